@@ -1,0 +1,129 @@
+"""Everything that skymagic raises.
+
+::
+
+    SkyError                     what happened, where, and what to do next
+    ├── RequestError             bad input, refused before anything starts; holds all mistakes
+    ├── CaptureError             names that cannot travel, or cannot be bound on a rank
+    ├── PoolError                a pool cannot be made, found or used
+    │   ├── ProvisionError       machines or ranks did not come up
+    │   └── PoolStateError       the pool is not in a state that allows this
+    └── RunError                 a cell failed on the ranks
+        ├── RankError            a rank raised; the original exception is ``__cause__`` where it can be rebuilt
+        ├── RankDied             a rank's process ended: signal or exit status
+        ├── RunTimeout           the time given with ``--timeout`` is over
+        ├── RunInterrupted       the user pressed stop (also a KeyboardInterrupt)
+        └── ResultError          a value could not come back
+
+A RunError renders as the rank's own traceback; every other error renders as its message alone, without internal frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class SkyError(Exception):
+    """Base of all errors of skymagic."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Lines that IPython shows: the message alone, for internal frames tell the user nothing."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class RequestError(SkyError):
+    """A request that cannot be met as written.
+
+    Args:
+        mistakes: one sentence for each mistake, in the user's words; at least one.
+    """
+
+    def __init__(self, mistakes: Sequence[str] | str) -> None:
+        self.mistakes: tuple[str, ...] = (mistakes,) if isinstance(mistakes, str) else tuple(mistakes)
+        super().__init__("; ".join(self.mistakes))
+
+    def __reduce__(self) -> tuple[type[RequestError], tuple[tuple[str, ...]]]:
+        return type(self), (self.mistakes,)
+
+
+class CaptureError(SkyError):
+    """Variables that cannot travel to the ranks; the message names each with its type and a remedy."""
+
+
+class PoolError(SkyError):
+    """A pool cannot be made, found or used."""
+
+
+class ProvisionError(PoolError):
+    """Machines or ranks did not come up; what had been started is released."""
+
+
+class PoolStateError(PoolError):
+    """The pool's state does not allow what was asked."""
+
+
+class RunError(SkyError):
+    """A cell failed on the ranks.
+
+    Attributes:
+        failures: what each failed rank reported, in rank order (``results.Failure``).
+    """
+
+    failures: tuple[object, ...] = ()
+
+
+class RankError(RunError):
+    """A rank raised an exception.
+
+    Attributes:
+        rank: the first rank that failed.
+        hostname: the machine that it runs on.
+        ename: the name of the exception's type, as it was on the rank.
+        evalue: the exception's message.
+        traceback: the rank's traceback as coloured lines, with the cell's own line numbers.
+    """
+
+    def __init__(self, message: str, *, rank: int, hostname: str, ename: str, evalue: str, traceback: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.hostname = hostname
+        self.ename = ename
+        self.evalue = evalue
+        self.traceback = tuple(traceback)
+
+    def _render_traceback_(self) -> list[str]:
+        return [*self.traceback, str(self)]
+
+
+class RankDied(RunError):
+    """A rank's process ended while it was needed.
+
+    Attributes:
+        rank: which rank.
+        hostname: the machine that it ran on.
+        status: its wait status: negative for a signal, else the exit code.
+    """
+
+    def __init__(self, message: str, *, rank: int, hostname: str, status: int | None) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.hostname = hostname
+        self.status = status
+
+
+class RunTimeout(RunError):
+    """The cell took longer than ``--timeout`` allows; the message shows where each rank was."""
+
+
+class RunInterrupted(RunError, KeyboardInterrupt):
+    """The user interrupted the cell; also a KeyboardInterrupt, so that ``except Exception`` in a loop does not swallow it."""
+
+
+class ResultError(RunError):
+    """Values that could not come back; the others are kept in ``values``.
+
+    Attributes:
+        values: the values that did come back, ``None`` in the place of the others.
+    """
+
+    values: object = None
