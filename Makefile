@@ -1,0 +1,61 @@
+# A fresh machine needs Python and make; everything else goes into .venv. `make test ARGS="-k shard"` passes ARGS on.
+VENV := .venv
+PYTHON ?= python3
+ARGS ?=
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.PHONY: help demo test check format bench soak clean
+
+help:
+	@echo "make demo    run notebooks/quickstart.ipynb and print what its cells print"
+	@echo "make test    all tests"
+	@echo "make check   ruff, formatting, mypy"
+	@echo "make format  let ruff mend and format the code"
+	@echo "make bench   the figures, each as a ratio measured in this run"
+	@echo "make soak    the same cell many times: nothing may grow"
+	@echo "make clean   remove what make has made"
+
+demo: $(READY)
+	@$(RUN) notebooks/show.py notebooks/quickstart.ipynb --save build/quickstart.ipynb
+
+test: $(READY)
+	@$(RUN) -m pytest $(ARGS)
+
+check: $(READY)
+	@$(RUN) -m ruff check
+	@$(RUN) -m ruff format --check
+	@$(RUN) -m mypy
+
+format: $(READY)
+	@$(RUN) -m ruff check --fix
+	@$(RUN) -m ruff format
+
+bench: $(READY)
+	@$(RUN) benchmarks/run.py $(ARGS)
+
+soak: $(READY)
+	@$(RUN) benchmarks/soak.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Made once, and brought up to date when what it was made from changes.
+$(READY): pyproject.toml constraints.txt
+	@if ! "$(RUN)" -m pip --version >/dev/null 2>&1; then \
+	  found=; \
+	  for candidate in "$(PYTHON)" python3.13 python3.12 python3.11; do \
+	    if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$candidate; break; fi; \
+	  done; \
+	  if [ -z "$$found" ]; then \
+	    echo "skymagic needs Python 3.11 or newer, and neither $(PYTHON) nor python3.13, python3.12, python3.11 is one." >&2; \
+	    echo "Install one, or name it: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; \
+	  fi; \
+	  echo "making $(VENV) with $$found"; \
+	  "$$found" -m venv --clear "$(VENV)" || { \
+	    echo "$$found could not make an environment. On Debian and Ubuntu its package python3-venv is needed." >&2; exit 1; }; \
+	fi
+	@echo "installing skymagic with its tools and torch into $(VENV) (minutes the first time)"
+	@"$(RUN)" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,torch]"
+	@touch "$@"

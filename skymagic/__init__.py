@@ -1,0 +1,99 @@
+"""Distributed training without leaving the notebook: the face of skymagic, as magics and as Python.
+
+``%load_ext skymagic`` brings the magics; ``import skymagic as sky`` brings the same as functions and classes.
+Each name is imported when it is first used, for an import of this package must cost nothing: it also happens
+on every rank.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+# name -> where it lives: "module" for the module itself, "module:attribute" for something in it
+_EXPORTS = {
+    "AWS": "providers:AWS",
+    "Compute": "api:Compute",
+    "ComputePool": "api:ComputePool",
+    "Image": "image:Image",
+    "Local": "providers:Local",
+    "SSH": "providers:SSH",
+    "Slurm": "providers:Slurm",
+    "accelerators": "accelerators",
+    "compute": "api:compute",
+    "errors": "errors",
+    "function": "api:function",
+    "gather": "api:gather",
+    "instance_info": "runtime:instance_info",
+    "integrations": "integrations",
+    "plugins": "plugins",
+    "shard": "sharding:shard",
+    "silent": "runtime:silent",
+    "stderr": "runtime:stderr",
+    "stdout": "runtime:stdout",
+}
+
+__all__ = [
+    "AWS",
+    "SSH",
+    "Compute",
+    "ComputePool",
+    "Image",
+    "Local",
+    "Slurm",
+    "__version__",
+    "accelerators",
+    "compute",
+    "errors",
+    "function",
+    "gather",
+    "instance_info",
+    "integrations",
+    "load_ipython_extension",
+    "plugins",
+    "shard",
+    "silent",
+    "stderr",
+    "stdout",
+    "unload_ipython_extension",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        value: Any = _version()
+    elif name in _EXPORTS:
+        module, _, attribute = _EXPORTS[name].partition(":")
+        value = import_module(f"{__name__}.{module}")
+        if attribute:
+            value = getattr(value, attribute)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(__name__)
+    except PackageNotFoundError:  # run from a folder that was never installed
+        return "0+unknown"
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Register the magics: what ``%load_ext skymagic`` calls. Twice is safe."""
+    import_module(f"{__name__}.magics").load_ipython_extension(shell)
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """Unregister the magics: what ``%unload_ext skymagic`` calls. Twice is safe."""
+    import_module(f"{__name__}.magics").unload_ipython_extension(shell)

@@ -1,0 +1,130 @@
+"""What all tests share: components of the system, and the promise that a run leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+
+# In the environment of every process that the tests start, however far down.
+MARK = "SKYMAGIC_TEST_RUN"
+RUN_ID = uuid.uuid4().hex
+PATIENCE = 10.0  # seconds that what was started may take to go
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    if find_spec("pytest_timeout") is None:  # the tests also run without it, only a hang then hangs
+        parser.addini("timeout", "seconds for one test; needs pytest-timeout")
+
+
+# ------------------------------------------------------------------------------- components of the system
+
+
+def _command(name: str) -> Callable[[], bool]:
+    # Debian keeps daemons out of a user's PATH
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"])
+    return lambda: shutil.which(name, path=path) is not None
+
+
+# component -> (is it here, how to get it); `.ci/run` installs the same
+COMPONENTS: dict[str, tuple[Callable[[], bool], str]] = {
+    "sshd": (_command("sshd"), "install the system package openssh-server"),
+}
+
+
+def missing(component: str) -> str | None:
+    """Why `component` cannot be used, or None when it can."""
+    if component not in COMPONENTS:
+        raise LookupError(f"{component!r} is not a component; add it to COMPONENTS in tests/conftest.py")
+    here, remedy = COMPONENTS[component]
+    return None if here() else f"{component} is not on this machine: {remedy}"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    reasons = [missing(str(name)) for mark in item.iter_markers("needs") for name in mark.args]
+    if reason := next(filter(None, reasons), None):
+        # on a person's machine a component may be absent; in CI that would be a test that never runs
+        if os.environ.get("CI", "").lower() in ("1", "true"):
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+
+
+# --------------------------------------------------------------------------------------- nothing is left
+
+
+def marked_processes() -> list[psutil.Process]:
+    """Processes that this test run started, children of children and orphans too."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(MARK) == RUN_ID:
+                found.append(process)
+        except psutil.Error:
+            continue  # gone meanwhile, or another user's
+    return [process for process in found if not _belongs_to_python(process)]
+
+
+def _belongs_to_python(process: psutil.Process) -> bool:
+    """multiprocessing's resource tracker serves pytest itself and ends with it."""
+    try:
+        return process.ppid() == os.getpid() and any("resource_tracker" in a for a in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def traces() -> set[Path]:
+    """Files and folders of skymagic on this machine, whoever made them."""
+    places = (Path("/dev/shm"), Path(tempfile.gettempdir()))
+    return {path for place in places for path in place.glob("skymagic*")}
+
+
+def _in_use_elsewhere(path: Path) -> bool:
+    """Whether a process that is not of this run works with `path`: another notebook, another run of the tests."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == RUN_ID:
+                continue
+            words = [*process.cmdline(), process.cwd(), *(file.path for file in process.open_files())]
+        except (psutil.Error, OSError):
+            continue
+        if process.pid != os.getpid() and any(str(path) in word for word in words):
+            return True
+    return False
+
+
+def left_behind(before: set[Path]) -> list[str]:
+    """What this run has left, in words; what is on its way out has PATIENCE seconds to go."""
+    deadline = time.monotonic() + PATIENCE
+    _, alive = psutil.wait_procs(marked_processes(), timeout=PATIENCE)
+    paths = traces() - before
+    while paths and time.monotonic() < deadline:
+        time.sleep(0.05)  # a folder's removal has no event to wait for
+        paths = traces() - before
+    return [_describe(process) for process in alive] + [
+        f"{path}" for path in sorted(paths) if not _in_use_elsewhere(path)
+    ]
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"process {process.pid}: {' '.join(process.cmdline())}"
+    except psutil.Error:
+        return f"process {process.pid}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """A run of the tests leaves no process, no shared memory and no folder behind."""
+    os.environ[MARK] = RUN_ID
+    before = traces()
+    yield
+    if left := left_behind(before):
+        pytest.fail("the test run left behind:\n  " + "\n  ".join(left), pytrace=False)

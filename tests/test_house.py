@@ -1,0 +1,236 @@
+"""The house holds: who may import whom, what an import costs, which names are public, nothing foreign."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import skymagic
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "skymagic"
+
+# Lower knows nothing of higher. Modules of one layer may import each other, never in a circle.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors", "wire", "plan", "accelerators", "image", "states", "runtime", "sharding"),
+    ("capture", "modules", "pickling", "store", "ship", "results", "display", "bootstrap"),
+    ("plugins",),
+    ("ssh",),
+    ("providers",),
+    ("engine", "link"),
+    ("run",),
+    ("pool",),
+    ("api", "integrations"),
+    ("arguments", "config", "widgets"),
+    ("magics",),
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+# What runs on the nodes: it may know little of the notebook's side.
+KERNELS_MAY = {
+    "errors",
+    "wire",
+    "runtime",
+    "sharding",
+    "plan",
+    "pickling",
+    "modules",
+    "store",
+    "plugins",
+    "kernels",
+}
+PLUGINS_MAY = {"runtime", "plan", "image", "errors", "accelerators", "kernels", "plugins"}
+
+# Only these may import a library, wherever in the file.
+ONLY_IN = {
+    "ipyparallel": ("engine", "kernels"),
+    "paramiko": ("ssh",),
+    "boto3": ("providers.aws",),
+    "botocore": ("providers.aws",),
+}
+# Never at a module's top level: they cost seconds, or must not be imported before a rank's environment is set.
+INSIDE_FUNCTIONS = {
+    "torch",
+    "jax",
+    "keras",
+    "numpy",
+    "pandas",
+    "transformers",
+    "datasets",
+    "sklearn",
+    "joblib",
+}
+INSIDE_FUNCTIONS |= {"boto3", "botocore", "paramiko", "ipywidgets", "matplotlib"}
+
+HEAVY = (
+    "torch",
+    "numpy",
+    "pandas",
+    "boto3",
+    "paramiko",
+    "ipyparallel",
+    "ipywidgets",
+    "zmq",
+    "IPython",
+    "jax",
+)
+
+MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+
+
+def dotted(path: Path) -> str:
+    """providers/aws.py -> providers.aws, plugins/__init__.py -> plugins, __init__.py -> ''."""
+    return ".".join(part for part in path.with_suffix("").parts if part != "__init__")
+
+
+def imports(path: Path, *, top_level: bool = False) -> Iterator[str]:
+    """Absolute dotted names that a module imports; with top_level only those that its import runs."""
+    package = ["skymagic", *path.parent.parts]
+    for node in _nodes(ast.parse((PACKAGE / path).read_text()), top_level):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            start = ".".join([*base, *([node.module] if node.module else [])])
+            # `from skymagic import plan` names a module, `from skymagic.plan import PoolRequest` a name in one
+            yield from (f"{start}.{alias.name}" for alias in node.names)
+
+
+def _nodes(tree: ast.AST, top_level: bool) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        if top_level and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if top_level and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        yield node
+        yield from _nodes(node, top_level)
+
+
+def ours(path: Path) -> set[str]:
+    """First part of each module of skymagic that `path` imports; '' is the package itself."""
+    found = set()
+    for name in imports(path):
+        first, _, rest = name.partition(".")
+        if first == "skymagic":
+            found.add(rest.split(".")[0] if rest else "")
+    return found - {path.parts[0].removesuffix(".py")}
+
+
+def test_every_module_has_its_place() -> None:
+    first = {path.parts[0].removesuffix(".py") for path in MODULES}
+    assert first - {"__init__", "kernels"} <= set(LEVEL), "give the new module a layer in LAYERS"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_lower_knows_nothing_of_higher(path: Path) -> None:
+    name = path.parts[0].removesuffix(".py")
+    if name == "__init__":
+        return  # the face reaches everything, lazily; see test_import_loads_nothing_heavy
+    allowed = {other for other in LEVEL if LEVEL[other] <= LEVEL.get(name, -1)}
+    if name == "kernels":
+        allowed = KERNELS_MAY
+    elif name == "plugins":
+        allowed = PLUGINS_MAY
+    assert ours(path) <= allowed
+
+
+def test_no_circles() -> None:
+    graph = {
+        dotted(path): {n for n in map(_module_of, imports(path)) if n} - {dotted(path)} for path in MODULES
+    }
+    graph.pop("")
+    settled: set[str] = set()
+    while ready := {name for name, needs in graph.items() if name not in settled and needs <= settled}:
+        settled |= ready
+    assert not {name: needs - settled for name, needs in graph.items() if name not in settled}
+
+
+def _module_of(imported: str) -> str | None:
+    """The module of ours that an imported dotted name is in, None for other people's."""
+    names = {dotted(path) for path in MODULES} - {""}
+    inner = imported.removeprefix("skymagic.") if imported.startswith("skymagic.") else ""
+    while inner and inner not in names:
+        inner = inner.rpartition(".")[0]
+    return inner or None
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_libraries_have_one_door(path: Path) -> None:
+    name = dotted(path)
+    for library in {imported.split(".")[0] for imported in imports(path)} & set(ONLY_IN):
+        assert any(name == door or name.startswith(f"{door}.") for door in ONLY_IN[library]), library
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_heavy_libraries_are_imported_on_use(path: Path) -> None:
+    top = {imported.split(".")[0] for imported in imports(path, top_level=True)}
+    if path.parts[0] == "ssh.py" or path == Path("providers/aws.py"):
+        top -= {"paramiko", "boto3", "botocore"}  # these modules are themselves imported on use
+    assert not top & INSIDE_FUNCTIONS
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if p.parts[0] == "plugins"], ids=str)
+def test_plugins_import_the_standard_library_only(path: Path) -> None:
+    top = {imported.split(".")[0] for imported in imports(path, top_level=True)}
+    assert top - {"skymagic"} <= sys.stdlib_module_names
+
+
+def test_import_loads_nothing_heavy() -> None:
+    code = f"import sys, skymagic; dir(skymagic); print(*(m for m in {HEAVY!r} if m in sys.modules))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert result.stdout.split() == []
+
+
+def test_runtime_is_light() -> None:
+    code = "import skymagic.runtime, skymagic.sharding, skymagic.plugins"
+    result = subprocess.run(
+        [sys.executable, "-c", f"import sys, {code[7:]}; print(*(m for m in {HEAVY!r} if m in sys.modules))"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    assert result.stdout.split() == []
+
+
+def test_public_names() -> None:
+    assert sorted(skymagic.__all__) == sorted(
+        """
+        AWS Compute ComputePool Image Local SSH Slurm __version__ accelerators compute errors function gather
+        instance_info integrations load_ipython_extension plugins shard silent stderr stdout
+        unload_ipython_extension
+        """.split()
+    )
+    assert set(skymagic.__all__) <= set(dir(skymagic))
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        _ = skymagic.nonsense
+
+
+def test_the_project_stands_alone() -> None:
+    """No tracked file names a place that exists on one developer's machine only."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    foreign = re.compile(
+        "|".join(map(re.escape, ("../" + "shared", "." + "library", "/work" + "/main", "/work" + "/shared")))
+    )
+    listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, check=True, cwd=ROOT)
+    found = []
+    for name in filter(None, listed.stdout.split("\0")):
+        path = ROOT / name
+        if path.is_file():
+            lines = path.read_text(errors="replace").splitlines()
+            found += [
+                f"{name}:{n}: {line.strip()[:80]}" for n, line in enumerate(lines, 1) if foreign.search(line)
+            ]
+    assert not found
