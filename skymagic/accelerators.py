@@ -1,0 +1,219 @@
+"""Accelerators by name: what exists, how it is spelt, and which name a driver's own name stands for.
+
+``sky.accelerators.A100()`` and ``sky.accelerators.T4(count=2)`` make an `Accelerator`; a dash in a name is written
+as an underscore (``A100_80GB``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+
+from skymagic.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is known of one accelerator.
+
+    Attributes:
+        name: the canonical name, as users, SkyPilot and cloud providers write it.
+        memory: its own memory in GB.
+        cuda: whether it runs CUDA programs.
+        aliases: other spellings that are accepted.
+    """
+
+    name: str
+    memory: int
+    cuda: bool = True
+    aliases: tuple[str, ...] = ()
+
+
+# Memory is the vendor's; where one name comes in several sizes the smallest stands under the bare name.
+KINDS: tuple[Kind, ...] = (
+    Kind("A10", 24),
+    Kind("A10G", 24),
+    Kind("A40", 48),
+    Kind("A100", 40, aliases=("A100-40GB", "A100-SXM4", "A100-SXM4-40GB", "A100-PCIE-40GB")),
+    Kind("A100-80GB", 80, aliases=("A100-80", "A100-SXM4-80GB", "A100-SXM-80GB", "A100-PCIE-80GB")),
+    Kind("B200", 192),
+    Kind("B300", 288),
+    Kind("GB200", 192),
+    Kind("GB300", 288),
+    Kind("GH200", 96),
+    Kind("H100", 80, aliases=("H100-80GB", "H100-SXM", "H100-SXM5", "H100-PCIE")),
+    Kind("H200", 141, aliases=("H200-SXM", "H200-141GB")),
+    Kind("K80", 12),
+    Kind("L4", 24),
+    Kind("L40", 48),
+    Kind("L40S", 48),
+    Kind("M60", 8),
+    Kind("P4", 8),
+    Kind("P40", 24),
+    Kind("P100", 16),
+    Kind("RTX2080Ti", 11),
+    Kind("RTX3060", 12),
+    Kind("RTX3070", 8),
+    Kind("RTX3080", 10),
+    Kind("RTX3080Ti", 12),
+    Kind("RTX3090", 24),
+    Kind("RTX3090Ti", 24),
+    Kind("RTX4060", 8),
+    Kind("RTX4070", 12),
+    Kind("RTX4080", 16),
+    Kind("RTX4090", 24),
+    Kind("RTX5070", 12),
+    Kind("RTX5080", 16),
+    Kind("RTX5090", 32),
+    Kind("RTX6000", 24),
+    Kind("RTX6000-Ada", 48, aliases=("RTX6000Ada",)),
+    Kind("RTXA4000", 16, aliases=("A4000",)),
+    Kind("RTXA5000", 24, aliases=("A5000",)),
+    Kind("RTXA6000", 48, aliases=("A6000",)),
+    Kind("T4", 16),
+    Kind("T4G", 16),
+    Kind("V100", 16, aliases=("V100-16GB", "V100-SXM2", "V100-SXM2-16GB")),
+    Kind("V100-32GB", 32, aliases=("V100-32", "V100-SXM2-32GB")),
+    Kind("MI210", 64, cuda=False),
+    Kind("MI250X", 128, cuda=False),
+    Kind("MI300X", 192, cuda=False),
+    Kind("MI325X", 256, cuda=False),
+    Kind("Gaudi", 32, cuda=False, aliases=("Gaudi-HL-205",)),
+    Kind("Inferentia2", 32, cuda=False),
+    Kind("Trainium", 32, cuda=False),
+    Kind("Trainium2", 96, cuda=False),
+)
+NAMES: tuple[str, ...] = tuple(kind.name for kind in KINDS)
+
+_VENDORS = {"NVIDIA", "TESLA", "GEFORCE", "QUADRO", "AMD", "INSTINCT", "GRAPHICS", "CORPORATION"}
+# A driver's name with one of these is another product than the same name without it.
+_VARIANTS = {"TI", "SUPER", "D", "LAPTOP", "MAX", "ADA", "BLACKWELL", "MIG", "MOBILE"}
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'A100'?"`` for the known word nearest to `word`, whatever the case, or ``""`` for none."""
+    folded = {name.casefold(): name for name in known}
+    close = get_close_matches(word.casefold(), folded, n=1, cutoff=0.5)
+    return f"; did you mean {folded[close[0]]!r}?" if close else ""
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[\s_-]+", "", name).casefold()
+
+
+_BY_KEY = {_key(spelling): kind for kind in KINDS for spelling in (kind.name, *kind.aliases)}
+
+
+def kind(name: str) -> Kind:
+    """What is known of the accelerator `name`, in any case, with dashes, underscores or blanks.
+
+    Raises:
+        RequestError: no accelerator has this name; the message holds the nearest one.
+    """
+    if (found := _BY_KEY.get(_key(name))) is None:
+        nearest = did_you_mean(name, NAMES) or f"; known are {', '.join(NAMES)}"
+        raise RequestError(f"no accelerator is called {name!r}{nearest}")
+    return found
+
+
+def canonical(name: str) -> str:
+    """The canonical spelling of `name`: ``"a100_80gb"`` is ``"A100-80GB"``. Raises RequestError as `kind` does."""
+    return kind(name).name
+
+
+def matches(name: str, driver_name: str) -> bool:
+    """Whether the device that its driver calls `driver_name` is a `name`.
+
+    A name without a size matches every size: ``"NVIDIA A100-SXM4-80GB"`` is an A100 and an A100-80GB.
+    A part of a device (MIG) and a variant (Ti, Laptop) are not the device itself.
+    """
+    here, _ = _product(driver_name)
+    wanted, size = _product(canonical(name))
+    return here == wanted and (size is None or size in _words(driver_name))
+
+
+def _words(name: str) -> list[str]:
+    """Upper-case words without the vendor's, a number joined to what it belongs to: RTX 4090 -> RTX4090."""
+    joined = re.sub(r"\bRTX[\s-]+(?=[A-Z]?\d)", "RTX", name.upper())
+    joined = re.sub(r"(?<=\d)(TI|ADA)\b", r" \1", joined)
+    return [word for word in re.split(r"[^A-Z0-9.]+", joined) if word and word not in _VENDORS]
+
+
+def _product(name: str) -> tuple[tuple[str, ...], str | None]:
+    """((model, variants in order), memory size or None)."""
+    model, *rest = _words(name) or [""]
+    size = next((word for word in rest if re.fullmatch(r"\d+GB", word)), None)
+    return (model, *sorted(_VARIANTS.intersection(rest))), size
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """An accelerator asked for.
+
+    Args:
+        name: any accepted spelling; kept in the canonical one.
+        count: how many of it each node has, at least 1.
+
+    Raises:
+        RequestError: an unknown name, or a count below 1.
+    """
+
+    name: str
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", canonical(self.name))
+        if self.count < 1:
+            raise RequestError(
+                f"at least 1 {self.name} per node, not {self.count}; without GPUs leave it out"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Accelerator:
+        """``"A100"`` or ``"A100:8"`` as an Accelerator.
+
+        Raises:
+            RequestError: not of that form, an unknown name, or a count below 1; all of them at once.
+        """
+        name, colon, count = (part.strip() for part in text.partition(":"))
+        mistakes: list[str] = []
+        try:
+            name = canonical(name)
+        except RequestError as unknown:
+            mistakes += unknown.mistakes
+        if colon and not re.fullmatch(r"0*[1-9][0-9]{0,5}", count):
+            mistakes.append(
+                f"{count!r} is not a number of accelerators per node: write NAME:COUNT, as in A100:8"
+            )
+        if mistakes:
+            raise RequestError(mistakes)
+        return cls(name, int(count) if colon else 1)
+
+    @property
+    def cuda(self) -> bool:
+        """Whether it runs CUDA programs."""
+        return kind(self.name).cuda
+
+    @property
+    def memory(self) -> int:
+        """Memory of one, in GB."""
+        return kind(self.name).memory
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.count}"
+
+
+def __getattr__(name: str) -> Callable[..., Accelerator]:
+    if name.startswith("_") or not name[:1].isupper():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return partial(Accelerator, canonical(name))
+    except RequestError as unknown:
+        raise AttributeError(str(unknown)) from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *(name.replace("-", "_") for name in NAMES)})

@@ -1,0 +1,79 @@
+"""Users' defaults: the one place of traitlets; everybody else sees a frozen `Defaults`.
+
+``%config SkyMagic.only = "all"`` and ``c.SkyMagic.idle = "30m"`` in a configuration file set them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from traitlets import Any as AnyTrait
+from traitlets import Float, Int, List, TraitError, Unicode, validate
+from traitlets.config import Configurable
+
+from skymagic.errors import RequestError
+from skymagic.plan import Defaults as Defaults
+from skymagic.plan import Only, PluginSpec, duration, plugin_specs
+
+
+class SkyMagic(Configurable):
+    """Defaults of the magics, for what a line does not say."""
+
+    provider = Unicode("auto", help="Where pools are made: auto, local, ssh, aws, slurm.").tag(config=True)
+    plugins = List(
+        Unicode(), help="Plugins of every pool, as --plugin takes them: ['torch:backend=gloo']."
+    ).tag(config=True)
+    only: Any = AnyTrait(
+        "head", help="Whose output is shown: head, all, 0,2 or 0:4; or a rank, or ranks."
+    ).tag(config=True)
+    timeout: Any = AnyTrait(None, help="Limit of a cell: seconds or '10m'; None for none.").tag(config=True)
+    idle: Any = AnyTrait(None, help="A pool stops after so long without a cell: seconds or '30m'.").tag(
+        config=True
+    )
+    max_lifetime: Any = AnyTrait(None, help="A pool stops after so long: seconds or '8h'.").tag(config=True)
+    stall_after = Float(
+        30.0, min=0.0, help="Seconds without progress until a stalled cell is pointed out."
+    ).tag(config=True)
+    grace = Float(2.0, min=0.0, help="Seconds that an interrupted rank has before it is ended.").tag(
+        config=True
+    )
+    screen_limit = Int(
+        1_000_000, min=1, help="Bytes of output that one cell may show; the logs hold all."
+    ).tag(config=True)
+
+    @validate("plugins")
+    def _check_plugins(self, proposal: Any) -> list[str]:
+        return [str(spec) for text in proposal["value"] for spec in _checked(plugin_specs, text)]
+
+    @validate("only")
+    def _check_only(self, proposal: Any) -> str:
+        return str(_checked(Only.of, proposal["value"]))
+
+    @validate("timeout", "idle", "max_lifetime")
+    def _check_duration(self, proposal: Any) -> float | None:
+        value = proposal["value"]
+        return None if value is None else float(_checked(duration, str(value)))
+
+    def defaults(self) -> Defaults:
+        """The defaults as they are now."""
+        plugins: tuple[PluginSpec, ...] = tuple(spec for text in self.plugins for spec in plugin_specs(text))
+        return Defaults(
+            provider=self.provider,
+            plugins=plugins,
+            only=Only(self.only),
+            timeout=self.timeout,
+            idle=self.idle,
+            max_lifetime=self.max_lifetime,
+            stall_after=self.stall_after,
+            grace=self.grace,
+            screen_limit=self.screen_limit,
+        )
+
+
+def _checked(read: Callable[[Any], Any], value: Any) -> Any:
+    """`read(value)`, its mistakes as traitlets report them."""
+    try:
+        return read(value)
+    except (RequestError, TypeError, ValueError) as wrong:
+        raise TraitError(str(wrong)) from None

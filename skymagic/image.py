@@ -1,0 +1,220 @@
+"""What ranks need beside the notebook: packages, environment, files; pure values that add up and disagree in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from skymagic.errors import RequestError
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LISTS = ("pip", "pip_indexes", "apt", "includes", "excludes")
+
+
+@dataclass(frozen=True)
+class Image:
+    """What a rank's environment holds. Lists keep their order; what is repeated word for word is kept once.
+
+    Args:
+        python: Python's version, as ``"3.12"``; None for the notebook's own.
+        pip: requirements as pip takes them (``"torch>=2.3"``), also URLs and paths of wheels; no options.
+        pip_indexes: URLs of package indexes, searched beside pip's own.
+        apt: names of system packages, for machines that skymagic acquires.
+        env: environment variables.
+        includes: local files and folders that travel with the notebook.
+        excludes: patterns of files that do not, as in .gitignore.
+
+    Raises:
+        RequestError: malformed entries, and requirements that contradict each other (torch==2.3 and torch==2.4).
+    """
+
+    python: str | None = None
+    pip: tuple[str, ...] = ()
+    pip_indexes: tuple[str, ...] = ()
+    apt: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
+    includes: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        mistakes: list[str] = []
+        for name in _LISTS:
+            object.__setattr__(self, name, _tuple(name, getattr(self, name), mistakes))
+        object.__setattr__(self, "env", dict(self.env))
+        mistakes += _malformed(self)
+        requirements = _parsed(self.pip, mistakes)
+        mistakes += _conflicts(requirements)
+        if mistakes:
+            raise RequestError(mistakes)
+
+    def replace(self, **changes: Any) -> Image:
+        """A copy with other fields, checked again. Raises RequestError as the constructor does."""
+        return replace(self, **changes)
+
+    def merge(self, *others: Image) -> Image:
+        """This image with `others` added, in order.
+
+        Raises:
+            RequestError: two versions of Python, two values of a variable, or requirements that contradict.
+        """
+        mistakes: list[str] = []
+        merged: dict[str, Any] = {
+            name: [item for image in (self, *others) for item in getattr(image, name)] for name in _LISTS
+        }
+        merged["python"] = _agreed("python", [image.python for image in (self, *others)], mistakes)
+        merged["env"] = {}
+        for name in dict.fromkeys(name for image in (self, *others) for name in image.env):
+            values = [image.env.get(name) for image in (self, *others)]
+            merged["env"][name] = _agreed(f"environment variable {name}", values, mistakes, secret=True)
+        try:
+            image = Image(**merged)
+        except RequestError as wrong:
+            raise RequestError([*mistakes, *wrong.mistakes]) from None
+        if mistakes:
+            raise RequestError(mistakes)
+        return image
+
+    def repeated(self) -> list[str]:
+        """A sentence for each package that is asked for in more than one way, though the ways agree."""
+        return [
+            f"{_name(same[0])} is asked for {len(same)} times: {', '.join(map(str, same))}"
+            for same in _by_name(_parsed(self.pip, [])).values()
+            if len(same) > 1
+        ]
+
+    def plain(self) -> dict[str, Any]:
+        """The image as JSON-able plain values; ``Image(**plain)`` gives it back."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+
+def missing(image: Image, installed: Mapping[str, str]) -> list[str]:
+    """Which requirements an environment does not satisfy, a sentence for each with how to install it.
+
+    Args:
+        image: its `pip` is looked at. A requirement without a project's name (a URL, a path) cannot be checked.
+        installed: version by name of project, in any spelling of the name.
+    """
+    from packaging.utils import canonicalize_name
+
+    here: dict[str, str] = {canonicalize_name(name): version for name, version in installed.items()}
+    sentences = []
+    for requirement in _parsed(image.pip, []):
+        if requirement.marker and not requirement.marker.evaluate():
+            continue
+        version = here.get(_name(requirement))
+        if version is None:
+            found = f"{requirement.name} is not installed here"
+        elif not requirement.specifier.contains(version, prereleases=True):
+            found = f"{requirement} is needed and {requirement.name} {version} is installed here"
+        else:
+            continue
+        sentences.append(f"{found}: run {_install(requirement, image.pip_indexes)}, then restart the pool")
+    return sentences
+
+
+def _install(requirement: Requirement, indexes: Iterable[str]) -> str:
+    text = str(requirement)
+    quoted = text if re.fullmatch(r"[\w.=-]+", text) else '"' + text.replace('"', "'") + '"'
+    return " ".join(["`%pip install", quoted, *(f"--extra-index-url {url}" for url in indexes)]) + "`"
+
+
+def _tuple(name: str, value: object, mistakes: list[str]) -> tuple[str, ...]:
+    """`value` as a tuple of strings without repetitions; one string alone is the usual slip."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        mistakes.append(f"{name} is a list of strings, not {value!r}")
+        return ()
+    items = tuple(value)
+    if wrong := [item for item in items if not isinstance(item, str)]:
+        mistakes.append(f"{name} is a list of strings, and {wrong[0]!r} is not one")
+    return tuple(dict.fromkeys(item.strip() for item in items if isinstance(item, str)))
+
+
+def _malformed(image: Image) -> list[str]:
+    mistakes = []
+    if image.python is not None and not re.fullmatch(r"3\.\d{1,2}(\.\d{1,2})?", image.python):
+        mistakes.append(f"python is a version like '3.12', not {image.python!r}")
+    for name in ("pip_indexes", "apt", "includes", "excludes"):
+        for item in getattr(image, name):
+            if not item or item.startswith("-") or not item.isprintable():
+                mistakes.append(f"{name}: {item!r} cannot be used")
+    for key, value in image.env.items():
+        if not isinstance(key, str) or not _ENV_NAME.fullmatch(key):
+            mistakes.append(f"env: {key!r} is not a name for an environment variable")
+        elif not isinstance(value, str) or "\0" in value:
+            mistakes.append(f"env: the value of {key} must be a string without NUL")
+    return mistakes
+
+
+def _parsed(pip: Iterable[str], mistakes: list[str]) -> list[Requirement]:
+    """Requirements that name a project; what cannot be read is added to `mistakes`."""
+    if not pip:
+        return []
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    found = []
+    for text in pip:
+        if not text or text.startswith("-") or not text.isprintable():
+            mistakes.append(
+                f"pip: {text!r} is not a requirement; options of pip are not taken, pip_indexes holds URLs"
+            )
+        elif not _is_place(text):
+            try:
+                found.append(Requirement(text))
+            except InvalidRequirement as wrong:
+                mistakes.append(f"pip: {text!r} is not a requirement: {str(wrong).splitlines()[0]}")
+    return found
+
+
+def _is_place(text: str) -> bool:
+    """A URL or path instead of a project's name."""
+    return bool(re.match(r"([a-z+]+://|[./~]|[A-Za-z]:[\\/])", text)) or text.endswith((".whl", ".tar.gz"))
+
+
+def _name(requirement: Requirement) -> str:
+    from packaging.utils import canonicalize_name
+
+    return canonicalize_name(requirement.name)
+
+
+def _by_name(requirements: Iterable[Requirement]) -> dict[str, list[Requirement]]:
+    groups: dict[str, list[Requirement]] = {}
+    for requirement in requirements:
+        groups.setdefault(_name(requirement), []).append(requirement)
+    return groups
+
+
+def _conflicts(requirements: list[Requirement]) -> list[str]:
+    """Requirements of one project of which a pinned version is refused by another.
+
+    Ranges that do not meet (>=3 and <2) are left to pip, whose resolver says so; markers make any pair possible.
+    """
+    mistakes = []
+    for name, same in _by_name(requirements).items():
+        plain = [requirement for requirement in same if not requirement.marker]
+        pins = [s.version for r in plain for s in r.specifier if s.operator == "==" and "*" not in s.version]
+        refused = [r for pin in pins for r in plain if not r.specifier.contains(pin, prereleases=True)]
+        if refused:
+            mistakes.append(f"pip: {name} cannot be all of {', '.join(map(str, plain))}; keep one of them")
+    return mistakes
+
+
+def _agreed(
+    what: str, values: Iterable[str | None], mistakes: list[str], *, secret: bool = False
+) -> str | None:
+    """The one value that is given; more than one is a mistake, which does not show what may be secret."""
+    given = list(dict.fromkeys(value for value in values if value is not None))
+    if len(given) > 1:
+        shown = f"{len(given)} values" if secret else " and ".join(map(repr, given))
+        mistakes.append(f"{what} is set to {shown}; keep one of them")
+    return given[0] if given else None
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else value

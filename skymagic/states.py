@@ -1,0 +1,104 @@
+"""The life of a pool: its states, a sentence for each, and a table of moves; what is not in the table is refused."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from skymagic.errors import PoolStateError
+
+
+class State(Enum):
+    """Where a pool is in its life; the value is the word that users see."""
+
+    sentence: str
+
+    def __new__(cls, word: str, sentence: str) -> State:
+        member = object.__new__(cls)
+        member._value_ = word
+        member.sentence = sentence
+        return member
+
+    NEW = "new", "nothing has been started yet"
+    STARTING = "starting", "machines and ranks are coming up"
+    READY = "ready", "every rank waits for a cell"
+    RUNNING = "running", "a cell runs on the ranks"
+    MENDING = "mending", "ranks are being started again, or their process group is being built again"
+    DEGRADED = "degraded", "some ranks are gone and did not come back"
+    LOST = "lost", "the pool cannot be reached from here; what it runs may go on"
+    STOPPING = "stopping", "ranks are being ended and machines released"
+    STOPPED = "stopped", "nothing of it is left running"
+
+
+class Event(Enum):
+    """What may happen to a pool; the value is how a refusal names it to the user."""
+
+    START = "start it"
+    STARTED = "take up its ranks"
+    RUN = "run a cell"
+    DONE = "end a cell"
+    MEND = "restart its ranks (%sky_restart)"
+    MENDED = "take back its ranks"
+    DEGRADE = "go on without some ranks"
+    LOSE = "lose the connection"
+    ATTACH = "attach to it (%sky_attach)"
+    STOP = "stop it (%sky_down)"
+    STOPPED = "be gone"
+
+
+_ALIVE = (State.STARTING, State.READY, State.RUNNING, State.MENDING, State.DEGRADED, State.LOST)
+_ENDING = (State.STOPPING, State.STOPPED)
+
+# What users may ask for.
+_ASKED: dict[tuple[State, Event], State] = {
+    (State.NEW, Event.START): State.STARTING,
+    (State.READY, Event.RUN): State.RUNNING,
+    **{(state, Event.MEND): State.MENDING for state in _ALIVE if state is not State.STARTING},
+    (State.LOST, Event.ATTACH): State.READY,
+    # a second %sky_attach finds what the first one made
+    (State.READY, Event.ATTACH): State.READY,
+    (State.RUNNING, Event.ATTACH): State.RUNNING,
+    (State.NEW, Event.STOP): State.STOPPED,
+    **{(state, Event.STOP): State.STOPPING for state in (*_ALIVE, State.STOPPING)},
+    (State.STOPPED, Event.STOP): State.STOPPED,
+}
+# What is reported from below; it may come late, so a report that no longer matters changes nothing.
+_REPORTED: dict[tuple[State, Event], State] = {
+    (State.STARTING, Event.STARTED): State.READY,
+    (State.RUNNING, Event.DONE): State.READY,
+    **{(state, Event.DONE): state for state in (*_ALIVE, *_ENDING) if state is not State.RUNNING},
+    (State.MENDING, Event.MENDED): State.READY,
+    **{(state, Event.MENDED): state for state in (State.DEGRADED, State.LOST, *_ENDING)},
+    **{(state, Event.DEGRADE): State.DEGRADED for state in _ALIVE if state is not State.LOST},
+    **{(state, Event.DEGRADE): state for state in (State.LOST, *_ENDING)},
+    **{(state, Event.LOSE): State.LOST for state in _ALIVE},
+    **{(state, Event.LOSE): state for state in _ENDING},
+    **{(state, Event.STOPPED): State.STOPPED for state in (State.NEW, *_ALIVE, *_ENDING)},
+}
+MOVES: dict[tuple[State, Event], State] = {**_ASKED, **_REPORTED}
+
+
+def allowed(state: State) -> tuple[Event, ...]:
+    """What a user may ask for in `state`."""
+    return tuple(event for event in Event if (state, event) in _ASKED)
+
+
+def move(state: State, event: Event, name: str = "") -> State:
+    """The state after `event`; stop is legal everywhere, twice.
+
+    Args:
+        state: where the pool is.
+        event: what is asked for, or reported.
+        name: the pool's name, for the message.
+
+    Raises:
+        PoolStateError: the move is not in the table; the message says what is allowed from here.
+    """
+    if (state, event) in MOVES:
+        return MOVES[state, event]
+    pool = f"pool {name!r}" if name else "the pool"
+    choices = " or ".join(choice.value for choice in allowed(state))
+    if state in _ENDING:
+        choices = "make a new one (%sky_pool)"
+    raise PoolStateError(
+        f"cannot {event.value}: {pool} is {state.value} ({state.sentence}); what you can do is {choices}"
+    )
