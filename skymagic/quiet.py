@@ -1,0 +1,326 @@
+"""Silence for a process's standard streams, down to the file descriptor.
+
+While a stream is silenced its file descriptor leads to the quiet target: what Python, C code and child processes write
+goes there. A descriptor belongs to the whole process, and so does its silence, but for one thing that Python can tell
+apart: threads that were running before the silence began are its neighbours, and what *they* print through
+``sys.stdout`` or ``sys.stderr`` still comes out. Threads started during the silence count as part of the silenced code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+import threading
+import types
+import weakref
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
+from typing import Any
+
+target: dict[str, int] = {}
+"""Descriptor that takes what is silenced, by stream (``"stdout"``, ``"stderr"``), in place of the null device.
+
+A rank's kernel sets it, so that the rank's log stays complete. It is read at the moment a silence begins.
+"""
+
+
+class Stream:
+    """One standard stream and the blocks that silence it now."""
+
+    def __init__(self, name: str, fd: int) -> None:
+        self.name = name
+        self.fd = fd
+        self._lock = threading.RLock()
+        self._threads: list[threading.Thread] = []  # of the blocks that are open, innermost last
+        self._neighbours: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._voice: Voice | None = None
+        # Made at the first silence and kept: a neighbour may write to it at any moment, also while a silence ends.
+        self.outlet = -1
+
+    def begin(self) -> threading.Thread:
+        """Open a block on this thread; `end` takes what this returns."""
+        me = threading.current_thread()
+        with self._lock:
+            self._threads.append(me)
+            if len(self._threads) == 1:
+                try:
+                    self._close()
+                except BaseException:  # an interrupt that came just now
+                    self.end(me)
+                    raise
+        return me
+
+    def end(self, thread: threading.Thread) -> None:
+        """End a block; the last one gives the stream its voice back. Twice is safe, and so is after `end_all`."""
+        with self._lock:
+            if thread in self._threads:
+                self._threads.remove(thread)
+                if not self._threads:
+                    self._open()
+
+    def end_all(self) -> None:
+        """End every block, whoever forgot to."""
+        with self._lock:
+            if self._threads:
+                self._threads.clear()
+                self._open()
+
+    @property
+    def silenced(self) -> bool:
+        """Whether any block is open."""
+        return bool(self._threads)
+
+    def silences_me(self) -> bool:
+        """Whether what the current thread prints is to go to the quiet target."""
+        if not self._threads:
+            return False
+        me = threading.current_thread()
+        return me in self._threads or me not in self._neighbours
+
+    def _close(self) -> None:
+        original = getattr(sys, self.name)
+        self._flush(original)
+        self._neighbours = weakref.WeakSet(
+            t for t in threading.enumerate() if not isinstance(t, threading._DummyThread)
+        )
+        with contextlib.suppress(
+            OSError
+        ):  # a process without this stream has nothing to silence below Python
+            if self.outlet < 0:
+                self.outlet = os.dup(self.fd)
+            else:
+                os.dup2(self.fd, self.outlet, inheritable=False)
+            with _quiet_descriptor(self.name) as quiet:
+                os.dup2(quiet, self.fd)
+        self._voice = Voice(self, original)
+        setattr(sys, self.name, self._voice)
+
+    def _open(self) -> None:
+        voice, self._voice = self._voice, None
+        self._flush(voice.original if voice else None)
+        if self.outlet >= 0:
+            os.dup2(self.outlet, self.fd)
+        if voice is not None and getattr(sys, self.name) is voice:
+            setattr(sys, self.name, voice.original)
+
+    def _flush(self, original: Any) -> None:
+        """Let what is buffered go where it was meant to go: Python's text, and C's."""
+        for stream in {id(s): s for s in (original, getattr(sys, f"__{self.name}__"))}.values():
+            if writes_to(stream, self.fd):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+        _flush_c(self.name)
+
+    def after_fork(self) -> None:
+        """A child has one thread, and no use for a lock that another one held."""
+        self._lock = threading.RLock()
+
+
+class Voice:
+    """What stands in ``sys.stdout`` during a silence: asks who is speaking. Whoever keeps it later reaches the original."""
+
+    def __init__(self, stream: Stream, original: Any) -> None:
+        self._stream = stream
+        self.original = original
+
+    def write(self, text: str) -> int:
+        descriptor = self._descriptor()
+        if descriptor is None:
+            return self.original.write(text) if self.original is not None else len(text)
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        _write_all(descriptor, text.encode(self.encoding, "backslashreplace"))
+        return len(text)
+
+    def writelines(self, lines: Iterator[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        if self.original is not None and self._descriptor() is None:
+            self.original.flush()
+
+    def isatty(self) -> bool:
+        return self._descriptor() is None and self.original is not None and self.original.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fd
+
+    @property
+    def encoding(self) -> str:
+        return getattr(self.original, "encoding", None) or "utf-8"
+
+    @property
+    def buffer(self) -> Any:
+        return Bytes(self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.original, name)
+
+    def _descriptor(self) -> int | None:
+        """Where to write; None for the original object."""
+        if self._stream.silences_me():
+            return self._stream.fd if self._stream.outlet >= 0 else _null()
+        if self._stream.silenced and self._stream.outlet >= 0 and writes_to(self.original, self._stream.fd):
+            return self._stream.outlet
+        return None
+
+
+class Bytes:
+    """The ``buffer`` of a Voice."""
+
+    def __init__(self, voice: Voice) -> None:
+        self._voice = voice
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        descriptor = self._voice._descriptor()
+        if descriptor is None:
+            written: int = self._voice.original.buffer.write(data)
+            return written
+        _write_all(descriptor, data)
+        return len(data)
+
+    def flush(self) -> None:
+        self._voice.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._voice.original.buffer, name)
+
+
+STREAMS = {"stdout": Stream("stdout", 1), "stderr": Stream("stderr", 2)}
+
+
+class Block:
+    """One silence of some streams, opened and closed once, on the thread that opens it."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._streams = [STREAMS[name] for name in names]
+        self._begun: list[tuple[Stream, threading.Thread]] = []
+
+    def __enter__(self) -> None:
+        try:
+            for stream in self._streams:
+                self._begun.append((stream, stream.begin()))
+        except BaseException:  # an interrupt between two streams
+            self.__exit__()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        while self._begun:
+            stream, thread = self._begun.pop()
+            stream.end(thread)
+
+
+def end_all() -> None:
+    """End every silence: a kernel calls it when a cell is over, so that an ill-timed interrupt cannot leave one open."""
+    for stream in STREAMS.values():
+        stream.end_all()
+
+
+def _after_fork() -> None:
+    for stream in STREAMS.values():
+        stream.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+# ------------------------------------------------------------------------------------- functions that pause
+
+
+@types.coroutine
+def driven(steps: Any, quiet: Callable[[], Block]) -> Generator[Any, Any, Any]:
+    """Drive a generator or an awaitable with each of its steps in a `quiet()` block, and nothing between its steps."""
+    step: Callable[[], Any] = lambda: steps.send(None)  # noqa: E731
+    while True:
+        try:
+            with quiet():
+                item = step()
+        except StopIteration as stop:
+            return stop.value
+        try:
+            sent = yield item
+        except GeneratorExit:
+            with quiet():
+                steps.close()
+            raise
+        except BaseException as problem:
+            step = _call(steps.throw, problem)
+        else:
+            step = _call(steps.send, sent)
+
+
+async def driven_async(
+    steps: AsyncGenerator[Any, Any], quiet: Callable[[], Block]
+) -> AsyncGenerator[Any, Any]:
+    """The same for an asynchronous generator."""
+    step = steps.asend(None)
+    while True:
+        try:
+            item = await driven(step, quiet)
+        except StopAsyncIteration:
+            return
+        try:
+            sent = yield item
+        except GeneratorExit:
+            await driven(steps.aclose(), quiet)
+            raise
+        except BaseException as problem:
+            step = steps.athrow(problem)
+        else:
+            step = steps.asend(sent)
+
+
+def _call(function: Callable[[Any], Any], value: Any) -> Callable[[], Any]:
+    return lambda: function(value)
+
+
+# -------------------------------------------------------------------------------------------- descriptors
+
+
+def writes_to(stream: Any, fd: int) -> bool:
+    """Whether a stream object ends in this descriptor, and not in a notebook or in memory."""
+    try:
+        return bool(stream.fileno() == fd)
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
+@contextlib.contextmanager
+def _quiet_descriptor(name: str) -> Iterator[int]:
+    if name in target:
+        yield target[name]
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        yield null
+    finally:
+        os.close(null)
+
+
+_null_descriptor = -1
+
+
+def _null() -> int:
+    global _null_descriptor
+    if _null_descriptor < 0:
+        _null_descriptor = os.open(os.devnull, os.O_WRONLY)
+    return _null_descriptor
+
+
+def _write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
+    view = memoryview(data).cast("B")
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _flush_c(name: str) -> None:
+    """fflush one stream of the C library, whose text would otherwise come out on the wrong side of a silence.
+
+    Only this one: flushing all of them waits for whoever is reading from another.
+    """
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        library = ctypes.CDLL(None)
+        symbol = name if sys.platform.startswith("linux") else f"__{name}p"
+        library.fflush(ctypes.c_void_p.in_dll(library, symbol))
