@@ -81,18 +81,39 @@ class RankError(RunError):
         ename: the name of the exception's type, as it was on the rank.
         evalue: the exception's message.
         traceback: the rank's traceback as coloured lines, with the cell's own line numbers.
+        below: what is shown under the traceback: which ranks, what became of the others.
     """
 
-    def __init__(self, message: str, *, rank: int, hostname: str, ename: str, evalue: str, traceback: Sequence[str] = ()) -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int,
+        hostname: str,
+        ename: str,
+        evalue: str,
+        traceback: Sequence[str] = (),
+        below: str = "",
+    ) -> None:
+        Exception.__init__(self, message)
+        self.message = message
         self.rank = rank
         self.hostname = hostname
         self.ename = ename
         self.evalue = evalue
         self.traceback = tuple(traceback)
+        self.below = below
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        values = {key: vars(self)[key] for key in ("rank", "hostname", "ename", "evalue", "traceback", "below")}
+        return _rebuild, (RankError, self.message, values)
 
     def _render_traceback_(self) -> list[str]:
-        return [*self.traceback, str(self)]
+        shown = self.traceback or (f"{self.ename}: {self.evalue}",)
+        return [*shown, self.below] if self.below else [*shown]
 
 
 class RankDied(RunError):
@@ -109,6 +130,10 @@ class RankDied(RunError):
         self.rank = rank
         self.hostname = hostname
         self.status = status
+
+    def __reduce__(self) -> tuple[object, ...]:
+        values = {"rank": self.rank, "hostname": self.hostname, "status": self.status}
+        return _rebuild, (RankDied, str(self), values)
 
 
 class RunTimeout(RunError):
@@ -127,3 +152,7 @@ class ResultError(RunError):
     """
 
     values: object = None
+
+
+def _rebuild(kind: type[RunError], message: str, values: dict[str, object]) -> RunError:
+    return kind(message, **values)

@@ -1,0 +1,238 @@
+"""The node agents of one pool, and the ranks that they run: start, watch, signal, ask, replace."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from skymagic import wire
+from skymagic.errors import ProvisionError
+from skymagic.link import Link, Transport
+
+
+@dataclass
+class RankState:
+    """What is known of one rank."""
+
+    node: int
+    hostname: str
+    pid: int | None = None
+    ident: str | None = None
+    """Identity under which its engine registers."""
+    ready: bool = False
+    exited: wire.RankExited | None = None
+    failed: wire.RankFailed | None = None
+
+
+@dataclass(frozen=True)
+class Member:
+    """One node of the cluster, as a provider gives it."""
+
+    node: int
+    hostname: str
+    address: str
+    open: Callable[[], Transport] = field(repr=False, compare=False)
+
+
+class Agents:
+    """Owns the links to all agents of a pool.
+
+    Args:
+        members: the nodes that have an agent of their own, the head first.
+        ranks: rank → (index into `members`, its specification).
+        died: called (on a link's thread) when a rank ended that nobody asked to end.
+        lost: called (on a link's thread) when an agent is gone, with the node and a reason.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        ranks: Mapping[int, tuple[int, wire.RankSpec]],
+        died: Callable[[wire.RankExited], None],
+        lost: Callable[[int, str], None],
+    ) -> None:
+        self.members = tuple(members)
+        self.specs = dict(ranks)
+        self.ranks = {rank: self._fresh(rank) for rank in ranks}
+        self.controller: wire.ControllerUp | None = None
+        self._died, self._lost = died, lost
+        self._links: list[Link] = []
+        self._news = threading.Condition()
+        self._answers: dict[int, dict[int, Any]] = {}
+        self._numbers = itertools.count(1)
+        self._trouble: str | None = None
+        self._closing = False
+
+    def _fresh(self, rank: int) -> RankState:
+        member = self.members[self.specs[rank][0]]
+        return RankState(member.node, member.hostname)
+
+    # -- lifecycle ---------------------------------------------------------------------------------------------------
+
+    def start(self, specs: Sequence[wire.AgentSpec]) -> None:
+        """Open all links and order the ranks; returns at once. `specs` has one for each member."""
+        for index, (member, spec) in enumerate(zip(self.members, specs, strict=True)):
+            link = Link(member.open(), index, self._heard)
+            self._links.append(link)
+            link.send(spec)
+        self._order(self.ranks, 0)
+
+    def _order(self, ranks: Iterable[int], generation: int) -> None:
+        for index, link in enumerate(self._links):
+            mine = [rank for rank in ranks if self.specs[rank][0] == index]
+            if mine:
+                specs = tuple(vars(self.specs[rank][1]) | {"generation": generation} for rank in mine)
+                connection = self.controller.engine if self.controller is not None and index > 0 else None
+                link.send(wire.Spawn(specs, connection))
+
+    def wait_controller(self, timeout: float) -> wire.ControllerUp:
+        """The controller's connection info.
+
+        Raises:
+            ProvisionError: it did not come up.
+        """
+        self._wait(lambda: self.controller is not None, timeout, "the controller on the head node")
+        assert self.controller is not None
+        return self.controller
+
+    def wait_ready(self, timeout: float, ranks: Iterable[int] | None = None) -> None:
+        """Wait until these ranks (all of them) have run their plugins' hooks.
+
+        Raises:
+            ProvisionError: one failed or ended, or the time is over.
+        """
+        wanted = set(self.ranks if ranks is None else ranks)
+
+        def settled() -> bool:
+            states = [self.ranks[rank] for rank in wanted]
+            return all(s.ready for s in states) or any(s.failed or s.exited for s in states)
+
+        self._wait(settled, timeout, "the ranks")
+        for rank in sorted(wanted):
+            state = self.ranks[rank]
+            if state.failed is not None:
+                raise ProvisionError(
+                    f"rank {rank} on {state.hostname} could not start: "
+                    f"{state.failed.ename}: {state.failed.evalue}\n{state.failed.traceback}"
+                )
+            if state.exited is not None:
+                raise ProvisionError(
+                    f"rank {rank} on {state.hostname} ended while it started ({describe(state.exited)})\n{state.exited.tail}"
+                )
+
+    def _wait(self, done: Callable[[], bool], timeout: float, what: str) -> None:
+        end = time.monotonic() + timeout
+        with self._news:
+            while not done():
+                if self._trouble is not None:
+                    raise ProvisionError(self._trouble)
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise ProvisionError(f"{what} did not come up within {timeout:.0f} s")
+                self._news.wait(left)
+
+    def close(self) -> None:
+        """End all agents and what they started; twice is safe."""
+        self._closing = True
+        threads = [threading.Thread(target=link.close) for link in self._links]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    # -- ranks -------------------------------------------------------------------------------------------------------
+
+    def respawn(self, ranks: Iterable[int], generation: int) -> None:
+        """Start these ranks anew; what still runs of them is killed."""
+        chosen = sorted(set(ranks))
+        with self._news:
+            for rank in chosen:
+                self.ranks[rank] = self._fresh(rank)
+        self._order(chosen, generation)
+
+    def signal(self, ranks: Iterable[int], signum: int) -> None:
+        """Send a signal; SIGKILL reaches what a rank started too."""
+        for link, mine in self._by_link(ranks):
+            link.send(wire.Signal(mine, signum))
+
+    def ask(self, ranks: Iterable[int], what: str, timeout: float) -> dict[int, Any]:
+        """Ask ranks' control threads, also while their cells run; the answers that came within `timeout` seconds."""
+        wanted = [rank for rank in ranks if self.ranks[rank].exited is None]
+        number = next(self._numbers)
+        answers = self._answers.setdefault(number, {})
+        for link, mine in self._by_link(wanted):
+            link.send(wire.Ask(mine, what, number))
+        end = time.monotonic() + timeout
+        with self._news:
+            while len(answers) < len(wanted) and (left := end - time.monotonic()) > 0:
+                self._news.wait(left)
+            self._answers.pop(number, None)
+        return dict(answers)
+
+    def _by_link(self, ranks: Iterable[int]) -> list[tuple[Link, tuple[int, ...]]]:
+        chosen = sorted(set(ranks))
+        by_index = [(link, tuple(r for r in chosen if self.specs[r][0] == index)) for index, link in enumerate(self._links)]
+        return [(link, mine) for link, mine in by_index if mine]
+
+    # -- news --------------------------------------------------------------------------------------------------------
+
+    def _heard(self, index: int, message: wire.Message | None) -> None:
+        died: wire.RankExited | None = None
+        with self._news:
+            match message:
+                case None:
+                    self._trouble = self._trouble or f"the agent on {self.members[index].hostname} ended"
+                case wire.ControllerUp():
+                    self.controller = message
+                case wire.AgentFailed():
+                    self._trouble = f"{self.members[index].hostname}: {message.reason}"
+                case wire.RankForked():
+                    state = self.ranks[message.rank]
+                    state.pid, state.ident = message.pid, message.ident
+                case wire.RankReady():
+                    self.ranks[message.rank].ready = True
+                case wire.RankFailed():
+                    self.ranks[message.rank].failed = message
+                case wire.RankExited() if self.ranks[message.rank].pid == message.pid:
+                    self.ranks[message.rank].exited = message
+                    self.ranks[message.rank].ready = False
+                    died = message
+                case wire.Answer():
+                    self._answers.get(message.number, {})[message.rank] = message.value
+            self._news.notify_all()
+        if isinstance(message, wire.Offer):
+            for link in self._links:
+                if link.node != index:
+                    link.send(message)
+        if self._closing:
+            return
+        if died is not None:
+            self._died(died)
+        if message is None or isinstance(message, wire.AgentFailed):
+            self._lost(index, self._trouble or "")
+
+
+def describe(exited: wire.RankExited) -> str:
+    """How a process ended, in words."""
+    import signal as signals
+
+    status = exited.status
+    if status is None:
+        return "nobody could tell how"
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        name = signals.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hints = {
+        "SIGSEGV": "a segmentation fault in native code",
+        "SIGBUS": "often a full /dev/shm",
+        "SIGABRT": "native code called abort()",
+        "SIGKILL": "the machine ran out of memory" if exited.out_of_memory else "killed from outside, or out of memory",
+    }
+    return f"{name}: {hints[name]}" if name in hints else name

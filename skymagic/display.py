@@ -1,0 +1,115 @@
+"""What the notebook shows: text of ranks put in order, tables, and where ranks are; pure, but for the one function that writes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from skymagic.results import rank_words
+
+Write = Callable[[str, str], None]
+"""Takes a stream's name and text."""
+LINE_START = re.compile(r"[^\n]*\r(?!\n)")
+
+
+def write(name: str, text: str) -> None:
+    """Put text on the notebook's own standard output or error."""
+    stream = sys.stderr if name == "stderr" else sys.stdout
+    stream.write(text)
+    stream.flush()
+
+
+class Labels:
+    """Puts ``[rank]`` before each line when several ranks are shown; lines of different ranks never mix.
+
+    A progress bar (``\\r``) shows its last state when its line ends, or when the run does: bars of several ranks cannot be
+    redrawn in one stream of text.
+
+    Args:
+        ranks: the ranks that are shown; one alone needs no label, and its text passes unchanged.
+        put: where finished text goes.
+    """
+
+    def __init__(self, ranks: Sequence[int], put: Write) -> None:
+        self._put = put
+        self._labelled = len(ranks) > 1
+        self._width = len(str(max(ranks, default=0)))
+        self._partial: dict[tuple[int, str], str] = {}
+
+    def text(self, rank: int, name: str, text: str) -> None:
+        """Take text of a rank's stream."""
+        if not self._labelled:
+            self._put(name, text)
+            return
+        whole = self._partial.pop((rank, name), "") + text
+        *lines, rest = whole.split("\n")
+        if rest:
+            self._partial[rank, name] = LINE_START.sub("", rest) if "\r" in rest else rest
+        if lines:
+            self._put(name, "".join(self._line(rank, line) for line in lines))
+
+    def before_rich(self, rank: int) -> None:
+        """Rich output of a rank comes: its open lines go first."""
+        for key in [key for key in self._partial if key[0] == rank]:
+            self._put(key[1], self._line(rank, self._partial.pop(key)))
+
+    def finish(self) -> None:
+        """The run is over: show lines that never ended."""
+        for rank in sorted({rank for rank, _ in self._partial}):
+            self.before_rich(rank)
+
+    def _line(self, rank: int, line: str) -> str:
+        return f"[{rank:>{self._width}}] {last_state(line)}\n"
+
+
+def last_state(line: str) -> str:
+    """What a terminal would show of a line that was redrawn with carriage returns."""
+    return line.rstrip("\r").rpartition("\r")[2] if "\r" in line else line
+
+
+def size(nbytes: float) -> str:
+    """A number of bytes in words: "1.2 MB"."""
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if nbytes < 1000 or unit == "GB":
+            return f"{nbytes:.0f} {unit}" if unit == "bytes" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    raise AssertionError("unreachable")
+
+
+def count(number: int, noun: str) -> str:
+    """"1 rank", "4 ranks"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def held_back(rank: int, nbytes: int) -> str:
+    """The line that stands for text that was not shown."""
+    return f"[{size(nbytes)} of rank {rank}'s output not shown; all of it: %sky_logs --rank {rank}]\n"
+
+
+def table(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as aligned columns; the first is the heading."""
+    cells = [[str(value) for value in row] for row in rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    return "\n".join("  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip() for row in cells)
+
+
+def where(frame: Mapping[str, Any]) -> str:
+    """One frame in words: "line 7 of the cell in <module>"."""
+    place = f"line {frame['line']}" if "cell" in frame else f"{frame['file']}:{frame['line']}"
+    return place if frame["name"] == "<module>" else f"{place} in {frame['name']}"
+
+
+def stacks(by_rank: Mapping[int, Mapping[str, Any] | None]) -> str:
+    """Where ranks are, those at the same place together: "ranks 0, 1, 3: line 7, then …/distributed_c10d.py:1 in all_reduce"."""
+    groups: dict[str, list[int]] = {}
+    for rank, stack in sorted(by_rank.items()):
+        frames = (stack or {}).get("frames") or []
+        cell = [where(frame) for frame in frames if "cell" in frame]
+        deeper = [frame for frame in frames if "cell" not in frame]
+        words = " → ".join([*cell, *([f"{deeper[-1]['name']} ({where(deeper[-1])})"] if deeper else [])])
+        if stack is None:
+            words = "does not answer: native code holds the interpreter"
+        groups.setdefault(words or "between lines of the cell", []).append(rank)
+    return "\n".join(f"{rank_words(ranks)}: {words}" for words, ranks in groups.items())

@@ -1,0 +1,160 @@
+"""All of ipyparallel on the notebook's side: one client, cells by DirectView, output by callbacks.
+
+The rank → engine map is kept here: engine ids come in any order and grow with each rank that is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import ipyparallel as ipp
+
+from skymagic.errors import ProvisionError
+from skymagic.kernels.order import ORDER
+
+
+class _Client(ipp.Client):  # type: ignore[misc]  # untyped base
+    """ipyparallel's client without its magics, with callbacks that are in place before anything is sent."""
+
+    hook: Any = None
+
+    def activate(self, *args: Any, **kwargs: Any) -> None:
+        """Leave the notebook's magics alone."""
+
+    def send_execute_request(self, socket: Any, code: str, **kwargs: Any) -> Any:
+        return super().send_execute_request(socket, code, message_future_hook=self.hook, **kwargs)
+
+    def _register_engine(self, msg: Any) -> None:
+        super()._register_engine(msg)
+        with self.changed:
+            self.changed.notify_all()
+
+    @property
+    def changed(self) -> threading.Condition:
+        """Notified when an engine has registered."""
+        return cast("threading.Condition", self.__dict__.setdefault("_sky_changed", threading.Condition()))
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a submission: kind is ``output``, ``outcome``, ``died``, or ``wake``."""
+
+    kind: str
+    rank: int
+    content: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Submission:
+    """One order on its way: events as they come, in a queue."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks = tuple(ranks)
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.futures: dict[int, Any] = {}
+
+    def put(self, kind: str, rank: int, content: Mapping[str, Any] | None = None) -> None:
+        """Add an event; safe on any thread."""
+        self.events.put(Event(kind, rank, content or {}))
+
+
+class Engine:
+    """Owns the client.
+
+    Args:
+        connection: the controller's connection info for clients.
+
+    Raises:
+        ProvisionError: the controller does not answer.
+    """
+
+    def __init__(self, connection: Mapping[str, Any]) -> None:
+        logging.getLogger("ipyparallel").setLevel(logging.ERROR)
+        try:
+            self._client = _Client(dict(connection), timeout=20)
+        except (TimeoutError, OSError) as problem:
+            raise ProvisionError(f"the controller does not answer: {problem}") from problem
+        self._engines: dict[int, int] = {}
+
+    def bind(self, idents: Mapping[int, str], timeout: float) -> None:
+        """Learn which engine serves each of these ranks.
+
+        Raises:
+            ProvisionError: an engine has not registered within `timeout` seconds.
+        """
+        end = time.monotonic() + timeout
+        client = self._client
+        with client.changed:
+            while True:
+                known = {ident: number for number, ident in list(client._engines.items())}
+                missing = [rank for rank, ident in idents.items() if ident not in known]
+                if not missing:
+                    break
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise ProvisionError(f"ranks {missing} have not registered within {timeout:.0f} s")
+                client.changed.wait(min(left, 1.0))
+        self._engines.update({rank: known[ident] for rank, ident in idents.items()})
+
+    def submit(self, ranks: Sequence[int], order: Mapping[str, Any], source: str) -> Submission:
+        """Send an order to these ranks; returns at once."""
+        submission = Submission(ranks)
+        code = f"{ORDER}{json.dumps(order, separators=(',', ':'))}\n{source}"
+        by_engine = {self._engines[rank]: rank for rank in ranks}
+        pending = iter(ranks)  # DirectView sends to its targets in their order
+
+        def hook(future: Any) -> None:
+            rank = next(pending)
+            submission.futures[rank] = future
+            future.iopub_callbacks.append(lambda message: _on_iopub(submission, message))
+            future.add_done_callback(lambda done: _on_reply(submission, rank, done))
+
+        self._client.hook = hook
+        try:
+            view = self._client[list(by_engine)]
+            view.block = False
+            view.execute(code, silent=False)
+        finally:
+            self._client.hook = None
+        return submission
+
+    def purge(self, submission: Submission) -> None:
+        """Let the hub and the client forget a run that is over."""
+        ids = [future.msg_id for future in submission.futures.values()]
+        client = self._client
+        for msg_id in ids:
+            client.history.remove(msg_id) if msg_id in client.history else None
+        done = [future.msg_id for future in submission.futures.values() if future.done()]
+        content = {"msg_ids": done}
+        with contextlib.suppress(Exception):  # a controller that is gone has nothing to forget
+            client._send(client._query_socket, "purge_request", content=content)
+
+    def forget(self, ranks: Iterable[int]) -> None:
+        """These ranks' engines are gone."""
+        for rank in ranks:
+            self._engines.pop(rank, None)
+
+    def close(self) -> None:
+        """Close the connections; twice is safe."""
+        with contextlib.suppress(Exception):
+            self._client.close(linger=0)
+
+
+def _on_iopub(submission: Submission, message: Mapping[str, Any]) -> None:
+    if message["header"]["msg_type"] == "sky_output":
+        content = message["content"]
+        submission.put("output", content["rank"], content)
+
+
+def _on_reply(submission: Submission, rank: int, future: Any) -> None:
+    reply = future.result()
+    outcome = getattr(reply, "_content", {}).get("sky") if isinstance(reply, ipp.client.client.ExecuteReply) else None
+    if outcome is not None:
+        submission.put("outcome", rank, outcome)

@@ -1,0 +1,466 @@
+"""The node agent: one process per machine that starts ranks, watches them, and passes on what they print.
+
+It speaks `skymagic.wire` over its standard input and output and ends, with everything it started, when that link closes. It owns
+the node's directories (mode 0700) and removes them. User code never runs in here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from skymagic import wire
+from skymagic.kernels import forkserver
+from skymagic.kernels.streams import PIPE_BYTES, Pipe, RankOutput
+
+GRACE = 1.0
+"""Seconds that idle ranks have to run their plugins' teardown before they are killed."""
+SHM = Path("/dev/shm")
+F_SETPIPE_SZ = 1031
+
+
+class Rank:
+    """One running rank as the agent sees it."""
+
+    def __init__(self, spec: wire.RankSpec, ident: str, control: socket.socket, output: RankOutput) -> None:
+        self.rank = spec.rank
+        self.ident = ident
+        self.control = control
+        self.output = output
+        self.lines = wire.Lines()
+        self.pid: int | None = None
+        self.expected = False
+        """Whether its end was asked for."""
+
+    def tell(self, message: wire.Message) -> None:
+        """Write to its control thread; a rank that is gone hears nothing."""
+        with contextlib.suppress(OSError):
+            self.control.sendall(wire.encode(message))
+
+    def kill(self) -> None:
+        """SIGKILL it and what it started."""
+        if self.pid is not None:
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(OSError):
+                    kill(self.pid, signal.SIGKILL)
+
+
+class Agent:
+    """The event loop: link, forkserver, controller, ranks."""
+
+    def __init__(self, spec: wire.AgentSpec, link_in: int, link_out: int) -> None:
+        self.spec = spec
+        self.link_in, self.link_out = link_in, link_out
+        self.directory = Path(tempfile.mkdtemp(prefix=f"skymagic-{spec.job_id}-"))
+        shm = SHM if SHM.is_dir() and os.access(SHM, os.W_OK) else self.directory
+        self.store = Path(tempfile.mkdtemp(prefix=f"skymagic-{spec.job_id}-", dir=shm))
+        self.select = selectors.DefaultSelector()
+        self.link_lines = wire.Lines()
+        self.ranks: dict[int, Rank] = {}
+        self.leaving: dict[int, Rank] = {}
+        """By pid: ranks that were replaced and have not ended yet."""
+        self.waiting: list[wire.Spawn] = []
+        """Ranks asked for before the controller listened."""
+        self.controller: subprocess.Popen[bytes] | None = None
+        self.engine_file = ""
+        self.iopub: Iopub | None = None
+        self.offers: list[wire.Offer] = []
+        self.spawned = 0
+        self.stop_at: float | None = None
+        self.oom_before = oom_kills()
+
+    # -- start -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start controller and forkserver side by side; the agent's own imports come after."""
+        log = os.open(self.directory / "agent.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        os.environ.update(self.spec.env)
+        if self.spec.workdir:
+            os.chdir(self.spec.workdir)
+        if self.spec.head:
+            self._start_controller()
+        self._start_forkserver()
+        self._watch(self.link_in, self._on_link)
+
+    def _start_controller(self) -> None:
+        self.profile = self.directory / "profile"
+        command = [sys.executable, "-m", "skymagic.kernels.controller", f"--profile-dir={self.profile}", "--ip=127.0.0.1"]
+        self.controller = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.controller.stdout is not None
+        self._watch(self.controller.stdout, self._on_controller)
+
+    def _start_forkserver(self) -> None:
+        ours, theirs = socket.socketpair()
+        keep = {theirs.fileno(), 0, 1, 2}
+        self.forkserver_pid = os.fork()
+        if self.forkserver_pid == 0:
+            code = 1
+            try:
+                for fd in {ours.fileno(), self.link_in, self.link_out, *self._controller_fds()} - keep:
+                    os.close(fd)
+                forkserver.serve(theirs, self.spec.preload)
+                code = 0
+            finally:
+                os._exit(code)
+        theirs.close()
+        self.forkserver = ours
+        self.forkserver_lines = b""
+        self._watch(ours, self._on_forkserver)
+
+    def _controller_fds(self) -> set[int]:
+        pipes: list[IO[bytes] | None] = [self.controller.stdin, self.controller.stdout] if self.controller else []
+        return {pipe.fileno() for pipe in pipes if pipe is not None}
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until the link closes or Shutdown comes; then end everything."""
+        try:
+            while self.stop_at is None or (self.ranks and time.monotonic() < self.stop_at):
+                for key, _ in self.select.select(self._timeout()):
+                    key.data()
+                now = time.monotonic()
+                for rank in list(self.ranks.values()):
+                    if rank.output.due is not None and rank.output.due <= now:
+                        rank.output.flush(now)
+        finally:
+            self.close()
+
+    def _timeout(self) -> float | None:
+        times = [rank.output.due for rank in self.ranks.values() if rank.output.due is not None]
+        if self.stop_at is not None:
+            times.append(self.stop_at)
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _watch(self, source: Any, call: Callable[[], None]) -> None:
+        self.select.register(source, selectors.EVENT_READ, call)
+
+    def _unwatch(self, source: Any) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self.select.unregister(source)
+
+    def tell(self, message: wire.Message) -> None:
+        """Write to the notebook."""
+        view = memoryview(wire.encode(message))
+        try:
+            while view:
+                view = view[os.write(self.link_out, view) :]
+        except OSError:
+            self._link_lost()
+
+    def _link_lost(self) -> None:
+        self._unwatch(self.link_in)
+        for rank in self.ranks.values():
+            rank.kill()
+        self.stop_at = time.monotonic()
+
+    def _on_link(self) -> None:
+        data = os.read(self.link_in, 1 << 16)
+        if not data:
+            self._link_lost()
+            return
+        for message in self.link_lines.feed(data):
+            self._obey(message)
+
+    def _obey(self, message: wire.Message) -> None:
+        match message:
+            case wire.Spawn():
+                self._spawn_all(message)
+            case wire.Signal():
+                for rank in message.ranks:
+                    self._signal(rank, message.signum)
+            case wire.Ask():
+                for rank in message.ranks:
+                    if rank in self.ranks:
+                        self.ranks[rank].tell(message)
+            case wire.Offer():
+                self._spread(message)
+            case wire.Shutdown():
+                self.stop_at = time.monotonic() + GRACE
+                for known in self.ranks.values():
+                    known.expected = True
+                    known.tell(wire.Ask((known.rank,), "stop"))
+
+    def _signal(self, number: int, signum: int) -> None:
+        rank = self.ranks.get(number)
+        if rank is None or rank.pid is None:
+            return
+        if signum == signal.SIGKILL:
+            rank.expected = True
+            rank.kill()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank.pid, signum)
+
+    def _on_controller(self) -> None:
+        assert self.controller is not None and self.controller.stdout is not None
+        line = os.read(self.controller.stdout.fileno(), 4096)
+        if not line:
+            self._unwatch(self.controller.stdout)
+            log = (self.directory / "agent.log").read_text(errors="replace")
+            self.tell(wire.AgentFailed("ipyparallel's controller ended: " + log[-2000:].strip()))
+            return
+        if b"listening" in line and self.iopub is None:
+            security = self.profile / "security"
+            self.engine_file = str(security / "ipcontroller-engine.json")
+            engine = json.loads(Path(self.engine_file).read_text())
+            client = json.loads((security / "ipcontroller-client.json").read_text())
+            self.tell(wire.ControllerUp(client, engine, str(self.directory), str(self.store)))
+            self._connect(engine)
+
+    def _connect(self, engine: dict[str, Any]) -> None:
+        self.iopub = Iopub(engine)
+        waiting, self.waiting = self.waiting, []
+        for spawn in waiting:
+            self._spawn_all(spawn)
+
+    # -- ranks -------------------------------------------------------------------------------------------------------
+
+    def _spawn_all(self, request: wire.Spawn) -> None:
+        if request.connection is not None and self.iopub is None:
+            path = self.directory / "engine.json"
+            with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+                json.dump(request.connection, file)
+            self.engine_file = str(path)
+            self._connect(request.connection)
+        if self.iopub is None:
+            self.waiting.append(request)
+            return
+        for values in request.ranks:
+            self._spawn(wire.RankSpec(**{**values, "plugins": tuple(values.get("plugins", ()))}))
+
+    def _spawn(self, spec: wire.RankSpec) -> None:
+        old = self.ranks.pop(spec.rank, None)
+        if old is not None:
+            old.expected = True
+            old.kill()
+            self._close(old)
+            if old.pid is not None:
+                self.leaving[old.pid] = old
+        self.offers = [offer for offer in self.offers if offer.key.endswith(f"/{spec.generation}")]
+        self.spawned += 1
+        ident = f"{self.spec.job_id}-{spec.rank}-{self.spawned}"
+        ours, theirs = socket.socketpair()
+        pipes = {name: os.pipe() for name in ("stdout", "stderr")}
+        rank = Rank(spec, ident, ours, self._output(spec, ident, {n: read for n, (read, _) in pipes.items()}))
+        self.ranks[spec.rank] = rank
+        full = wire.RankSpec(
+            rank=spec.rank, info=spec.info, plugins=spec.plugins, generation=spec.generation,
+            env={**spec.env, "SKYMAGIC_IDENT": ident}, engine_file=self.engine_file, store=str(self.store),
+        )  # fmt: skip
+        writers = [write for _, write in pipes.values()]
+        forkserver.send_spec(self.forkserver, full, [theirs.fileno(), *writers])
+        theirs.close()
+        for fd in writers:
+            os.close(fd)
+        self._watch(ours, lambda: self._on_rank(rank))
+        for pipe in rank.output.pipes:
+            self._watch(pipe.fd, lambda pipe=pipe: self._on_text(rank, pipe))  # type: ignore[misc]
+        for offer in self.offers:
+            rank.tell(offer)
+
+    def _output(self, spec: wire.RankSpec, ident: str, readers: dict[str, int]) -> RankOutput:
+        for fd in readers.values():
+            enlarge(fd)
+        assert self.iopub is not None
+        iopub = self.iopub
+        return RankOutput(
+            spec.rank, self.directory / f"rank-{spec.rank}.log", readers,
+            lambda parent, content: iopub.send(ident, parent, content),
+        )  # fmt: skip
+
+    def _on_text(self, rank: Rank, pipe: Pipe) -> None:
+        if not rank.output.read(pipe, time.monotonic()):
+            self._unwatch(pipe.fd)
+
+    def _on_rank(self, rank: Rank) -> None:
+        try:
+            data = rank.control.recv(1 << 20)
+        except OSError:
+            data = b""
+        if not data:
+            self._unwatch(rank.control)
+            return
+        for message in rank.lines.feed(data):
+            self._heard(rank, message)
+
+    def _heard(self, rank: Rank, message: wire.Message) -> None:
+        now = time.monotonic()
+        match message:
+            case wire.Begin():
+                rank.output.begin(message, now)
+                rank.tell(wire.Done())
+            case wire.Publish():
+                rank.output.publish(message, now)
+                rank.tell(wire.Done())
+            case wire.End():
+                rank.output.end(now)
+                rank.tell(wire.Done())
+            case wire.Offer():
+                self._spread(message)
+                self.tell(message)
+            case _:
+                self.tell(message)
+
+    def _spread(self, offer: wire.Offer) -> None:
+        self.offers.append(offer)
+        for rank in self.ranks.values():
+            rank.tell(offer)
+
+    def _on_forkserver(self) -> None:
+        data = self.forkserver.recv(1 << 16)
+        if not data:
+            self._unwatch(self.forkserver)
+            self.tell(wire.AgentFailed("the process that forks ranks ended"))
+            return
+        *lines, self.forkserver_lines = (self.forkserver_lines + data).split(b"\n")
+        for line in lines:
+            event = json.loads(line)
+            if "forked" in event:
+                self._forked(event["forked"], event["pid"])
+            else:
+                self._exited(event["exited"], event["status"])
+
+    def _forked(self, number: int, pid: int) -> None:
+        rank = self.ranks[number]
+        rank.pid = pid
+        self.tell(wire.RankForked(number, pid, rank.ident))
+
+    def _exited(self, pid: int, status: int) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)  # what it started: loader workers, commands
+        rank = next((rank for rank in self.ranks.values() if rank.pid == pid), None)
+        if rank is None:
+            self.leaving.pop(pid, None)
+            return
+        rank.output.end(time.monotonic())
+        oom = status == -signal.SIGKILL and not rank.expected and oom_kills() > self.oom_before
+        self.oom_before = oom_kills()
+        self.tell(wire.RankExited(rank.rank, pid, status, rank.expected, oom, rank.output.tail()))
+        del self.ranks[rank.rank]
+        self._close(rank)
+
+    def _close(self, rank: Rank) -> None:
+        self._unwatch(rank.control)
+        for pipe in rank.output.pipes:
+            self._unwatch(pipe.fd)
+        rank.control.close()
+        rank.output.close()
+
+    # -- end ---------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End everything that was started and remove the node's directories."""
+        for rank in [*self.ranks.values(), *self.leaving.values()]:
+            rank.kill()
+        self.forkserver.close()
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.forkserver_pid, signal.SIGKILL)  # it may be in the middle of a long import
+            os.waitpid(self.forkserver_pid, 0)
+        if self.controller is not None:
+            self.controller.kill()
+            self.controller.wait()
+        for directory in (self.store, self.directory):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+class Iopub:
+    """The agent's own place on the controller's iopub channel, under the ranks' names.
+
+    The high water mark is off on every hop, so that nothing is dropped.
+    """
+
+    def __init__(self, engine: dict[str, Any]) -> None:
+        import zmq
+        from jupyter_client.session import Session
+
+        self.session = Session(
+            key=engine["key"].encode(), signature_scheme=engine["signature_scheme"],
+            packer=engine["pack"], unpacker=engine["unpack"],
+        )  # fmt: skip
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.XPUB)
+        self.socket.sndhwm = 0
+        self.socket.linger = 2000
+        if engine.get("curve_serverkey"):
+            self.socket.curve_publickey, self.socket.curve_secretkey = zmq.curve_keypair()
+            self.socket.curve_serverkey = engine["curve_serverkey"].encode()
+        self.socket.connect(f"{engine['interface']}:{engine['iopub']}")
+        self.subscribed = False
+
+    def send(self, ident: str, parent: dict[str, Any], content: dict[str, Any]) -> None:
+        """Put a content on the channel, for the client that sent `parent`."""
+        if not self.subscribed:  # before the controller has subscribed, messages would be dropped
+            self.subscribed = bool(self.socket.poll(5000)) and bool(self.socket.recv())
+        self.session.send(
+            self.socket, "sky_output", content, parent=parent, ident=ident.encode(), metadata={"engine": ident}
+        )
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory, in this cgroup and on this machine."""
+    count = 0
+    for path in ("/proc/vmstat", "/sys/fs/cgroup/memory.events"):
+        with contextlib.suppress(OSError):
+            for line in Path(path).read_text().splitlines():
+                key, _, value = line.partition(" ")
+                if key == "oom_kill":
+                    count += int(value)
+    return count
+
+
+def enlarge(pipe: int) -> None:
+    """Give a pipe more room, where the system lets us."""
+    if sys.platform == "linux":
+        import fcntl
+
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(pipe, F_SETPIPE_SZ, PIPE_BYTES)
+
+
+def read_spec(link: int) -> wire.AgentSpec:
+    """The first line of the link; read byte by byte, for the rest belongs to the event loop."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(link, 1)
+        if not byte:
+            raise SystemExit(0)
+        line += byte
+    spec: wire.AgentSpec = wire.decode(line)
+    return spec
+
+
+def main() -> None:
+    """Run the agent on standard input and output."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    link_in, link_out = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    agent = Agent(read_spec(link_in), link_in, link_out)
+    try:
+        agent.start()
+    except BaseException:
+        for directory in (agent.store, agent.directory):
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
+    agent.run()
+
+
+if __name__ == "__main__":
+    main()

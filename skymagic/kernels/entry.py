@@ -1,0 +1,116 @@
+"""What a forked rank does: its environment, its streams, its control thread, its engine.
+
+Imported by the forkserver before it forks, so that a rank finds everything loaded.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import traceback
+from typing import Any
+
+import ipyparallel.engine.app as engine_app
+from traitlets.config import Config
+
+from skymagic import runtime, wire
+from skymagic.kernels import rendezvous, stacks
+from skymagic.kernels.control import Control
+from skymagic.kernels.hooks import Hooks
+from skymagic.kernels.kernel import Desk, RankKernel
+from skymagic.kernels.network import environment, interfaces
+
+# ipyparallel has no trait for the kernel's class, but looks it up here.
+engine_app.Kernel = RankKernel
+SILENT = 60
+"""A log level above CRITICAL."""
+
+
+class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
+    """ipyparallel's engine with a rank's streams and hooks."""
+
+    def redirect_output(self, iopub_socket: Any) -> None:
+        """The agent reads the file descriptors; Python's own streams stay."""
+
+    async def complete_registration(self, msg: Any, connect: Any, maybe_tunnel: Any) -> None:
+        """Register, then run the plugins' hooks while the controller waits for the first heartbeat."""
+        await super().complete_registration(msg, connect, maybe_tunnel)
+        kernel = self.kernel
+        Desk.control.answers.update(release=kernel.free, stacks=lambda: stacks.of_main_thread(kernel), stop=self._stop_idle)
+        try:
+            Desk.hooks.enter()
+        except BaseException as problem:
+            text = "".join(traceback.format_exception(problem))
+            Desk.control.send(wire.RankFailed(Desk.info.rank, type(problem).__name__, str(problem), text))
+            self.loop.add_callback(self.loop.stop)
+            return
+        Desk.control.send(wire.RankReady(Desk.info.rank))
+
+    def _stop_idle(self) -> None:
+        self.loop.add_callback(self.loop.stop)
+
+    def start(self) -> None:
+        """Serve until stopped, then let the plugins tidy up."""
+        self.loop.add_callback(self.register)
+        self.loop.start()
+        Desk.hooks.leave()
+
+
+def main(spec: wire.RankSpec, fds: list[int]) -> int:
+    """Become a rank; returns its exit code when it is stopped."""
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    control_fd, *writers = fds
+    _open_streams(writers)
+    info = runtime.InstanceInfo.from_plain(spec.info)
+    os.environ.update({**environment(info), **spec.env})
+    os.environ.update(interfaces(info))
+    faulthandler.enable(all_threads=False)
+    _reseed()
+    runtime.enter(info)
+    Desk.control = Control(socket.socket(fileno=control_fd), spec.rank)
+    rendezvous.attach(Desk.control, spec.generation)
+    try:
+        Desk.hooks = Hooks(spec.plugins, info)
+    except Exception as problem:
+        text = "".join(traceback.format_exception(problem))
+        Desk.control.send(wire.RankFailed(spec.rank, type(problem).__name__, str(problem), text))
+        return 1
+    Desk.info, Desk.store = info, spec.store
+    _run_engine(spec)
+    return 0
+
+
+def _run_engine(spec: wire.RankSpec) -> None:
+    config = Config()
+    config.IPEngine.enable_nanny = False  # the agent watches, at no cost per rank
+    config.IPEngine.max_heartbeat_misses = 0
+    config.IPEngine.url_file = spec.engine_file
+    config.IPEngine.log_level = SILENT
+    config.IPEngine.timeout = 60.0
+    config.HistoryManager.enabled = False
+    config.ProfileDir.location = os.path.join(os.path.dirname(spec.engine_file), f"rank-{spec.rank}")
+    engine = RankEngine.instance(config=config, ident=os.environ["SKYMAGIC_IDENT"])
+    engine.initialize([])
+    engine.start()
+
+
+def _open_streams(writers: list[int]) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in zip([null, *writers], range(3), strict=True):
+        os.dup2(source, target)
+        os.close(source)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+
+
+def _reseed() -> None:
+    """Ranks are forked from one process; without this they would all draw the same numbers (Python reseeds `random` itself)."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()

@@ -1,0 +1,45 @@
+"""The plugins of one rank: their hooks are entered once per process, in order, and left in reverse."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from skymagic import plugins
+from skymagic.kernels import rendezvous
+from skymagic.plan import PluginSpec
+from skymagic.runtime import InstanceInfo
+
+
+class Hooks:
+    """Owns the contexts that the plugins opened in this process."""
+
+    def __init__(self, specs: Sequence[dict[str, Any]], info: InstanceInfo) -> None:
+        self.info = info
+        self.plugins = [plugins.load(PluginSpec(spec["name"], spec.get("options", {}))) for spec in specs]
+        self._stack = contextlib.ExitStack()
+
+    def enter(self) -> None:
+        """Open each plugin's ``around_app``; the first that raises closes those before it."""
+        with contextlib.ExitStack() as opening:
+            for plugin in self.plugins:
+                opening.enter_context(plugin.around_app(self.info))
+            self._stack = opening.pop_all()
+
+    def release(self) -> int:
+        """Free the main thread from a blocked collective; called on the control thread. Returns what was shut down."""
+        return sum(plugin.release() for plugin in self.plugins)
+
+    def rejoin(self, generation: int) -> list[str]:
+        """Form new process groups with all ranks; what could not be carried over, in words."""
+        rendezvous.set_generation(generation)
+        return [note for plugin in self.plugins for note in plugin.rejoin(self.info)]
+
+    def joined(self) -> bool:
+        """Whether each plugin still has what it set up (the user may have destroyed a group)."""
+        return all(plugin.joined() for plugin in self.plugins)
+
+    def leave(self) -> None:
+        """Close them; twice is safe."""
+        self._stack.close()

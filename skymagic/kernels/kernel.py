@@ -1,0 +1,264 @@
+"""The kernel of a rank: an ipyparallel engine's kernel that carries out orders.
+
+An order is the first line of the code that it is sent: what to bind, what to run, what to send back. The reply holds the outcome
+as plain values; its status is always "ok", for ipyparallel would otherwise replace the outcome by an exception of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from ipykernel.zmqshell import ZMQInteractiveShell
+from ipyparallel.engine.kernel import IPythonParallelKernel
+from traitlets import Type
+
+from skymagic import runtime, wire
+from skymagic.kernels.control import Control
+from skymagic.kernels.hold import BindError, Hold
+from skymagic.kernels.hooks import Hooks
+from skymagic.kernels.order import ORDER
+
+LAST_VALUE = "value"
+INPUT_REFUSED = "input() cannot ask from a rank: ask in a plain cell of the notebook, and use the variable in the broadcast cell"
+
+
+class Desk:
+    """What the kernel of this process works with; set by the entry before the engine starts."""
+
+    control: Control
+    hooks: Hooks
+    info: runtime.InstanceInfo
+    store: str
+    on_registered: Callable[[], None]
+
+
+class RankDisplayHook(DisplayHook):
+    """Remembers the value of the cell's last expression, also where ``;`` silences it, and publishes its repr."""
+
+    value: Any = None
+    topic = None
+    msg = None
+
+    def __call__(self, result: Any = None) -> None:
+        self.value = result
+        super().__call__(result)
+
+    def check_for_underscore(self) -> None:
+        """Leave builtins alone."""
+
+    def start_displayhook(self) -> None:
+        """No prompt goes before."""
+
+    def write_output_prompt(self) -> None:
+        """The notebook has its own."""
+
+    def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
+        """Publish all representations of the value."""
+        publish("execute_result", {"data": format_dict, "metadata": md_dict or {}})
+
+    def finish_displayhook(self) -> None:
+        """Nothing is held back."""
+
+    def set_parent(self, parent: dict[str, Any]) -> None:
+        """The agent knows to which request output belongs."""
+
+
+class RankDisplayPublisher(DisplayPublisher):
+    """``display(…)`` on a rank."""
+
+    topic = None
+
+    def publish(
+        self,
+        data: dict[str, Any],
+        metadata: dict[str, Any] | None = None,
+        *,
+        transient: dict[str, Any] | None = None,
+        update: bool = False,
+        **_: Any,
+    ) -> None:
+        """Publish rich output after the text written so far."""
+        kind = "update_display_data" if update else "display_data"
+        publish(kind, {"data": data, "metadata": metadata or {}, "transient": transient or {}})
+
+    def clear_output(self, wait: bool = False) -> None:
+        """Clear the cell's output in the notebook."""
+        publish("clear_output", {"wait": wait})
+
+    def set_parent(self, parent: dict[str, Any]) -> None:
+        """The agent knows to which request output belongs."""
+
+
+class RankShell(ZMQInteractiveShell):
+    """IPython's shell with a rank's displays; errors are returned, not published."""
+
+    displayhook_class = Type(RankDisplayHook)
+    display_pub_class = Type(RankDisplayPublisher)
+
+    def _showtraceback(self, etype: type[BaseException], evalue: BaseException, stb: list[str]) -> None:
+        self._last_traceback = stb
+
+    def ask_exit(self) -> None:
+        """``exit`` in a cell ends the cell, not the rank."""
+        raise SystemExit
+
+
+def publish(kind: str, content: dict[str, Any]) -> None:
+    """Send rich output by way of the agent, which puts it in order with the text."""
+    flush_text()
+    Desk.control.request(wire.Publish(Desk.info.rank, kind, plain(content)))
+
+
+def plain(value: Any) -> Any:
+    """The same with only what JSON can say: images as base64, as Jupyter's messages have them."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
+
+
+def flush_text() -> None:
+    """Bring what Python still buffers into the pipes."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+
+
+class Flusher:
+    """Shows text without a newline (``print(".", end="")``) while the cell goes on."""
+
+    EVERY = 0.1
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+
+    def __enter__(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="skymagic-flush", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.wait(self.EVERY):
+            try:
+                flush_text()
+            except (OSError, ValueError, RuntimeError):
+                continue
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+
+class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
+    """Carries out orders; everything else is ipyparallel's."""
+
+    shell_class = Type(RankShell)
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.shell.cache_size = 0  # Out[…] would hold on to every result, GPU memory included
+        self._hold = Hold(self.shell.user_ns, Desk.store, Desk.info.rank)
+        self._result: Any = None
+        self._freed = False
+        self.busy = False
+        self.shell.events.register("post_run_cell", self._remember)
+
+    def _remember(self, result: Any) -> None:
+        self._result = result
+
+    def _publish_execute_input(self, code: str, parent: dict[str, Any], execution_count: int) -> None:
+        """The notebook has the cell already."""
+
+    def raw_input(self, prompt: str = "") -> str:
+        raise RuntimeError(INPUT_REFUSED)
+
+    def getpass(self, prompt: str = "", stream: Any = None) -> str:
+        raise RuntimeError(INPUT_REFUSED)
+
+    def free(self) -> int:
+        """Called on the control thread: let the main thread out of a collective."""
+        self._freed = self.busy
+        return Desk.hooks.release() if self.busy else 0
+
+    async def do_execute(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        if not code.startswith(ORDER):
+            reply: dict[str, Any] = await super().do_execute(code, silent, *args, **kwargs)
+            return reply
+        line, _, source = code.partition("\n")
+        order = json.loads(line[len(ORDER) :])
+        try:
+            outcome = await self._serve(order, source)
+        except BaseException as problem:
+            outcome = self._failure(problem)
+        return {"status": "ok", "execution_count": 0, "user_expressions": {}, "payload": [], "sky": outcome}
+
+    async def _serve(self, order: dict[str, Any], source: str) -> dict[str, Any]:
+        header = {key: str(value) for key, value in self.get_parent("shell")["header"].items()}
+        rank = Desk.info.rank
+        Desk.control.request(wire.Begin(rank, header, rank in order["shown"], order["screen_limit"]))
+        self._freed, self.busy = False, True
+        try:
+            with runtime.taking_part(order["ranks"]), Flusher():
+                return await self._carry_out(order, source)
+        finally:
+            self.busy = False
+            flush_text()
+            Desk.control.request(wire.End(rank))
+
+    async def _carry_out(self, order: dict[str, Any], source: str) -> dict[str, Any]:
+        if order["kind"] == "rejoin":
+            return {"status": "ok", "notes": Desk.hooks.rejoin(order["generation"])}
+        outcome: dict[str, Any] = {"status": "ok", "bound": False, "joined": True}
+        try:
+            self._hold.bind(order["cargo"])
+            outcome["bound"] = True
+            await self._run(order, source, outcome)
+        except BindError as problem:
+            outcome.update(self._failure(problem, phase="bind"))
+        except BaseException as problem:  # an interrupt between binding and running
+            outcome.update(self._failure(problem))
+        outcome["joined"] = Desk.hooks.joined()
+        return outcome
+
+    async def _run(self, order: dict[str, Any], source: str, outcome: dict[str, Any]) -> None:
+        shell = self.shell
+        shell.execution_count = order["execution_count"]
+        shell.displayhook.value = self._result = None
+        shell._last_traceback = None
+        reply = await super().do_execute(source, False, False)
+        result = self._result
+        error = result.error_before_exec or result.error_in_exec if result is not None else None
+        if reply["status"] != "ok" or error is not None:
+            outcome.update(self._failure(error, traceback=reply.get("traceback") or [], ename=reply.get("ename")))
+            return
+        wanted = {name: shell.user_ns[name] for name in order["gather"] if name in shell.user_ns}
+        missing = [name for name in order["gather"] if name not in shell.user_ns]
+        if order["want_value"]:
+            wanted[LAST_VALUE] = shell.displayhook.value
+        outcome["values"] = self._hold.pack(wanted)
+        outcome["values"].update({name: {"error": "is not defined on this rank", "type": "NameError"} for name in missing})
+        shell.displayhook.value = None
+
+    def _failure(
+        self, problem: BaseException | None, *, traceback: list[str] | None = None, ename: str | None = None, phase: str = "run"
+    ) -> dict[str, Any]:
+        packed = self._hold.pack({"exception": problem})["exception"] if problem is not None and phase == "run" else {}
+        return {
+            "status": "error",
+            "phase": phase,
+            "ename": ename or type(problem).__name__,
+            "evalue": "" if problem is None else str(problem),
+            "traceback": traceback or [],
+            "exception": packed,
+            "freed": self._freed,
+            "interrupted": isinstance(problem, (KeyboardInterrupt, asyncio.CancelledError)),
+        }

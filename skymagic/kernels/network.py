@@ -1,0 +1,68 @@
+"""Which network interface leads to the head node, and the environment that frameworks read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import sys
+
+from skymagic.runtime import InstanceInfo
+
+SIOCGIFADDR = 0x8915
+
+
+def interface_to(address: str) -> str | None:
+    """Name of the interface whose address reaches `address`; None where the system does not tell.
+
+    gloo otherwise binds to what the hostname resolves to, which is often 127.0.0.1, and hangs.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with contextlib.suppress(OSError):
+            probe.connect((address, 9))  # sends nothing
+        mine = probe.getsockname()[0]
+        if mine.startswith("127."):
+            return "lo0" if sys.platform == "darwin" else "lo"
+        if sys.platform != "linux":
+            return None
+        import fcntl
+
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                packed = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(packed[20:24]) == mine:
+                    return name
+    return None
+
+
+def environment(info: InstanceInfo) -> dict[str, str]:
+    """What torch, JAX, torchrun scripts and SkyPilot's examples read; MASTER_PORT is added when it is known.
+
+    Names: torch.distributed.elastic's environment, and SkyPilot's "environment variables" page.
+    """
+    addresses = {peer.node: peer.addr for peer in info.peers} or {0: info.head_addr}
+    values = {
+        "RANK": info.rank,
+        "LOCAL_RANK": info.local_rank,
+        "WORLD_SIZE": info.world_size,
+        "LOCAL_WORLD_SIZE": info.local_world_size,
+        "NODE_RANK": info.node,
+        "GROUP_RANK": info.node,
+        "MASTER_ADDR": info.head_addr,
+        "COMPUTE_POOL": info.to_json(),
+        "SKYPILOT_NODE_IPS": "\n".join(addresses[node] for node in sorted(addresses)),
+        "SKYPILOT_NUM_NODES": info.total_nodes,
+        "SKYPILOT_NODE_RANK": info.node,
+        "SKYPILOT_NUM_GPUS_PER_NODE": info.accelerators,
+        "SKYPILOT_TASK_ID": info.job_id,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def interfaces(info: InstanceInfo) -> dict[str, str]:
+    """The variables that pin gloo and NCCL to the cluster's interface; what the user has set stays."""
+    name = interface_to(info.head_addr)
+    if name is None:
+        return {}
+    return {key: name for key in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if key not in os.environ}

@@ -1,0 +1,182 @@
+"""A rank's output on its way out of the node: pipes → complete log → what the screen may see.
+
+The agent reads the pipes, not the rank: a rank that holds the GIL in C code while it prints cannot block on its own pipe, and
+what a rank wrote before it was killed is still there. All of print, ``os.write(1, …)``, C libraries and child processes come
+through here.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from skymagic.wire import Begin, Publish
+
+PIPE_BYTES = 1 << 20
+BATCH_SECONDS = 0.01
+"""Text that follows within this time is sent together, so that a flood of short lines costs a hundred messages a second at most."""
+REFILL_SHARE = 0.25
+"""Share of the limit that the screen gets back each second."""
+
+Send = Callable[[dict[str, Any], dict[str, Any]], None]
+"""Puts a content dictionary on iopub under a parent header."""
+
+
+class Screen:
+    """How much text of one run may still go to the screen: a token bucket. Pure; the caller brings the time."""
+
+    def __init__(self, limit: int, now: float) -> None:
+        self.limit = limit
+        self.tokens = float(limit)
+        self.since = now
+        self.held_back = 0
+
+    def admit(self, size: int, now: float) -> bool:
+        """Whether `size` more bytes may be shown at this time (seconds, monotonic)."""
+        self.tokens = min(self.limit, self.tokens + (now - self.since) * self.limit * REFILL_SHARE)
+        self.since = now
+        if self.held_back and self.tokens < self.limit * REFILL_SHARE:  # not one line here, one line there
+            self.held_back += size
+            return False
+        if size > self.tokens:
+            self.held_back += size
+            return False
+        self.tokens -= size
+        return True
+
+
+class Pipe:
+    """The read end of one standard stream of a rank."""
+
+    def __init__(self, name: str, fd: int) -> None:
+        self.name = name
+        self.fd = fd
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.waiting: list[str] = []
+        os.set_blocking(fd, False)
+
+    def read(self) -> bytes | None:
+        """What is there now; b"" when nothing is, None at the end of the stream."""
+        try:
+            return os.read(self.fd, PIPE_BYTES) or None
+        except BlockingIOError:
+            return b""
+        except OSError:
+            return None
+
+
+class RankOutput:
+    """Owns the log and the read ends of one rank's pipes.
+
+    Args:
+        rank: whose output it is; part of every message.
+        log: path of the log, made anew readable for the owner only.
+        pipes: read ends by stream name.
+        send: puts a content on iopub.
+    """
+
+    def __init__(self, rank: int, log: Path, pipes: dict[str, int], send: Send) -> None:
+        self.rank = rank
+        self.pipes = [Pipe(name, fd) for name, fd in pipes.items()]
+        self.log_path = log
+        self._log: BinaryIO = open(os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab", buffering=0)  # noqa: SIM115
+        self._send = send
+        self._parent: dict[str, Any] | None = None
+        self._screen: Screen | None = None
+        self.due: float | None = None
+        """When text that waits for company must leave (monotonic seconds)."""
+        self._last_sent = 0.0
+
+    def begin(self, message: Begin, now: float) -> None:
+        """Attribute all that comes from now on to a request; earlier text leaves under the earlier one."""
+        self.drain(now)
+        self._parent = message.parent
+        self._screen = Screen(message.limit, now) if message.shown else None
+
+    def publish(self, message: Publish, now: float) -> None:
+        """Rich output, after the text written before it."""
+        self.drain(now)
+        plain = message.content.get("data", {}).get("text/plain", "")
+        if plain:
+            self._write_log(f"{plain}\n".encode(errors="replace"))
+        if self._screen is not None and self._parent is not None:
+            self._send(self._parent, {"rank": self.rank, "kind": message.kind, **message.content})
+
+    def end(self, now: float) -> None:
+        """All text of the request has been written: show it, and say that it was all."""
+        self.drain(now)
+        if self._parent is not None:
+            self._note_held_back()
+            self._send(self._parent, {"rank": self.rank, "kind": "end"})
+
+    def read(self, pipe: Pipe, now: float) -> bool:
+        """Take what one pipe has; False at its end."""
+        data = pipe.read()
+        if data is None:
+            return False
+        if data:
+            self._take(pipe, data, now)
+            if now - self._last_sent >= BATCH_SECONDS:
+                self.flush(now)
+            elif self.due is None:
+                self.due = self._last_sent + BATCH_SECONDS
+        return True
+
+    def drain(self, now: float) -> None:
+        """Take and show everything written so far."""
+        for pipe in self.pipes:
+            while data := pipe.read():
+                self._take(pipe, data, now)
+        self.flush(now)
+
+    def flush(self, now: float) -> None:
+        """Send the text that waits."""
+        self.due = None
+        for pipe in self.pipes:
+            if pipe.waiting:
+                text = "".join(pipe.waiting)
+                pipe.waiting.clear()
+                self._last_sent = now
+                if self._parent is not None:
+                    self._send(self._parent, {"rank": self.rank, "kind": "stream", "name": pipe.name, "text": text})
+
+    def close(self) -> None:
+        """Close the log and the pipes; twice is safe."""
+        for pipe in self.pipes:
+            os.close(pipe.fd)
+        self.pipes.clear()
+        self._log.close()
+
+    def tail(self, lines: int = 20, limit: int = 16384) -> str:
+        """The last lines of the log."""
+        with self.log_path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - limit))
+            return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
+
+    def _take(self, pipe: Pipe, data: bytes, now: float) -> None:
+        self._write_log(data)
+        if self._screen is None:
+            return
+        was_held_back = self._screen.held_back
+        if self._screen.admit(len(data), now):
+            if was_held_back:
+                self._note_held_back()
+            pipe.waiting.append(pipe.decoder.decode(data))
+
+    def _note_held_back(self) -> None:
+        screen = self._screen
+        if screen is not None and screen.held_back and self._parent is not None:
+            note = {"rank": self.rank, "kind": "held_back", "nbytes": screen.held_back}
+            screen.held_back = 0
+            self._send(self._parent, note)
+
+    def _write_log(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self._log.write(view) :]
+            except OSError:  # a full disk must not stop the run; the screen still has it
+                return

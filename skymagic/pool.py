@@ -1,0 +1,485 @@
+"""A pool: ranks that are ready, from acquiring their machines to releasing them, whatever happens in between."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from skymagic import display, plugins, providers, states, wire
+from skymagic.agents import Agents, describe
+from skymagic.errors import PoolError, PoolStateError, RequestError
+from skymagic.plan import Defaults, Plan, PoolRequest, fits
+from skymagic.results import rank_words
+from skymagic.run import Limits, Report, Run, Screen
+from skymagic.runtime import InstanceInfo, Peer
+from skymagic.states import Event, State
+
+if TYPE_CHECKING:
+    from skymagic.engine import Engine
+    from skymagic.ship import Shipper
+
+START_TIMEOUT = 120.0
+REJOIN_TIMEOUT = 20.0
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a run asks of the ranks that take part."""
+
+    source: str
+    ranks: tuple[int, ...]
+    shown: tuple[int, ...]
+    want: tuple[int, ...] = ()
+    """Ranks that send back the value of the cell's last expression."""
+    gather: tuple[str, ...] = ()
+    """Variables that they send back as well."""
+    push: tuple[str, ...] = ()
+    no_push: bool | tuple[str, ...] = False
+    fresh: bool = False
+    execution_count: int = 1
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Names bound on the ranks for this run besides the notebook's."""
+
+
+class Pool:
+    """Owns machines, agents, engine and store of one set of ranks.
+
+    Args:
+        name: what users call it.
+        plan: what to make.
+        namespace: the notebook's variables.
+        defaults: limits and such.
+    """
+
+    def __init__(self, name: str, plan: Plan, namespace: dict[str, Any], defaults: Defaults) -> None:
+        self.name = name
+        self.plan = plan
+        self.job_id = f"{name}-{secrets.token_hex(4)}"
+        self.state = State.NEW
+        self.started_at = 0.0
+        self.start_seconds = 0.0
+        self.runs = 0
+        self.defaults = defaults
+        self.namespace = namespace
+        self._provider = providers.load(plan.provider)
+        self._agents: Agents | None = None
+        self._engine: Engine | None = None
+        self._shipper: Shipper | None = None
+        self._generation = 0
+        self._turn = threading.RLock()
+        """Held by whoever uses the ranks; runs wait for each other."""
+        self._current: Any = None
+        self._mending: threading.Thread | None = None
+        self._mend_problem: Exception | None = None
+        self._notes: list[str] = []
+        """What the user must hear before the next run."""
+
+    # -- start and end -----------------------------------------------------------------------------------------------
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.plan.topology.world_size
+
+    @property
+    def agents(self) -> Agents:
+        """The agents of a started pool."""
+        if self._agents is None:
+            raise PoolStateError(f"pool {self.name!r} is {self.state.value}: {self.state.sentence}")
+        return self._agents
+
+    @property
+    def shipper(self) -> Shipper:
+        """What knows which values the ranks hold."""
+        if self._shipper is None:
+            raise PoolStateError(f"pool {self.name!r} is {self.state.value}: {self.state.sentence}")
+        return self._shipper
+
+    def _move(self, event: Event) -> None:
+        self.state = states.move(self.state, event, self.name)
+
+    def start(self) -> Pool:
+        """Acquire the machines and bring up all ranks; whatever goes wrong, nothing is left running."""
+        begun = time.monotonic()
+        self._move(Event.START)
+        try:
+            self._bring_up()
+        except BaseException:
+            self.close()
+            raise
+        self._move(Event.STARTED)
+        self.started_at = time.time()
+        self.start_seconds = time.monotonic() - begun
+        return self
+
+    def _bring_up(self) -> None:
+        members = self._provider.acquire(self.plan, self.name)
+        self._agents = Agents(members, self._rank_specs(members), self._on_death, self._on_loss)
+        self._agents.start(
+            [
+                wire.AgentSpec(
+                    pool=self.name, job_id=self.job_id, node=member.node, head=index == 0,
+                    preload=self._preload(), env=self._environment(), parent_pid=os.getpid(),
+                )
+                for index, member in enumerate(members)
+            ]
+        )  # fmt: skip
+        from skymagic.engine import Engine  # imports ipyparallel, while the agents start
+        from skymagic.ship import Shipper
+        from skymagic.store import NodeStore
+
+        controller = self._agents.wait_controller(START_TIMEOUT)
+        self._engine = Engine(controller.client)
+        self._shipper = Shipper(NodeStore(controller.store), self.namespace, os.getcwd())
+        self._agents.wait_ready(START_TIMEOUT)
+        self._bind(range(self.world_size))
+
+    def _bind(self, ranks: Iterable[int]) -> None:
+        assert self._engine is not None and self._agents is not None
+        idents = {rank: self._agents.ranks[rank].ident for rank in ranks}
+        self._engine.bind({rank: ident for rank, ident in idents.items() if ident is not None}, START_TIMEOUT)
+
+    def _preload(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(module for plugin in self._plugins() for module in plugin.preload))
+
+    def _plugins(self) -> list[plugins.Plugin]:
+        return plugins.order([plugins.load(spec) for spec in self.plan.request.plugins])
+
+    def _environment(self) -> dict[str, str]:
+        shape = self.plan.topology
+        on_machine = shape.world_size if self.plan.provider == "local" else shape.procs_per_node
+        env = {"OMP_NUM_THREADS": str(max(1, self.plan.cpus // on_machine))} if "OMP_NUM_THREADS" not in os.environ else {}
+        secret = {name: os.environ[name] for name in self.plan.request.secrets if name in os.environ}
+        return {**env, **dict(self.plan.image.env), **dict(self.plan.request.env), **secret}
+
+    def _rank_specs(self, members: Sequence[Any]) -> dict[int, tuple[int, wire.RankSpec]]:
+        shape, plan = self.plan.topology, self.plan
+        ordered = {plugin.name: plugin for plugin in self._plugins()}
+        options = {spec.name: dict(spec.options) for spec in plan.request.plugins}
+        specs = tuple({"name": name, "options": options.get(name, {})} for name in ordered)
+        peers = tuple(
+            Peer(node, members[min(node, len(members) - 1)].address, members[min(node, len(members) - 1)].hostname)
+            for node in range(shape.nodes)
+        )
+        found = {}
+        for rank in range(shape.world_size):
+            node = shape.node_of(rank)
+            index = min(node, len(members) - 1)
+            info = InstanceInfo(
+                node=node, total_nodes=shape.nodes, head_addr=members[0].address, head_port=0,
+                accelerators=plan.request.gpu.count if plan.request.gpu else 0, peers=peers, rank=rank,
+                world_size=shape.world_size, local_rank=shape.local_rank(rank), local_world_size=shape.procs_per_node,
+                hostname=members[index].hostname, job_id=self.job_id,
+            )  # fmt: skip
+            found[rank] = (index, wire.RankSpec(rank, info.plain(), specs, self._rank_environment(node)))
+        return found
+
+    def _rank_environment(self, node: int) -> dict[str, str]:
+        """Ranks of one node see the node's GPUs, and take theirs by LOCAL_RANK, as under torchrun."""
+        if not self.plan.devices:
+            return {}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.plan.devices[node]))}
+
+    def close(self) -> None:
+        """End all ranks and release all machines; legal in every state, twice is safe."""
+        if self.state is State.STOPPED:
+            return
+        self._move(Event.STOP)
+        for release in (self._close_engine, self._close_agents, self._provider.release):
+            with contextlib.suppress(Exception):
+                release()
+        self._move(Event.STOPPED)
+        _pools.pop(self.name, None) if _pools.get(self.name) is self else None
+
+    def _close_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+
+    def _close_agents(self) -> None:
+        if self._agents is not None:
+            self._agents.close()
+
+    # -- news from below ---------------------------------------------------------------------------------------------
+
+    def _on_death(self, exited: wire.RankExited) -> None:
+        current = self._current
+        if current is not None and exited.rank in current.ranks:
+            current.put("died", exited.rank, {"exited": exited})
+        elif self.state is State.READY and not exited.expected:
+            host = self.agents.ranks[exited.rank].hostname
+            self._notes.append(
+                f"rank {exited.rank} on {host} had died ({describe(exited)}); it was started anew and lost its variables"
+            )
+            self._mend([exited.rank])
+
+    def _on_loss(self, node: int, reason: str) -> None:
+        if self.state in (State.STOPPING, State.STOPPED, State.STARTING):
+            return
+        self._move(Event.LOSE)
+        current = self._current
+        if current is not None:
+            for rank in current.ranks:
+                gone = wire.RankExited(rank, 0, None, False, tail=reason)
+                current.put("died", rank, {"exited": gone})
+
+    # -- runs --------------------------------------------------------------------------------------------------------
+
+    def run(self, order: Order, screen: Screen, limits: Limits) -> Report:
+        """Ship what the order needs, carry it out, and mend what broke.
+
+        Raises:
+            CaptureError: names that cannot travel; nothing has run.
+            PoolStateError: the pool is stopped or lost.
+        """
+        with self._turn:
+            self._await_mending()
+            for note in self._notes:
+                screen.note(f"[{note}]\n")
+            self._notes.clear()
+            self._move(Event.RUN)
+            try:
+                cargo = self.shipper.prepare(
+                    order.source, order.ranks, push=order.push, no_push=order.no_push, fresh=order.fresh
+                )
+                report = self._carry_out(order, cargo, screen, limits)
+            finally:
+                self._current = None
+                self._move(Event.DONE)
+            self._mend_after(report)
+            return report
+
+    def _carry_out(self, order: Order, cargo: Any, screen: Screen, limits: Limits) -> Report:
+        assert self._engine is not None
+        self.runs += 1
+        envelope = {
+            "kind": "cell",
+            "ranks": list(order.ranks),
+            "shown": list(order.shown),
+            "screen_limit": self.defaults.screen_limit,
+            "execution_count": order.execution_count,
+            "cargo": cargo.orders,
+            "gather": list(order.gather),
+            "want": list(order.want),
+        }
+        submission = self._engine.submit(order.ranks, envelope, order.source)
+        self._current = submission
+        report = Run(submission, self.agents, screen, limits).wait()
+        for number, rank in report.ranks.items():
+            if rank.outcome is not None and rank.outcome.get("bound"):
+                self.shipper.landed(cargo, number)
+        self._engine.purge(submission)
+        return report
+
+    # -- mending -----------------------------------------------------------------------------------------------------
+
+    def _mend_after(self, report: Report) -> None:
+        dead = [number for number, rank in report.ranks.items() if rank.died is not None]
+        left = [n for n, rank in report.ranks.items() if rank.outcome is not None and not rank.outcome.get("joined", True)]
+        if self.state is State.READY and (dead or left or report.freed):
+            self._mend(dead)
+
+    def _mend(self, dead: Sequence[int]) -> None:
+        """Start ranks anew and form the process groups again, beside the user; the next run waits for it."""
+        self._move(Event.MEND)
+        self._mending = threading.Thread(target=self._mend_now, args=(list(dead),), name="skymagic-mend", daemon=True)
+        self._mending.start()
+
+    def _mend_now(self, dead: list[int]) -> None:
+        try:
+            if not self._bring_back(dead) and not self._bring_back(range(self.world_size)):
+                raise PoolError(f"the ranks of pool {self.name!r} did not come back")
+        except Exception as problem:
+            self._mend_problem = problem
+            self._move(Event.DEGRADE)
+        else:
+            self._move(Event.MENDED)
+
+    def _bring_back(self, dead: Iterable[int]) -> bool:
+        """Replace the dead, and let all others join a new group with them; whether that worked."""
+        engine = self._engine
+        assert engine is not None
+        dead = sorted(set(dead))
+        self._generation += 1
+        engine.forget(dead)
+        self.shipper.forget(dead)
+        self.agents.respawn(dead, self._generation)
+        alive = [rank for rank in range(self.world_size) if rank not in dead]
+        joined = self._rejoin(alive)
+        if joined is None:
+            self._notes.append("the process group could not be formed again: all ranks were started anew and lost their variables")
+            return False
+        self.agents.wait_ready(START_TIMEOUT, dead)
+        self._bind(dead)
+        return True
+
+    def _rejoin(self, alive: Sequence[int]) -> bool | None:
+        assert self._engine is not None
+        if not alive or not any(plugin.rejoins for plugin in self._plugins()):
+            return True
+        envelope = {
+            "kind": "rejoin", "ranks": list(alive), "shown": [], "screen_limit": 1, "generation": self._generation,
+        }  # fmt: skip
+        submission = self._engine.submit(alive, envelope, "")
+        report = Run(submission, self.agents, Nowhere(), Limits(timeout=REJOIN_TIMEOUT, grace=0.1)).wait()
+        self._engine.purge(submission)
+        if not report.good:
+            return None
+        for rank in report.ranks.values():
+            for note in (rank.outcome or {}).get("notes", ()):
+                if note not in self._notes:
+                    self._notes.append(note)
+        return True
+
+    def _await_mending(self) -> None:
+        if self._mending is not None:
+            while self._mending.is_alive():
+                self._mending.join(0.2)  # a lock without a time limit could not be interrupted
+            self._mending = None
+        if self._mend_problem is not None:
+            problem, self._mend_problem = self._mend_problem, None
+            raise PoolStateError(f"pool {self.name!r} lost ranks that did not come back: {problem}; try %sky_restart")
+
+    def restart(self, ranks: Sequence[int] | None = None) -> None:
+        """Start ranks anew (all of them): their variables are gone. Legal in every state but the end.
+
+        Raises:
+            PoolError: they did not come back.
+        """
+        chosen = list(range(self.world_size)) if ranks is None else sorted(set(ranks))
+        wrong = [rank for rank in chosen if not 0 <= rank < self.world_size]
+        if wrong:
+            raise RequestError(f"pool {self.name!r} has ranks 0 to {self.world_size - 1}, not {rank_words(wrong)}")
+        self.agents.signal(chosen, signal.SIGKILL)
+        if self._mending is not None:
+            self._mending.join(START_TIMEOUT)
+        self._mend_problem = None
+        self._mend(chosen)
+        self._mending.join(START_TIMEOUT)
+        if self._mend_problem is not None:
+            problem, self._mend_problem = self._mend_problem, None
+            raise PoolError(f"the ranks did not come back: {problem}") from problem
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def log_path(self, rank: int) -> str:
+        """Where a rank's complete output is, on its node."""
+        assert self.agents.controller is not None
+        return os.path.join(self.agents.controller.directory, f"rank-{rank}.log")
+
+    def status(self) -> list[tuple[object, ...]]:
+        """A row for each rank: rank, node, host, process id, state."""
+        rows: list[tuple[object, ...]] = []
+        for number, rank in sorted(self.agents.ranks.items()) if self._agents else ():
+            word = "ended" if rank.exited else self.state.value if rank.ready else "starting"
+            rows.append((number, self.plan.topology.node_of(number), rank.hostname, rank.pid, word))
+        return rows
+
+    def __repr__(self) -> str:
+        shape = self.plan.topology
+        names = ", ".join(spec.name for spec in self.plan.request.plugins) or "none"
+        nodes = display.count(shape.nodes, "node")
+        return (
+            f"<Pool {self.name!r}: {nodes} × {display.count(shape.procs_per_node, 'rank')} on {', '.join(self.plan.hosts)}, "
+            f"plugins: {names}, {self.state.value}>"
+        )
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Nowhere:
+    """A screen that shows nothing."""
+
+    def text(self, rank: int, name: str, text: str) -> None:
+        """Not shown."""
+
+    def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
+        """Not shown."""
+
+    def note(self, text: str) -> None:
+        """Not shown."""
+
+
+# -- all pools of this process ---------------------------------------------------------------------------------------
+
+_pools: dict[str, Pool] = {}
+DEFAULT_NAME = "main"
+
+
+def find(name: str | None = None) -> Pool:
+    """The pool of this name, or the one used last.
+
+    Raises:
+        PoolError: there is none; the message says how to make one.
+    """
+    if name is not None and name in _pools:
+        return _pools[name]
+    if name is None and _pools:
+        return next(reversed(_pools.values()))
+    there = f"there are {', '.join(_pools)}" if _pools else "there is none"
+    wanted = f"there is no pool {name!r}; {there}" if name else "there is no pool yet"
+    raise PoolError(f"{wanted}: make one with %sky_pool {name or ''} --nodes 2 --plugin torch")
+
+
+def every() -> list[Pool]:
+    """All pools, the one used last at the end."""
+    return list(_pools.values())
+
+
+def ensure(request: PoolRequest, namespace: dict[str, Any], defaults: Defaults, tell: Callable[[str], None]) -> Pool:
+    """The pool that a request describes: the running one where it fits, else a new one.
+
+    Args:
+        tell: told in a line what is done.
+
+    Raises:
+        RequestError: all mistakes of the request; or a pool of this name runs and is another.
+    """
+    plan = providers.load(request.provider).plan(request)
+    name = request.name or DEFAULT_NAME
+    there = _pools.get(name)
+    if request.name is None:
+        there = next((pool for pool in reversed(_pools.values()) if not fits(request, pool.plan)), there)
+    if there is not None:
+        differences = fits(request, there.plan)
+        if differences:
+            raise RequestError(
+                [f"pool {there.name!r} runs already and {reason}" for reason in differences]
+                + [f"end it first (%sky_down {there.name}), or give the new one another name (%sky_pool NAME …)"]
+            )
+        use(there)
+        return there
+    pool = Pool(name, plan, namespace, defaults)
+    tell(f"starting {display.count(pool.world_size, 'rank')} on {', '.join(plan.hosts)} …")
+    _pools[name] = pool
+    try:
+        pool.start()
+    except BaseException:
+        _pools.pop(name, None)
+        raise
+    return pool
+
+
+def use(pool: Pool) -> None:
+    """Make a pool the one used last."""
+    _pools[pool.name] = _pools.pop(pool.name)
+
+
+def close_all() -> None:
+    """End every pool."""
+    for pool in every():
+        pool.close()
+
+
+atexit.register(close_all)

@@ -1,0 +1,105 @@
+"""Ranks on this machine, in the notebook's own interpreter; nodes are groups of ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import distributions
+
+from skymagic import image
+from skymagic.agents import Member
+from skymagic.errors import RequestError
+from skymagic.plan import Inventory, Plan, PoolRequest, plan
+
+ADDRESS = "127.0.0.1"
+
+
+class Local:
+    """The provider that needs nothing."""
+
+    def plan(self, request: PoolRequest) -> Plan:
+        """Check the request against this machine."""
+        mistakes: list[str] = []
+        made: Plan | None = None
+        try:
+            made = plan(request, inventory())
+            mistakes = image.missing(made.image, installed())
+        except RequestError as refused:
+            mistakes = list(refused.mistakes)
+        if mistakes or made is None:
+            raise RequestError(mistakes)
+        return made
+
+    def acquire(self, plan: Plan, pool: str) -> Sequence[Member]:
+        """One agent serves all ranks of this machine."""
+        return [Member(0, socket.gethostname(), ADDRESS, ChildTransport)]
+
+    def release(self) -> None:
+        """Nothing was acquired."""
+
+
+class ChildTransport:
+    """An agent as a child process, spoken to over pipes."""
+
+    def __init__(self) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "skymagic.kernels.agent"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a terminal's Ctrl-C is for the notebook, which passes it on
+        )  # fmt: skip
+        assert self._child.stdin is not None and self._child.stdout is not None
+        self._in, self._out = self._child.stdin.fileno(), self._child.stdout.fileno()
+
+    def read(self) -> bytes:
+        """Bytes from the agent."""
+        return os.read(self._out, 1 << 16)
+
+    def write(self, data: bytes) -> None:
+        """Bytes to the agent."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._in, view) :]
+
+    def close(self) -> None:
+        """Close its input, upon which it ends everything; kill it if it does not."""
+        child = self._child
+        with contextlib.suppress(OSError):
+            if child.stdin is not None:
+                child.stdin.close()
+        try:
+            child.wait(timeout=5.0)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
+
+
+def inventory() -> Inventory:
+    """What this machine has. GPUs are those that nvidia-smi lists; asking torch would open them in this process."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    return Inventory(socket.gethostname(), cpus, memory, gpus(), f"{sys.version_info.major}.{sys.version_info.minor}")
+
+
+def gpus() -> tuple[str, ...]:
+    """Names of this machine's GPUs, in the order of their numbers."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    command = [program, "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
+
+
+def installed() -> dict[str, str]:
+    """Name → version of the packages in this environment."""
+    return {dist.name: dist.version for dist in distributions() if dist.name}

@@ -1,0 +1,122 @@
+"""What the ranks sent back: values in rank order, or one error that sums up what failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skymagic.errors import RankDied, RankError, RunError
+
+CONNECTION_WORDS = ("connection closed by peer", "connection reset", "broken pipe", "socket closed", "nccl", "closed by remote")
+"""What a rank says whose peer went away: a consequence, not a cause."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A rank that did not end its cell well."""
+
+    rank: int
+    hostname: str
+    ename: str
+    evalue: str
+    traceback: tuple[str, ...] = ()
+    exception: BaseException | None = None
+    freed: bool = False
+    """It was let out of a collective, or interrupted, because another rank had failed."""
+    died: str = ""
+    """How its process ended, in words; empty if it lives."""
+    status: int | None = None
+    tail: str = ""
+
+    @property
+    def secondary(self) -> bool:
+        """Whether this only followed from another rank's failure."""
+        return self.freed or (not self.died and is_connection_error(self.ename, self.evalue))
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """Stands in the place of a value that could not come back."""
+
+    rank: int
+    reason: str
+
+    def __repr__(self) -> str:
+        return f"<unavailable: rank {self.rank}: {self.reason}>"
+
+
+def is_connection_error(ename: str, evalue: str) -> bool:
+    """Whether an error says that a peer went away."""
+    return ename in {"RuntimeError", "DistBackendError", "DistNetworkError", "ConnectionError", "ConnectionResetError"} and any(
+        word in evalue.lower() for word in CONNECTION_WORDS
+    )
+
+
+def first_cause(failures: Sequence[Failure]) -> Failure:
+    """The failure that the others follow from: a dead rank first, then the first that no other explains."""
+    died = [failure for failure in failures if failure.died]
+    causes = [failure for failure in failures if not failure.secondary]
+    return (died or causes or list(failures))[0]
+
+
+def rank_words(ranks: Sequence[int]) -> str:
+    """"rank 3", "ranks 0, 2", "ranks 0–3"."""
+    ordered = sorted(ranks)
+    if len(ordered) == 1:
+        return f"rank {ordered[0]}"
+    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
+        return f"ranks {ordered[0]}–{ordered[-1]}"
+    return "ranks " + ", ".join(map(str, ordered))
+
+
+def summary(cause: Failure, failures: Sequence[Failure], world: int, notes: Sequence[str] = ()) -> str:
+    """The lines under the traceback: which ranks failed how, which were stopped, what is lost."""
+    where = f"[rank {cause.rank} of {world} on {cause.hostname}]"
+    same = [f.rank for f in failures if f.rank != cause.rank and (f.ename, f.evalue, f.died) == (cause.ename, cause.evalue, cause.died)]
+    other = [f for f in failures if f.rank != cause.rank and f.rank not in same and not f.secondary]
+    freed = [f.rank for f in failures if f.rank != cause.rank and f.rank not in same and f.secondary]
+    lines = [where]
+    if same:
+        lines[0] += f" and the same on {rank_words(same)}"
+    lines += [f"rank {f.rank}: {f.ename}: {f.evalue.splitlines()[0] if f.evalue else ''}"[:200] for f in other]
+    if freed:
+        lines.append(f"{rank_words(freed)} had to be stopped")
+    return "\n".join([*lines, *notes])
+
+
+def error_of(failures: Sequence[Failure], world: int, notes: Sequence[str] = ()) -> RunError:
+    """One error for a failed run; raise it ``from`` its ``cause`` attribute's exception.
+
+    The error's type is made from RankError and the type that the rank raised, so that ``except ValueError`` catches it.
+    """
+    cause = first_cause(failures)
+    below = summary(cause, failures, world, notes)
+    error: RunError
+    if cause.died:
+        what = f"rank {cause.rank} on {cause.hostname} died: {cause.died}"
+        rest = below.split("\n")[1:]
+        tail = ["the last lines of its log:", *("  " + line for line in cause.tail.splitlines()[-8:])] if cause.tail else []
+        error = RankDied("\n".join([what, *rest, *tail]), rank=cause.rank, hostname=cause.hostname, status=cause.status)
+    else:
+        message = f"{cause.evalue}\n{below}" if cause.evalue else below
+        error = rank_error(cause, message, below)
+    error.failures = tuple(failures)
+    error.__cause__ = cause.exception
+    return error
+
+
+def rank_error(cause: Failure, message: str, below: str) -> RankError:
+    """A RankError that is also an instance of what the rank raised, where Python allows such a type."""
+    values: Mapping[str, Any] = {
+        "rank": cause.rank, "hostname": cause.hostname, "ename": cause.ename, "evalue": cause.evalue,
+        "traceback": cause.traceback, "below": below,
+    }  # fmt: skip
+    original = type(cause.exception) if cause.exception is not None else None
+    if original is not None and not issubclass(RankError, original):
+        try:
+            kind = type(cause.ename, (RankError, original), {"__module__": original.__module__})
+            return kind(message, **values)  # type: ignore[no-any-return]
+        except Exception:  # a layout conflict, or a constructor of its own
+            pass
+    return RankError(message, **values)

@@ -1,0 +1,259 @@
+"""One run of one order: events in, output out; fail fast, free who is stuck, and never wait for what cannot come."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from skymagic import display, wire
+from skymagic.agents import Agents
+from skymagic.engine import Event, Submission
+
+SETTLE = 0.1
+"""Seconds that other ranks have to fail by themselves, so that an error that all of them raise is told as such."""
+ROOT_CAUSE = 0.5
+"""Seconds to wait for the cause when the first news is that a connection closed."""
+LATE_OUTPUT = 1.0
+"""Seconds to wait for the last text of a rank that has died."""
+STACKS = 0.5
+"""Seconds that ranks have to say where they are."""
+
+
+class Screen(Protocol):
+    """Where a run's output goes; called on the run's own thread, in order."""
+
+    def text(self, rank: int, name: str, text: str) -> None:
+        """Text of a rank's standard stream."""
+
+    def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
+        """A display message of Jupyter's."""
+
+    def note(self, text: str) -> None:
+        """A line of skymagic's own."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Times of a run, in seconds."""
+
+    timeout: float | None = None
+    grace: float = 2.0
+    """From an interrupt to freeing, and from freeing to killing."""
+    stall_after: float = 30.0
+
+
+@dataclass
+class RankRun:
+    """One rank's part of a run."""
+
+    outcome: Mapping[str, Any] | None = None
+    ended: bool = False
+    """Its output is complete."""
+    died: wire.RankExited | None = None
+    died_at: float = 0.0
+    stopped: bool = False
+    """It was interrupted or freed because of another rank's failure, a timeout or the user."""
+    killed: bool = False
+    finished_at: float | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Nothing more is to come."""
+        return self.ended and (self.outcome is not None or self.died is not None)
+
+    @property
+    def failed(self) -> bool:
+        """It died, or its cell did not end well."""
+        return self.died is not None or (self.outcome is not None and self.outcome["status"] != "ok")
+
+
+@dataclass
+class Report:
+    """How a run ended."""
+
+    ranks: dict[int, RankRun]
+    interrupted: bool = False
+    timed_out: bool = False
+    where: Mapping[int, Mapping[str, Any] | None] = field(default_factory=dict)
+    """Stacks of the ranks that had not ended when the time was over or the user stopped them."""
+    freed: bool = False
+    """Connections of process groups were shut down: groups must be formed anew."""
+
+    @property
+    def good(self) -> bool:
+        """Every rank ended well."""
+        return not (self.interrupted or self.timed_out or any(rank.failed for rank in self.ranks.values()))
+
+
+class Run:
+    """Waits for one submission.
+
+    Args:
+        submission: what was sent.
+        agents: signals, questions.
+        screen: where output goes.
+        limits: how long anything may take.
+    """
+
+    def __init__(self, submission: Submission, agents: Agents, screen: Screen, limits: Limits) -> None:
+        self._submission = submission
+        self._agents = agents
+        self._screen = screen
+        self._limits = limits
+        self._started = time.monotonic()
+        self._stop_at: float | None = None
+        """When the ranks that go on are interrupted and freed, because one has failed."""
+        self._free_at: float | None = None
+        self._kill_at: float | None = None
+        self._stall_told = False
+        self.report = Report({rank: RankRun() for rank in submission.ranks})
+
+    def wait(self) -> Report:
+        """Until every rank has settled. Interrupts by the user are taken up here and become part of the report."""
+        while self._open():
+            try:
+                self._step()
+            except KeyboardInterrupt:
+                self._pressed()
+        return self.report
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        try:
+            event = self._submission.events.get(timeout=self._patience())
+        except queue.Empty:
+            event = None
+        if event is not None:
+            self._take(event)
+        now = time.monotonic()
+        for when, act in ((self._stop_at, self._stop_others), (self._free_at, self._free), (self._kill_at, self._kill)):
+            if when is not None and when <= now:
+                act()
+        if self._limits.timeout is not None and not self._stopping and now >= self._started + self._limits.timeout:
+            self._time_over()
+        self._give_up_on_output(now)
+        self._look_for_stall(now)
+
+    def _patience(self) -> float:
+        now = time.monotonic()
+        times = [when for when in (self._stop_at, self._free_at, self._kill_at) if when is not None]
+        if self._limits.timeout is not None and not self._stopping:
+            times.append(self._started + self._limits.timeout)
+        times += [rank.died_at + LATE_OUTPUT for rank in self.report.ranks.values() if rank.died and not rank.ended]
+        if not self._stall_told:
+            times += [rank.finished_at + self._limits.stall_after for rank in self.report.ranks.values() if rank.finished_at]
+        return max(0.0, min([*times, now + 60.0]) - now)
+
+    def _open(self) -> list[int]:
+        return [number for number, rank in self.report.ranks.items() if not rank.settled]
+
+    def _unfinished(self) -> list[int]:
+        return [number for number, rank in self.report.ranks.items() if rank.outcome is None and rank.died is None]
+
+    @property
+    def _stopping(self) -> bool:
+        return self._free_at is not None or self._kill_at is not None or self._stop_at is not None
+
+    def _take(self, event: Event) -> None:
+        rank = self.report.ranks.get(event.rank)
+        if rank is None:
+            return
+        if event.kind == "output":
+            self._show(event.rank, rank, event.content)
+        elif event.kind == "outcome":
+            rank.outcome, rank.finished_at = event.content, time.monotonic()
+        elif event.kind == "died" and rank.outcome is None:
+            rank.died, rank.died_at = event.content["exited"], time.monotonic()
+        if rank.failed and not self._stopping and self._unfinished():
+            self._stop_at = time.monotonic() + (ROOT_CAUSE if self._follows(rank) else SETTLE)
+
+    def _follows(self, rank: RankRun) -> bool:
+        from skymagic.results import is_connection_error
+
+        outcome = rank.outcome
+        return outcome is not None and is_connection_error(str(outcome.get("ename")), str(outcome.get("evalue")))
+
+    def _show(self, number: int, rank: RankRun, content: Mapping[str, Any]) -> None:
+        kind = content["kind"]
+        if kind == "stream":
+            self._screen.text(number, content["name"], content["text"])
+        elif kind == "end":
+            rank.ended = True
+        elif kind == "held_back":
+            self._screen.note(display.held_back(number, content["nbytes"]))
+        else:
+            self._screen.rich(number, kind, content)
+
+    # -- ending early ------------------------------------------------------------------------------------------------
+
+    def _stop_others(self) -> None:
+        """A rank has failed: interrupt the others, and free those that wait for it in a collective."""
+        self._stop_at = None
+        self._interrupt()
+        self._free()
+
+    def _interrupt(self) -> None:
+        open_ranks = self._unfinished()
+        for number in open_ranks:
+            self.report.ranks[number].stopped = True
+        self._agents.signal(open_ranks, signal.SIGINT)
+
+    def _free(self) -> None:
+        self._free_at = None
+        open_ranks = self._unfinished()
+        if open_ranks:
+            answers = self._agents.ask(open_ranks, "release", timeout=STACKS)
+            self.report.freed = self.report.freed or any(answers.values())
+            self._kill_at = time.monotonic() + self._limits.grace
+
+    def _kill(self) -> None:
+        self._kill_at = None
+        open_ranks = self._unfinished()
+        for number in open_ranks:
+            self.report.ranks[number].killed = True
+        self._agents.signal(open_ranks, signal.SIGKILL)
+
+    def _pressed(self) -> None:
+        """The stop button: once interrupts, and frees after the grace period; twice kills."""
+        if self.report.interrupted:
+            self._kill()
+            return
+        self.report.interrupted = True
+        self._interrupt()
+        self._stop_at = None
+        self._free_at = time.monotonic() + self._limits.grace
+
+    def _time_over(self) -> None:
+        open_ranks = self._unfinished()
+        if not open_ranks:
+            return
+        self.report.timed_out = True
+        answers = self._agents.ask(open_ranks, "stacks", timeout=STACKS)
+        self.report.where = {number: answers.get(number) for number in open_ranks}
+        self._stop_others()
+
+    def _give_up_on_output(self, now: float) -> None:
+        for rank in self.report.ranks.values():
+            if rank.died is not None and not rank.ended and now >= rank.died_at + LATE_OUTPUT:
+                rank.ended = True
+
+    def _look_for_stall(self, now: float) -> None:
+        """Some ranks have ended, others make no progress: say once who waits where. Nothing is stopped."""
+        finished = [rank.finished_at for rank in self.report.ranks.values() if rank.finished_at]
+        waiting = self._unfinished()
+        if self._stall_told or self._stopping or not finished or not waiting:
+            return
+        if now < max(finished) + self._limits.stall_after:
+            return
+        self._stall_told = True
+        answers = self._agents.ask(waiting, "stacks", timeout=STACKS)
+        ended = display.rank_words([number for number in self.report.ranks if number not in waiting])
+        places = display.stacks({number: answers.get(number) for number in waiting})
+        self._screen.note(f"[{ended} ended {now - max(finished):.0f} s ago; still running: {places}]\n")
+
+

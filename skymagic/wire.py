@@ -1,0 +1,244 @@
+"""What the notebook, the node agents, the forkserver and the ranks say to each other: frozen messages of plain values, one JSON line each.
+
+Two links use them. The *link* joins the notebook to a node agent (its stdin and stdout, or an SSH channel); the *control
+socket* joins a node agent to each of its ranks. Cells and their outcomes do not travel here: they are ipyparallel's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+MAX_LINE = 256 * 1024 * 1024
+"""Longest line accepted, in bytes: rich output (figures, tables) travels in a line."""
+
+
+@dataclass(frozen=True)
+class AgentSpec:
+    """Notebook → agent, first of all: what this node is to do."""
+
+    pool: str
+    job_id: str
+    node: int
+    head: bool
+    preload: tuple[str, ...] = ()
+    """Modules that the forkserver imports before it forks ranks."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Environment of everything on the node; never logged."""
+    workdir: str = ""
+    """Working directory of the ranks; empty: the agent's own."""
+    parent_pid: int = 0
+
+
+@dataclass(frozen=True)
+class RankSpec:
+    """Notebook → agent → forkserver: one rank to start."""
+
+    rank: int
+    info: dict[str, Any]
+    """``runtime.InstanceInfo`` as plain values."""
+    plugins: tuple[dict[str, Any], ...] = ()
+    """``{"name": …, "options": {…}}`` each, in the order in which their hooks run."""
+    env: dict[str, str] = field(default_factory=dict)
+    generation: int = 0
+    """Counts process groups of the pool: a group is formed anew after ranks were freed or replaced."""
+    engine_file: str = ""
+    """Connection file of the controller, filled in by the agent."""
+    store: str = ""
+    """Directory of the node store, filled in by the agent."""
+
+
+@dataclass(frozen=True)
+class Spawn:
+    """Notebook → agent: start these ranks (the earlier process of the same rank, if any, is ended first)."""
+
+    ranks: tuple[dict[str, Any], ...]
+    connection: dict[str, Any] | None = None
+    """The controller's connection info for engines; None on the head node, which has its own."""
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Notebook → agent: send a signal to ranks (SIGKILL reaches their whole process groups)."""
+
+    ranks: tuple[int, ...]
+    signum: int
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Notebook → agent → ranks' control threads: a question, answered by `Answer` with the same number."""
+
+    ranks: tuple[int, ...]
+    what: str
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Rank → agent → notebook."""
+
+    rank: int
+    number: int
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Rank → agent → all other ranks: a value that others wait for, such as the port of rank 0's store."""
+
+    key: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Shutdown:
+    """Notebook → agent: end everything and leave nothing."""
+
+
+@dataclass(frozen=True)
+class ControllerUp:
+    """Agent of the head node → notebook: the controller listens."""
+
+    client: dict[str, Any]
+    engine: dict[str, Any]
+    directory: str
+    store: str
+
+
+@dataclass(frozen=True)
+class AgentFailed:
+    """Agent → notebook: the node cannot go on."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class RankForked:
+    """Agent → notebook: the rank's process exists; its engine registers under this identity."""
+
+    rank: int
+    pid: int
+    ident: str
+
+
+@dataclass(frozen=True)
+class RankReady:
+    """Rank → agent → notebook: registered, plugins' hooks done."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class RankFailed:
+    """Rank → agent → notebook: a plugin's hook raised at start."""
+
+    rank: int
+    ename: str
+    evalue: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class RankExited:
+    """Agent → notebook: the rank's process ended."""
+
+    rank: int
+    pid: int
+    status: int | None
+    """Exit code; negative for a signal; None if nobody could tell."""
+    expected: bool
+    out_of_memory: bool = False
+    tail: str = ""
+    """The last lines of its log."""
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Rank → agent: what comes out of this rank from now on belongs to this request."""
+
+    rank: int
+    parent: dict[str, Any]
+    shown: bool
+    limit: int
+    """Bytes of text that may reach the screen at once; more is paced, and complete in the log only."""
+
+
+@dataclass(frozen=True)
+class Publish:
+    """Rank → agent: rich output, to be put after all text written before it."""
+
+    rank: int
+    kind: str
+    content: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class End:
+    """Rank → agent: the request is over; all of its text has been written."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """Agent → rank: the last Begin, Publish or End has been carried out."""
+
+
+Message = (
+    AgentSpec | RankSpec | Spawn | Signal | Ask | Answer | Offer | Shutdown | ControllerUp | AgentFailed
+    | RankForked | RankReady | RankFailed | RankExited | Begin | Publish | End | Done
+)  # fmt: skip
+
+KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        AgentSpec, RankSpec, Spawn, Signal, Ask, Answer, Offer, Shutdown, ControllerUp, AgentFailed,
+        RankForked, RankReady, RankFailed, RankExited, Begin, Publish, End, Done,
+    )  # fmt: skip
+}
+
+
+def encode(message: Message) -> bytes:
+    """The message as one line, newline included."""
+    return json.dumps([type(message).__name__, asdict(message)], separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> Any:
+    """The message that a line holds.
+
+    Raises:
+        ValueError: the line is no message of this version.
+    """
+    try:
+        kind, values = json.loads(line)
+        return KINDS[kind](**{k: tuple(v) if isinstance(v, list) and k in _TUPLES else v for k, v in values.items()})
+    except (KeyError, TypeError, json.JSONDecodeError) as problem:
+        raise ValueError(f"not a message of this skymagic: {line[:80]!r} ({problem})") from None
+
+
+_TUPLES = {"ranks", "preload", "plugins"}
+
+
+class Lines:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """Messages that are complete with these bytes; malformed lines raise ValueError."""
+        *ended, rest = data.split(b"\n")
+        for piece in ended:
+            line = b"".join([*self._pieces, piece])
+            self._pieces, self._size = [], 0
+            if line:
+                yield decode(line)
+        if rest:
+            self._pieces.append(rest)
+            self._size += len(rest)
+            if self._size > MAX_LINE:
+                raise ValueError(f"a line is longer than {MAX_LINE} bytes")
