@@ -10,7 +10,7 @@ import keyword
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from skymagic.accelerators import NAMES as GPU_NAMES
@@ -121,11 +121,15 @@ class Option:
 
 @dataclass(frozen=True)
 class Given:
-    """An option as it was given: how the user wrote its name, and its value's text (None: without one)."""
+    """An option as it was given: how the user wrote its name, and its value's text (None: without one).
+
+    `items` are values that need no reading: those of a TOML table.
+    """
 
     option: Option
     label: str
     text: str | None
+    items: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -137,8 +141,8 @@ class Token:
 
     @property
     def is_option(self) -> bool:
-        """Whether it starts as an option does; ``-1`` and ``-1:`` are values."""
-        return not self.quoted and re.match(r"-[^\d.]", self.text) is not None
+        """Whether it starts as an option does, also with a dash that a word processor made; ``-1`` is a value."""
+        return not self.quoted and re.match(r"[-–—][^\d.:]", self.text) is not None
 
 
 def _number(least: int) -> Reader:
@@ -224,10 +228,10 @@ def _many(read: Reader, separator: str = r"[,\s]+") -> Reader:
             except RequestError as wrong:
                 mistakes += wrong.mistakes
         if not values and not mistakes:
-            mistakes.append("a name is missing" if read is not _host else "a host is missing")
+            mistakes.append("nothing is named")
         if mistakes:
             raise RequestError(mistakes)
-        return tuple(dict.fromkeys(values))
+        return tuple(values)
 
     return read_all
 
@@ -238,7 +242,14 @@ _NAMES = _many(_identifier)
 
 
 def _packages(text: str) -> tuple[str, ...]:
-    return Image(pip=_many(str, rf"{_OUTSIDE}(?=\s*[A-Za-z])")(text)).pip
+    return tuple(_many(_package, rf"{_OUTSIDE}(?=\s*[A-Za-z])")(text))
+
+
+def _package(text: str) -> str:
+    try:
+        return Image(pip=(text,)).pip[0]
+    except RequestError as wrong:
+        raise RequestError([mistake.removeprefix("pip: ") for mistake in wrong.mistakes]) from None
 
 
 def _one_of(*words: str) -> Reader:
@@ -250,55 +261,19 @@ def _one_of(*words: str) -> Reader:
     return read
 
 
+# fmt: off
 POOL: tuple[Option, ...] = (
-    Option(
-        ("--provider",), "provider", str, "NAME", "where: auto, local, ssh, aws, slurm", choices="providers"
-    ),
+    Option(("--provider",), "provider", str, "NAME", "where: auto, local, ssh, aws, slurm", choices="providers"),
     Option(("--nodes", "--num-nodes"), "nodes", _number(1), "N", "number of machines"),
-    Option(
-        ("--gpu", "--gpus"),
-        "gpu",
-        Accelerator.parse,
-        "NAME[:COUNT]",
-        "accelerators of each node",
-        choices="gpus",
-    ),
+    Option(("--gpu", "--gpus"), "gpu", Accelerator.parse, "NAME[:COUNT]", "accelerators of each node", choices="gpus"),
     Option(("--cpus",), "cpus", at_least, "N[+]", "CPU cores of each node, 8+ for at least 8"),
     Option(("--memory",), "memory", memory, "GB[+]", "memory of each node"),
-    Option(
-        ("--procs-per-node",),
-        "procs_per_node",
-        _procs,
-        "N|auto",
-        "ranks of each node; auto: one per GPU, else 1",
-    ),
-    Option(
-        ("--plugin", "--plugins"),
-        "plugins",
-        plugin_specs,
-        "NAME[:k=v,…]",
-        "frameworks to set up",
-        "list",
-        "plugins",
-    ),
-    Option(("--pip",), "pip", _packages, "PACKAGES", "packages that ranks need", "list"),
+    Option(("--procs-per-node",), "procs_per_node", _procs, "N|auto", "ranks of each node; auto: one per GPU, else 1"),
+    Option(("--plugin", "--plugins"), "plugins", plugin_specs, "NAME[:k=v,…]", "frameworks to set up", "list", "plugins"),
+    Option(("--pip",), "pip", _packages, "PACKAGES", "packages that the ranks need", "list"),
     Option(("--env",), "env", _pair, "NAME=VALUE", "an environment variable of the ranks", "list"),
-    Option(
-        ("--secret", "--secrets"),
-        "secrets",
-        _many(_variable),
-        "NAME",
-        "a variable of the notebook, kept out of sight",
-        "list",
-    ),
-    Option(
-        ("--hosts",),
-        "hosts",
-        _many(_host, rf"{_OUTSIDE}|\s+"),
-        "HOSTS",
-        "machines for --provider ssh",
-        "list",
-    ),
+    Option(("--secret", "--secrets"), "secrets", _many(_variable), "NAME", "a variable of the notebook's environment, kept out of sight", "list"),
+    Option(("--hosts",), "hosts", _many(_host, rf"{_OUTSIDE}|\s+"), "HOSTS", "machines for --provider ssh", "list"),
     Option(("--region",), "region", _region, "NAME", "where to rent"),
     Option(("--spot",), "spot", help="rent spare capacity, which may be taken back"),
     Option(("--max-price",), "max_price", _dollars, "DOLLARS", "limit per hour for the whole pool"),
@@ -307,34 +282,15 @@ POOL: tuple[Option, ...] = (
     Option(("-y", "--yes"), "yes", help="do not ask before money is spent"),
 )
 _DRY = Option(("--dry-run",), "dry_run", help="show what would happen, and do nothing")
-_POOL_NAME = Option(
-    ("--pool",), "name", _pool_name, "NAME", "the pool to use; the latest one unless said", choices="pools"
-)
-_OUTPUT = Option(
-    ("-o", "--output"), "output", _identifier, "NAME", "keep the values of the last expression, by rank"
-)
+_POOL_NAME = Option(("--pool",), "name", _pool_name, "NAME", "the pool to use; the latest one unless said", choices="pools")
+_OUTPUT = Option(("-o", "--output"), "output", _identifier, "NAME", "keep the values of the last expression, by rank")
 _TARGETS = Option(("-t", "--targets"), "targets", Only, "RANKS", "ranks that take part: 0,2 or 0:4 or ::2")
-_HEAD = Option(("--head",), "head", help="keep rank 0's value alone instead of a list")
+_HEAD = Option(("--head",), "head", help="keep the first rank's value alone instead of a list")
 _RANK = Option(("--rank",), "targets", Only, "R", "one rank, or several: 0,2")
+_NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return at once; the cell goes on")
 _CARGO: tuple[Option, ...] = (
-    Option(
-        ("--push",),
-        "push",
-        _NAMES,
-        "NAMES",
-        "variables to send though the cell does not show them",
-        "names",
-        "variables",
-    ),
-    Option(
-        ("--no-push",),
-        "no_push",
-        _NAMES,
-        "NAMES",
-        "variables not to send; alone: send nothing",
-        "maybe",
-        "variables",
-    ),
+    Option(("--push",), "push", _NAMES, "NAMES", "variables to send though the cell does not show them", "names", "variables"),
+    Option(("--no-push",), "no_push", _NAMES, "NAMES", "variables not to send; alone: send nothing", "maybe", "variables"),
     Option(("--timeout",), "timeout", _limit, "TIME", "fail after so long, as in 10m"),
     Option(("--fresh",), "fresh", help="send variables again though they have not changed"),
 )
@@ -343,19 +299,29 @@ RUN: tuple[Option, ...] = (
     _OUTPUT,
     Option(("-g", "--gather"), "gather", _NAMES, "NAMES", "bring these variables back, by rank", "names"),
     _HEAD,
-    Option(
-        ("--only",), "only", Only, "RANKS", "whose output is shown: head, all, 0,2 or 0:4", choices="ranks"
-    ),
+    Option(("--only",), "only", Only, "RANKS", "whose output is shown: head, all, 0,2 or 0:4", choices="ranks"),
     _TARGETS,
     *_CARGO,
-    Option(("-a", "--noblock"), "noblock", help="return at once; the cell goes on"),
+    _NOBLOCK,
     _DRY,
 )
+_WORKDIR = Option(("--workdir",), "workdir", _path, "DIR", "a folder that goes along, and where the script runs")
+_DETACH = Option(("--detach",), "detach", help="go on without the notebook")
+_LINES = Option(("-n", "--lines"), "lines", _number(1), "LINES", "how many of the last lines; 50 unless said")
+_FOLLOW = Option(("-f", "--follow"), "follow", help="go on as the log grows, until the stop button")
+_ALL = Option(("--all",), "all", help="every pool of this notebook")
+# fmt: on
 
 
 @dataclass(frozen=True)
 class Magic:
-    """A magic's face: options, what may stand without an option's name, and help."""
+    """A magic's face.
+
+    Attributes:
+        words: what stands on its line without an option's name, for help; empty when nothing may.
+        choices: which of `Names` completes those words.
+        cell: whether it is written with ``%%``.
+    """
 
     summary: str
     options: tuple[Option, ...] = ()
@@ -365,99 +331,39 @@ class Magic:
     cell: bool = False
 
 
+_POOL_EXAMPLES = (
+    "%sky_pool --nodes 2 --plugin torch",
+    "%sky_pool train --nodes 4 --gpu A100:8 --plugin torch:backend=nccl --idle 30m",
+    "%sky_pool train --nodes 4 --gpu A100:8 --dry-run      # the plan and its price",
+    '%%sky_pool train\nnodes = 2\nplugins = ["torch"]\n[env]\nOMP_NUM_THREADS = "2"',
+)
+_BROADCAST_EXAMPLES = (
+    "%%sky_broadcast -o results      # results[r] is rank r's last expression",
+    "%%sky_broadcast -g loss,acc --only all",
+    "%%sky_broadcast --nodes 2 --plugin torch -o result --head --timeout 10m",
+    "%%sky_broadcast -t 0:2 --no-push",
+)
+_SH_EXAMPLES = ("%%sky_sh --workdir examples/mingpt\ntorchrun --nnodes=$SKYPILOT_NUM_NODES … main.py",)
+# fmt: off
 MAGICS: dict[str, Magic] = {
-    "sky_pool": Magic(
-        "Make a pool ready, or use the one of this name when it fits.",
-        (*POOL, _DRY),
-        "[NAME]",
-        "pools",
-        (
-            "%sky_pool --nodes 2 --plugin torch",
-            "%sky_pool train --nodes 4 --gpu A100:8 --plugin torch:backend=nccl --idle 30m",
-            "%sky_pool train --nodes 4 --gpu A100:8 --dry-run     # the plan and its price",
-            '%%sky_pool train\nnodes = 2\nplugins = ["torch"]\n[env]\nOMP_NUM_THREADS = "2"',
-        ),
-    ),
-    "sky_broadcast": Magic(
-        "Run the cell on every rank; without a pool, options of a pool make one.",
-        (*RUN, *POOL),
-        examples=(
-            "%%sky_broadcast -o results            # results[r] is rank r's last expression",
-            "%%sky_broadcast -g loss,acc --only all",
-            "%%sky_broadcast --nodes 2 --plugin torch -o results --head --timeout 10m",
-            "%%sky_broadcast -t 0:2 --no-push",
-        ),
-        cell=True,
-    ),
-    "sky_run": Magic(
-        "Run the cell on one rank, the next one in turn unless --rank says which.",
-        (_RANK, _POOL_NAME, _OUTPUT, *_CARGO, RUN[-2], _DRY),
-        examples=("%%sky_run -o value", "%%sky_run --rank 1 --timeout 30s"),
-        cell=True,
-    ),
-    "sky_sh": Magic(
-        "Run the cell as a shell script, once on each node.",
-        (
-            Option(
-                ("--workdir",), "workdir", _path, "DIR", "a folder that goes along and is the script's own"
-            ),
-            Option(("--detach",), "detach", help="go on without the notebook"),
-            _POOL_NAME,
-        ),
-        examples=("%%sky_sh --workdir examples/mingpt\ntorchrun --nnodes=$SKYPILOT_NUM_NODES …",),
-        cell=True,
-    ),
+    "sky_pool": Magic("Make a pool ready, or use the one of this name when it fits.", (*POOL, _DRY), "[NAME]", "pools", _POOL_EXAMPLES),
+    "sky_broadcast": Magic("Run the cell on every rank; without a pool, options of a pool make one.", (*RUN, *POOL), examples=_BROADCAST_EXAMPLES, cell=True),
+    "sky_run": Magic("Run the cell on one rank: the next in turn unless --rank says which.", (_RANK, _POOL_NAME, _OUTPUT, *_CARGO, _NOBLOCK, _DRY), examples=("%%sky_run -o value", "%%sky_run --rank 1 --timeout 30s"), cell=True),
+    "sky_sh": Magic("Run the cell as a shell script, once on each node.", (_WORKDIR, _DETACH, _POOL_NAME), examples=_SH_EXAMPLES, cell=True),
     "sky_status": Magic("Show the pools and what they do.", (), "[NAME]", "pools", ("%sky_status",)),
-    "sky_logs": Magic(
-        "Show what ranks wrote, also what the cell did not show.",
-        (
-            _RANK,
-            Option(("-n", "--lines"), "lines", _number(1), "LINES", "how many of the last lines (50)"),
-            Option(("-f", "--follow"), "follow", help="go on as the log grows, until the stop button"),
-            _POOL_NAME,
-        ),
-        examples=("%sky_logs --rank 1 -n 200", "%sky_logs -f"),
-    ),
-    "sky_push": Magic(
-        "Send variables to the ranks.",
-        (_TARGETS, _POOL_NAME),
-        "NAMES",
-        "variables",
-        ("%sky_push model, data",),
-    ),
-    "sky_pull": Magic(
-        "Bring variables back from the ranks, as a list by rank.",
-        (_OUTPUT, _HEAD, _TARGETS, _POOL_NAME),
-        "NAMES",
-        examples=("%sky_pull loss, accuracy", "%sky_pull model --head -o trained"),
-    ),
-    "sky_put": Magic(
-        "Copy files to every node.", (_POOL_NAME,), "SRC DST", examples=("%sky_put data/ data/",)
-    ),
+    "sky_logs": Magic("Show what ranks wrote, also what the cell did not show.", (_RANK, _LINES, _FOLLOW, _POOL_NAME), examples=("%sky_logs --rank 1 -n 200", "%sky_logs -f")),
+    "sky_push": Magic("Send variables to the ranks.", (_TARGETS, _POOL_NAME), "NAMES", "variables", ("%sky_push model, data",)),
+    "sky_pull": Magic("Bring variables back from the ranks, as a list by rank.", (_OUTPUT, _HEAD, _TARGETS, _POOL_NAME), "NAMES", examples=("%sky_pull loss, accuracy", "%sky_pull model --head -o trained")),
+    "sky_put": Magic("Copy files to every node.", (_POOL_NAME,), "SRC DST", examples=("%sky_put data/ data/",)),
     "sky_get": Magic("Copy files from the head.", (_POOL_NAME,), "SRC DST", examples=("%sky_get out/ out/",)),
-    "sky_gpus": Magic(
-        "List accelerators and where they are.", (), "[GPU]", "gpus", ("%sky_gpus", "%sky_gpus A100")
-    ),
+    "sky_gpus": Magic("List accelerators and where they are.", (), "[GPU]", "gpus", ("%sky_gpus", "%sky_gpus A100")),
     "sky_cost": Magic("Show what pools have cost, and cost now.", (), "[NAME]", "pools", ("%sky_cost",)),
-    "sky_restart": Magic(
-        "Start ranks again; their variables are gone.",
-        (_RANK, _POOL_NAME),
-        examples=("%sky_restart", "%sky_restart --rank 2"),
-    ),
-    "sky_attach": Magic(
-        "Take up a pool that runs on without its notebook.", (), "[NAME]", "pools", ("%sky_attach train",)
-    ),
-    "sky_down": Magic(
-        "Stop a pool and release its machines.",
-        (Option(("--all",), "all", help="every pool of this notebook"),),
-        "[NAME]",
-        "pools",
-        ("%sky_down", "%sky_down train", "%sky_down --all"),
-    ),
-    "sky_auto": Magic(
-        "Run every plain cell on the ranks, or no longer.", (), "on|off", "switch", ("%sky_auto on",)
-    ),
+    "sky_restart": Magic("Start ranks again; their variables are gone.", (_RANK, _POOL_NAME), examples=("%sky_restart", "%sky_restart --rank 2")),
+    "sky_attach": Magic("Take up a pool that runs on without its notebook.", (), "[NAME]", "pools", ("%sky_attach train",)),
+    "sky_down": Magic("Stop a pool and release its machines.", (_ALL,), "[NAME]", "pools", ("%sky_down", "%sky_down train", "%sky_down --all")),
+    "sky_auto": Magic("Run every plain cell on the ranks, or no longer.", (), "on|off", "switch", ("%sky_auto on",)),
 }
+# fmt: on
 
 
 # ------------------------------------------------------------------------------------------ from line to tokens
@@ -506,69 +412,61 @@ def _token(line: str, position: int) -> tuple[Token | None, int]:
     return (None, opens_at) if opened else (Token(text, quoted), position)
 
 
-def scan(magic: Magic, tokens: Sequence[Token]) -> tuple[list[Given], list[Token], list[str]]:
+def scan(magic: Magic, tokens: Sequence[Token]) -> tuple[list[Given], list[str], list[str]]:
     """(options given, words that belong to none, mistakes)."""
     known = {name: option for option in magic.options for name in option.names}
     given: list[Given] = []
-    words: list[Token] = []
+    words: list[str] = []
     mistakes: list[str] = []
     rest = list(tokens)
     while rest:
         token = rest.pop(0)
         if not token.is_option:
-            words.append(token)
+            words.append(token.text)
             continue
         option, label, text = _match(token.text, known)
         if option is None:
-            mistakes.append(text or f"{label}: no such option{did_you_mean(label, known)}")
-            if rest and not rest[0].is_option and "=" not in token.text and not magic.words:
+            mistakes.append(f"{label}: no such option{did_you_mean(label, known)}")
+            if rest and not rest[0].is_option and text is None and not magic.words:
                 rest.pop(0)  # most likely its value, and not a mistake of its own
-        elif option.read is None:
-            if text is not None:
-                mistakes.append(f"{label} takes no value, not {text!r}")
-            given.append(Given(option, label, None))
-        else:
+            continue
+        if option.read is None and text is not None:
+            mistakes.append(f"{label} takes no value, not {text!r}")
+        elif option.read is not None:
             text = _take(option, text, rest)
             if text is None and option.takes != "maybe":
-                after = (
-                    f"; after it comes {rest[0].text!r}, and {label}={rest[0].text} would take that"
-                    if rest
-                    else ""
-                )
+                after = f"; {rest[0].text!r} after it is an option, unless you quote it" if rest else ""
                 mistakes.append(f"{label} needs {option.metavar}{after}")
-            else:
-                given.append(Given(option, label, text))
+                continue
+        given.append(Given(option, label, text))
     return given, words, mistakes
 
 
 def _match(text: str, known: Mapping[str, Option]) -> tuple[Option | None, str, str | None]:
-    """(option or None, its name as written, value in the same token; for None a mistake when there is a better one)."""
+    """(option or None, its name as written, value in the same token)."""
     name, equals, value = text.partition("=")
-    if name in known:
-        return known[name], name, value if equals else None
-    short = text[:2]
-    if not text.startswith("--") and short in known and known[short].read is not None:
-        if f"-{name}" in known:
-            return None, name, f"{name}: no such option; did you mean '-{name}'?"
-        return known[short], short, text[2:].removeprefix("=")
-    return None, name, None
+    short = known.get(text[:2])
+    if name not in known and f"-{name}" not in known and short is not None and short.read is not None:
+        return short, text[:2], text[2:].removeprefix("=")
+    return known.get(name), name, value if equals else None
 
 
 def _take(option: Option, text: str | None, rest: list[Token]) -> str | None:
     """The option's value: what came with it, else the tokens that follow and are no options."""
-    greedy = option.takes in ("names", "maybe") and text is None
     parts = [] if text is None else [text]
     while rest and not rest[0].is_option:
-        goes_on = (
-            option.takes != "one" and parts and (parts[-1].endswith(",") or rest[0].text.startswith(","))
-        )
-        if parts and not greedy and not goes_on:
+        all_of_them = option.takes in ("names", "maybe") and text is None
+        comma = option.takes != "one" and parts and (parts[-1].endswith(",") or rest[0].text.startswith(","))
+        if parts and not all_of_them and not comma:
             break
         parts.append(rest.pop(0).text)
-    return " ".join(parts) if greedy and parts else "".join(parts) if parts else None
+    return " ".join(parts) if parts else None
 
 
 # ------------------------------------------------------------------------------------------ from tokens to values
+
+
+_REPEATABLE = ("hosts", "plugins")  # one host may be two nodes; a plugin given twice is a mistake, met later
 
 
 def read(given: Iterable[Given], mistakes: list[str]) -> dict[str, Any]:
@@ -576,51 +474,48 @@ def read(given: Iterable[Given], mistakes: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     first: dict[str, Given] = {}
     for item in given:
-        option, before = item.option, first.get(item.option.field)
-        if before is not None and option.read is not None and option.takes == "one":
-            mistakes.append(f"{item.label} is given twice ({before.text} and {item.text}); keep one of them")
+        option, before = item.option, first.setdefault(item.option.field, item)
+        if before is not item and option.read is not None and option.takes == "one":
+            both = f"{before.label} is given twice"
+            if item.label != before.label:
+                both = f"{before.label} and {item.label} are the same option"
+            mistakes.append(f"{both} ({before.text} and {item.text}); keep one of them")
             continue
-        first.setdefault(option.field, item)
-        if option.read is None or item.text is None:
-            values[option.field] = True
-            continue
-        try:
-            value = option.read(item.text)
-        except RequestError as wrong:
-            mistakes += [f"{item.label}: {mistake}" for mistake in wrong.mistakes]
-            continue
-        if option.takes != "one" and isinstance(values.get(option.field), tuple):
-            value = values[option.field] + value
+        value: Any = item.items or True
+        if option.read is not None and item.text is not None:
+            try:
+                value = option.read(item.text)
+            except RequestError as wrong:
+                mistakes += [f"{item.label}: {mistake}" for mistake in wrong.mistakes]
+                continue
+        if isinstance(value, tuple):
+            before_it = values.get(option.field)
+            value = (before_it if isinstance(before_it, tuple) else ()) + value
+            value = value if option.field in _REPEATABLE else tuple(dict.fromkeys(value))
         values[option.field] = value
     return values
 
 
-@dataclass
 class _Line:
     """A line on its way to a request: values read, words left, mistakes met."""
 
-    magic: str
-    values: dict[str, Any] = field(default_factory=dict)
-    words: list[str] = field(default_factory=list)
-    mistakes: list[str] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, magic: str, line: str, more: Iterable[Given] = ()) -> _Line:
-        tokens, mistakes = split(line)
-        given, words, unknown = scan(MAGICS[magic], tokens)
-        mistakes += unknown
-        values = read([*given, *more], mistakes)
-        parsed = cls(magic, values, [word.text for word in words], mistakes)
-        if words and not MAGICS[magic].words:
-            parsed.mistakes.append(f"{' '.join(parsed.words)!r} belongs to no option of %{magic}")
-        return parsed
+    def __init__(self, magic: str, line: str, more: Iterable[Given] = ()) -> None:
+        tokens, self.mistakes = split(line)
+        given, self.words, unknown = scan(MAGICS[magic], tokens)
+        self.mistakes += unknown
+        given += more
+        self.labels = {item.option.field: item.label for item in given}
+        self.values = read(given, self.mistakes)
+        if self.words and not MAGICS[magic].words:
+            self.mistakes.append(f"{' '.join(self.words)!r} belongs to no option of %{magic}")
 
     def check(self, wrong: object, mistake: str) -> None:
+        """Note a mistake when `wrong`."""
         if wrong:
             self.mistakes.append(mistake)
 
     def word(self, what: str, reader: Reader) -> Any:
-        """The one word that may stand alone, or None."""
+        """The one word that may stand without an option, or None."""
         if len(self.words) > 1:
             self.mistakes.append(f"one {what}, not {len(self.words)} ({', '.join(map(repr, self.words))})")
         elif self.words:
@@ -631,8 +526,9 @@ class _Line:
         return None
 
     def done(self) -> None:
+        """Raise RequestError when there are mistakes."""
         if self.mistakes:
-            raise RequestError([f"{mistake}" for mistake in dict.fromkeys(self.mistakes)])
+            raise RequestError(list(dict.fromkeys(self.mistakes)))
 
 
 _POOL_FIELDS = frozenset(option.field for option in POOL)
@@ -642,43 +538,43 @@ def _pool(
     line: _Line, defaults: Defaults, plugins: Collection[str], providers: Collection[str], *, name: str | None
 ) -> PoolRequest:
     """The pool of a line; what was said of it is checked against what is known, the rest is configured."""
-    stated = {key: value for key, value in line.values.items() if key in _POOL_FIELDS}
-    _check_pool(line, stated, plugins, providers)
     configured = {key: getattr(defaults, key) for key in ("provider", "plugins", "idle", "max_lifetime")}
-    image = stated.pop("image", Image())
-    return PoolRequest(
-        **{**configured, **stated, "name": name, "dry_run": bool(line.values.get("dry_run"))},
-        image=image,
-        stated=frozenset(stated),
-    )
-
-
-def _check_pool(
-    line: _Line, stated: Mapping[str, Any], plugins: Collection[str], providers: Collection[str]
-) -> None:
-    provider = stated.get("provider")
-    line.check(
-        provider is not None and provider not in providers,
-        f"--provider: no provider is called {provider!r}{did_you_mean(str(provider), providers)}"
-        f"; known are {', '.join(providers)}",
-    )
-    names = [spec.name for spec in stated.get("plugins", ())]
-    for name in dict.fromkeys(names):
-        line.check(
-            name not in plugins,
-            f"--plugin: no plugin is called {name!r}{did_you_mean(name, plugins)}; known are {', '.join(plugins)}",
-        )
-        line.check(names.count(name) > 1, f"--plugin: {name} is given twice; keep one of them")
-    keys = [key for key, _ in dict.fromkeys(stated.get("env", ()))]
-    for key in dict.fromkeys(keys):
-        line.check(keys.count(key) > 1, f"--env: {key} is set to {keys.count(key)} values; keep one of them")
-        line.check(
-            key in stated.get("secrets", ()), f"{key} is both an --env and a --secret; keep one of them"
-        )
+    stated = {key: value for key, value in line.values.items() if key in _POOL_FIELDS}
+    labels = {key: line.labels.get(key, f"%config SkyMagic.{key}") for key in ("provider", "plugins")}
+    values = {**configured, **stated}
+    line.mistakes += _unknown(labels["provider"], "provider", [values["provider"]], ("auto", *providers))
+    names = [spec.name for spec in values["plugins"]]
+    line.mistakes += _unknown(labels["plugins"], "plugin", names, plugins)
+    line.mistakes += [
+        f"{labels['plugins']}: {again} is given twice; keep one of them" for again in _repeated(names)
+    ]
+    keys = [key for key, _ in values.get("env", ())]
+    line.mistakes += [
+        f"{line.labels['env']}: {key} has several values; keep one of them" for key in _repeated(keys)
+    ]
+    for key in set(keys) & set(values.get("secrets", ())):
+        line.mistakes.append(f"{key} is both an --env and a --secret; keep one of them")
     try:
-        Image(pip=stated.get("pip", ()))
+        Image(pip=values.get("pip", ()))
     except RequestError as wrong:
-        line.mistakes += [f"--pip: {mistake.removeprefix('pip: ')}" for mistake in wrong.mistakes]
+        line.mistakes += [
+            f"{line.labels['pip']}: {mistake.removeprefix('pip: ')}" for mistake in wrong.mistakes
+        ]
+    dry_run = bool(line.values.get("dry_run"))
+    return PoolRequest(**values, name=name, dry_run=dry_run, stated=frozenset(stated))
+
+
+def _unknown(label: str, what: str, names: Iterable[str], known: Collection[str]) -> list[str]:
+    return [
+        f"{label}: no {what} is called {name!r}"
+        + (did_you_mean(name, known) or f"; known are {', '.join(known)}")
+        for name in dict.fromkeys(names)
+        if name not in known
+    ]
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+    return [name for name in dict.fromkeys(names) if names.count(name) > 1]
 
 
 # --------------------------------------------------------------------------------------------------- the magics
@@ -703,12 +599,10 @@ def parse_pool(
     Raises:
         RequestError: all mistakes of line and body.
     """
-    given, name, mistakes = _toml(body) if body else ([], None, [])
-    parsed = _Line.of("sky_pool", line, given)
+    given, names, mistakes = _toml(body) if body else ([], [], [])
+    parsed = _Line("sky_pool", line, given)
     parsed.mistakes += mistakes
-    words = list(parsed.words)
-    if name is not None and name not in words:
-        parsed.words.append(name)
+    parsed.words += [name for name in names if name not in parsed.words]
     request = _pool(parsed, defaults, plugins, providers, name=parsed.word("name of a pool", _pool_name))
     parsed.done()
     return request
@@ -737,12 +631,12 @@ def parse_broadcast(
     providers: Collection[str] = PROVIDERS,
 ) -> RunRequest:
     """``%%sky_broadcast [options of the run and of a pool]``. Raises RequestError with all mistakes."""
-    parsed = _Line.of("sky_broadcast", line)
+    parsed = _Line("sky_broadcast", line)
     values = parsed.values
     pool = _pool(parsed, defaults, plugins, providers, name=values.get("name"))
     parsed.check(
         values.get("head") and not values.get("output") and not values.get("gather"),
-        "--head keeps rank 0's value: add -o NAME or -g NAMES to say where",
+        "--head keeps one value of -o or -g: add -o NAME or -g NAMES",
     )
     return _run(parsed, pool, {"only": defaults.only, "timeout": defaults.timeout})
 
@@ -753,7 +647,7 @@ def parse_run(line: str, defaults: Defaults = _NOTHING_SET) -> RunRequest:
     Raises:
         RequestError: all mistakes.
     """
-    parsed = _Line.of("sky_run", line)
+    parsed = _Line("sky_run", line)
     rank = parsed.values.get("targets")
     parsed.check(
         rank is not None and not re.fullmatch(r"-?\d+", rank.text),
@@ -838,16 +732,16 @@ def parse_get(line: str) -> FilesRequest:
 
 def parse_down(line: str) -> DownRequest:
     """``%sky_down [NAME | --all]``. Raises RequestError with all mistakes."""
-    parsed = _Line.of("sky_down", line)
+    parsed = _Line("sky_down", line)
     name = parsed.word("name of a pool", _pool_name)
-    parsed.check(name and parsed.values.get("all"), f"either {name} or --all")
+    parsed.check(name and parsed.values.get("all"), f"say {name} or --all, not both")
     parsed.done()
     return DownRequest(name, bool(parsed.values.get("all")))
 
 
 def parse_auto(line: str) -> bool:
     """``%sky_auto on|off``. Raises RequestError for anything else."""
-    parsed = _Line.of("sky_auto", line)
+    parsed = _Line("sky_auto", line)
     switch = parsed.word("word, on or off", _one_of("on", "off"))
     parsed.check(not parsed.words, "say on or off: %sky_auto on")
     parsed.done()
@@ -855,7 +749,7 @@ def parse_auto(line: str) -> bool:
 
 
 def _small(magic: str, line: str, request: Callable[..., _R], **renamed: str) -> _R:
-    parsed = _Line.of(magic, line)
+    parsed = _Line(magic, line)
     parsed.done()
     return request(
         **{{"name": "pool", **renamed}.get(key, key): value for key, value in parsed.values.items()}
@@ -863,14 +757,14 @@ def _small(magic: str, line: str, request: Callable[..., _R], **renamed: str) ->
 
 
 def _named(magic: str, line: str, what: str = "name of a pool", reader: Reader = _pool_name) -> str | None:
-    parsed = _Line.of(magic, line)
+    parsed = _Line(magic, line)
     name: str | None = parsed.word(what, reader)
     parsed.done()
     return name
 
 
 def _names(magic: str, line: str) -> NamesRequest:
-    parsed = _Line.of(magic, line)
+    parsed = _Line(magic, line)
     names: tuple[str, ...] = ()
     try:
         names = _NAMES(" ".join(parsed.words))
@@ -886,7 +780,7 @@ def _names(magic: str, line: str) -> NamesRequest:
 
 
 def _files(magic: str, line: str) -> FilesRequest:
-    parsed = _Line.of(magic, line)
+    parsed = _Line(magic, line)
     parsed.check(len(parsed.words) != 2, f"%{magic} needs SRC and DST; quote a path with blanks")
     parsed.check("" in parsed.words, f"%{magic}: a path is empty")
     parsed.done()
@@ -897,62 +791,74 @@ def _files(magic: str, line: str) -> FilesRequest:
 # --------------------------------------------------------------------------------------------------------- TOML
 
 
-def _toml(body: str) -> tuple[list[Given], str | None, list[str]]:
-    """(options given, the pool's name, mistakes) of a TOML body."""
+def _toml(body: str) -> tuple[list[Given], list[str], list[str]]:
+    """(options given, the pool's name if it stands there, mistakes) of a TOML body."""
     try:
         table = tomllib.loads(body)
-    except (tomllib.TOMLDecodeError, RecursionError) as wrong:
-        return [], None, [f"the cell is not TOML: {wrong}"]
-    known = {name.lstrip("-").replace("-", "_"): option for option in (*POOL, _DRY) for name in option.names}
+    except (ValueError, RecursionError) as wrong:  # a ValueError too where a number has thousands of digits
+        return [], [], [f"the cell is not TOML: {wrong}"]
+    known = {name.lstrip("-"): option for option in (*POOL, _DRY) for name in option.names}
     given: list[Given] = []
     mistakes: list[str] = []
-    name = table.pop("name", None)
-    if name is not None and not isinstance(name, str):
-        mistakes.append("name: a string is needed")
+    name = table.pop("name", "")
+    if not isinstance(name, str):
+        mistakes.append("name takes a string")
     for key, value in table.items():
-        option = known.get(key.replace("-", "_"))
+        option = known.get(key.replace("_", "-"))
         if option is None:
-            mistakes.append(f"{key}: no such key{did_you_mean(key, known)}")
+            mistakes.append(f"{key}: no such key{did_you_mean(key, [*known, 'name'])}")
             continue
-        texts = _texts(option, value)
-        if texts is None:
-            mistakes.append(
-                f"{key}: {value!r} is not a value for it; it takes {option.metavar or 'true or false'}"
-            )
-        else:
-            given += [Given(option, key, text) for text in texts]
-    return given, name if isinstance(name, str) else None, mistakes
+        try:
+            given += _entry(option, key, value)
+        except RequestError as wrong:
+            mistakes += wrong.mistakes
+    return given, [name] if name and isinstance(name, str) else [], mistakes
 
 
-def _texts(option: Option, value: object) -> list[str | None] | None:
-    """A TOML value as the texts that the line would hold; None when it is of a wrong type."""
-    if option.read is None:
-        return None if not isinstance(value, bool) else [None] if value else []
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, int | float) and not isinstance(value, bool) and option.takes == "one":
-        return [str(value)]
-    if isinstance(value, list) and option.takes != "one" and all(isinstance(item, str) for item in value):
-        return list(value)
-    if isinstance(value, dict) and option.field in ("env", "plugins"):
-        texts = [_table(option.field, key, inner) for key, inner in value.items()]
-        return None if None in texts else list(texts)
-    return None
+def _entry(option: Option, key: str, value: object) -> list[Given]:
+    """What a TOML value says of its option. Raises RequestError when it is of a type that the option does not take."""
+    several = option.takes != "one"
+    text = _scalar(value)
+    if option.read is None and isinstance(value, bool):
+        return [Given(option, key, None)] if value else []
+    if option.read is not None and text is not None and not isinstance(value, bool):
+        return [Given(option, key, text)]
+    if several and isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return [Given(option, key, item) for item in value]
+    if option.field in _TABLES and isinstance(value, dict):
+        return [
+            Given(option, key, None, (_TABLES[option.field](f"{key}.{inner}", inner, value[inner]),))
+            for inner in value
+        ]
+    takes = "a string or a list of strings" if several else "a string or a number"
+    table = " or a table" if option.field in _TABLES else ""
+    raise RequestError(f"{key} takes {'true or false' if option.read is None else takes}{table}")
 
 
-def _table(what: str, key: str, inner: object) -> str | None:
-    """One line of [env], or one [plugins.NAME], as the option takes it."""
-    if what == "env":
-        return f"{key}={_scalar(inner)}" if _scalar(inner) is not None else None
-    if not isinstance(inner, dict) or any(_scalar(value) is None for value in inner.values()):
-        return None
-    return str(PluginSpec(key, {name: str(_scalar(value)) for name, value in inner.items()}))
+def _env_entry(label: str, name: str, value: object) -> tuple[str, str]:
+    text = _scalar(value)
+    if text is None:
+        raise RequestError(f"{label} takes a string")
+    return _variable(name), text
+
+
+def _plugin_entry(label: str, name: str, value: object) -> PluginSpec:
+    options = {key: _scalar(inner) for key, inner in value.items()} if isinstance(value, dict) else None
+    if options is None or None in options.values():
+        raise RequestError(f"{label} takes a table of strings: [{label}]")
+    return PluginSpec(name, {key: str(text) for key, text in options.items()})
+
+
+_TABLES: dict[str, Callable[[str, str, object], Any]] = {"env": _env_entry, "plugins": _plugin_entry}
 
 
 def _scalar(value: object) -> str | None:
+    """A TOML string, number or truth value as text; None for anything else."""
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value) if isinstance(value, str | int | float) else None
+    if isinstance(value, int):
+        return f"{value}" if value.bit_length() <= 64 else None  # thousands of digits have no text in Python
+    return str(value) if isinstance(value, str | float) else None
 
 
 # --------------------------------------------------------------------------------------------- help, completion
@@ -1011,22 +917,30 @@ def complete(magic: str, text: str, names: Names | None = None) -> list[str]:
     """
     face, names = MAGICS[magic], names or Names()
     known = {name: option for option in face.options for name in option.names}
-    tokens, open_quote = split(text.replace(";", " "))
-    if open_quote or re.search(r"(^|\s)#", text):
+    tokens, unclosed = split(text)
+    if unclosed or re.search(r"(^|\s)#", text):
         return []
-    word = "" if not text or text[-1].isspace() else tokens[-1].text
-    before = [token.text for token in (tokens[:-1] if word else tokens)]
+    last = tokens.pop() if tokens and not text[-1].isspace() else Token("")
+    option, word = _completing(known, tokens), last.text
     name, equals, value = word.partition("=")
-    option = known.get(before[-1]) if before else None
     if equals and name in known:
         option, word = known[name], value
-    if option is not None and option.read is not None:
-        choices = getattr(names, option.choices, ()) if option.choices else ()
-        return _starting(choices, re.split(r"[,\s]", word)[-1])
-    if word.startswith("-"):
-        used = {known[item].field for item in before if item in known and known[item].takes == "one"}
-        return _starting((item for item in known if known[item].field not in used), word)
-    return _starting(getattr(names, face.choices, ()) if face.choices else (), word.split(",")[-1])
+    elif last.is_option or (option is None and word == "-"):
+        used = {known[token.text].field for token in tokens if token.text in known}
+        several = {item.field for item in face.options if item.takes != "one"}
+        return _starting((item for item in known if known[item].field not in used - several), word)
+    choices = (option.choices if option else face.choices) or "nothing"
+    return _starting(getattr(names, choices, ()), word.split(",")[-1])
+
+
+def _completing(known: Mapping[str, Option], before: Sequence[Token]) -> Option | None:
+    """The option whose value comes next, None when a word without an option does."""
+    for distance, token in enumerate(reversed(before)):
+        if token.is_option:
+            option = known.get(token.text)
+            one_only = option is not None and option.takes in ("one", "list")
+            return None if option is None or option.read is None or (distance and one_only) else option
+    return None
 
 
 def _starting(choices: Iterable[str], word: str) -> list[str]:

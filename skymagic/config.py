@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from traitlets import Any as AnyTrait
-from traitlets import Float, Int, List, TraitError, Unicode, validate
+from traitlets import Float, Int, List, TraitError, Unicode, Union, validate
 from traitlets.config import Configurable
 
 from skymagic.errors import RequestError
@@ -24,8 +24,10 @@ class SkyMagic(Configurable):
     plugins = List(
         Unicode(), help="Plugins of every pool, as --plugin takes them: ['torch:backend=gloo']."
     ).tag(config=True)
-    only: Any = AnyTrait(
-        "head", help="Whose output is shown: head, all, 0,2 or 0:4; or a rank, or ranks."
+    only = Union(
+        [Unicode(), Int(), List(Int())],
+        default_value="head",
+        help="Whose output is shown: head, all, 0,2 or 0:4; or a rank, or ranks.",
     ).tag(config=True)
     timeout: Any = AnyTrait(None, help="Limit of a cell: seconds or '10m'; None for none.").tag(config=True)
     idle: Any = AnyTrait(None, help="A pool stops after so long without a cell: seconds or '30m'.").tag(

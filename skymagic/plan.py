@@ -133,17 +133,23 @@ class Only:
         chosen: set[int] = set()
         for piece in self.text.split(","):
             ends = [int(end) if end else None for end in piece.split(":")]
-            step = ends[2] if len(ends) > 2 and ends[2] else 1
-            outside = [end for end in ends[:1] if end is not None and not -world_size <= end < world_size]
-            outside += [end for end in ends[1:2] if end is not None and not -world_size <= end <= world_size]
-            if outside:
-                raise RequestError(f"there is no rank {outside[0]} for {piece!r}: {there}")
+            beyond = [
+                end
+                for end, most in zip(ends, (world_size - 1, world_size), strict=False)
+                if end is not None and not -world_size <= end <= most
+            ]
             if len(ends) == 1 and ends[0] is not None:
-                chosen.add(ends[0] % world_size)
-            elif picked := range(world_size)[slice(ends[0], ends[1], step)]:
-                chosen.update(picked)
+                picked: Iterable[int] = [ends[0] % world_size]
             else:
-                raise RequestError(f"{piece!r} names no rank: {there}")
+                picked = range(world_size)[slice(*ends)]
+            if beyond or not picked:
+                what = (
+                    f"{piece} goes beyond the pool"
+                    if beyond and len(ends) > 1
+                    else f"there is no rank {piece}"
+                )
+                raise RequestError(f"{what}: {there}")
+            chosen.update(picked)
         return tuple(sorted(chosen))
 
     def __str__(self) -> str:
@@ -262,7 +268,8 @@ class RunRequest:
 
     Attributes:
         pool: its name from --pool; `given()` is empty when no option of a pool was used.
-        output: the variable that takes the values of the last expression, by rank, or with `head` rank 0's alone.
+        output: the variable that takes the values of the last expression, by rank.
+        head: take the first rank's value alone: rank 0's, unless `targets` leaves it out.
         gather: variables that are brought back by name.
         only: whose output is shown. targets: who runs it; None for all ranks (for one rank: round robin).
         no_push: True when nothing travels, or the names that do not.
@@ -281,6 +288,27 @@ class RunRequest:
     noblock: bool = False
     fresh: bool = False
     dry_run: bool = False
+
+    def who(self, world_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(ranks that take part, those of them whose output is shown); the head is the first that takes part.
+
+        Raises:
+            RequestError: ranks that a pool of `world_size` does not have, in `targets` and in `only` at once.
+        """
+        mistakes: list[str] = []
+
+        def resolve(option: str, choice: Only) -> tuple[int, ...]:
+            try:
+                return choice.ranks(world_size)
+            except RequestError as wrong:
+                mistakes.extend(f"{option}: {mistake}" for mistake in wrong.mistakes)
+                return ()
+
+        part = resolve("--targets", self.targets or Only("all"))
+        shown = part[:1] if self.only.text == "head" else resolve("--only", self.only)
+        if mistakes:
+            raise RequestError(mistakes)
+        return part, tuple(rank for rank in shown if rank in part)
 
 
 @dataclass(frozen=True)
@@ -392,7 +420,7 @@ class Plan:
             "note": "; ".join(self.image.repeated()),
             "variables": ", ".join([*self.image.env, *(f"{name} (secret)" for name in asked.secrets)]),
             "ends": " or ".join(filter(None, limits)) or "with the notebook, or by %sky_down",
-            "price": f"${self.price:.2f} per hour" if self.price else "nothing",
+            "price": f"${self.price:.2f} per hour",
         }
         title = f"Plan of pool {asked.name!r}" if asked.name else "Plan of a pool"
         return "\n".join([title, *(f"  {key:<10} {value}" for key, value in rows.items() if value)])

@@ -47,6 +47,7 @@ class Event(Enum):
 
 _ALIVE = (State.STARTING, State.READY, State.RUNNING, State.MENDING, State.DEGRADED, State.LOST)
 _ENDING = (State.STOPPING, State.STOPPED)
+_COMING = (State.STARTING, State.MENDING)
 
 # What users may ask for.
 _ASKED: dict[tuple[State, Event], State] = {
@@ -67,7 +68,7 @@ _REPORTED: dict[tuple[State, Event], State] = {
     (State.RUNNING, Event.DONE): State.READY,
     **{(state, Event.DONE): state for state in (*_ALIVE, *_ENDING) if state is not State.RUNNING},
     (State.MENDING, Event.MENDED): State.READY,
-    **{(state, Event.MENDED): state for state in (State.DEGRADED, State.LOST, *_ENDING)},
+    **{(state, Event.MENDED): state for state in (*_ALIVE, *_ENDING) if state not in _COMING},
     **{(state, Event.DEGRADE): State.DEGRADED for state in _ALIVE if state is not State.LOST},
     **{(state, Event.DEGRADE): state for state in (State.LOST, *_ENDING)},
     **{(state, Event.LOSE): State.LOST for state in _ALIVE},
@@ -96,9 +97,11 @@ def move(state: State, event: Event, name: str = "") -> State:
     if (state, event) in MOVES:
         return MOVES[state, event]
     pool = f"pool {name!r}" if name else "the pool"
-    choices = " or ".join(choice.value for choice in allowed(state))
+    choices = [choice.value for choice in allowed(state) if choice is not Event.ATTACH or state is State.LOST]
     if state in _ENDING:
-        choices = "make a new one (%sky_pool)"
+        choices = ["make a new one (%sky_pool)"]
+    elif state in (*_COMING, State.RUNNING):
+        choices.insert(0, "wait until that is over")
     raise PoolStateError(
-        f"cannot {event.value}: {pool} is {state.value} ({state.sentence}); what you can do is {choices}"
+        f"cannot {event.value}: {pool} is {state.value} ({state.sentence}); from here you can {' or '.join(choices)}"
     )
