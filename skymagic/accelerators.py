@@ -69,7 +69,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("RTX5080", 16),
     Kind("RTX5090", 32),
     Kind("RTX6000", 24),
-    Kind("RTX6000-Ada", 48, aliases=("RTX6000Ada",)),
+    Kind("RTX6000-Ada", 48),
     Kind("RTXA4000", 16, aliases=("A4000",)),
     Kind("RTXA5000", 24, aliases=("A5000",)),
     Kind("RTXA6000", 48, aliases=("A6000",)),

@@ -542,7 +542,9 @@ def _pool(
     stated = {key: value for key, value in line.values.items() if key in _POOL_FIELDS}
     labels = {key: line.labels.get(key, f"%config SkyMagic.{key}") for key in ("provider", "plugins")}
     values = {**configured, **stated}
-    line.mistakes += _unknown(labels["provider"], "provider", [values["provider"]], ("auto", *providers))
+    line.mistakes += _unknown(
+        labels["provider"], "provider", [values["provider"]], {"auto": 0, **dict.fromkeys(providers)}
+    )
     names = [spec.name for spec in values["plugins"]]
     line.mistakes += _unknown(labels["plugins"], "plugin", names, plugins)
     line.mistakes += [

@@ -45,7 +45,9 @@ class Image:
         mistakes: list[str] = []
         for name in _LISTS:
             object.__setattr__(self, name, _tuple(name, getattr(self, name), mistakes))
-        object.__setattr__(self, "env", dict(self.env))
+        if not isinstance(self.env, Mapping):
+            mistakes.append(f"env is a dict of strings, not {type(self.env).__name__}")
+        object.__setattr__(self, "env", dict(self.env) if isinstance(self.env, Mapping) else {})
         mistakes += _malformed(self)
         requirements = _parsed(self.pip, mistakes)
         mistakes += _conflicts(requirements)
@@ -136,8 +138,10 @@ def _tuple(name: str, value: object, mistakes: list[str]) -> tuple[str, ...]:
 
 def _malformed(image: Image) -> list[str]:
     mistakes = []
-    if image.python is not None and not re.fullmatch(r"3\.\d{1,2}(\.\d{1,2})?", image.python):
+    if image.python is not None and not re.fullmatch(r"3\.\d{1,2}(\.\d{1,2})?", str(image.python)):
         mistakes.append(f"python is a version like '3.12', not {image.python!r}")
+    elif not isinstance(image.python, str | None):
+        mistakes.append("python is a string, '3.12', not a number: 3.10 would be 3.1")
     for name in ("pip_indexes", "apt", "includes", "excludes"):
         for item in getattr(image, name):
             if not item or item.startswith("-") or not item.isprintable():

@@ -181,27 +181,29 @@ def plugin_specs(text: str) -> tuple[PluginSpec, ...]:
         RequestError: an option without a plugin, an option twice, no name.
     """
     found: list[tuple[str, dict[str, str]]] = []
-    mistakes = []
-    last = ""
+    mistakes: list[str] = []
     for piece in filter(None, map(str.strip, text.split(","))):
-        head, equals, value = piece.partition("=")
-        name, colon, option = (part.strip() for part in head.partition(":"))
-        if last and re.match(r"[<>=!~]", piece):
-            found[-1][1][last] += f",{piece}"
+        options = found[-1][1] if found else {}
+        if options and re.match(r"[<>=!~]", piece):
+            options[next(reversed(options))] += f",{piece}"
             continue
-        if colon or not equals:
-            found.append((name, {}))
-        last = (option if colon else name) if equals else ""
-        if not re.fullmatch(r"\w[\w.-]*", name):
-            mistakes.append(f"{piece!r} has no name: write NAME or NAME:option=value")
-        elif (colon and option and not equals) or (equals and not last):
-            mistakes.append(f"{piece!r} has no value: write NAME:option=value")
-        elif equals and not found:
+        option = piece
+        if ":" in piece.partition("=")[0] or "=" not in piece:
+            name, colon, option = piece.partition(":")
+            found.append((name.strip(), {}))
+            if not re.fullmatch(r"\w[\w.-]*", name.strip()):
+                mistakes.append(f"{piece!r} has no name: write NAME or NAME:option=value")
+            if not colon:
+                continue
+        key, equals, value = (part.strip() for part in option.partition("="))
+        if not found:
             mistakes.append(f"{piece!r} belongs to no plugin: write NAME:{piece}")
-        elif equals and last in found[-1][1]:
-            mistakes.append(f"{found[-1][0]}: {last} is given twice")
-        elif equals:
-            found[-1][1][last] = value.strip()
+        elif not key or not equals:
+            mistakes.append(f"{piece!r} has no value: write NAME:option=value")
+        elif key in found[-1][1]:
+            mistakes.append(f"{found[-1][0]}: {key} is given twice")
+        else:
+            found[-1][1][key] = value
     if not found and not mistakes:
         mistakes.append("a plugin's name is missing: write NAME or NAME:option=value")
     if mistakes:
