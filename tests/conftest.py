@@ -13,11 +13,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings
 
 # In the environment of every process that the tests start, however far down.
 MARK = "SKYMAGIC_TEST_RUN"
 RUN_ID = uuid.uuid4().hex
 PATIENCE = 10.0  # seconds that what was started may take to go
+
+# A busy machine is not a defect; a hang is, and the timeout of pytest sees it.
+settings.register_profile("skymagic", deadline=None)
+settings.load_profile("skymagic")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

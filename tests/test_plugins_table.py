@@ -1,0 +1,234 @@
+"""The table of plugins: found by name, made from options, ordered, and extended by other packages."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import skymagic as sky
+from skymagic import plugins
+from skymagic.accelerators import Accelerator
+from skymagic.errors import RequestError
+from skymagic.image import Image
+from skymagic.plan import PluginSpec
+from skymagic.plugins import Cluster, Plugin
+from skymagic.runtime import InstanceInfo
+
+OURS = {"torch", "jax", "keras", "huggingface", "joblib", "sklearn"}
+
+THIRD_PARTY = """
+from __future__ import annotations
+from skymagic.plugins import Plugin
+
+def tracker(project: str, steps: int = 10, rate: float | None = None, offline: bool = False) -> Plugin:
+    shown = f"{project!r} {steps!r} {rate!r} {offline!r}"
+    return Plugin(name="whatever", bootstrap=lambda cluster: [shown])
+
+def wrong():
+    return 3
+
+def fragile():
+    raise RuntimeError("no licence")
+"""
+
+
+@pytest.fixture
+def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installed package with one good plugin and several broken ones."""
+    (tmp_path / "skymagic_thirdparty.py").write_text(THIRD_PARTY)
+    metadata = tmp_path / "skymagic_thirdparty-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: skymagic-thirdparty\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[skymagic.plugins]\n"
+        "tracker = skymagic_thirdparty:tracker\n"
+        "wrong = skymagic_thirdparty:wrong\n"
+        "fragile = skymagic_thirdparty:fragile\n"
+        "gone = skymagic_thirdparty_that_is_gone:gone\n"
+        "torch = skymagic_thirdparty:wrong\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("skymagic_thirdparty", None)
+
+
+def mistakes_of(*specs: PluginSpec | Plugin) -> tuple[str, ...]:
+    with pytest.raises(RequestError) as refused:
+        plugins.resolve(specs)
+    return refused.value.mistakes
+
+
+# ------------------------------------------------------------------------------------------- finding
+
+
+def test_our_plugins_are_in_the_table() -> None:
+    assert set(plugins.TABLE) == OURS
+    assert set(plugins.names()) >= OURS
+    assert set(dir(sky.plugins)) >= OURS
+
+
+def test_a_factory_is_an_attribute_even_after_its_module_is_imported() -> None:
+    import skymagic.plugins._torch  # noqa: F401  # what could take the attribute's place
+
+    made = sky.plugins.torch(backend="gloo")
+    assert isinstance(made, Plugin)
+    assert repr(made) == "Plugin('torch')"
+    from skymagic.plugins import torch
+
+    assert callable(torch)
+
+
+def test_asking_for_a_plugin_loads_no_framework() -> None:
+    code = "import sys, skymagic as sky; sky.plugins.torch(); dir(sky.plugins); print('torch' in sys.modules)"
+    root = Path(plugins.__file__).parent.parent.parent
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert child.stdout.strip() == "False"
+
+
+def test_unknown_plugins_name_the_nearest() -> None:
+    assert mistakes_of(PluginSpec("torhc")) == ("no plugin is called 'torhc'; did you mean 'torch'?",)
+    assert "there are huggingface, jax" in mistakes_of(PluginSpec("zzzz"))[0]
+    with pytest.raises(AttributeError, match="did you mean 'torch'"):
+        _ = sky.plugins.torhc
+
+
+# ------------------------------------------------------------------------------------------- options
+
+
+def test_options_are_remembered_for_the_ranks_and_never_shown() -> None:
+    made = sky.plugins.torch("gloo", version="2.3.0")
+    assert made.spec == PluginSpec("torch", {"backend": "gloo", "version": "2.3.0"})
+    assert made.spec is not None
+    assert plugins.load(made.spec).spec == made.spec
+    assert "gloo" not in repr(made)
+
+
+def test_all_mistakes_at_once() -> None:
+    found = mistakes_of(PluginSpec("torch", {"bakend": "gloo", "zz": "1"}), PluginSpec("torhc"))
+    assert found == (
+        "the plugin 'torch' has no option 'bakend'; did you mean 'backend'; it has backend, cuda, version, vision, audio",
+        "the plugin 'torch' has no option 'zz'; it has backend, cuda, version, vision, audio",
+        "no plugin is called 'torhc'; did you mean 'torch'?",
+    )
+
+
+def test_python_callers_get_a_type_error() -> None:
+    with pytest.raises(TypeError, match="bakend"):
+        sky.plugins.torch(bakend="gloo")
+
+
+# ----------------------------------------------------------------------------------- other packages
+
+
+@pytest.mark.usefixtures("third_party")
+def test_entry_points_are_added_and_broken_ones_left_out() -> None:
+    with pytest.warns(
+        RuntimeWarning, match="the plugin 'gone' of skymagic-thirdparty .* is broken: ModuleNotFound"
+    ):
+        found = plugins.names()
+    assert set(found) == OURS | {"tracker", "wrong", "fragile"}
+    assert "tracker" in dir(sky.plugins)
+
+
+@pytest.mark.usefixtures("third_party")
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        ({"project": "a"}, "'a' 10 None False"),
+        ({"project": "1", "steps": "20", "rate": "0.5", "offline": "yes"}, "'1' 20 0.5 True"),
+        ({"project": "true", "steps": 3, "rate": "2", "offline": "OFF"}, "'true' 3 2.0 False"),
+    ],
+)
+def test_options_become_the_parameters_types(options: dict[str, str], seen: str) -> None:
+    made = plugins.load(PluginSpec("tracker", options))
+    assert made.name == "tracker"
+    assert made.bootstrap(Cluster()) == [seen]
+    assert made.spec is not None
+    assert plugins.load(made.spec).bootstrap(Cluster()) == [seen]
+
+
+@pytest.mark.usefixtures("third_party")
+def test_wrong_values_and_missing_ones() -> None:
+    assert mistakes_of(PluginSpec("tracker", {"steps": "many", "offline": "perhaps"})) == (
+        "the plugin 'tracker': steps='many' is not a number",
+        "the plugin 'tracker': offline='perhaps' is not a yes or no: write true or false",
+        "the plugin 'tracker' needs the option 'project'",
+    )
+
+
+@pytest.mark.usefixtures("third_party")
+def test_broken_plugins_say_so_when_asked_for() -> None:
+    assert "'gone' cannot be loaded: ModuleNotFoundError" in mistakes_of(PluginSpec("gone"))[0]
+    assert "'wrong' is broken: its factory returns 3, not a Plugin" in mistakes_of(PluginSpec("wrong"))[0]
+    assert mistakes_of(PluginSpec("fragile")) == (
+        "the plugin 'fragile' cannot be made: RuntimeError: no licence",
+    )
+    with pytest.raises(AttributeError, match="cannot be loaded"):
+        _ = sky.plugins.gone
+
+
+@pytest.mark.usefixtures("third_party")
+def test_our_names_stay_ours() -> None:
+    assert isinstance(sky.plugins.torch(), Plugin)
+
+
+# ---------------------------------------------------------------------------------- hooks and order
+
+
+def test_a_plugin_by_hand_does_nothing_where_nothing_is_said() -> None:
+    plugin = Plugin("mine")
+    image, cluster, info = Image(pip=("numpy",)), Cluster(), InstanceInfo()
+    assert plugin.transform(image, cluster) == image
+    assert list(plugin.bootstrap(cluster)) == []
+    with plugin.around_app(info), plugin.around_client(object()):
+        pass
+    assert (plugin.release(), list(plugin.rejoin(info)), plugin.joined()) == (0, [], True)
+    assert plugin.spec is None
+    assert plugins.resolve([plugin]) == (plugin,)
+
+
+def test_hooks_by_hand() -> None:
+    seen: list[object] = []
+
+    @contextlib.contextmanager
+    def around(info: InstanceInfo) -> Iterator[None]:
+        seen.append(info.rank)
+        yield
+        seen.append("left")
+
+    with Plugin("mine", around_app=around).around_app(InstanceInfo()):
+        seen.append("inside")
+    assert seen == [0, "inside", "left"]
+
+
+def test_a_cluster_says_whether_there_is_cuda() -> None:
+    assert not Cluster().cuda
+    assert Cluster(accelerator=Accelerator("A100", 8)).cuda
+
+
+def test_the_same_plugin_twice_is_a_mistake() -> None:
+    found = mistakes_of(
+        PluginSpec("torch"), sky.plugins.torch(backend="gloo"), Plugin("mine"), Plugin("mine")
+    )
+    assert found == (
+        "the plugin 'torch' is asked for twice: write it once, with all its options",
+        "the plugin 'mine' is asked for twice: write it once, with all its options",
+    )
+
+
+def test_order_is_the_users_but_for_what_must_come_before() -> None:
+    jax, keras, other = Plugin("jax", before=("keras",)), Plugin("keras"), Plugin("other")
+    assert plugins.order([keras, other, jax]) == (other, jax, keras)
+    assert plugins.order([other, keras]) == (other, keras)
+    assert plugins.order([jax, keras, other]) == (jax, keras, other)
+    assert plugins.order([]) == ()
+
+
+def test_an_order_that_cannot_be() -> None:
+    with pytest.raises(RequestError, match="a and b each want to be set up before the other"):
+        plugins.order([Plugin("a", before=("b",)), Plugin("b", before=("a",))])
