@@ -1,0 +1,174 @@
+"""What a rank holds: binds the values that a cell needs, and packs those that go back."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import importlib.metadata
+import linecache
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from skymagic import pickling
+from skymagic.modules import Served
+from skymagic.refuse import type_name
+from skymagic.store import Buffer, NodeStore
+
+_INLINE = 64 << 10
+_ALIGN = 64
+
+
+class BindError(Exception):
+    """A value cannot be rebuilt on this rank.
+
+    Attributes:
+        name: the variable, or variables, separated by commas.
+        reason: what went wrong, in words.
+        package: the package that is missing or differs; empty when none is to blame.
+    """
+
+    def __init__(self, name: str, reason: str, package: str = "") -> None:
+        super().__init__(f"{name} cannot be rebuilt on this rank: {reason}")
+        self.name = name
+        self.reason = reason
+        self.package = package
+
+    def __reduce__(self) -> tuple[type[BindError], tuple[str, str, str]]:
+        return type(self), (self.name, self.reason, self.package)
+
+
+class Hold:
+    """A rank's end of the data plane.
+
+    Args:
+        namespace: the rank's global names.
+        store_directory: the node's store.
+        rank: this rank.
+    """
+
+    def __init__(self, namespace: dict[str, Any], store_directory: str, rank: int) -> None:
+        self.namespace = namespace
+        self.rank = rank
+        self.store = NodeStore(store_directory)
+        self.served = Served()
+
+    def bind(self, orders: Mapping[str, Any]) -> None:
+        """Bind every name in the orders that is for this rank; all of them or, on an error, none.
+
+        Raises:
+            BindError: a value or a module cannot be rebuilt here.
+        """
+        for name, text in orders.get("sources", {}).items():
+            linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        self._modules(orders)
+        bound: dict[str, Any] = {}
+        for parcel in orders.get("parcels", ()):
+            if self._mine(parcel):
+                bound.update(self._open(parcel, orders))
+        self.namespace.update(bound)
+
+    def absent(self, orders: Mapping[str, Any]) -> list[str]:
+        """Names that the cell was to define and that this rank has not, after it ran."""
+        return [name for name in orders.get("stores", ()) if name not in self.namespace]
+
+    def pack(self, values: Mapping[str, object]) -> dict[str, dict[str, Any]]:
+        """Pickle values for the notebook: small ones into the reference itself, others into a file of the store.
+
+        Returns:
+            For each name what ``Shipper.unpack`` takes, or ``{"error": …, "type": …}`` where it cannot be pickled.
+        """
+        return {name: self._pack(value) for name, value in values.items()}
+
+    def _mine(self, part: Mapping[str, Any]) -> bool:
+        return part["ranks"] is None or self.rank in part["ranks"]
+
+    def _modules(self, orders: Mapping[str, Any]) -> None:
+        mine = [each for each in orders.get("modules", ()) if self._mine(each)]
+        try:
+            self.served.install({key: each[key] for key in each if key != "ranks"} for each in mine)
+        except Exception as problem:
+            names = ", ".join(each["name"] for each in mine)
+            raise BindError(names, f"the module's code raised {type(problem).__name__}: {problem}") from problem
+
+    def _open(self, parcel: Mapping[str, Any], orders: Mapping[str, Any]) -> dict[str, Any]:
+        names = list(parcel["names"])
+        try:
+            for module in parcel["imports"]:
+                importlib.import_module(module)
+            maps: dict[int, memoryview] = {}
+            used: set[tuple[int, int]] = set()
+            header = [self._part(spot, orders, maps, used) for spot in parcel["header"]]
+            buffers = [self._part(spot, orders, maps, used) for spot in parcel["buffers"]]
+            value = pickling.loads(header[0] if len(header) == 1 else header, buffers, self.namespace)
+        except Exception as problem:
+            raise self._bind_error(names, problem, parcel, orders) from problem
+        return {names[0]: value} if len(names) == 1 else dict(zip(names, value, strict=True))
+
+    def _part(
+        self, spot: Any, orders: Mapping[str, Any], maps: dict[int, memoryview], used: set[tuple[int, int]]
+    ) -> Buffer:
+        if isinstance(spot, str):
+            return bytearray(base64.b64decode(spot))
+        number, offset, nbytes = spot
+        # Equal arrays lie in one place; each gets a mapping of its own, for they are not the same array.
+        if number not in maps or (number, offset) in used:
+            maps[number] = self.store.map(orders["files"][number])
+        used.add((number, offset))
+        return maps[number][offset : offset + nbytes]
+
+    def _bind_error(
+        self, names: list[str], problem: Exception, parcel: Mapping[str, Any], orders: Mapping[str, Any]
+    ) -> BindError:
+        name = ", ".join(names)
+        if isinstance(problem, ModuleNotFoundError) and problem.name:
+            package = problem.name.partition(".")[0]
+            theirs = parcel["versions"].get(package) or ""
+            wanted = f"{package} {theirs}".strip()
+            return BindError(name, f"{package} is not installed here; the notebook has {wanted}", package)
+        skew = [
+            (package, theirs, _version(package))
+            for package, theirs in parcel["versions"].items()
+            if theirs and _version(package) != theirs
+        ]
+        text = f"{type(problem).__name__}: {problem}"
+        if skew:
+            versions = ", ".join(f"{package} {theirs} there and {ours or 'none'} here" for package, theirs, ours in skew)
+            return BindError(name, f"{text} (versions differ: {versions})", skew[0][0])
+        return BindError(name, text)
+
+    def _pack(self, value: object) -> dict[str, Any]:
+        try:
+            pickled = pickling.dumps(value, self.namespace)
+            parts: list[Buffer] = []
+            spots = []
+            offset = 0
+            inline = pickled.nbytes - sum(len(buffer) for buffer in pickled.buffers) < _INLINE
+            for part in (*(() if inline else pickled.pieces), *pickled.buffers):
+                spots.append([offset, len(part)])
+                parts += [part, bytes(-len(part) % _ALIGN)]
+                offset += len(part) + -len(part) % _ALIGN
+            key = self.store.put(None, parts, offset) if parts else None
+            count = 0 if inline else len(pickled.pieces)
+            return {
+                "file": self.store.name(key) if key else None,
+                "header": base64.b64encode(pickled.header).decode() if inline else None,
+                "pieces": spots[:count],
+                "buffers": spots[count:],
+                "nbytes": pickled.nbytes,
+                "rank": self.rank,
+                "host": os.uname().nodename,
+            }
+        except Exception as problem:
+            return {"error": f"{type(problem).__name__}: {problem}", "type": type_name(value)}
+
+
+def _version(package: str) -> str:
+    known = getattr(sys.modules.get(package), "__version__", None)
+    if known is not None:
+        return str(known)
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,137 @@
+"""Why a value cannot travel, and what to do instead; in words."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+_BUDGET = 300
+"""Parts tried while looking for the one that cannot be pickled."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A name that cannot travel."""
+
+    name: str
+    type: str
+    why: str
+    """Where it is used: ``"the cell"`` or ``"used by train"``."""
+    reason: str
+    """The problem, with the part that has it."""
+    remedy: str
+
+    def __str__(self) -> str:
+        place = "used in the cell" if self.why == "the cell" else self.why
+        return f"{self.name} ({self.type}, {place}): {self.reason}; {self.remedy}"
+
+
+def refusal(name: str, value: object, why: str, problem: BaseException, attempt: Callable[[object], object]) -> Refusal:
+    """Describe why ``value`` could not be pickled.
+
+    Args:
+        attempt: pickles a value and raises when it cannot; called for the value's parts.
+    """
+    path, culprit = find(value, attempt)
+    named = type_name(culprit) if culprit is not value else ""
+    if isinstance(problem, RecursionError) or "recursion" in str(problem):
+        return Refusal(name, type_name(value), why, "it is nested too deep to pickle", "flatten it, or make it in the cell")
+    reason, remedy = explain(culprit, problem)
+    if path:
+        reason = f"{name}{path} ({named}) {reason}"
+    return Refusal(name, type_name(value), why, reason, remedy.format(name=name))
+
+
+def message(refusals: list[Refusal]) -> str:
+    """All refusals as one text, a line each."""
+    count = "1 variable" if len(refusals) == 1 else f"{len(refusals)} variables"
+    lines = "\n".join(f"  {each}" for each in refusals)
+    return f"{count} cannot travel to the ranks; nothing was run:\n{lines}"
+
+
+def type_name(value: object) -> str:
+    """A type as a user knows it: without ``builtins`` and ``__main__``."""
+    kind = type(value)
+    module = kind.__module__.lstrip("_")
+    return kind.__qualname__ if module in ("builtins", "main__", "__main__") else f"{module}.{kind.__qualname__}"
+
+
+_KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("socket.socket", "ssl.SSLSocket"), "is a connection of this process", "connect in the cell"),
+    (
+        ("thread.lock", "thread.RLock", "threading.Condition", "threading.Event", "threading.Semaphore", "asyncio.locks.Lock"),
+        "is a lock of this process",
+        "make it in the cell, or leave it out with __getstate__",
+    ),
+    (("generator", "async_generator"), "is a generator that has begun", "pass list({name}), or make it in the cell"),
+    (("coroutine",), "is a coroutine", "await it here, or call its function in the cell"),
+    (
+        ("io.TextIOWrapper", "io.BufferedReader", "io.BufferedWriter", "io.BufferedRandom", "io.FileIO"),
+        "is an open file",
+        "open it in the cell, or pass its contents",
+    ),
+    (("sqlite3.Connection", "sqlite3.Cursor"), "is a database connection", "connect in the cell"),
+    (("threading.Thread", "multiprocessing.context.Process", "subprocess.Popen"), "runs in this process", "start it in the cell"),
+    (("mmap.mmap",), "is a mapping of this process", "map the file in the cell, or pass bytes"),
+    (("frame", "traceback"), "belongs to a running program", "keep its text instead: traceback.format_exc()"),
+    (("weakref", "weakref.ReferenceType"), "is a weak reference", "pass what it refers to"),
+    (("contextvars.ContextVar", "contextvars.Context"), "is state of this thread", "make it in the cell"),
+)
+
+
+def explain(culprit: object, problem: BaseException) -> tuple[str, str]:
+    """Reason and remedy; ``{name}`` in the remedy stands for the variable."""
+    known = {type_name(base) for base in (culprit,)} | {
+        f"{kind.__module__.lstrip('_')}.{kind.__qualname__}" for kind in type(culprit).__mro__
+    }
+    for names, reason, remedy in _KINDS:
+        if not known.isdisjoint(names):
+            return reason, remedy
+    text = f"{type(problem).__name__}: {problem}".strip().splitlines()[0] if str(problem) else type(problem).__name__
+    return f"cannot be pickled: {text}", "make it in the cell, or leave it out with --no-push {name}"
+
+
+def find(value: object, attempt: Callable[[object], object]) -> tuple[str, object]:
+    """Path (``.model.lock``, ``['a'][0]``) to the innermost part that cannot be pickled by itself, and that part."""
+    path, budget = "", _BUDGET
+    seen = {id(value)}
+    while True:
+        for step, part in parts(value):
+            if id(part) in seen:
+                continue
+            budget -= 1
+            if budget < 0:
+                return path, value
+            try:
+                attempt(part)
+            except Exception:
+                seen.add(id(part))
+                path, value = path + step, part
+                break
+        else:
+            return path, value
+
+
+def parts(value: object) -> Iterator[tuple[str, object]]:
+    """What a value consists of, each with how to get there from it."""
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", item) for key, item in list(value.items())[:_BUDGET])
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"[{index}]", item) for index, item in enumerate(list(value)[:_BUDGET]))
+    elif isinstance(value, types.FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            try:
+                yield f".<closure>.{name}", cell.cell_contents
+            except ValueError:
+                continue
+        yield from ((".<default>", item) for item in value.__defaults__ or ())
+        yield from ((f".<default>.{key}", item) for key, item in (value.__kwdefaults__ or {}).items())
+        yield from ((f".{key}", item) for key, item in vars(value).items())
+    elif isinstance(value, types.MethodType):
+        yield ".__self__", value.__self__
+    elif isinstance(value, type):
+        hidden = (types.GetSetDescriptorType, types.MemberDescriptorType)
+        yield from ((f".{key}", item) for key, item in vars(value).items() if not isinstance(item, hidden))
+    elif not hasattr(type(value), "__getstate__") or type(value).__getstate__ is object.__getstate__:
+        yield from ((f".{key}", item) for key, item in getattr(value, "__dict__", {}).items())

@@ -1,0 +1,320 @@
+"""The node store: a private directory of files that one process writes once and every rank of the node maps.
+
+A file is named by its content (xxh3-128) behind a nonce that only this store knows, so that names cannot be guessed
+and equal contents need one file. Shared memory holds the files as long as it has room; what does not fit goes to a
+directory on disk beside it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+import stat
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+Buffer = bytes | bytearray | memoryview
+
+STEP = 1 << 18
+"""Bytes copied, hashed and written at a time: small enough to stay in the processor's cache, where hashing is free."""
+
+SHARE = 0.5
+"""The part of a file system's free space that a store may fill."""
+
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass
+class _File:
+    """One stored file."""
+
+    name: str
+    nbytes: int
+    used: float = field(default_factory=time.monotonic)
+    """When it was last asked for, in seconds of the monotonic clock."""
+
+
+def digest(pieces: Iterable[Buffer]) -> str:
+    """The xxh3-128 of all pieces as one stream, in hex."""
+    import xxhash
+
+    state = xxhash.xxh3_128()
+    for piece in pieces:
+        state.update(piece)
+    return str(state.hexdigest())
+
+
+def create(parent: str | os.PathLike[str] | None = None) -> str:
+    """A new private directory for a store: in shared memory where that is writable, else in the temp directory."""
+    root = Path(parent) if parent is not None else _SHARED_MEMORY
+    if not os.access(root, os.W_OK | os.X_OK):
+        root = Path(tempfile.gettempdir())
+    return tempfile.mkdtemp(prefix="skymagic-", dir=root)
+
+
+def overflow(directory: str | os.PathLike[str]) -> Path:
+    """Where a store at ``directory`` puts what does not fit there."""
+    path = Path(directory)
+    return Path(tempfile.gettempdir()) / f"{path.parent.name}-{path.name}-overflow"
+
+
+def remove(directory: str | os.PathLike[str]) -> None:
+    """Delete a store's directory and its overflow, whoever wrote them; twice is safe."""
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.rmtree(overflow(directory), ignore_errors=True)
+
+
+class NodeStore:
+    """The files of one directory, content-addressed.
+
+    Every process may open a store on the directory; a file is evicted and dropped only by the one that put it.
+
+    Args:
+        directory: made with mode 0700 when it does not exist.
+        share: the part of the free space that may be filled, 0 to 1.
+        notify: called with one sentence when files are evicted or written to disk instead.
+
+    Raises:
+        PermissionError: the directory belongs to another user or is open to others.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], *, share: float = SHARE, notify: Callable[[str], None] | None = None
+    ) -> None:
+        self.directory = Path(directory)
+        self.share = share
+        self._notify = notify or (lambda sentence: None)
+        self._nonce = secrets.token_hex(8)
+        self._files: dict[str, _File] = {}
+        self._pinned: dict[str, int] = {}
+        self._lock = threading.RLock()
+        _private(self.directory)
+
+    def have(self, keys: Iterable[str]) -> list[str]:
+        """The keys of which this store holds no file, in the order given."""
+        with self._lock:
+            now = time.monotonic()
+            missing = []
+            for key in keys:
+                file = self._files.get(key)
+                if file is None:
+                    missing.append(key)
+                else:
+                    file.used = now
+            return missing
+
+    def put(self, key: str | None, pieces: Iterable[Buffer], nbytes: int) -> str:
+        """Write one file from pieces that follow one another; a file that is already here is not written again.
+
+        Args:
+            key: the content's hash where it is known. What counts is what was written: a value that another thread
+                changes meanwhile is stored, whole, under the hash of the bytes that were read.
+            nbytes: the sum of the pieces' lengths, in bytes.
+
+        Returns:
+            The key of the file.
+
+        Raises:
+            OSError: neither shared memory nor the disk has room.
+        """
+        if key is not None and not self.have([key]):
+            return key
+        parts = list(pieces)
+        for directory in self._directories(nbytes):
+            try:
+                return self._write(directory, parts)
+            except OSError as problem:
+                if problem.errno not in (errno.ENOSPC, errno.EDQUOT) or directory != self.directory:
+                    raise
+        raise OSError(errno.ENOSPC, f"no room for {nbytes} bytes in {self.directory} or {overflow(self.directory)}")
+
+    def name(self, key: str) -> str:
+        """The file name of a key that is here; it is what another process needs for ``map``."""
+        return self._files[key].name
+
+    def path(self, name: str) -> Path:
+        """Where the file of that name lies."""
+        if os.sep in name or name.startswith("."):
+            raise ValueError(f"not a name of this store: {name!r}")
+        path = self.directory / name
+        return path if path.exists() else overflow(self.directory) / name
+
+    def map(self, name: str) -> memoryview:
+        """The file's bytes, mapped privately: writable, seen by nobody else, shared until written.
+
+        The mapping lives as long as something holds the view or a slice of it; no descriptor stays open.
+        """
+        return map_private(self.path(name))
+
+    def take(self, name: str) -> memoryview:
+        """Map a file that another process left here, and unlink it."""
+        path = self.path(name)
+        view = map_private(path)
+        path.unlink()
+        return view
+
+    def pin(self, keys: Iterable[str]) -> None:
+        """Keep these from eviction until ``unpin``; pins are counted."""
+        with self._lock:
+            for key in keys:
+                self._pinned[key] = self._pinned.get(key, 0) + 1
+
+    def unpin(self, keys: Iterable[str]) -> None:
+        """Take one pin off each key."""
+        with self._lock:
+            for key in keys:
+                count = self._pinned.pop(key, 0) - 1
+                if count > 0:
+                    self._pinned[key] = count
+
+    def pinned(self, key: str) -> bool:
+        """Whether somebody still needs this file."""
+        return key in self._pinned
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Unlink these files; what is mapped stays mapped. Unknown keys are ignored."""
+        with self._lock:
+            for key in keys:
+                file = self._files.pop(key, None)
+                if file is not None:
+                    self.path(file.name).unlink(missing_ok=True)
+
+    def keys(self) -> frozenset[str]:
+        """What is here."""
+        return frozenset(self._files)
+
+    def close(self) -> None:
+        """Unlink all files that this store has put; twice is safe. The directory itself is its maker's."""
+        self.drop(list(self._files))
+
+    def _write(self, directory: Path, pieces: Sequence[Buffer]) -> str:
+        import xxhash
+
+        state = xxhash.xxh3_128()
+        scratch = memoryview(bytearray(STEP))
+        partial = directory / f"{self._nonce}-{secrets.token_hex(8)}.part"
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        nbytes = 0
+        try:
+            try:
+                for piece in pieces:
+                    view = memoryview(piece).cast("B") if memoryview(piece).nbytes else memoryview(b"")
+                    for start in range(0, view.nbytes, STEP):
+                        part = view[start : start + STEP]
+                        # The copy is what makes hash and file agree while other threads write to the value.
+                        copy = scratch[: part.nbytes]
+                        copy[:] = part
+                        state.update(copy)
+                        _write_all(descriptor, copy)
+                    nbytes += view.nbytes
+            finally:
+                os.close(descriptor)
+            key = str(state.hexdigest())
+            name = f"{self._nonce}-{key}"
+            os.rename(partial, directory / name)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        with self._lock:
+            self._files[key] = _File(name, nbytes)
+        return key
+
+    def _directories(self, nbytes: int) -> Iterable[Path]:
+        """Where to try a file of this size, in order; evicts what is too much."""
+        if self._room(self.directory, nbytes):
+            yield self.directory
+        spill = overflow(self.directory)
+        _private(spill)
+        self._notify(f"{_size(nbytes)} do not fit in {self.directory.parent}: kept on disk, in {spill.parent}")
+        yield spill
+
+    def _room(self, directory: Path, nbytes: int) -> bool:
+        """Whether a file fits, after evicting the files that were not asked for the longest."""
+        with self._lock:
+            here = {key: file for key, file in self._files.items() if (directory / file.name).exists()}
+            ours = sum(file.nbytes for file in here.values())
+            free = _free(directory)
+            limit = (free + ours) * self.share
+            if nbytes > limit:
+                return False
+            evicted = []
+            for key in sorted(here, key=lambda key: here[key].used):
+                if ours + nbytes <= limit:
+                    break
+                if not self.pinned(key):
+                    ours -= here[key].nbytes
+                    evicted.append(key)
+            if ours + nbytes > limit:
+                return False
+            if evicted:
+                self.drop(evicted)
+                self._notify(f"the node store is full: {len(evicted)} of its oldest values will be sent again when used")
+            return True
+
+
+def map_private(path: Path) -> memoryview:
+    """A file's bytes as a writable private mapping, without a descriptor that stays open."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        nbytes = os.fstat(descriptor).st_size
+        return _map(descriptor, nbytes) if nbytes else memoryview(bytearray())
+    finally:
+        os.close(descriptor)
+
+
+# Before Python 3.13 a mmap object keeps a duplicate of the descriptor: a rank with a thousand arrays would run out.
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_PROT_READ_WRITE = 3
+_MAP_PRIVATE = 2
+
+
+def _map(descriptor: int, nbytes: int) -> memoryview:
+    address = _libc.mmap(None, nbytes, _PROT_READ_WRITE, _MAP_PRIVATE, descriptor, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot map {nbytes} bytes: {os.strerror(code)}")
+    memory = (ctypes.c_ubyte * nbytes).from_address(address)
+    weakref.finalize(memory, _libc.munmap, address, nbytes).atexit = False
+    return memoryview(memory).cast("B")
+
+
+def _write_all(descriptor: int, view: memoryview) -> None:
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _private(directory: Path) -> None:
+    """Make the directory for this user alone, or make sure that it is."""
+    directory.mkdir(mode=0o700, parents=False, exist_ok=True)
+    status = directory.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise PermissionError(f"{directory} is not private to this user; remove it and try again")
+
+
+def _free(directory: Path) -> int:
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.3g} TB"
+
+
+if sys.platform == "win32":  # pragma: no cover
+    raise ImportError("the node store needs POSIX shared memory")
