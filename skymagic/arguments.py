@@ -637,7 +637,7 @@ def parse_broadcast(
     values = parsed.values
     pool = _pool(parsed, defaults, plugins, providers, name=values.get("name"))
     parsed.check(
-        values.get("head") and not values.get("output") and not values.get("gather"),
+        values.get("head") and not parsed.labels.keys() & {"output", "gather"},
         "--head keeps one value of -o or -g: add -o NAME or -g NAMES",
     )
     return _run(parsed, pool, {"only": defaults.only, "timeout": defaults.timeout})

@@ -1,0 +1,841 @@
+"""A magic's line becomes a request or a list of all its mistakes; nothing on it is ever evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from traitlets import TraitError
+from traitlets.config import Config
+
+from skymagic import arguments
+from skymagic.accelerators import Accelerator
+from skymagic.arguments import (
+    MAGICS,
+    DownRequest,
+    FilesRequest,
+    LogsRequest,
+    Names,
+    NamesRequest,
+    RestartRequest,
+    ShellRequest,
+    Token,
+    complete,
+    parse_attach,
+    parse_auto,
+    parse_broadcast,
+    parse_cost,
+    parse_down,
+    parse_get,
+    parse_gpus,
+    parse_logs,
+    parse_pool,
+    parse_pool_toml,
+    parse_pull,
+    parse_push,
+    parse_put,
+    parse_restart,
+    parse_run,
+    parse_sh,
+    parse_status,
+    split,
+    usage,
+)
+from skymagic.config import SkyMagic
+from skymagic.errors import RequestError
+from skymagic.plan import AtLeast, Defaults, Only, PluginSpec, PoolRequest, RunRequest, plugin_specs
+
+PARSERS: dict[str, Callable[[str], Any]] = {
+    name: getattr(arguments, name.replace("sky_", "parse_")) for name in MAGICS
+}
+
+
+def mistakes(call: Callable[..., Any], *args: Any, **options: Any) -> list[str]:
+    with pytest.raises(RequestError) as refused:
+        call(*args, **options)
+    return list(refused.value.mistakes)
+
+
+def mistake(line: str) -> str:
+    """The one mistake of a broadcast's line."""
+    (only_one,) = mistakes(parse_broadcast, line)
+    return only_one
+
+
+# --------------------------------------------------------------------------------------------------------- words
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", []),
+        ("   ", []),
+        ("# only a comment", []),
+        ("a b", ["a", "b"]),
+        ("a  # a comment 'with a quote", ["a"]),
+        ("a#b", ["a#b"]),
+        ("'a b' \"c d\"", ["a b", "c d"]),
+        ("x='a b'c", ["x=a bc"]),
+        ('"it\'s" \'say "hi"\'', ["it's", 'say "hi"']),
+        ('"a \\" b"', ['a " b']),
+        ("'a\\'", ["a\\"]),
+        ("a\\ b c\\#d", ["a b", "c#d"]),
+        ("C:\\data\\new", ["C:\\data\\new"]),
+        ("'# no comment' b", ["# no comment", "b"]),
+        ("''", [""]),
+        ("a;", ["a"]),
+        ("a ; # silent", ["a"]),
+        ("a ';'", ["a", ";"]),
+        ("a;b", ["a;b"]),
+        ("größe\u00a0naïve 名前", ["größe", "naïve", "名前"]),
+        ("trailing\\", ["trailing\\"]),
+    ],
+)
+def test_words_of_a_line(line: str, words: list[str]) -> None:
+    tokens, wrong = split(line)
+    assert [token.text for token in tokens] == words
+    assert wrong == []
+
+
+@pytest.mark.parametrize("line", ["'open", 'a "open', "a'b", '"ends in a backslash\\"'])
+def test_a_quote_without_end(line: str) -> None:
+    assert "a quote is not closed" in split(line)[1][0]
+    assert "a quote is not closed" in mistakes(parse_broadcast, line)[0]
+
+
+@given(st.lists(st.text(min_size=1, max_size=8), max_size=4))
+def test_quoting_brings_any_words_through(words: list[str]) -> None:
+    line = " ".join('"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"' for word in words)
+    tokens, wrong = split(line)
+    assert tokens == [Token(word, quoted=True) for word in words]
+    assert wrong == []
+
+
+# ----------------------------------------------------------------------------------------------------- broadcast
+
+
+def test_an_empty_line_asks_for_nothing() -> None:
+    for line in ("", "  ", "# nothing", ";"):
+        assert parse_broadcast(line) == RunRequest()
+        assert parse_broadcast(line).pool.given() == frozenset()
+
+
+def test_everything_of_a_run() -> None:
+    line = "--pool train -o results -g loss,acc --head --only 0:4 -t 0,2 --push data --no-push big,huge --timeout 10m -a --fresh"
+    assert parse_broadcast(line) == RunRequest(
+        pool=PoolRequest(name="train"),
+        output="results",
+        gather=("loss", "acc"),
+        head=True,
+        only=Only("0:4"),
+        targets=Only("0,2"),
+        push=("data",),
+        no_push=("big", "huge"),
+        timeout=600.0,
+        noblock=True,
+        fresh=True,
+    )
+
+
+def test_everything_of_a_pool() -> None:
+    line = (
+        "train --provider ssh --num-nodes 4 --gpus a100:8 --cpus 8+ --memory 32GB+ --procs-per-node 4 "
+        "--plugin torch:backend=gloo,cuda=cu124 --plugin jax --pip 'numpy>=2,<3',pandas --env A=1 --env B=x=y,z "
+        "--secret HF_TOKEN --hosts gpu[1-8],ubuntu@10.0.0.7:2222 --region eu-central-1 --spot --max-price 12.5 "
+        "--idle 30m --max-lifetime 8h -y --dry-run   # all of it"
+    )
+    assert parse_pool(line) == PoolRequest(
+        name="train",
+        provider="ssh",
+        nodes=4,
+        gpu=Accelerator("A100", 8),
+        cpus=AtLeast(8, True),
+        memory=AtLeast(32, True),
+        procs_per_node=4,
+        plugins=(PluginSpec("torch", {"backend": "gloo", "cuda": "cu124"}), PluginSpec("jax")),
+        pip=("numpy>=2,<3", "pandas"),
+        env=(("A", "1"), ("B", "x=y,z")),
+        secrets=("HF_TOKEN",),
+        hosts=("gpu[1-8]", "ubuntu@10.0.0.7:2222"),
+        region="eu-central-1",
+        spot=True,
+        max_price=12.5,
+        idle=1800.0,
+        max_lifetime=28800.0,
+        yes=True,
+        dry_run=True,
+    )
+
+
+def test_a_run_may_describe_its_pool() -> None:
+    request = parse_broadcast("--nodes 4 --gpu A100 -o results")
+    assert request.pool.given() == {"nodes", "gpu"}
+    assert request.pool.name is None
+    assert request.output == "results"
+    assert parse_broadcast("--pool train").pool.given() == frozenset(), "a name alone describes nothing"
+    assert parse_broadcast("--procs-per-node auto").pool.given() == {"procs_per_node"}
+    assert parse_broadcast("--dry-run").pool.dry_run
+
+
+@pytest.mark.parametrize(
+    "line", ["-o x", "-ox", "-o=x", "--output x", "--output=x", "--output='x'", '-o "x"', "-o x;"]
+)
+def test_ways_to_write_an_option(line: str) -> None:
+    assert parse_broadcast(line) == RunRequest(output="x")
+
+
+@pytest.mark.parametrize(
+    "line", ["-g loss,acc", "-g loss acc", "-g loss, acc", "-g 'loss acc'", "-g loss -g acc", "-gloss,acc"]
+)
+def test_ways_to_write_names(line: str) -> None:
+    assert parse_broadcast(f"{line} --fresh") == RunRequest(gather=("loss", "acc"), fresh=True)
+
+
+def test_names_are_kept_once() -> None:
+    assert parse_broadcast("-g a,b,a --push c c").gather == ("a", "b")
+    assert parse_broadcast("-g a --push c c").push == ("c",)
+
+
+@pytest.mark.parametrize(
+    ("line", "held"),
+    [
+        ("--no-push", True),
+        ("--no-push a b", ("a", "b")),
+        ("--no-push=a", ("a",)),
+        ("--no-push -o x", True),
+        ("", False),
+    ],
+)
+def test_no_push_with_and_without_names(line: str, held: object) -> None:
+    assert parse_broadcast(line).no_push == held
+
+
+def test_plugins_in_one_list_or_several() -> None:
+    expected = (PluginSpec("torch", {"backend": "gloo"}), PluginSpec("jax"))
+    for line in (
+        "--plugin torch:backend=gloo,jax",
+        "--plugin torch:backend=gloo --plugin jax",
+        "--plugins 'torch:backend=gloo, jax'",
+    ):
+        assert parse_broadcast(line).pool.plugins == expected
+    assert parse_broadcast("--plugin torch, jax").pool.plugins == (PluginSpec("torch"), PluginSpec("jax"))
+
+
+def test_one_host_may_be_two_nodes() -> None:
+    assert parse_pool("--hosts a,a --hosts b").hosts == ("a", "a", "b")
+    assert parse_pool("--hosts @hosts.txt,gpu[1,3]").hosts == ("@hosts.txt", "gpu[1,3]")
+
+
+def test_values_that_look_like_something_else() -> None:
+    assert parse_broadcast("--env A=--flag").pool.env == (("A", "--flag"),)
+    assert parse_broadcast("--env 'A=# b; c'").pool.env == (("A", "# b; c"),)
+    assert parse_broadcast("--env A=").pool.env == (("A", ""),)
+    assert parse_broadcast("-t -1").targets == Only("-1")
+    assert parse_broadcast("-t ::2 --only -2:").only == Only("-2:")
+    assert parse_broadcast("-o größe").output == "größe"
+
+
+def test_nothing_is_evaluated() -> None:
+    assert "is not a whole number" in mistake("--nodes 1+1")
+    assert "is not a whole number" in mistake("--nodes {n}")
+    assert parse_broadcast("--env 'A=$HOME $(id) `id` {1+1}'").pool.env == (("A", "$HOME $(id) `id` {1+1}"),)
+
+
+# ------------------------------------------------------------------------------------------------------ mistakes
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("--nodes 0", "--nodes: must be at least 1, not 0"),
+        ("--nodes -1", "--nodes: must be at least 1, not -1"),
+        ("--nodes two", "--nodes: 'two' is not a whole number"),
+        ("--nodes 2.0", "--nodes: '2.0' is not a whole number"),
+        ("--nodes ٣", "is not a whole number"),
+        ("--nodes 99999999999999999999", "is not a whole number"),
+        ("--nodes ''", "--nodes: '' is not a whole number"),
+        ("--nodes", "--nodes needs N"),
+        ("--num-nodes 0", "--num-nodes: must be at least 1"),
+        ("--procs-per-node 0", "must be at least 1"),
+        ("--gpu A100:0", "--gpu: '0' is not a number of accelerators per node"),
+        ("--gpu a1oo", "did you mean 'A100'?"),
+        ("--gpus quantum", "no accelerator is called 'quantum'"),
+        ("--cpus many", "--cpus: 'many' is not an amount"),
+        ("--memory 32TB", "--memory: '32TB' is not an amount"),
+        ("--env NOEQUALS", "--secret NOEQUALS"),
+        ("--env =x", "'' is not a name for an environment variable"),
+        ("--env 1A=x", "'1A' is not a name"),
+        ("--env A=1 --env A=2", "--env: A has several values"),
+        ("--env A=1 --secret A", "A is both an --env and a --secret"),
+        ("--secret A-B", "'A-B' is not a name"),
+        ("--timeout 0", "--timeout: a duration must be more than 0"),
+        ("--idle soon", "--idle: 'soon' is not a duration"),
+        ("--max-lifetime -1h", "is not a duration"),
+        ("--max-price -3", "--max-price: '-3' is not a price"),
+        ("--max-price 0", "is not a price"),
+        ("--max-price inf", "is not a price"),
+        ("--only 1.5", "--only: '1.5' names no ranks"),
+        ("--targets some", "--targets: 'some' names no ranks"),
+        ("-o 1x", "-o: '1x' is not a name for a variable"),
+        ("-o class", "-o: 'class' is not a name"),
+        ("-o a.b", "is not a name"),
+        ("-o a,b", "is not a name"),
+        ("-g a,1x", "-g: '1x' is not a name"),
+        ("-g ,", "-g: nothing is named"),
+        ("-g ''", "-g: nothing is named"),
+        ("--push print()", "--push: 'print()' is not a name"),
+        ("--pool 'a b'", "--pool: 'a b' is not a name for a pool"),
+        ("--pool ../x", "is not a name for a pool"),
+        ("--region 'eu; rm'", "is not a region"),
+        ("--hosts a;b", "--hosts: 'a;b' is not a host"),
+        ("--hosts '-oProxyCommand=id'", "is not a host"),
+        ("--pip torch=2.3", "--pip: 'torch=2.3' is not a requirement"),
+        ("--pip torch==2.3,torch==2.4", "--pip: torch cannot be all of torch==2.3, torch==2.4"),
+        ("--pip torch==2.3 --pip torch==2.4", "--pip: torch cannot be all of"),
+        ("--pip='-r x.txt'", "is not a requirement"),
+        ("--plugin toch", "--plugin: no plugin is called 'toch'; did you mean 'torch'?"),
+        ("--plugin zzz", "known are torch, jax"),
+        ("--plugin backend=gloo", "belongs to no plugin"),
+        ("--plugin torch --plugin torch:backend=gloo", "--plugin: torch is given twice"),
+        ("--plugin torch --plugin torch", "--plugin: torch is given twice"),
+        ("--provider asw", "--provider: no provider is called 'asw'; did you mean 'aws'?"),
+        ("--provider moon", "known are auto, local, ssh, aws, slurm"),
+        ("--node 2", "--node: no such option; did you mean '--nodes'?"),
+        ("--num_nodes 2", "did you mean '--num-nodes'?"),
+        ("-output x", "-output: no such option; did you mean '--output'?"),
+        ("–nodes 2", "did you mean '--nodes'?"),
+        ("-x", "-x: no such option"),
+        ("-ay", "-ay: no such option"),
+        ("--", "--: no such option"),
+        ("--wat=5", "--wat: no such option"),
+        ("--fresh=1", "--fresh takes no value, not '1'"),
+        ("-o", "-o needs NAME"),
+        ("-o -g a", "-o needs NAME; '-g' after it is an option, unless you quote it"),
+        ("--pool --nodes 2", "--pool needs NAME; '--nodes' after it"),
+        ("--pool '--nodes'", "--pool: '--nodes' is not a name for a pool"),
+        ("--nodes 2 --nodes 3", "--nodes is given twice (2 and 3)"),
+        ("--nodes 2 --num-nodes 2", "--nodes and --num-nodes are the same option (2 and 2)"),
+        ("-o a --output b", "-o and --output are the same option (a and b)"),
+        ("results", "'results' belongs to no option of %sky_broadcast"),
+        ("--head", "--head keeps one value of -o or -g"),
+        ("--push a --no-push a", "a: named by --push and by --no-push"),
+        ("--no-push --fresh", "--fresh"),
+        ("-a --dry-run", "--noblock has no meaning with --dry-run"),
+        ("-o a -g a,b", "-o and -g would both set it"),
+    ],
+)
+def test_one_clear_line(line: str, told: str) -> None:
+    found = mistakes(parse_broadcast, line)
+    assert told in found[0]
+    assert len(found) == 1
+    assert "\n" not in found[0]
+
+
+def test_all_mistakes_at_once() -> None:
+    line = "--nodes two --gpu a1oo:0 -o 1x --wat 5 --plugin toch,backend --timeout 0 --env X --only z --provider asw --head"
+    found = mistakes(parse_broadcast, line)
+    for part in (
+        "'two'",
+        "'a1oo'",
+        "'0' is not a number",
+        "'1x'",
+        "--wat",
+        "'toch'",
+        "'backend'",
+        "--timeout",
+        "--env",
+        "'z'",
+        "'asw'",
+    ):
+        assert sum(part in one for one in found) == 1, part
+    assert str(RequestError(found)).count("\n") == 0, "one line"
+
+
+def test_a_mistake_does_not_bring_another() -> None:
+    assert len(mistakes(parse_broadcast, "--wat 5")) == 1, "5 is the unknown option's value"
+    assert len(mistakes(parse_broadcast, "--head -o 1x")) == 1, "-o is there, though misspelt"
+
+
+@pytest.mark.parametrize(
+    "line", ["--head -o x", "--head -g x", "-o x --only 0", "-a --timeout 1m -o x", "--no-push --push a"]
+)
+def test_options_that_go_together(line: str) -> None:
+    assert parse_broadcast(line)
+
+
+def test_names_that_exist_come_from_outside() -> None:
+    assert parse_pool("--plugin mine", plugins=["mine"]).plugins == (PluginSpec("mine"),)
+    assert parse_pool("--provider mine", providers=["mine"]).provider == "mine"
+    assert parse_pool("--provider auto", providers=["mine"]).provider == "auto"
+    assert "known are auto, mine" in mistakes(parse_pool, "--provider zzz", providers=["auto", "mine"])[0]
+    assert "no plugin is called 'torch'" in mistakes(parse_pool, "--plugin torch", plugins=[])[0]
+
+
+# ------------------------------------------------------------------------------------------------------ defaults
+
+CONFIGURED = Defaults(
+    provider="local",
+    plugins=plugin_specs("torch:backend=gloo"),
+    only=Only("all"),
+    timeout=60.0,
+    idle=1800.0,
+    max_lifetime=7200.0,
+)
+
+
+def test_defaults_fill_what_is_not_said() -> None:
+    request = parse_broadcast("", CONFIGURED)
+    assert (request.only, request.timeout) == (Only("all"), 60.0)
+    pool = request.pool
+    assert (pool.provider, pool.idle, pool.max_lifetime) == ("local", 1800.0, 7200.0)
+    assert pool.plugins == plugin_specs("torch:backend=gloo")
+    assert pool.given() == frozenset(), "configured is not stated"
+
+
+def test_a_line_overrides_defaults() -> None:
+    request = parse_broadcast(
+        "--only head --timeout none --plugin jax --idle none --provider auto", CONFIGURED
+    )
+    assert (request.only, request.timeout, request.pool.idle) == (Only("head"), None, None)
+    assert request.pool.plugins == (PluginSpec("jax"),)
+    assert request.pool.given() == {"plugins", "idle", "provider"}
+    assert parse_run("--timeout 5", CONFIGURED).timeout == 5.0
+    assert parse_run("", CONFIGURED).timeout == 60.0
+
+
+def test_a_misspelt_default_names_its_place() -> None:
+    assert mistakes(parse_pool, "", Defaults(plugins=plugin_specs("toch")))[0].startswith(
+        "%config SkyMagic.plugins: "
+    )
+    assert mistakes(parse_pool, "", Defaults(provider="asw"))[0].startswith("%config SkyMagic.provider: ")
+
+
+def test_configuration_is_checked_when_it_is_set() -> None:
+    settings = SkyMagic()
+    assert settings.defaults() == Defaults()
+    settings.update_config(
+        Config({"SkyMagic": {"only": "all", "idle": "30m", "plugins": ["torch:backend=gloo,jax"]}})
+    )
+    settings.timeout = 90
+    assert settings.defaults() == Defaults(
+        only=Only("all"), idle=1800.0, timeout=90.0, plugins=plugin_specs("torch:backend=gloo,jax")
+    )
+    settings.only = [0, 2]
+    assert settings.defaults().only == Only("0,2")
+    settings.update_config(Config({"SkyMagic": {"plugins": "torch"}}))
+    assert settings.defaults().plugins == (PluginSpec("torch"),)
+    settings.timeout = None
+    assert settings.defaults().timeout is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("only", "some"),
+        ("only", None),
+        ("idle", "soon"),
+        ("timeout", 0),
+        ("timeout", True),
+        ("max_lifetime", "-1h"),
+        ("plugins", ["=x"]),
+        ("plugins", ["torch:"]),
+        ("plugins", 3),
+        ("grace", -1.0),
+        ("screen_limit", 0),
+        ("stall_after", "long"),
+    ],
+)
+def test_bad_configuration_is_refused(name: str, value: object) -> None:
+    settings = SkyMagic()
+    with pytest.raises(TraitError):
+        setattr(settings, name, value)
+    assert settings.defaults() == Defaults(), "and leaves what was there"
+
+
+# ---------------------------------------------------------------------------------------------------------- pool
+
+
+def test_a_pool_has_one_name() -> None:
+    assert parse_pool("train").name == "train"
+    assert parse_pool("--nodes 2 train").name == "train"
+    assert parse_pool("").name is None
+    assert mistakes(parse_pool, "a b") == ["one name of a pool, not 2 ('a', 'b')"]
+    assert "is not a name for a pool" in mistakes(parse_pool, "größe")[0]
+    assert "--pool: no such option" in mistakes(parse_pool, "--pool a")[0]
+
+
+TOML = """
+name = "train"                 # a comment
+nodes = 2
+gpu = "A100:8"
+procs-per-node = 4
+memory = 32
+spot = true
+yes = false
+idle = "30m"
+max_price = 12.5
+pip = ["numpy>=2,<3", "pandas"]
+secret = "HF_TOKEN"
+
+[env]
+OMP_NUM_THREADS = 2
+PATHS = "a=b,c"
+FLAG = true
+
+[plugins.torch]
+backend = "gloo"
+version = ">=2.3,<2.5"
+note = "a,b:c=d"
+
+[plugins.jax]
+"""
+
+
+def test_toml() -> None:
+    assert parse_pool_toml(TOML) == PoolRequest(
+        name="train",
+        nodes=2,
+        gpu=Accelerator("A100", 8),
+        procs_per_node=4,
+        memory=AtLeast(32),
+        spot=True,
+        idle=1800.0,
+        max_price=12.5,
+        pip=("numpy>=2,<3", "pandas"),
+        secrets=("HF_TOKEN",),
+        env=(("OMP_NUM_THREADS", "2"), ("PATHS", "a=b,c"), ("FLAG", "true")),
+        plugins=(
+            PluginSpec("torch", {"backend": "gloo", "version": ">=2.3,<2.5", "note": "a,b:c=d"}),
+            PluginSpec("jax"),
+        ),
+    )
+    assert parse_pool_toml(TOML).given() >= {"nodes", "gpu", "plugins", "env"}
+
+
+def test_toml_lists_read_as_the_line_does() -> None:
+    line = parse_pool("--plugin torch:backend=gloo --plugin jax --env A=1 --hosts a,b")
+    body = 'plugins = ["torch:backend=gloo", "jax"]\nenv = ["A=1"]\nhosts = ["a", "b"]'
+    assert parse_pool_toml(body) == line
+    assert parse_pool_toml('plugin = "torch:backend=gloo,jax"\nenv = "A=1"\nhosts = "a,b"') == line
+
+
+def test_toml_adds_to_the_line() -> None:
+    request = parse_pool("train --env A=1", CONFIGURED, body="nodes = 2\n[env]\nB = '2'")
+    assert (request.name, request.nodes, request.idle) == ("train", 2, 1800.0)
+    assert request.env == (("A", "1"), ("B", "2"))
+    assert parse_pool("train", body='name = "train"').name == "train"
+    assert parse_pool("train", body="") == parse_pool("train") == parse_pool("train", body="\n# nothing\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("nodes = = 2", "the cell is not TOML"),
+        ("nodes = 2\nnodes = 3", "the cell is not TOML"),
+        ("just words", "the cell is not TOML"),
+        ("x = " + "[" * 5000, "the cell is not TOML"),
+        ("nodes = " + "9" * 5000, "the cell is not TOML"),
+        ("nodes = 0x" + "f" * 5000, "nodes takes a string or a number"),
+        ("nodes = 'two'", "nodes: 'two' is not a whole number"),
+        ("nodes = 0", "nodes: must be at least 1, not 0"),
+        ("nodes = 2.5", "nodes: '2.5' is not a whole number"),
+        ("nodes = true", "nodes takes a string or a number"),
+        ("nodes = [2]", "nodes takes a string or a number"),
+        ("idle = nan", "idle: 'nan' is not a duration"),
+        ("idle = 2020-01-01", "idle takes a string or a number"),
+        ("spot = 1", "spot takes true or false"),
+        ("hosts = [1]", "hosts takes a string or a list of strings"),
+        ("name = 3", "name takes a string"),
+        ("node = 2", "node: no such key; did you mean 'nodes'?"),
+        ("nmae = 'x'", "nmae: no such key; did you mean 'name'?"),
+        ("nodes = 2\nnum-nodes = 2", "nodes and num-nodes are the same option (2 and 2)"),
+        ("plugins = ['toch']", "plugins: no plugin is called 'toch'; did you mean 'torch'?"),
+        ("[plugins.toch]", "plugins: no plugin is called 'toch'; did you mean 'torch'?"),
+        ("[plugins]\ntorch = 'gloo'", "plugins.torch takes a table of strings: [plugins.torch]"),
+        ("[plugins.torch]\nbackend = ['gloo']", "plugins.torch takes a table of strings"),
+        ("[env]\nA = [1]", "env.A takes a string"),
+        ('[env]\n"A=B" = "x"', "'A=B' is not a name for an environment variable"),
+        ("[nodes]\nx = 1", "nodes takes a string or a number"),
+    ],
+)
+def test_toml_mistakes_name_the_key(body: str, told: str) -> None:
+    found = mistakes(parse_pool_toml, body)
+    assert told in found[0]
+    assert len(found) == 1
+
+
+def test_mistakes_of_line_and_body_come_together() -> None:
+    found = mistakes(parse_pool, "a --nodes 2 --idle soon", body='name = "b"\nnodes = 3\nwat = 1\nenv = "X"')
+    told = "\n".join(found)
+    for part in (
+        "('a', 'b')",
+        "--nodes and nodes are the same option (2 and 3)",
+        "--idle: 'soon'",
+        "wat: no such key",
+        "env: 'X'",
+    ):
+        assert part in told
+
+
+# ---------------------------------------------------------------------------------------------- the other magics
+
+
+def test_run() -> None:
+    assert parse_run("") == RunRequest(head=True, only=Only("all"))
+    assert parse_run("--rank 2 -o x --pool p --timeout 1m --push a --no-push -a") == RunRequest(
+        pool=PoolRequest(name="p"),
+        targets=Only("2"),
+        output="x",
+        timeout=60.0,
+        push=("a",),
+        no_push=True,
+        noblock=True,
+        head=True,
+        only=Only("all"),
+    )
+    assert parse_run("--rank -1").targets == Only("-1")
+    for several in ("0,2", "0:2", "all", "head"):
+        assert "one rank's number" in mistakes(parse_run, f"--rank {several}")[0]
+    assert "--nodes: no such option" in mistakes(parse_run, "--nodes 2")[0]
+    assert parse_run("").pool.given() == frozenset()
+
+
+def test_shell() -> None:
+    assert parse_sh("") == ShellRequest()
+    assert parse_sh("--workdir 'my folder' --detach --pool p") == ShellRequest("my folder", True, "p")
+    assert "is not a path" in mistakes(parse_sh, "--workdir ''")[0]
+    assert "'torchrun' belongs to no option" in mistakes(parse_sh, "torchrun")[0]
+
+
+def test_logs() -> None:
+    assert parse_logs("") == LogsRequest()
+    assert parse_logs("--rank 1 -n 20 -f --pool p") == LogsRequest(Only("1"), 20, True, "p")
+    assert parse_logs("-n20").lines == 20
+    assert len(mistakes(parse_logs, "-n many --rank x")) == 2
+
+
+def test_push_and_pull() -> None:
+    assert parse_push("model, data") == NamesRequest(("model", "data"))
+    assert parse_push("a b -t 0:2") == NamesRequest(("a", "b"), Only("0:2"))
+    assert parse_pull("a -o b --head --pool p") == NamesRequest(("a",), None, "b", True, "p")
+    assert "nothing is named" in mistakes(parse_push, "")[0]
+    assert "'1x' is not a name" in mistakes(parse_pull, "1x")[0]
+    assert "2 are named" in mistakes(parse_pull, "a b -o c")[0]
+    assert "no such option" in mistakes(parse_push, "a -o b")[0]
+
+
+def test_files() -> None:
+    assert parse_put("'my data/' data/ --pool p") == FilesRequest("my data/", "data/", "p")
+    assert parse_get("out/ 'aus gabe' # comment") == FilesRequest("out/", "aus gabe")
+    assert parse_put("'-x' y").source == "-x"
+    for line in ("", "a", "a b c"):
+        assert "needs SRC and DST" in mistakes(parse_put, line)[0]
+    assert "a path is empty" in mistakes(parse_get, "a ''")[0]
+
+
+def test_lifecycle() -> None:
+    assert parse_restart("") == RestartRequest()
+    assert parse_restart("--rank 0,2 --pool p") == RestartRequest(Only("0,2"), "p")
+    assert parse_down("") == DownRequest()
+    assert parse_down("train") == DownRequest("train")
+    assert parse_down("--all;") == DownRequest(None, True)
+    assert mistakes(parse_down, "train --all") == ["say train or --all, not both"]
+    assert mistakes(parse_down, "--al") == ["--al: no such option; did you mean '--all'?"]
+    assert (parse_attach("train"), parse_attach("")) == ("train", None)
+    assert "one name of a pool" in mistakes(parse_attach, "a b")[0]
+
+
+def test_looking() -> None:
+    assert (parse_status("# all"), parse_status("train"), parse_cost("")) == (None, "train", None)
+    assert (parse_gpus(""), parse_gpus("a100-80gb")) == (None, "A100-80GB")
+    assert "did you mean 'A100'?" in mistakes(parse_gpus, "a1oo")[0]
+
+
+def test_auto() -> None:
+    assert parse_auto("on") is True
+    assert parse_auto("off;") is False
+    assert mistakes(parse_auto, "") == ["say on or off: %sky_auto on"]
+    assert "did you mean 'off'?" in mistakes(parse_auto, "of")[0]
+    assert mistakes(parse_auto, "on off")
+
+
+# ------------------------------------------------------------------------------------------- help and completion
+
+
+@pytest.mark.parametrize("magic", MAGICS)
+def test_help_shows_every_option_and_a_line_that_works(magic: str) -> None:
+    text = usage(magic)
+    assert text.startswith(MAGICS[magic].summary)
+    for option in MAGICS[magic].options:
+        assert all(name in text for name in option.names)
+        assert option.help in text
+    for example_ in MAGICS[magic].examples:
+        head, _, body = example_.partition("\n")
+        mark, _, line = head.lstrip("%").partition(" ")
+        assert mark == magic
+        if magic == "sky_pool":
+            assert parse_pool(line, body=body or None)
+        else:
+            PARSERS[magic](line)
+
+
+def test_every_option_has_help_and_a_name_of_its_own() -> None:
+    for face in MAGICS.values():
+        names = [name for option in face.options for name in option.names]
+        assert len(names) == len(set(names))
+        assert all(option.help and (option.metavar or option.read is None) for option in face.options)
+
+
+NOW = Names(
+    pools=("train", "test"),
+    variables=("model", "mother"),
+    plugins=("torch", "jax"),
+    providers=("auto", "ssh"),
+)
+
+
+@pytest.mark.parametrize(
+    ("magic", "text", "found"),
+    [
+        ("sky_broadcast", "--no", ["--no-push", "--noblock", "--nodes"]),
+        ("sky_broadcast", "-o x --noblock --no", ["--no-push", "--nodes"]),
+        ("sky_broadcast", "--nodes 2 --nod", []),
+        ("sky_broadcast", "--plugin torch --plu", ["--plugin", "--plugins"]),
+        ("sky_broadcast", "--gpu a1", ["A10", "A100", "A100-80GB", "A10G"]),
+        ("sky_broadcast", "--gpu=A100-", ["A100-80GB"]),
+        ("sky_broadcast", "--gpu A100 ", []),
+        ("sky_broadcast", "--only ", ["all", "head"]),
+        ("sky_broadcast", "--pool t", ["test", "train"]),
+        ("sky_broadcast", "--pool ", ["test", "train"]),
+        ("sky_broadcast", "--push mo", ["model", "mother"]),
+        ("sky_broadcast", "--push model mo", ["model", "mother"]),
+        ("sky_broadcast", "--no-push model,mot", ["mother"]),
+        ("sky_broadcast", "-o mo", []),
+        ("sky_broadcast", "--timeout ", []),
+        ("sky_broadcast", "", []),
+        ("sky_pool", "tr", ["train"]),
+        ("sky_pool", "", ["test", "train"]),
+        ("sky_pool", "--plugin t", ["torch"]),
+        ("sky_pool", "--plugin torch,", ["jax", "torch"]),
+        ("sky_pool", "--plugins=torch,j", ["jax"]),
+        ("sky_pool", "--provider a", ["auto"]),
+        ("sky_pool", "--nodes 2 tr", ["train"]),
+        ("sky_pool", "--spot tr", ["train"]),
+        ("sky_down", "-", ["--all"]),
+        ("sky_down", "te", ["test"]),
+        ("sky_auto", "o", ["off", "on"]),
+        ("sky_gpus", "h", ["H100", "H200"]),
+        ("sky_push", "mo", ["model", "mother"]),
+        ("sky_push", "model,mo", ["model", "mother"]),
+        ("sky_broadcast", "# --no", []),
+        ("sky_broadcast", "-o x # --no", []),
+        ("sky_broadcast", "-o 'x --no", []),
+        ("sky_broadcast", "--wat ", []),
+        ("sky_broadcast", ";", []),
+    ],
+)
+def test_completion(magic: str, text: str, found: list[str]) -> None:
+    assert complete(magic, text, NOW) == found
+
+
+# ---------------------------------------------------------------------------------------------------- any input
+
+_PIECES = st.sampled_from(
+    [name for face in MAGICS.values() for option in face.options for name in option.names]
+    + [
+        "'",
+        '"',
+        " ",
+        "=",
+        ",",
+        ":",
+        ";",
+        "#",
+        "\\",
+        "-",
+        "--",
+        "1",
+        "0:4",
+        "A100:8",
+        "torch",
+        "a",
+        "none",
+        "8+",
+        "\u00fc",
+        "A=1",
+        "\0",
+        "\n",
+    ]
+)
+LINES = (
+    st.text(max_size=40)
+    | st.lists(_PIECES, max_size=10).map(" ".join)
+    | st.lists(_PIECES, max_size=10).map("".join)
+)
+
+
+@pytest.mark.parametrize("magic", MAGICS)
+@settings(max_examples=150, deadline=None)
+@given(line=LINES)
+@example(line="--env A=--x '")
+@example(line="-")
+def test_any_line_is_a_request_or_refused_in_words(magic: str, line: str) -> None:
+    try:
+        request = PARSERS[magic](line)
+    except RequestError as wrong:
+        told = wrong.mistakes
+    else:
+        told = ()
+        hash(request)
+    assert all(isinstance(one, str) and one for one in told)
+
+
+@settings(deadline=None)
+@given(
+    body=st.text(max_size=60)
+    | st.lists(
+        st.sampled_from(
+            ["nodes", "=", "2", "'x'", "[", "]", "env", "plugins", ".", "\n", "torch", "true", "{", "}"]
+        ),
+        max_size=12,
+    ).map(" ".join)
+)
+def test_any_body_is_a_request_or_refused_in_words(body: str) -> None:
+    try:
+        parse_pool_toml(body)
+    except RequestError as wrong:
+        assert all(wrong.mistakes)  # noqa: PT017 - not raising is fine as well
+
+
+@settings(max_examples=200, deadline=None)
+@given(magic=st.sampled_from(list(MAGICS)), text=LINES)
+def test_completion_never_fails(magic: str, text: str) -> None:
+    assert all(isinstance(word, str) for word in complete(magic, text, NOW))
+
+
+@settings(deadline=None)
+@given(
+    nodes=st.none() | st.integers(1, 999),
+    gpu=st.none() | st.builds(Accelerator, st.sampled_from(["A100", "L4", "A100-80GB"]), st.integers(1, 16)),
+    idle=st.none() | st.integers(1, 10**6),
+    env=st.dictionaries(
+        st.from_regex(r"[A-Z_][A-Z0-9_]{0,5}", fullmatch=True), st.text(max_size=10), max_size=3
+    ),
+    only=st.sampled_from(["head", "all", "0,2", "1:", "::2"]),
+)
+def test_what_is_written_is_what_is_read(
+    nodes: int | None, gpu: Accelerator | None, idle: int | None, env: dict[str, str], only: str
+) -> None:
+    words = [f"--only {only}"]
+    words += [f"--nodes {nodes}"] if nodes else []
+    words += [f"--gpu={gpu}"] if gpu else []
+    words += [f"--idle {idle}s"] if idle else []
+    for name, value in env.items():
+        words.append('--env "' + f"{name}={value}".replace("\\", "\\\\").replace('"', '\\"') + '"')
+    request = parse_broadcast(" ".join(words) + "  # and a comment")
+    assert request == RunRequest(
+        pool=PoolRequest(nodes=nodes, gpu=gpu, idle=idle, env=tuple(env.items())), only=Only(only)
+    )
