@@ -19,14 +19,16 @@ PACKAGE = ROOT / "skymagic"
 # Lower knows nothing of higher. Modules of one layer may import each other, never in a circle.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "wire", "plan", "accelerators", "image", "states", "quiet", "runtime", "sharding"),
-    ("scopes", "capture", "modules", "pickling", "store", "ship", "results", "display", "bootstrap"),
+    ("scopes", "refuse", "capture", "modules", "arrays", "pickling", "store", "ship"),
+    ("results", "display", "bootstrap"),
     ("plugins",),
     ("kernels",),
     ("ssh", "link", "agents"),
     ("providers",),
     ("engine",),
-    ("run",),
+    ("run", "screen"),
     ("pool",),
+    ("broadcast",),
     ("api", "integrations"),
     ("arguments", "config", "widgets"),
     ("magics",),
@@ -35,7 +37,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 # What runs on the nodes knows little of the notebook's side.
 NODE = {"errors", "wire", "plan", "accelerators", "image", "quiet", "runtime", "sharding"}
-KERNELS_MAY = NODE | {"pickling", "modules", "store", "plugins", "kernels"}
+KERNELS_MAY = NODE | {"scopes", "refuse", "arrays", "pickling", "modules", "store", "plugins", "kernels"}
 PLUGINS_MAY = NODE | {"plugins", "kernels"}
 
 # Only these may import a library, wherever in the file.

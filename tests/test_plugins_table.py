@@ -132,6 +132,7 @@ def test_entry_points_are_added_and_broken_ones_left_out() -> None:
     ):
         found = plugins.names()
     assert set(found) == OURS | {"tracker", "wrong", "fragile"}
+    assert plugins.names() == found  # and does not warn again
     assert "tracker" in dir(sky.plugins)
 
 

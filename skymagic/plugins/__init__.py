@@ -127,16 +127,8 @@ class Plugin:
 
 
 def names() -> list[str]:
-    """All plugins that can be asked for, sorted; warns of entry points that are broken, and leaves them out."""
-    found = set(TABLE)
-    for point in _entry_points():
-        try:
-            point.load()
-        except Exception as problem:
-            warnings.warn(f"{_origin(point)} is broken: {_words(problem)}", RuntimeWarning, stacklevel=2)
-        else:
-            found.add(point.name)
-    return sorted(found)
+    """All plugins that can be asked for, sorted; warns of entry points that are broken, once, and leaves them out."""
+    return sorted({*TABLE, *(point.name for point in _entry_points() if _works(point))})
 
 
 def factory(name: str) -> Factory:
@@ -258,6 +250,21 @@ def _entry_points() -> list[EntryPoint]:
     return [point for point in entry_points(group=GROUP) if point.name not in TABLE]
 
 
+@functools.cache  # names() is asked for each magic line
+def _works(point: EntryPoint) -> bool:
+    try:
+        point.load()
+    except Exception as problem:
+        package = f" of {point.dist.name}" if point.dist else ""
+        warnings.warn(
+            f"the plugin {point.name!r}{package} ({point.value}) is broken: {_words(problem)}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
 def _find(name: str) -> Factory:
     if name in TABLE:
         module, _, attribute = TABLE[name].partition(":")
@@ -270,11 +277,6 @@ def _find(name: str) -> Factory:
     known = [*TABLE, *(point.name for point in points)]
     nearest = did_you_mean(name, known) or f"; there are {', '.join(sorted(known))}"
     raise RequestError(f"no plugin is called {name!r}{nearest}")
-
-
-def _origin(point: EntryPoint) -> str:
-    package = f" of {point.dist.name}" if point.dist else ""
-    return f"the plugin {point.name!r}{package} ({point.value})"
 
 
 def _words(problem: BaseException) -> str:
