@@ -77,7 +77,9 @@ def layout(spans: Iterable[Span], apart: frozenset[int] | set[int] = frozenset()
         if span.owner in apart:
             continue
         known = owners.get(span.owner, span)
-        owners[span.owner] = Span(min(known.start, span.start), max(known.stop, span.stop), span.owner, span.whole)
+        owners[span.owner] = Span(
+            min(known.start, span.start), max(known.stop, span.stop), span.owner, span.whole
+        )
     blocks = []
     for cluster in clusters(list(owners.values())):
         start, stop = cluster[0].start // _ALIGN * _ALIGN, max(span.stop for span in cluster)
@@ -187,7 +189,10 @@ def _reduce_subclass(array: Any) -> Reduced:
     import numpy
 
     kind = type(array)
-    if kind.__reduce__ is not numpy.ndarray.__reduce__ or kind.__reduce_ex__ is not numpy.ndarray.__reduce_ex__:
+    if (
+        kind.__reduce__ is not numpy.ndarray.__reduce__
+        or kind.__reduce_ex__ is not numpy.ndarray.__reduce_ex__
+    ):
         return NotImplemented
     return _subclass, (array.view(numpy.ndarray), kind)
 
@@ -209,7 +214,11 @@ def _address(array: Any) -> int:
 
 def _dtype(dtype: Any) -> Any:
     """The dtype, or its short name where that says everything: it pickles ten times faster."""
-    return dtype.str if dtype.kind in "biufcmMSU" and dtype.metadata is None and dtype.isbuiltin in (0, 1) else dtype
+    return (
+        dtype.str
+        if dtype.kind in "biufcmMSU" and dtype.metadata is None and dtype.isbuiltin in (0, 1)
+        else dtype
+    )
 
 
 def _array(buffer: Any, dtype: Any, shape: tuple[int, ...], order: Any) -> Any:
@@ -307,7 +316,11 @@ def _storage(buffer: Any) -> Any:
     import torch
 
     view = writable(buffer)
-    return torch.frombuffer(view, dtype=torch.uint8).untyped_storage() if view.nbytes else torch.UntypedStorage(0)
+    return (
+        torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
+        if view.nbytes
+        else torch.UntypedStorage(0)
+    )
 
 
 def _typed(storage: Any, dtype: Any) -> Any:

@@ -465,7 +465,14 @@ def interactive(name: str, value: object) -> bool:
         return name.startswith("__") or not name.strip("_i0123456789")
     if name in ("exit", "quit", "get_ipython", "open"):
         module = getattr(value, "__module__", None) or getattr(type(value), "__module__", "")
-        return str(module).partition(".")[0] in ("IPython", "ipykernel", "_io", "io", "builtins", "_sitebuiltins")
+        return str(module).partition(".")[0] in (
+            "IPython",
+            "ipykernel",
+            "_io",
+            "io",
+            "builtins",
+            "_sitebuiltins",
+        )
     return value is getattr(builtins, name, _NOTHING)
 
 
@@ -484,7 +491,11 @@ def static_uses(value: object, namespace: Mapping[str, object]) -> dict[str, str
         seen.add(id(each))
         if isinstance(each, types.FunctionType):
             if each.__globals__ is namespace:
-                found.update((name, each.__qualname__) for name in sorted(code_names(each.__code__)) if name not in found)
+                found.update(
+                    (name, each.__qualname__)
+                    for name in sorted(code_names(each.__code__))
+                    if name not in found
+                )
             todo.extend(_inside_function(each))
         elif isinstance(each, type):
             if each.__module__ == namespace.get("__name__"):

@@ -151,7 +151,7 @@ class Pool:
         return tuple(dict.fromkeys(module for plugin in self._plugins() for module in plugin.preload))
 
     def _plugins(self) -> list[plugins.Plugin]:
-        return plugins.order([plugins.load(spec) for spec in self.plan.request.plugins])
+        return list(plugins.resolve(self.plan.request.plugins))
 
     def _environment(self) -> dict[str, str]:
         shape = self.plan.topology
@@ -322,7 +322,7 @@ class Pool:
 
     def _rejoin(self, alive: Sequence[int]) -> bool | None:
         assert self._engine is not None
-        if not alive or not any(plugin.rejoins for plugin in self._plugins()):
+        if not alive:
             return True
         envelope = {
             "kind": "rejoin", "ranks": list(alive), "shown": [], "screen_limit": 1, "generation": self._generation,

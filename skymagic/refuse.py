@@ -27,7 +27,9 @@ class Refusal:
         return f"{self.name} ({self.type}, {place}): {self.reason}; {self.remedy}"
 
 
-def refusal(name: str, value: object, why: str, problem: BaseException, attempt: Callable[[object], object]) -> Refusal:
+def refusal(
+    name: str, value: object, why: str, problem: BaseException, attempt: Callable[[object], object]
+) -> Refusal:
     """Describe why ``value`` could not be pickled.
 
     Args:
@@ -36,7 +38,13 @@ def refusal(name: str, value: object, why: str, problem: BaseException, attempt:
     path, culprit = find(value, attempt)
     named = type_name(culprit) if culprit is not value else ""
     if isinstance(problem, RecursionError) or "recursion" in str(problem):
-        return Refusal(name, type_name(value), why, "it is nested too deep to pickle", "flatten it, or make it in the cell")
+        return Refusal(
+            name,
+            type_name(value),
+            why,
+            "it is nested too deep to pickle",
+            "flatten it, or make it in the cell",
+        )
     reason, remedy = explain(culprit, problem)
     if path:
         reason = f"{name}{path} ({named}) {reason}"
@@ -54,17 +62,30 @@ def type_name(value: object) -> str:
     """A type as a user knows it: without ``builtins`` and ``__main__``."""
     kind = type(value)
     module = kind.__module__.lstrip("_")
-    return kind.__qualname__ if module in ("builtins", "main__", "__main__") else f"{module}.{kind.__qualname__}"
+    return (
+        kind.__qualname__ if module in ("builtins", "main__", "__main__") else f"{module}.{kind.__qualname__}"
+    )
 
 
 _KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("socket.socket", "ssl.SSLSocket"), "is a connection of this process", "connect in the cell"),
     (
-        ("thread.lock", "thread.RLock", "threading.Condition", "threading.Event", "threading.Semaphore", "asyncio.locks.Lock"),
+        (
+            "thread.lock",
+            "thread.RLock",
+            "threading.Condition",
+            "threading.Event",
+            "threading.Semaphore",
+            "asyncio.locks.Lock",
+        ),
         "is a lock of this process",
         "make it in the cell, or leave it out with __getstate__",
     ),
-    (("generator", "async_generator"), "is a generator that has begun", "pass list({name}), or make it in the cell"),
+    (
+        ("generator", "async_generator"),
+        "is a generator that has begun",
+        "pass list({name}), or make it in the cell",
+    ),
     (("coroutine",), "is a coroutine", "await it here, or call its function in the cell"),
     (
         ("io.TextIOWrapper", "io.BufferedReader", "io.BufferedWriter", "io.BufferedRandom", "io.FileIO"),
@@ -72,7 +93,11 @@ _KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "open it in the cell, or pass its contents",
     ),
     (("sqlite3.Connection", "sqlite3.Cursor"), "is a database connection", "connect in the cell"),
-    (("threading.Thread", "multiprocessing.context.Process", "subprocess.Popen"), "runs in this process", "start it in the cell"),
+    (
+        ("threading.Thread", "multiprocessing.context.Process", "subprocess.Popen"),
+        "runs in this process",
+        "start it in the cell",
+    ),
     (("mmap.mmap",), "is a mapping of this process", "map the file in the cell, or pass bytes"),
     (("frame", "traceback"), "belongs to a running program", "keep its text instead: traceback.format_exc()"),
     (("weakref", "weakref.ReferenceType"), "is a weak reference", "pass what it refers to"),
@@ -88,7 +113,11 @@ def explain(culprit: object, problem: BaseException) -> tuple[str, str]:
     for names, reason, remedy in _KINDS:
         if not known.isdisjoint(names):
             return reason, remedy
-    text = f"{type(problem).__name__}: {problem}".strip().splitlines()[0] if str(problem) else type(problem).__name__
+    text = (
+        f"{type(problem).__name__}: {problem}".strip().splitlines()[0]
+        if str(problem)
+        else type(problem).__name__
+    )
     return f"cannot be pickled: {text}", "make it in the cell, or leave it out with --no-push {name}"
 
 

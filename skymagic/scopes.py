@@ -191,7 +191,10 @@ class _Body(ast.NodeVisitor):
 def comprehension_targets(node: Comprehension) -> set[str]:
     """Names that are local to a comprehension."""
     return {
-        name.id for part in node.generators for name in ast.walk(part.target) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+        name.id
+        for part in node.generators
+        for name in ast.walk(part.target)
+        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
     }
 
 
@@ -245,7 +248,11 @@ def string_names(call: ast.Call) -> set[str]:
 def namespace_item(node: ast.Subscript) -> str | None:
     """``"x"`` for ``globals()["x"]``."""
     index = node.slice
-    if _is_call_of(node.value, {"globals"}) and isinstance(index, ast.Constant) and isinstance(index.value, str):
+    if (
+        _is_call_of(node.value, {"globals"})
+        and isinstance(index, ast.Constant)
+        and isinstance(index.value, str)
+    ):
         return index.value
     return None
 

@@ -193,7 +193,11 @@ class Shipper:
             Exception: whatever the value's own reconstruction raises.
         """
         view = self.store.take(ref["file"]) if ref.get("file") else memoryview(b"")
-        header = [base64.b64decode(ref["header"])] if ref.get("header") else [view[a : a + n] for a, n in ref["pieces"]]
+        header = (
+            [base64.b64decode(ref["header"])]
+            if ref.get("header")
+            else [view[a : a + n] for a, n in ref["pieces"]]
+        )
         buffers = [view[offset : offset + nbytes] for offset, nbytes in ref["buffers"]]
         return pickling.loads(header[0] if len(header) == 1 else header, buffers, self.namespace)
 
@@ -221,7 +225,9 @@ class Shipper:
         missing = [name for name in push if name not in self.namespace]
         refusals = [self._refuse(name, why[name], problem) for name, problem in failed.items()]
         refusals += [
-            Refusal(name, "no value", "--push", "nothing in this notebook has this name", "check the spelling")
+            Refusal(
+                name, "no value", "--push", "nothing in this notebook has this name", "check the spelling"
+            )
             for name in missing
         ]
         if refusals:
@@ -254,7 +260,8 @@ class Shipper:
         new = not any(value.name in self._landed.get(rank, ()) for rank in ranks)
         large = [*(piece for piece in value.pickled.pieces if len(piece) >= LARGE), *value.pickled.buffers]
         value.hashes = [
-            None if new and len(blob) >= LARGE and len(blob) not in self._lengths else digest([blob]) for blob in large
+            None if new and len(blob) >= LARGE and len(blob) not in self._lengths else digest([blob])
+            for blob in large
         ]
         if None not in value.hashes:
             value.print = self._print(value, sources)
@@ -262,7 +269,9 @@ class Shipper:
     def _print(self, value: _Value, sources: Mapping[str, str] | None = None) -> str:
         small = [piece for piece in value.pickled.pieces if len(piece) < LARGE]
         text = [str(each).encode() for each in value.hashes]
-        local = [sources[name].encode() for name in sorted(value.pickled.modules) if sources and name in sources]
+        local = [
+            sources[name].encode() for name in sorted(value.pickled.modules) if sources and name in sources
+        ]
         result = digest([*small, *text, *local])
         if type(value.value) in _ATOMS and value.pickled.nbytes < INLINE:
             self._atoms[value.name] = (value.value, result)
@@ -280,7 +289,9 @@ class Shipper:
             if name in self.namespace:
                 value = self.namespace[name]
                 try:
-                    standing = _Value(name, "", value, pickling.dumps(value, self.namespace, folder=self.folder), [], None)
+                    standing = _Value(
+                        name, "", value, pickling.dumps(value, self.namespace, folder=self.folder), [], None
+                    )
                     standing.hashes = [digest([blob]) for blob in _blobs(standing.pickled)]
                     local = modules.collect(standing.pickled.modules, self.folder)
                     prints[name] = self._print(standing, {each: found.hash for each, found in local.items()})
@@ -288,7 +299,9 @@ class Shipper:
                     prints[name] = f"id {id(value)}"
         return prints
 
-    def _keep(self, values: Mapping[str, _Value], prints: Mapping[str, str], loading: _Loading, cargo: Cargo) -> None:
+    def _keep(
+        self, values: Mapping[str, _Value], prints: Mapping[str, str], loading: _Loading, cargo: Cargo
+    ) -> None:
         """Note which files are needed by which names, and drop those that no name needs any more."""
         for name, value in values.items():
             keys = {self._blobs[each].key for each in value.hashes if each in self._blobs}
@@ -378,7 +391,9 @@ class _Loading:
         hashes = group[0].hashes
         if len(group) > 1:
             shipper = self.shipper
-            pickled = pickling.dumps(tuple(value.value for value in group), shipper.namespace, folder=shipper.folder)
+            pickled = pickling.dumps(
+                tuple(value.value for value in group), shipper.namespace, folder=shipper.folder
+            )
             hashes = [None] * len(_blobs(pickled))
         parcel: dict[str, Any] = {
             "names": names,
@@ -395,11 +410,17 @@ class _Loading:
             self._blobs_of(parcel, pickled, hashes, group)
         for value in group:
             if value.print is None:
-                value.hashes = [digest([blob]) for blob in _blobs(value.pickled)] if len(group) > 1 else value.hashes
-                value.print = self.shipper._print(value, {name: each.hash for name, each in self.sources.items()})
+                value.hashes = (
+                    [digest([blob]) for blob in _blobs(value.pickled)] if len(group) > 1 else value.hashes
+                )
+                value.print = self.shipper._print(
+                    value, {name: each.hash for name, each in self.sources.items()}
+                )
         return parcel
 
-    def _blobs_of(self, parcel: dict[str, Any], pickled: Pickled, hashes: list[str | None], group: list[_Value]) -> None:
+    def _blobs_of(
+        self, parcel: dict[str, Any], pickled: Pickled, hashes: list[str | None], group: list[_Value]
+    ) -> None:
         """Write the large parts as files of their own, and the rest as one."""
         shipper = self.shipper
         rest: list[Buffer] = []
@@ -482,7 +503,9 @@ class _Loading:
         for name, source in self.sources.items():
             ranks = [rank for rank in self.ranks if self.shipper._sent.get(rank, {}).get(name) != source.hash]
             if ranks:
-                found.append({**modules.as_plain(source), "ranks": None if len(ranks) == len(self.ranks) else ranks})
+                found.append(
+                    {**modules.as_plain(source), "ranks": None if len(ranks) == len(self.ranks) else ranks}
+                )
         return found
 
     def _sources(self, values: Iterable[_Value]) -> dict[str, str]:

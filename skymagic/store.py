@@ -88,7 +88,11 @@ class NodeStore:
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], *, share: float = SHARE, notify: Callable[[str], None] | None = None
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        share: float = SHARE,
+        notify: Callable[[str], None] | None = None,
     ) -> None:
         self.directory = Path(directory)
         self.share = share
@@ -135,7 +139,9 @@ class NodeStore:
             except OSError as problem:
                 if problem.errno not in (errno.ENOSPC, errno.EDQUOT) or directory != self.directory:
                     raise
-        raise OSError(errno.ENOSPC, f"no room for {nbytes} bytes in {self.directory} or {overflow(self.directory)}")
+        raise OSError(
+            errno.ENOSPC, f"no room for {nbytes} bytes in {self.directory} or {overflow(self.directory)}"
+        )
 
     def name(self, key: str) -> str:
         """The file name of a key that is here; it is what another process needs for ``map``."""
@@ -234,7 +240,9 @@ class NodeStore:
             yield self.directory
         spill = overflow(self.directory)
         _private(spill)
-        self._notify(f"{_size(nbytes)} do not fit in {self.directory.parent}: kept on disk, in {spill.parent}")
+        self._notify(
+            f"{_size(nbytes)} do not fit in {self.directory.parent}: kept on disk, in {spill.parent}"
+        )
         yield spill
 
     def _room(self, directory: Path, nbytes: int) -> bool:
@@ -257,7 +265,9 @@ class NodeStore:
                 return False
             if evicted:
                 self.drop(evicted)
-                self._notify(f"the node store is full: {len(evicted)} of its oldest values will be sent again when used")
+                self._notify(
+                    f"the node store is full: {len(evicted)} of its oldest values will be sent again when used"
+                )
             return True
 
 
@@ -274,7 +284,14 @@ def map_private(path: Path) -> memoryview:
 # Before Python 3.13 a mmap object keeps a duplicate of the descriptor: a rank with a thousand arrays would run out.
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _PROT_READ_WRITE = 3
 _MAP_PRIVATE = 2
@@ -299,7 +316,11 @@ def _private(directory: Path) -> None:
     """Make the directory for this user alone, or make sure that it is."""
     directory.mkdir(mode=0o700, parents=False, exist_ok=True)
     status = directory.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+    if (
+        not stat.S_ISDIR(status.st_mode)
+        or status.st_uid != os.getuid()
+        or stat.S_IMODE(status.st_mode) & 0o077
+    ):
         raise PermissionError(f"{directory} is not private to this user; remove it and try again")
 
 

@@ -66,6 +66,8 @@ class Agent:
         self.directory = Path(tempfile.mkdtemp(prefix=f"skymagic-{spec.job_id}-"))
         shm = SHM if SHM.is_dir() and os.access(SHM, os.W_OK) else self.directory
         self.store = Path(tempfile.mkdtemp(prefix=f"skymagic-{spec.job_id}-", dir=shm))
+        self.ranks_profile = self.directory / "ipython"
+        self.ranks_profile.mkdir()
         self.select = selectors.DefaultSelector()
         self.link_lines = wire.Lines()
         self.ranks: dict[int, Rank] = {}
@@ -100,7 +102,7 @@ class Agent:
     def _start_controller(self) -> None:
         self.profile = self.directory / "profile"
         command = [sys.executable, "-m", "skymagic.kernels.controller", f"--profile-dir={self.profile}", "--ip=127.0.0.1"]
-        self.controller = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.controller = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
         assert self.controller.stdout is not None
         self._watch(self.controller.stdout, self._on_controller)
 
@@ -262,6 +264,7 @@ class Agent:
         full = wire.RankSpec(
             rank=spec.rank, info=spec.info, plugins=spec.plugins, generation=spec.generation,
             env={**spec.env, "SKYMAGIC_IDENT": ident}, engine_file=self.engine_file, store=str(self.store),
+            profile=str(self.ranks_profile),
         )  # fmt: skip
         writers = [write for _, write in pipes.values()]
         forkserver.send_spec(self.forkserver, full, [theirs.fileno(), *writers])
@@ -373,7 +376,8 @@ class Agent:
             os.kill(self.forkserver_pid, signal.SIGKILL)  # it may be in the middle of a long import
             os.waitpid(self.forkserver_pid, 0)
         if self.controller is not None:
-            self.controller.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.controller.pid, signal.SIGKILL)  # its heartbeat is a process of its own
             self.controller.wait()
         for directory in (self.store, self.directory):
             shutil.rmtree(directory, ignore_errors=True)
@@ -410,6 +414,9 @@ class Iopub:
         self.session.send(
             self.socket, "sky_output", content, parent=parent, ident=ident.encode(), metadata={"engine": ident}
         )
+        if content["kind"] == "end":  # "idle" lets the client forget the request: it must come after all output
+            idle = {"execution_state": "idle"}
+            self.session.send(self.socket, "status", idle, parent=parent, ident=ident.encode(), metadata={"engine": ident})
 
 
 def oom_kills() -> int:

@@ -25,8 +25,8 @@ from skymagic.kernels.network import environment, interfaces
 
 # ipyparallel has no trait for the kernel's class, but looks it up here.
 engine_app.Kernel = RankKernel
-SILENT = 60
-"""A log level above CRITICAL."""
+SILENT = 50
+"""CRITICAL alone is heard."""
 
 
 class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
@@ -92,7 +92,7 @@ def _run_engine(spec: wire.RankSpec) -> None:
     config.IPEngine.log_level = SILENT
     config.IPEngine.timeout = 60.0
     config.HistoryManager.enabled = False
-    config.ProfileDir.location = os.path.join(os.path.dirname(spec.engine_file), f"rank-{spec.rank}")
+    config.ProfileDir.location = spec.profile
     engine = RankEngine.instance(config=config, ident=os.environ["SKYMAGIC_IDENT"])
     engine.initialize([])
     engine.start()

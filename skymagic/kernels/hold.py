@@ -90,7 +90,9 @@ class Hold:
             self.served.install({key: each[key] for key in each if key != "ranks"} for each in mine)
         except Exception as problem:
             names = ", ".join(each["name"] for each in mine)
-            raise BindError(names, f"the module's code raised {type(problem).__name__}: {problem}") from problem
+            raise BindError(
+                names, f"the module's code raised {type(problem).__name__}: {problem}"
+            ) from problem
 
     def _open(self, parcel: Mapping[str, Any], orders: Mapping[str, Any]) -> dict[str, Any]:
         names = list(parcel["names"])
@@ -134,7 +136,9 @@ class Hold:
         ]
         text = f"{type(problem).__name__}: {problem}"
         if skew:
-            versions = ", ".join(f"{package} {theirs} there and {ours or 'none'} here" for package, theirs, ours in skew)
+            versions = ", ".join(
+                f"{package} {theirs} there and {ours or 'none'} here" for package, theirs, ours in skew
+            )
             return BindError(name, f"{text} (versions differ: {versions})", skew[0][0])
         return BindError(name, text)
 

@@ -178,6 +178,9 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
     def _publish_execute_input(self, code: str, parent: dict[str, Any], execution_count: int) -> None:
         """The notebook has the cell already."""
 
+    def _publish_status(self, status: str, channel: str, parent: Any = None) -> None:
+        """The agent says when a request is over, after its last output."""
+
     def raw_input(self, prompt: str = "") -> str:
         raise RuntimeError(INPUT_REFUSED)
 
@@ -242,7 +245,7 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
             return
         wanted = {name: shell.user_ns[name] for name in order["gather"] if name in shell.user_ns}
         missing = [name for name in order["gather"] if name not in shell.user_ns]
-        if order["want_value"]:
+        if Desk.info.rank in order["want"]:
             wanted[LAST_VALUE] = shell.displayhook.value
         outcome["values"] = self._hold.pack(wanted)
         outcome["values"].update({name: {"error": "is not defined on this rank", "type": "NameError"} for name in missing})

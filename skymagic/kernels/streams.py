@@ -111,6 +111,7 @@ class RankOutput:
         if self._parent is not None:
             self._note_held_back()
             self._send(self._parent, {"rank": self.rank, "kind": "end"})
+            self._parent = self._screen = None  # what threads still print goes to the log
 
     def read(self, pipe: Pipe, now: float) -> bool:
         """Take what one pipe has; False at its end."""

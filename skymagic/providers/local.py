@@ -9,9 +9,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import distributions
 
-from skymagic import image
+from skymagic import image, plugins
 from skymagic.agents import Member
 from skymagic.errors import RequestError
 from skymagic.plan import Inventory, Plan, PoolRequest, plan
@@ -27,8 +28,8 @@ class Local:
         mistakes: list[str] = []
         made: Plan | None = None
         try:
-            made = plan(request, inventory())
-            mistakes = image.missing(made.image, installed())
+            made = with_plugins(plan(request, inventory()))
+            mistakes = image.missing(made.image, installed()) if made.image.pip else []
         except RequestError as refused:
             mistakes = list(refused.mistakes)
         if mistakes or made is None:
@@ -78,6 +79,15 @@ class ChildTransport:
             child.wait()
         if child.stdout is not None:
             child.stdout.close()
+
+
+def with_plugins(plan: Plan) -> Plan:
+    """The plan with the image as the request's plugins want it."""
+    cluster = plugins.Cluster(plan.topology.nodes, plan.topology.procs_per_node, plan.request.gpu)
+    wanted = plan.image
+    for plugin in plugins.resolve(plan.request.plugins):
+        wanted = plugin.transform(wanted, cluster)
+    return replace(plan, image=wanted)
 
 
 def inventory() -> Inventory:

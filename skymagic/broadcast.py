@@ -1,0 +1,231 @@
+"""A cell on the ranks: from a request and the cell's text to values by rank, or one error."""
+
+from __future__ import annotations
+
+import ast
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from skymagic import display
+from skymagic.errors import ResultError, RunError, RunInterrupted, RunTimeout
+from skymagic.agents import describe
+from skymagic.plan import Only, RunRequest
+from skymagic.pool import Order, Pool
+from skymagic.results import Failure, Unavailable, error_of, rank_words
+from skymagic.run import Limits, Report, Screen
+from skymagic.screen import NotebookScreen
+
+VALUE = "value"
+"""Under this name a rank sends back the value of the cell's last expression."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The text of a cell's body, and where it stands in the cell that the user sees."""
+
+    body: str
+    above: tuple[str, ...] = ()
+    """Lines of the same cell above the body, such as the magic's own."""
+    execution_count: int = 1
+
+    @property
+    def source(self) -> str:
+        """The body with its line numbers as the user sees them: lines above it become comments.
+
+        A body that begins with a cell magic of its own stays as it is, for it must be first.
+        """
+        if self.body.lstrip().startswith("%%"):
+            return self.body
+        return "".join(f"# {line}\n" for line in self.above) + dedented(self.body)
+
+
+@dataclass
+class Values:
+    """What came back of a run that ended well.
+
+    Attributes:
+        value: the last expression's value, by rank in the order of the targets.
+        variables: the gathered variables, likewise.
+    """
+
+    ranks: tuple[int, ...]
+    value: list[Any] = field(default_factory=list)
+    variables: dict[str, list[Any]] = field(default_factory=dict)
+    seconds: float = 0.0
+    problems: tuple[str, ...] = ()
+
+
+def dedented(body: str) -> str:
+    """The body without the indentation of its first line, as IPython does with plain cells."""
+    first = next((line for line in body.splitlines() if line.strip()), "")
+    indent = first[: len(first) - len(first.lstrip())]
+    if not indent:
+        return body
+    return "".join(line.removeprefix(indent) for line in body.splitlines(keepends=True))
+
+
+def above_body(raw: str, body: str) -> tuple[str, ...]:
+    """The lines of the user's cell that stand above the body; none if the body is not the end of that cell."""
+    head, found, tail = raw.rpartition(body) if body.strip() else ("", "", "")
+    return tuple(head.splitlines()) if found and not tail.strip() and head.endswith("\n") else ()
+
+
+def check_syntax(source: str, transform: Callable[[str], str]) -> str:
+    """The cell as plain Python.
+
+    Raises:
+        SyntaxError: with the cell's own line numbers; nothing has been sent.
+    """
+    plain = transform(source)
+    compile(plain, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST, dont_inherit=True)
+    return plain
+
+
+def targets_of(request: RunRequest, pool: Pool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ranks that take part, and those of them whose output is shown.
+
+    "head" is the first that takes part. Raises RequestError for ranks that the pool does not have.
+    """
+    ranks = request.targets.ranks(pool.world_size) if request.targets else tuple(range(pool.world_size))
+    if request.only == Only("head"):
+        return ranks, ranks[:1]
+    chosen = request.only.ranks(pool.world_size)
+    return ranks, tuple(rank for rank in ranks if rank in chosen)
+
+
+def order_of(request: RunRequest, pool: Pool, cell: Cell) -> Order:
+    """The order that a request makes of a cell. Raises RequestError."""
+    ranks, shown = targets_of(request, pool)
+    return Order(
+        source=cell.source,
+        ranks=ranks,
+        shown=shown,
+        want=(ranks[:1] if request.head else ranks) if request.output else (),
+        gather=request.gather,
+        push=request.push,
+        no_push=request.no_push,
+        fresh=request.fresh,
+        execution_count=cell.execution_count,
+    )
+
+
+def broadcast(
+    pool: Pool, order: Order, limits: Limits, screen: Screen | None = None, *, head: bool = False
+) -> Values:
+    """Run an order and bring its values back.
+
+    Args:
+        screen: where output goes; the notebook unless said.
+        head: variables come from the first rank alone.
+
+    Raises:
+        RunError: a rank failed, died or was interrupted; the time was over; or values could not come back.
+        CaptureError: names cannot travel.
+    """
+    begun = time.monotonic()
+    notebook = NotebookScreen(order.shown)
+    report = pool.run(order, screen or notebook, limits)
+    notebook.finish()
+    if not report.good:
+        raise failure(report, pool, limits)
+    values = collect(report, order, pool, head=head)
+    values.seconds = time.monotonic() - begun
+    return values
+
+
+def collect(report: Report, order: Order, pool: Pool, *, head: bool = False) -> Values:
+    """Unpack what the ranks sent. A value that could not come back is replaced by `Unavailable` and named in `problems`."""
+    problems: list[str] = []
+
+    def fetch(rank: int, name: str) -> Any:
+        outcome = report.ranks[rank].outcome or {}
+        ref = outcome.get("values", {}).get(name)
+        what = "the value of the last expression" if name == VALUE and name not in order.gather else name
+        reason = "" if ref is None else ref.get("error", "")
+        if ref is None:
+            reason = "it was not sent"
+        if not reason:
+            try:
+                return pool.shipper.unpack(ref)
+            except Exception as problem:
+                reason = f"{type(problem).__name__}: {problem}"
+        problems.append(f"rank {rank}: {what} {reason}" if reason.startswith("is ") else f"rank {rank}: {what}: {reason}")
+        return Unavailable(rank, reason)
+
+    givers = order.ranks[:1] if head else order.ranks
+    values = Values(order.ranks)
+    values.value = [fetch(rank, VALUE) for rank in order.want]
+    values.variables = {name: [fetch(rank, f"variable {name}" if name == VALUE else name) for rank in givers] for name in order.gather}
+    values.problems = tuple(problems)
+    return values
+
+
+def result_error(values: Values, kept: Sequence[str]) -> ResultError:
+    """The error that says which values did not come back, and where the others are."""
+    where = f"; what did come back is in {', '.join(kept)}" if kept else ""
+    error = ResultError("\n".join([*values.problems, f"{len(values.problems)} value(s) could not come back{where}"]))
+    error.values = values
+    return error
+
+
+# -- failures --------------------------------------------------------------------------------------------------------
+
+
+def failures_of(report: Report, pool: Pool) -> list[Failure]:
+    """What each rank that did not end well reports, causes first in the order of ranks."""
+    found = []
+    for number, rank in sorted(report.ranks.items()):
+        host = pool.agents.ranks[number].hostname
+        outcome = rank.outcome or {}
+        if rank.died is not None and not rank.killed:
+            how = f"its node cannot be reached: {rank.died.tail}" if rank.died.status is None else describe(rank.died)
+            found.append(Failure(number, host, "", "", died=how, status=rank.died.status, tail=rank.died.tail))
+        elif rank.died is not None:
+            found.append(Failure(number, host, "Killed", "it could not be stopped otherwise", freed=True))
+        elif rank.failed:
+            found.append(
+                Failure(
+                    number, host, outcome["ename"], outcome["evalue"], tuple(outcome["traceback"]),
+                    exception_of(outcome, pool), freed=bool(outcome.get("freed")) or (rank.stopped and bool(outcome.get("interrupted"))),
+                )
+            )  # fmt: skip
+    return found
+
+
+def exception_of(outcome: Mapping[str, Any], pool: Pool) -> BaseException | None:
+    """The exception that a rank raised, where it can be rebuilt here."""
+    ref = outcome.get("exception") or {}
+    if "error" in ref or not ref:
+        return None
+    try:
+        problem = pool.shipper.unpack(ref)
+    except Exception:
+        return None
+    return problem if isinstance(problem, BaseException) else None
+
+
+def failure(report: Report, pool: Pool, limits: Limits) -> RunError:
+    """The one error of a run that did not end well."""
+    failures = failures_of(report, pool)
+    notes = lost_notes(report)
+    causes = [one for one in failures if not one.secondary]
+    if report.interrupted and not any(one.died for one in causes):
+        stopped = [number for number, rank in report.ranks.items() if rank.stopped]
+        lines = [f"interrupted on {rank_words(stopped)}" if stopped else "interrupted", *notes]
+        return RunInterrupted("\n".join(lines))
+    if report.timed_out:
+        lines = [f"the cell took longer than {limits.timeout:g} s and was stopped", display.stacks(report.where), *notes]
+        error = RunTimeout("\n".join(lines))
+        error.failures = tuple(failures)
+        return error
+    return error_of(failures, pool.world_size, notes)
+
+
+def lost_notes(report: Report) -> list[str]:
+    """Lines on what the failure costs."""
+    dead = [number for number, rank in report.ranks.items() if rank.died is not None]
+    if not dead:
+        return []
+    return [f"{rank_words(dead)} {'is' if len(dead) == 1 else 'are'} being started anew without variables; the others keep theirs"]

@@ -1,0 +1,250 @@
+"""The magics: decorate, parse to a frozen request, one call, show."""
+
+from __future__ import annotations
+
+import contextvars
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
+
+from skymagic import arguments, broadcast, display, plugins, pool, providers
+from skymagic.config import SkyMagic
+from skymagic.errors import RequestError
+from skymagic.plan import PoolRequest, RunRequest
+from skymagic.run import Limits
+
+T = TypeVar("T")
+
+
+def usage(call: Callable[[], T]) -> T:
+    """Call, and turn misuse into IPython's one-line UsageError."""
+    try:
+        return call()
+    except RequestError as refused:
+        raise UsageError(str(refused)) from None
+
+
+@magics_class
+class SkyMagics(Magics):
+    """All magics of skymagic, registered with one shell."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self.settings = SkyMagic(parent=shell)
+        shell.configurables.append(self.settings)
+        self._turns: Iterator[int] = itertools.count()
+        self.pending: list[Pending] = []
+
+    # -- pools -------------------------------------------------------------------------------------------------------
+
+    @line_cell_magic
+    def sky_pool(self, line: str, cell: str | None = None) -> pool.Pool | None:
+        request = usage(
+            lambda: arguments.parse_pool(
+                line, self.settings.defaults(), body=cell, plugins=plugins.names(), providers=["auto", *providers.names()]
+            )
+        )
+        if request.dry_run:
+            print(usage(lambda: providers.load(request.provider).plan(request)).text())
+            return None
+        return self._ensure(request)
+
+    def _ensure(self, request: PoolRequest) -> pool.Pool:
+        defaults = self.settings.defaults()
+        return usage(lambda: pool.ensure(request, self.shell.user_ns, defaults, lambda text: print(text, flush=True)))
+
+    def _pool_of(self, request: PoolRequest) -> pool.Pool:
+        """The pool that a run asks for: by options, by name, or the one used last."""
+        if request.given() - {"name"}:
+            return self._ensure(request)
+        return usage(lambda: pool.find(request.name))
+
+    @line_magic
+    def sky_down(self, line: str) -> None:
+        request = usage(lambda: arguments.parse_down(line))
+        chosen = pool.every() if request.all else [usage(lambda: pool.find(request.name))]
+        for one in chosen:
+            one.close()
+            print(f"pool {one.name!r} is stopped")
+
+    @line_magic
+    def sky_restart(self, line: str) -> None:
+        request = usage(lambda: arguments.parse_restart(line))
+        one = usage(lambda: pool.find(request.pool))
+        ranks = None if request.ranks is None else usage(lambda: request.ranks.ranks(one.world_size))  # type: ignore[union-attr]
+        one.restart(ranks)
+        print(f"{display.rank_words(ranks or range(one.world_size))} of pool {one.name!r} started anew, without variables")
+
+    @line_magic
+    def sky_status(self, line: str) -> None:
+        name = usage(lambda: arguments.parse_status(line))
+        chosen = [usage(lambda: pool.find(name))] if name else pool.every()
+        print("\n\n".join(map(status_text, chosen)) or "no pool is running: make one with %sky_pool --nodes 2 --plugin torch")
+
+    @line_magic
+    def sky_logs(self, line: str) -> None:
+        request = usage(lambda: arguments.parse_logs(line))
+        one = usage(lambda: pool.find(request.pool))
+        ranks = usage(lambda: request.rank.ranks(one.world_size)) if request.rank else tuple(range(one.world_size))
+        for rank in ranks:
+            text = Path(one.log_path(rank)).read_text(errors="replace")
+            lines = text.splitlines()[-request.lines :]
+            label = f"[{rank}] " if len(ranks) > 1 else ""
+            print("\n".join(label + display.last_state(text) for text in lines))
+
+    # -- cells -------------------------------------------------------------------------------------------------------
+
+    @line_cell_magic
+    def sky_broadcast(self, line: str, cell: str | None = None) -> Any:
+        request = usage(
+            lambda: arguments.parse_broadcast(
+                line, self.settings.defaults(), plugins=plugins.names(), providers=["auto", *providers.names()]
+            )
+        )
+        return self._run(request, cell or "")
+
+    @cell_magic
+    def sky_run(self, line: str, cell: str) -> Any:
+        request = usage(lambda: arguments.parse_run(line, self.settings.defaults()))
+        one = self._pool_of(request.pool)
+        if request.targets is None:
+            request = one_rank(request, next(self._turns) % one.world_size)
+        return self._run(request, cell)
+
+    @line_magic
+    def sky_push(self, line: str) -> None:
+        request = usage(lambda: arguments.parse_push(line))
+        run = RunRequest(pool=named(request.pool), targets=request.targets, push=request.names)
+        self._run(run, "")
+
+    @line_magic
+    def sky_pull(self, line: str) -> None:
+        request = usage(lambda: arguments.parse_pull(line))
+        run = RunRequest(pool=named(request.pool), targets=request.targets, gather=request.names, head=request.head)
+        values = self._values(run, "")
+        name = request.output
+        self._keep(values, run, renamed={request.names[0]: name} if name else {})
+
+    def _run(self, request: RunRequest, body: str) -> Any:
+        """Run a cell and keep its values; with --noblock, return at once."""
+        if request.noblock:
+            context = contextvars.copy_context()  # output of the thread belongs to this cell
+            pending = Pending(lambda: context.run(self._run_now, request, body))
+            self.pending = [*(one for one in self.pending if not one.done()), pending]
+            return pending
+        self._run_now(request, body)
+        return None
+
+    def _run_now(self, request: RunRequest, body: str) -> broadcast.Values | None:
+        values = self._values(request, body)
+        if values is not None:
+            self._keep(values, request)
+        return values
+
+    def _values(self, request: RunRequest, body: str) -> broadcast.Values | None:
+        shell = self.shell
+        raw = shell.history_manager.input_hist_raw[-1] if shell.history_manager else ""
+        cell = broadcast.Cell(body, broadcast.above_body(raw, body), shell.execution_count)
+        broadcast.check_syntax(cell.source, shell.transform_cell)
+        one = self._pool_of(request.pool)
+        order = usage(lambda: broadcast.order_of(request, one, cell))
+        if request.dry_run:
+            print(one.shipper.describe(order.source, order.ranks, push=order.push, no_push=order.no_push, fresh=order.fresh))
+            return None
+        defaults = self.settings.defaults()
+        limits = Limits(request.timeout, defaults.grace, defaults.stall_after)
+        return broadcast.broadcast(one, order, limits, head=request.head)
+
+    def _keep(
+        self, values: broadcast.Values | None, request: RunRequest, renamed: dict[str, str | None] | None = None
+    ) -> None:
+        """Put values into the notebook's variables; those that could not come back raise after the others are kept."""
+        if values is None:
+            return
+        found: dict[str, list[Any]] = dict(values.variables)
+        if request.output:
+            found[request.output] = values.value
+        for name, listed in found.items():
+            target = (renamed or {}).get(name) or name
+            self.shell.user_ns[target] = listed[0] if request.head else listed
+        if values.problems:
+            raise broadcast.result_error(values, list(found))
+
+
+class Pending:
+    """A cell that goes on beside the notebook (``--noblock``)."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self._value: Any = None
+        self._problem: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="skymagic-run", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            self._value = self._call()
+        except BaseException as problem:
+            self._problem = problem
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return not self._thread.is_alive()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for it, and return its values by rank; raises what the cell raised.
+
+        Raises:
+            TimeoutError: it goes on after `timeout` seconds.
+        """
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the cell goes on after {timeout} s")
+        if self._problem is not None:
+            raise self._problem
+        return None if self._value is None else self._value.value
+
+    def __repr__(self) -> str:
+        word = "running" if not self.done() else "failed" if self._problem else "done"
+        return f"<broadcast cell: {word}>"
+
+
+def one_rank(request: RunRequest, rank: int) -> RunRequest:
+    """The request for one rank."""
+    from dataclasses import replace
+
+    from skymagic.plan import Only
+
+    return replace(request, targets=Only(str(rank)))
+
+
+def named(name: str | None) -> PoolRequest:
+    """A request for a pool that runs."""
+    return PoolRequest(name=name, stated=frozenset())
+
+
+def status_text(one: pool.Pool) -> str:
+    """A pool and its ranks as text."""
+    rows = [("rank", "node", "host", "pid", "state"), *one.status()]
+    return f"{one!r}\n{display.table(rows)}"
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Register the magics, with their help."""
+    magics = SkyMagics(shell)
+    for name in arguments.MAGICS:
+        method = getattr(SkyMagics, name, None)
+        if method is not None:
+            method.__doc__ = arguments.usage(name)
+    shell.register_magics(magics)
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """End all pools; the magics themselves IPython keeps."""
+    pool.close_all()

@@ -1,0 +1,67 @@
+"""The notebook as a screen: text of ranks in order, rich output as Jupyter shows it, without either where there is no IPython."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from skymagic import display
+
+
+class NotebookScreen:
+    """Shows a run's output in the cell that caused it.
+
+    Args:
+        ranks: whose output comes; labelled when there is more than one.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._many = len(ranks) > 1
+        self._labels = display.Labels(ranks, display.write)
+
+    def text(self, rank: int, name: str, text: str) -> None:
+        """Text of a rank's standard output or error."""
+        self._labels.text(rank, name, text)
+
+    def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
+        """A display message."""
+        self._labels.before_rich(rank)
+        if kind == "clear_output":
+            if in_ipython():
+                from IPython.display import clear_output
+
+                clear_output(wait=bool(content.get("wait")))
+            return
+        if self._many:
+            display.write("stdout", f"[{rank}]\n")
+        show(content, update=kind == "update_display_data")
+
+    def note(self, text: str) -> None:
+        """A line of skymagic's own, beside the ranks' output."""
+        self._labels.finish()
+        display.write("stderr", text)
+
+    def finish(self) -> None:
+        """The run is over."""
+        self._labels.finish()
+
+
+def in_ipython() -> bool:
+    """Whether displays can be shown here; without importing IPython."""
+    module = sys.modules.get("IPython")
+    return module is not None and module.get_ipython() is not None
+
+
+def show(content: Mapping[str, Any], *, update: bool = False) -> None:
+    """Show a bundle of representations: richly in IPython, as text elsewhere."""
+    data = dict(content["data"])
+    if in_ipython():
+        from IPython.core.interactiveshell import InteractiveShell
+
+        transient = dict(content.get("transient") or {})
+        InteractiveShell.instance().display_pub.publish(
+            data=data, metadata=dict(content.get("metadata") or {}), transient=transient, update=update
+        )
+    else:
+        display.write("stdout", f"{data.get('text/plain', '')}\n")
