@@ -49,6 +49,7 @@ def execute(path: Path, save: Path | None, timeout: int) -> int:
     client = NotebookClient(
         notebook,
         timeout=timeout,
+        extra_arguments=["--IPKernelApp.log_level=40"],  # what it says of its sockets is not for a terminal
         resources={"metadata": {"path": str(path.parent)}},
         on_cell_executed=lambda cell, **_: show(cell),
     )
@@ -69,6 +70,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--save", type=Path, help="write the executed notebook here")
     parser.add_argument("--timeout", type=int, default=600, help="seconds for one cell")
     options = parser.parse_args(argv)
+    if not options.notebook.is_file():
+        parser.error(f"there is no notebook {options.notebook}")
     return execute(options.notebook, options.save, options.timeout)
 
 
