@@ -292,6 +292,7 @@ def test_nothing_is_evaluated() -> None:
         ("--region 'eu; rm'", "is not a region"),
         ("--hosts a;b", "--hosts: 'a;b' is not a host"),
         ("--hosts '-oProxyCommand=id'", "is not a host"),
+        ("--hosts a,-F", "--hosts: '-F' is not a host"),
         ("--pip torch=2.3", "--pip: 'torch=2.3' is not a requirement"),
         ("--pip torch==2.3,torch==2.4", "--pip: torch cannot be all of torch==2.3, torch==2.4"),
         ("--pip torch==2.3 --pip torch==2.4", "--pip: torch cannot be all of"),

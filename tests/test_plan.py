@@ -598,7 +598,7 @@ MADE = plan(
         {"name": "other"},
         {"nodes": 2},
         {"provider": "local"},
-        {"provider": "auto"},
+        {"provider": "auto", "stated": frozenset({"provider"})},
         {"gpu": Accelerator("A100", 2)},
         {"procs_per_node": 2},
         {"plugins": plugin_specs("jax")},
