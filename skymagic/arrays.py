@@ -178,20 +178,19 @@ def reduce_array(tracker: Tracker, array: Any) -> Reduced:
             return _view, (block, *described, array.strides, _address(array) - block.start)
     if array.flags.c_contiguous or array.flags.f_contiguous:
         flat = array.view(numpy.ndarray).reshape(-1, order="A").view(numpy.uint8)
-        return _array, (pickle.PickleBuffer(flat), *described, "C" if array.flags.c_contiguous else "F")
+        return _array, (pickle.PickleBuffer(flat.data), *described, "C" if array.flags.c_contiguous else "F")
     if stop - start <= array.nbytes * 1.25:
         return _view, (memory(start, stop), *described, array.strides, _address(array) - start)
     packed = numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
-    return _array, (pickle.PickleBuffer(packed), *described, "C")
+    return _array, (pickle.PickleBuffer(packed.data), *described, "C")
 
 
 def _reduce_subclass(array: Any) -> Reduced:
     import numpy
 
     kind = type(array)
-    if (
-        kind.__reduce__ is not numpy.ndarray.__reduce__
-        or kind.__reduce_ex__ is not numpy.ndarray.__reduce_ex__
+    if any(
+        getattr(kind, name) is not getattr(numpy.ndarray, name) for name in ("__reduce__", "__reduce_ex__")
     ):
         return NotImplemented
     return _subclass, (array.view(numpy.ndarray), kind)

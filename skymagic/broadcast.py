@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skymagic import display
-from skymagic.errors import ResultError, RunError, RunInterrupted, RunTimeout
+from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
 from skymagic.agents import describe
 from skymagic.plan import Only, RunRequest
 from skymagic.pool import Order, Pool
@@ -68,19 +68,32 @@ def dedented(body: str) -> str:
 
 def above_body(raw: str, body: str) -> tuple[str, ...]:
     """The lines of the user's cell that stand above the body; none if the body is not the end of that cell."""
-    head, found, tail = raw.rpartition(body) if body.strip() else ("", "", "")
-    return tuple(head.splitlines()) if found and not tail.strip() and head.endswith("\n") else ()
+    body, raw = body.rstrip(), raw.rstrip()
+    head = raw.removesuffix(body)
+    return tuple(head.splitlines()) if body and head != raw and head.endswith("\n") else ()
 
 
 def check_syntax(source: str, transform: Callable[[str], str]) -> str:
     """The cell as plain Python.
 
     Raises:
-        SyntaxError: with the cell's own line numbers; nothing has been sent.
+        CellSyntaxError: with the cell's own line numbers; nothing has been sent.
     """
-    plain = transform(source)
-    compile(plain, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST, dont_inherit=True)
+    try:
+        plain = transform(source)
+        compile(plain, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    except (SyntaxError, ValueError, OverflowError) as wrong:
+        raise CellSyntaxError(syntax_words(wrong)) from None
     return plain
+
+
+def syntax_words(wrong: Exception) -> str:
+    """Where a cell is not Python, as Python shows it."""
+    if not isinstance(wrong, SyntaxError):
+        return str(wrong)
+    line = (wrong.text or "").rstrip("\n")
+    pointer = " " * max(0, (wrong.offset or 1) - 1) + "^"
+    return f"{wrong.msg} (line {wrong.lineno} of the cell)\n    {line}\n    {pointer}"
 
 
 def targets_of(request: RunRequest, pool: Pool) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -95,11 +108,12 @@ def targets_of(request: RunRequest, pool: Pool) -> tuple[tuple[int, ...], tuple[
     return ranks, tuple(rank for rank in ranks if rank in chosen)
 
 
-def order_of(request: RunRequest, pool: Pool, cell: Cell) -> Order:
-    """The order that a request makes of a cell. Raises RequestError."""
+def order_of(request: RunRequest, pool: Pool, cell: Cell, plain: str) -> Order:
+    """The order that a request makes of a cell, whose text is `plain` without IPython's syntax. Raises RequestError."""
     ranks, shown = targets_of(request, pool)
     return Order(
         source=cell.source,
+        plain=plain,
         ranks=ranks,
         shown=shown,
         want=(ranks[:1] if request.head else ranks) if request.output else (),
@@ -164,7 +178,9 @@ def collect(report: Report, order: Order, pool: Pool, *, head: bool = False) -> 
 
 def result_error(values: Values, kept: Sequence[str]) -> ResultError:
     """The error that says which values did not come back, and where the others are."""
-    where = f"; what did come back is in {', '.join(kept)}" if kept else ""
+    lists = [values.value, *values.variables.values()]
+    some = any(not isinstance(value, Unavailable) for listed in lists for value in listed)
+    where = f"; what did come back is in {', '.join(kept)}" if kept and some else ""
     error = ResultError("\n".join([*values.problems, f"{len(values.problems)} value(s) could not come back{where}"]))
     error.values = values
     return error

@@ -95,6 +95,13 @@ def table(rows: Iterable[Sequence[object]]) -> str:
     return "\n".join("  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip() for row in cells)
 
 
+def shipment(items: Sequence[Any]) -> str:
+    """What would travel, as ``--dry-run`` shows it; `items` are `ship.Item`."""
+    rows = [(i.name, i.type, size(i.nbytes), i.why, "travels" if i.moved else "is there already") for i in items]
+    total = size(sum(i.nbytes for i in items if i.moved))
+    return table([("name", "type", "size", "needed by", ""), *rows]) + f"\n{total} would travel" if rows else "nothing would travel"
+
+
 def where(frame: Mapping[str, Any]) -> str:
     """One frame in words: "line 7 of the cell in <module>"."""
     place = f"line {frame['line']}" if "cell" in frame else f"{frame['file']}:{frame['line']}"

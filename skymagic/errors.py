@@ -4,6 +4,7 @@
 
     SkyError                     what happened, where, and what to do next
     ├── RequestError             bad input, refused before anything starts; holds all mistakes
+    ├── CellSyntaxError          a cell that is not Python, refused before anything is sent
     ├── CaptureError             names that cannot travel, or cannot be bound on a rank
     ├── PoolError                a pool cannot be made, found or used
     │   ├── ProvisionError       machines or ranks did not come up
@@ -44,6 +45,10 @@ class RequestError(SkyError):
 
     def __reduce__(self) -> tuple[type[RequestError], tuple[tuple[str, ...]]]:
         return type(self), (self.mistakes,)
+
+
+class CellSyntaxError(SkyError):
+    """A cell that is not Python; the message shows the line."""
 
 
 class CaptureError(SkyError):

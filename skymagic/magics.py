@@ -57,7 +57,7 @@ class SkyMagics(Magics):
 
     def _ensure(self, request: PoolRequest) -> pool.Pool:
         defaults = self.settings.defaults()
-        return usage(lambda: pool.ensure(request, self.shell.user_ns, defaults, lambda text: print(text, flush=True)))
+        return usage(lambda: pool.ensure(request, self.shell.user_ns, defaults, say))
 
     def _pool_of(self, request: PoolRequest) -> pool.Pool:
         """The pool that a run asks for: by options, by name, or the one used last."""
@@ -151,11 +151,11 @@ class SkyMagics(Magics):
         shell = self.shell
         raw = shell.history_manager.input_hist_raw[-1] if shell.history_manager else ""
         cell = broadcast.Cell(body, broadcast.above_body(raw, body), shell.execution_count)
-        broadcast.check_syntax(cell.source, shell.transform_cell)
+        plain = broadcast.check_syntax(cell.source, shell.transform_cell)
         one = self._pool_of(request.pool)
-        order = usage(lambda: broadcast.order_of(request, one, cell))
+        order = usage(lambda: broadcast.order_of(request, one, cell, plain))
         if request.dry_run:
-            print(one.shipper.describe(order.source, order.ranks, push=order.push, no_push=order.no_push, fresh=order.fresh))
+            print(display.shipment(one.preview(order).items))
             return None
         defaults = self.settings.defaults()
         limits = Limits(request.timeout, defaults.grace, defaults.stall_after)
@@ -173,6 +173,7 @@ class SkyMagics(Magics):
         for name, listed in found.items():
             target = (renamed or {}).get(name) or name
             self.shell.user_ns[target] = listed[0] if request.head else listed
+        self._pool_of(request.pool).shipper.gathered(found, values.ranks)
         if values.problems:
             raise broadcast.result_error(values, list(found))
 
@@ -213,6 +214,11 @@ class Pending:
     def __repr__(self) -> str:
         word = "running" if not self.done() else "failed" if self._problem else "done"
         return f"<broadcast cell: {word}>"
+
+
+def say(text: str) -> None:
+    """A line of skymagic's own."""
+    print(text, flush=True)
 
 
 def one_rank(request: RunRequest, rank: int) -> RunRequest:

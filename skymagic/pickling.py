@@ -17,7 +17,7 @@ import threading
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,10 +27,8 @@ from cloudpickle import cloudpickle as _cloud
 from skymagic.arrays import SMALL, Span, Tracker, layout, reducer_for, writable
 from skymagic.modules import is_local
 from skymagic.scopes import code_attributes, code_names
+from skymagic.shelf import LARGE
 from skymagic.store import Buffer
-
-LARGE = 1 << 20
-"""Byte strings of at least this length are not copied into the pickle; they stay pieces of their own."""
 
 _MANY = 1 << 20
 """Bytes of a pickle above which its objects are not listed one by one to find shared ones."""
@@ -428,8 +426,9 @@ _FIXED = (
 
 
 @functools.lru_cache(maxsize=4096)
-def _changeable_type(kind: type) -> bool:
+def _changeable_type(kind: Hashable) -> bool:
     """Whether objects of a type can change, so that it matters whether two names hold the same one."""
+    assert isinstance(kind, type)
     if issubclass(kind, _FIXED):
         return False
     return (kind.__module__, kind.__name__.partition("[")[0]) not in _FIXED_NAMES and not _is_dtype(kind)
@@ -444,6 +443,13 @@ _FIXED_NAMES = {
     ("uuid", "UUID"),
     ("re", "Pattern"),
 }
+
+
+def type_name(value: object) -> str:
+    """A value's type as a user knows it: without ``builtins`` and ``__main__``."""
+    kind = type(value)
+    module = kind.__module__.lstrip("_")
+    return kind.__qualname__ if module in ("builtins", "main__") else f"{module}.{kind.__qualname__}"
 
 
 def _is_dtype(kind: type) -> bool:

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from skymagic import display, plugins, providers, states, wire
@@ -24,7 +24,7 @@ from skymagic.states import Event, State
 
 if TYPE_CHECKING:
     from skymagic.engine import Engine
-    from skymagic.ship import Shipper
+    from skymagic.ship import Cargo, Shipper
 
 START_TIMEOUT = 120.0
 REJOIN_TIMEOUT = 20.0
@@ -35,6 +35,9 @@ class Order:
     """What a run asks of the ranks that take part."""
 
     source: str
+    """What the ranks execute."""
+    plain: str
+    """The same as plain Python, without IPython's syntax."""
     ranks: tuple[int, ...]
     shown: tuple[int, ...]
     want: tuple[int, ...] = ()
@@ -45,8 +48,6 @@ class Order:
     no_push: bool | tuple[str, ...] = False
     fresh: bool = False
     execution_count: int = 1
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """Names bound on the ranks for this run besides the notebook's."""
 
 
 class Pool:
@@ -246,9 +247,7 @@ class Pool:
             self._notes.clear()
             self._move(Event.RUN)
             try:
-                cargo = self.shipper.prepare(
-                    order.source, order.ranks, push=order.push, no_push=order.no_push, fresh=order.fresh
-                )
+                cargo = self._load(order, screen)
                 report = self._carry_out(order, cargo, screen, limits)
             finally:
                 self._current = None
@@ -256,7 +255,22 @@ class Pool:
             self._mend_after(report)
             return report
 
-    def _carry_out(self, order: Order, cargo: Any, screen: Screen, limits: Limits) -> Report:
+    def _load(self, order: Order, screen: Screen, *, dry_run: bool = False) -> Cargo:
+        """What the order needs on its ranks, written into the store; says so when it takes long."""
+        progress = Progress(screen.note)
+        cargo = self.shipper.prepare(
+            order.plain, order.ranks, push=order.push, no_push=order.no_push, fresh=order.fresh,
+            dry_run=dry_run, progress=progress,
+        )  # fmt: skip
+        progress.finish()
+        return cargo
+
+    def preview(self, order: Order) -> Cargo:
+        """What a run of this order would ship; nothing is written or sent."""
+        with self._turn:
+            return self._load(order, Nowhere(), dry_run=True)
+
+    def _carry_out(self, order: Order, cargo: Cargo, screen: Screen, limits: Limits) -> Report:
         assert self._engine is not None
         self.runs += 1
         envelope = {
@@ -275,6 +289,7 @@ class Pool:
         for number, rank in report.ranks.items():
             if rank.outcome is not None and rank.outcome.get("bound"):
                 self.shipper.landed(cargo, number)
+                self.shipper.absent(number, rank.outcome.get("absent", ()))
         self._engine.purge(submission)
         return report
 
@@ -398,6 +413,34 @@ class Pool:
         self.close()
 
 
+class Progress:
+    """Tells what is being shipped once that takes longer than half a second, and then when it is done.
+
+    Args:
+        tell: takes a line.
+    """
+
+    PATIENCE = 0.5
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._begun = time.monotonic()
+        self._said: set[str] = set()
+        self._total = 0
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        """`done` of `total` bytes are written; `name` is next or under way."""
+        self._total = total
+        if time.monotonic() - self._begun > self.PATIENCE and name not in self._said:
+            self._said.add(name)
+            self._tell(f"[shipping {name}: {display.size(done)} of {display.size(total)}]\n")
+
+    def finish(self) -> None:
+        """Shipping is over."""
+        if self._said:
+            self._tell(f"[shipped {display.size(self._total)} in {time.monotonic() - self._begun:.1f} s]\n")
+
+
 class Nowhere:
     """A screen that shows nothing."""
 
@@ -468,6 +511,7 @@ def ensure(request: PoolRequest, namespace: dict[str, Any], defaults: Defaults, 
     except BaseException:
         _pools.pop(name, None)
         raise
+    tell(f"ready in {pool.start_seconds:.1f} s")
     return pool
 
 

@@ -6,6 +6,8 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from skymagic.pickling import type_name
+
 _BUDGET = 300
 """Parts tried while looking for the one that cannot be pickled."""
 
@@ -22,8 +24,13 @@ class Refusal:
     """The problem, with the part that has it."""
     remedy: str
 
+    @classmethod
+    def missing(cls, name: str) -> Refusal:
+        """A name given with ``--push`` that the notebook has not."""
+        return cls(name, "no value", "--push", "nothing in this notebook has this name", "check the spelling")
+
     def __str__(self) -> str:
-        place = "used in the cell" if self.why == "the cell" else self.why
+        place = f"used in {self.why}" if self.why == "the cell" else self.why
         return f"{self.name} ({self.type}, {place}): {self.reason}; {self.remedy}"
 
 
@@ -51,20 +58,21 @@ def refusal(
     return Refusal(name, type_name(value), why, reason, remedy.format(name=name))
 
 
+def no_room(problem: OSError, sizes: list[tuple[str, int]]) -> str:
+    """What to say when the store is full: the largest variables, in bytes, and the remedy."""
+    largest = sorted(sizes, key=lambda each: -each[1])[:3]
+    listed = ", ".join(f"{name} ({nbytes / 1e6:,.0f} MB)" for name, nbytes in largest)
+    return (
+        f"the cell's variables do not fit in the node store: {problem.strerror or problem}; the largest are {listed}; "
+        "free memory or disk, or leave variables out with --no-push NAMES"
+    )
+
+
 def message(refusals: list[Refusal]) -> str:
     """All refusals as one text, a line each."""
     count = "1 variable" if len(refusals) == 1 else f"{len(refusals)} variables"
     lines = "\n".join(f"  {each}" for each in refusals)
     return f"{count} cannot travel to the ranks; nothing was run:\n{lines}"
-
-
-def type_name(value: object) -> str:
-    """A type as a user knows it: without ``builtins`` and ``__main__``."""
-    kind = type(value)
-    module = kind.__module__.lstrip("_")
-    return (
-        kind.__qualname__ if module in ("builtins", "main__", "__main__") else f"{module}.{kind.__qualname__}"
-    )
 
 
 _KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (

@@ -30,6 +30,7 @@ STEP = 1 << 18
 SHARE = 0.5
 """The part of a file system's free space that a store may fill."""
 
+_TOLD = 1 << 25
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -63,8 +64,7 @@ def create(parent: str | os.PathLike[str] | None = None) -> str:
 
 def overflow(directory: str | os.PathLike[str]) -> Path:
     """Where a store at ``directory`` puts what does not fit there."""
-    path = Path(directory)
-    return Path(tempfile.gettempdir()) / f"{path.parent.name}-{path.name}-overflow"
+    return Path(tempfile.gettempdir()) / f"{Path(directory).name}-overflow"
 
 
 def remove(directory: str | os.PathLike[str]) -> None:
@@ -116,13 +116,20 @@ class NodeStore:
                     file.used = now
             return missing
 
-    def put(self, key: str | None, pieces: Iterable[Buffer], nbytes: int) -> str:
+    def put(
+        self,
+        key: str | None,
+        pieces: Iterable[Buffer],
+        nbytes: int,
+        progress: Callable[[int], None] | None = None,
+    ) -> str:
         """Write one file from pieces that follow one another; a file that is already here is not written again.
 
         Args:
             key: the content's hash where it is known. What counts is what was written: a value that another thread
                 changes meanwhile is stored, whole, under the hash of the bytes that were read.
             nbytes: the sum of the pieces' lengths, in bytes.
+            progress: called now and then with the bytes written so far.
 
         Returns:
             The key of the file.
@@ -135,7 +142,7 @@ class NodeStore:
         parts = list(pieces)
         for directory in self._directories(nbytes):
             try:
-                return self._write(directory, parts)
+                return self._write(directory, parts, progress)
             except OSError as problem:
                 if problem.errno not in (errno.ENOSPC, errno.EDQUOT) or directory != self.directory:
                     raise
@@ -160,6 +167,17 @@ class NodeStore:
         The mapping lives as long as something holds the view or a slice of it; no descriptor stays open.
         """
         return map_private(self.path(name))
+
+    def give(self, pieces: Iterable[Buffer], nbytes: int) -> str:
+        """Write a file for another process, which unlinks it with ``take``; returns its name."""
+        parts = list(pieces)
+        with self._lock:
+            key = self.put(None, parts, nbytes)
+            file = self._files.pop(key)
+            path = self.path(file.name)
+            name = f"{self._nonce}-{secrets.token_hex(16)}"
+            path.rename(path.with_name(name))
+            return name
 
     def take(self, name: str) -> memoryview:
         """Map a file that another process left here, and unlink it."""
@@ -194,15 +212,17 @@ class NodeStore:
                 if file is not None:
                     self.path(file.name).unlink(missing_ok=True)
 
-    def keys(self) -> frozenset[str]:
-        """What is here."""
+    def held(self) -> frozenset[str]:
+        """Keys of all files that are here."""
         return frozenset(self._files)
 
     def close(self) -> None:
         """Unlink all files that this store has put; twice is safe. The directory itself is its maker's."""
         self.drop(list(self._files))
 
-    def _write(self, directory: Path, pieces: Sequence[Buffer]) -> str:
+    def _write(
+        self, directory: Path, pieces: Sequence[Buffer], progress: Callable[[int], None] | None
+    ) -> str:
         import xxhash
 
         state = xxhash.xxh3_128()
@@ -221,12 +241,14 @@ class NodeStore:
                         copy[:] = part
                         state.update(copy)
                         _write_all(descriptor, copy)
-                    nbytes += view.nbytes
+                        nbytes += part.nbytes
+                        if progress is not None and nbytes % _TOLD < STEP:
+                            progress(nbytes)
             finally:
                 os.close(descriptor)
             key = str(state.hexdigest())
             name = f"{self._nonce}-{key}"
-            os.rename(partial, directory / name)
+            partial.rename(directory / name)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise

@@ -6,14 +6,13 @@ import base64
 import importlib
 import importlib.metadata
 import linecache
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from skymagic import pickling
 from skymagic.modules import Served
-from skymagic.refuse import type_name
+from skymagic.pickling import type_name
 from skymagic.store import Buffer, NodeStore
 
 _INLINE = 64 << 10
@@ -96,6 +95,8 @@ class Hold:
 
     def _open(self, parcel: Mapping[str, Any], orders: Mapping[str, Any]) -> dict[str, Any]:
         names = list(parcel["names"])
+        if parcel["same"] in self.namespace:
+            return {names[0]: self.namespace[parcel["same"]]}
         try:
             for module in parcel["imports"]:
                 importlib.import_module(module)
@@ -145,25 +146,22 @@ class Hold:
     def _pack(self, value: object) -> dict[str, Any]:
         try:
             pickled = pickling.dumps(value, self.namespace)
-            parts: list[Buffer] = []
-            spots = []
+            parts = [*pickled.pieces, *pickled.buffers]
+            inline = {index for index, part in enumerate(parts) if len(part) < _INLINE}
+            if sum(len(parts[index]) for index in inline) >= _INLINE:
+                inline = set()
+            spots: list[Any] = []
+            rest: list[Buffer] = []
             offset = 0
-            inline = pickled.nbytes - sum(len(buffer) for buffer in pickled.buffers) < _INLINE
-            for part in (*(() if inline else pickled.pieces), *pickled.buffers):
+            for index, part in enumerate(parts):
+                if index in inline:
+                    spots.append(base64.b64encode(part).decode())
+                    continue
                 spots.append([offset, len(part)])
-                parts += [part, bytes(-len(part) % _ALIGN)]
+                rest += [part, bytes(-len(part) % _ALIGN)]
                 offset += len(part) + -len(part) % _ALIGN
-            key = self.store.put(None, parts, offset) if parts else None
-            count = 0 if inline else len(pickled.pieces)
-            return {
-                "file": self.store.name(key) if key else None,
-                "header": base64.b64encode(pickled.header).decode() if inline else None,
-                "pieces": spots[:count],
-                "buffers": spots[count:],
-                "nbytes": pickled.nbytes,
-                "rank": self.rank,
-                "host": os.uname().nodename,
-            }
+            file = self.store.give(rest, offset) if rest else None
+            return {"file": file, "parts": spots, "pieces": len(pickled.pieces), "nbytes": pickled.nbytes}
         except Exception as problem:
             return {"error": f"{type(problem).__name__}: {problem}", "type": type_name(value)}
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 from IPython.core.displayhook import DisplayHook
@@ -229,6 +231,7 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
             outcome.update(self._failure(problem, phase="bind"))
         except BaseException as problem:  # an interrupt between binding and running
             outcome.update(self._failure(problem))
+        outcome["absent"] = self._hold.absent(order["cargo"]) if outcome["bound"] else []
         outcome["joined"] = Desk.hooks.joined()
         return outcome
 
@@ -237,7 +240,8 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
         shell.execution_count = order["execution_count"]
         shell.displayhook.value = self._result = None
         shell._last_traceback = None
-        reply = await super().do_execute(source, False, False)
+        with self._main_thread_known():
+            reply = await super().do_execute(source, False, False)
         result = self._result
         error = result.error_before_exec or result.error_in_exec if result is not None else None
         if reply["status"] != "ok" or error is not None:
@@ -250,6 +254,18 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
         outcome["values"] = self._hold.pack(wanted)
         outcome["values"].update({name: {"error": "is not defined on this rank", "type": "NameError"} for name in missing})
         shell.displayhook.value = None
+
+    @contextlib.contextmanager
+    def _main_thread_known(self) -> Iterator[None]:
+        """ipykernel 7 asks a thread that engines do not have whether a top-level await runs on the main thread."""
+        missing = getattr(self, "shell_channel_thread", self) is None
+        if missing:
+            self.shell_channel_thread = SimpleNamespace(parent_thread=threading.main_thread())
+        try:
+            yield
+        finally:
+            if missing:
+                self.shell_channel_thread = None
 
     def _failure(
         self, problem: BaseException | None, *, traceback: list[str] | None = None, ename: str | None = None, phase: str = "run"
