@@ -19,7 +19,19 @@ PACKAGE = ROOT / "skymagic"
 # Lower knows nothing of higher. Modules of one layer may import each other, never in a circle.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "wire", "plan", "accelerators", "image", "states", "quiet", "runtime", "sharding"),
-    ("scopes", "refuse", "capture", "modules", "arrays", "pickling", "store", "ship"),
+    (
+        "scopes",
+        "flow",
+        "refuse",
+        "capture",
+        "modules",
+        "arrays",
+        "pickling",
+        "store",
+        "shelf",
+        "parcels",
+        "ship",
+    ),
     ("results", "display", "bootstrap"),
     ("plugins",),
     ("kernels",),
