@@ -48,6 +48,8 @@ class RankSpec:
     """Connection file of the controller, filled in by the agent."""
     store: str = ""
     """Directory of the node store, filled in by the agent."""
+    log: str = ""
+    """Path of the rank's complete log, filled in by the agent."""
     profile: str = ""
     """An empty directory in the place of an IPython profile, filled in by the agent."""
 

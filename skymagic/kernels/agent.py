@@ -264,7 +264,7 @@ class Agent:
         full = wire.RankSpec(
             rank=spec.rank, info=spec.info, plugins=spec.plugins, generation=spec.generation,
             env={**spec.env, "SKYMAGIC_IDENT": ident}, engine_file=self.engine_file, store=str(self.store),
-            profile=str(self.ranks_profile),
+            profile=str(self.ranks_profile), log=str(self._log(spec.rank)),
         )  # fmt: skip
         writers = [write for _, write in pipes.values()]
         forkserver.send_spec(self.forkserver, full, [theirs.fileno(), *writers])
@@ -277,13 +277,16 @@ class Agent:
         for offer in self.offers:
             rank.tell(offer)
 
+    def _log(self, rank: int) -> Path:
+        return self.directory / f"rank-{rank}.log"
+
     def _output(self, spec: wire.RankSpec, ident: str, readers: dict[str, int]) -> RankOutput:
         for fd in readers.values():
             enlarge(fd)
         assert self.iopub is not None
         iopub = self.iopub
         return RankOutput(
-            spec.rank, self.directory / f"rank-{spec.rank}.log", readers,
+            spec.rank, self._log(spec.rank), readers,
             lambda parent, content: iopub.send(ident, parent, content),
         )  # fmt: skip
 

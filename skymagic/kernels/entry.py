@@ -71,6 +71,7 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     faulthandler.enable(all_threads=False)
     _reseed()
     runtime.enter(info)
+    _silenced_into_log(spec.log)
     Desk.control = Control(socket.socket(fileno=control_fd), spec.rank)
     rendezvous.attach(Desk.control, spec.generation)
     try:
@@ -107,6 +108,12 @@ def _open_streams(writers: list[int]) -> None:
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+
+
+def _silenced_into_log(path: str) -> None:
+    """What user code silences (``@sky.silent``) is not shown, and is in the log all the same."""
+    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    runtime.quiet_target.update(stdout=log, stderr=log)
 
 
 def _reseed() -> None:

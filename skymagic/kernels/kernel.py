@@ -22,7 +22,7 @@ from ipykernel.zmqshell import ZMQInteractiveShell
 from ipyparallel.engine.kernel import IPythonParallelKernel
 from traitlets import Type
 
-from skymagic import runtime, wire
+from skymagic import quiet, runtime, wire
 from skymagic.kernels.control import Control
 from skymagic.kernels.hold import BindError, Hold
 from skymagic.kernels.hooks import Hooks
@@ -46,12 +46,17 @@ class RankDisplayHook(DisplayHook):
     """Remembers the value of the cell's last expression, also where ``;`` silences it, and publishes its repr."""
 
     value: Any = None
+    cell = ""
     topic = None
     msg = None
 
     def __call__(self, result: Any = None) -> None:
         self.value = result
         super().__call__(result)
+
+    def quiet(self) -> bool:
+        """Whether the cell ends in ``;`` (IPython would look into its history, which ranks do not keep)."""
+        return bool(self.semicolon_at_end_of_expression(self.cell))
 
     def check_for_underscore(self) -> None:
         """Leave builtins alone."""
@@ -216,6 +221,7 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
                 return await self._carry_out(order, source)
         finally:
             self.busy = False
+            quiet.end_all()  # a silence that the cell left open
             flush_text()
             Desk.control.request(wire.End(rank))
 
@@ -239,6 +245,7 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
         shell = self.shell
         shell.execution_count = order["execution_count"]
         shell.displayhook.value = self._result = None
+        shell.displayhook.cell = source
         shell._last_traceback = None
         with self._main_thread_known():
             reply = await super().do_execute(source, False, False)
