@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+from IPython.core import page
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from ipykernel.zmqshell import ZMQInteractiveShell
@@ -112,6 +113,11 @@ class RankShell(ZMQInteractiveShell):
 
     def _showtraceback(self, etype: type[BaseException], evalue: BaseException, stb: list[str]) -> None:
         self._last_traceback = stb
+
+    def init_hooks(self) -> None:
+        """Help (``name?``) is displayed: a rank's reply has no place for the pager's payload."""
+        super().init_hooks()
+        self.set_hook("show_in_pager", page.as_hook(page.display_page), 0)  # type: ignore[no-untyped-call]
 
     def ask_exit(self) -> None:
         """``exit`` in a cell ends the cell, not the rank."""
