@@ -116,7 +116,7 @@ class RankShell(ZMQInteractiveShell):
 
     def init_hooks(self) -> None:
         """Help (``name?``) is displayed: a rank's reply has no place for the pager's payload."""
-        super().init_hooks()
+        super().init_hooks()  # type: ignore[no-untyped-call]
         self.set_hook("show_in_pager", page.as_hook(page.display_page), 0)  # type: ignore[no-untyped-call]
 
     def ask_exit(self) -> None:
