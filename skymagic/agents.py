@@ -185,7 +185,9 @@ class Agents:
         with self._news:
             match message:
                 case None:
-                    self._trouble = self._trouble or f"the agent on {self.members[index].hostname} ended"
+                    said = self._links[index].complaint if index < len(self._links) else ""
+                    ended = f"the agent on {self.members[index].hostname} ended"
+                    self._trouble = self._trouble or (f"{ended}:\n{said}" if said else ended)
                 case wire.ControllerUp():
                     self.controller = message
                 case wire.AgentFailed():

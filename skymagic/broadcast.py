@@ -225,7 +225,7 @@ def exception_of(outcome: Mapping[str, Any], pool: Pool) -> BaseException | None
 def failure(report: Report, pool: Pool, limits: Limits) -> RunError:
     """The one error of a run that did not end well."""
     failures = failures_of(report, pool)
-    notes = lost_notes(report)
+    notes = [*lost_notes(report), *report.notes]
     causes = [one for one in failures if not one.secondary]
     if report.interrupted and not any(one.died for one in causes):
         stopped = [number for number, rank in report.ranks.items() if rank.stopped]

@@ -18,6 +18,9 @@ class Transport(Protocol):
     def write(self, data: bytes) -> None:
         """Send all of these bytes; raises OSError when the other end is gone."""
 
+    def complaint(self) -> str:
+        """What the other end said before it could speak the protocol: a traceback, a shell's error; else ""."""
+
     def close(self) -> None:
         """Close the link and wait until the agent has ended (or end it); twice is safe."""
 
@@ -35,6 +38,8 @@ class Link:
         self.node = node
         self._transport = transport
         self._heard = heard
+        self.complaint = ""
+        """Set when the link has ended: why, as far as the other end said so."""
         self._writing = threading.Lock()
         self._thread = threading.Thread(target=self._listen, name=f"skymagic-link-{node}", daemon=True)
         self._thread.start()
@@ -55,6 +60,7 @@ class Link:
                     self._heard(self.node, message)
         except (OSError, ValueError):
             pass
+        self.complaint = self._transport.complaint()
         self._heard(self.node, None)
 
     def close(self) -> None:

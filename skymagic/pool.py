@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 START_TIMEOUT = 120.0
 REJOIN_TIMEOUT = 20.0
+TOLD_AT_ONCE = 0.2
+"""Seconds for which an error waits for what mending finds out, so that it is told with the error."""
 
 
 @dataclass(frozen=True)
@@ -253,6 +255,10 @@ class Pool:
                 self._current = None
                 self._move(Event.DONE)
             self._mend_after(report)
+            if self._mending is not None and not report.good:
+                self._mending.join(TOLD_AT_ONCE)
+                if not self._mending.is_alive():
+                    report.notes, self._notes = self._notes, []
             return report
 
     def _load(self, order: Order, screen: Screen, *, dry_run: bool = False) -> Cargo:

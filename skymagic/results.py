@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,7 +97,8 @@ def error_of(failures: Sequence[Failure], world: int, notes: Sequence[str] = ())
     if cause.died:
         what = f"rank {cause.rank} on {cause.hostname} died: {cause.died}"
         rest = below.split("\n")[1:]
-        tail = ["the last lines of its log:", *("  " + line for line in cause.tail.splitlines()[-8:])] if cause.tail else []
+        last = last_words(cause.tail)
+        tail = ["the last lines of its log:", *("  " + line for line in last)] if last else []
         error = RankDied("\n".join([what, *rest, *tail]), rank=cause.rank, hostname=cause.hostname, status=cause.status)
     else:
         message = f"{cause.evalue}\n{below}" if cause.evalue else below
@@ -104,6 +106,19 @@ def error_of(failures: Sequence[Failure], world: int, notes: Sequence[str] = ())
     error.failures = tuple(failures)
     error.__cause__ = cause.exception
     return error
+
+
+def last_words(tail: str, lines: int = 8) -> list[str]:
+    """The end of a dead rank's log; of a crash that Python reports, the frames down to the cell."""
+    log = tail.splitlines()
+    crash = next((i for i, line in enumerate(log) if line.startswith("Fatal Python error")), None)
+    if crash is None:
+        return log[-lines:]
+    before, report = log[max(0, crash - 3) : crash], log[crash:]
+    frames = [line for line in report if line.startswith('  File "')]
+    cell = next((i for i, line in enumerate(frames) if "ipykernel_" in line), len(frames[:lines]) - 1)
+    words = [re.sub(r'File "[^"]*ipykernel_[^"]*", line (\d+) in (.*)', r"line \1 of the cell, in \2", line) for line in frames[: cell + 1]]
+    return [*before, report[0], *words[:lines]]
 
 
 def rank_error(cause: Failure, message: str, below: str) -> RankError:

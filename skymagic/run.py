@@ -5,13 +5,14 @@ from __future__ import annotations
 import queue
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from skymagic import display, wire
 from skymagic.agents import Agents
 from skymagic.engine import Event, Submission
+from skymagic.results import is_connection_error, rank_words
 
 SETTLE = 0.1
 """Seconds that other ranks have to fail by themselves, so that an error that all of them raise is told as such."""
@@ -82,6 +83,8 @@ class Report:
     """Stacks of the ranks that had not ended when the time was over or the user stopped them."""
     freed: bool = False
     """Connections of process groups were shut down: groups must be formed anew."""
+    notes: list[str] = field(default_factory=list)
+    """What could not be carried over, and the like."""
 
     @property
     def good(self) -> bool:
@@ -109,7 +112,7 @@ class Run:
         """When the ranks that go on are interrupted and freed, because one has failed."""
         self._free_at: float | None = None
         self._kill_at: float | None = None
-        self._stall_told = False
+        self._stall = Stall(limits.stall_after, self._started)
         self.report = Report({rank: RankRun() for rank in submission.ranks})
 
     def wait(self) -> Report:
@@ -145,8 +148,8 @@ class Run:
         if self._limits.timeout is not None and not self._stopping:
             times.append(self._started + self._limits.timeout)
         times += [rank.died_at + LATE_OUTPUT for rank in self.report.ranks.values() if rank.died and not rank.ended]
-        if not self._stall_told:
-            times += [rank.finished_at + self._limits.stall_after for rank in self.report.ranks.values() if rank.finished_at]
+        if self._stall.due is not None and not self._stopping:
+            times.append(self._stall.due)
         return max(0.0, min([*times, now + 60.0]) - now)
 
     def _open(self) -> list[int]:
@@ -173,8 +176,6 @@ class Run:
             self._stop_at = time.monotonic() + (ROOT_CAUSE if self._follows(rank) else SETTLE)
 
     def _follows(self, rank: RankRun) -> bool:
-        from skymagic.results import is_connection_error
-
         outcome = rank.outcome
         return outcome is not None and is_connection_error(str(outcome.get("ename")), str(outcome.get("evalue")))
 
@@ -243,17 +244,59 @@ class Run:
                 rank.ended = True
 
     def _look_for_stall(self, now: float) -> None:
-        """Some ranks have ended, others make no progress: say once who waits where. Nothing is stopped."""
-        finished = [rank.finished_at for rank in self.report.ranks.values() if rank.finished_at]
+        """Ranks that wait for others that make no progress: say once who waits where. Nothing is stopped."""
+        if self._stopping or self._stall.due is None or now < self._stall.due:
+            return
         waiting = self._unfinished()
-        if self._stall_told or self._stopping or not finished or not waiting:
-            return
-        if now < max(finished) + self._limits.stall_after:
-            return
-        self._stall_told = True
-        answers = self._agents.ask(waiting, "stacks", timeout=STACKS)
-        ended = display.rank_words([number for number in self.report.ranks if number not in waiting])
-        places = display.stacks({number: answers.get(number) for number in waiting})
-        self._screen.note(f"[{ended} ended {now - max(finished):.0f} s ago; still running: {places}]\n")
+        ended = [number for number in self.report.ranks if number not in waiting]
+        if len(self.report.ranks) > 1 and waiting:
+            answers = self._agents.ask(waiting, "stacks", timeout=STACKS)
+            if note := self._stall.seen(ended, {number: answers.get(number) for number in waiting}, now):
+                self._screen.note(note)
+        self._stall.wait(now)
 
 
+class Stall:
+    """Notices that ranks have stood still for a while, some behind others. Pure: the caller brings stacks and time.
+
+    Args:
+        after: seconds without progress until it is told, once.
+        now: monotonic seconds.
+    """
+
+    LOOKS = 3
+    """Looks in the time that must pass."""
+
+    def __init__(self, after: float, now: float) -> None:
+        self._after = after
+        self._last: object = None
+        self._since = now
+        self._told = False
+        self.due: float | None = None
+        self.wait(now)
+
+    def wait(self, now: float) -> None:
+        """Set the time of the next look."""
+        self.due = None if self._told else now + self._after / self.LOOKS
+
+    def seen(
+        self, ended: Sequence[int], stacks: Mapping[int, Mapping[str, Any] | None], now: float
+    ) -> str | None:
+        """What one look found; a line for the user when ranks have stood still for long enough.
+
+        Args:
+            ended: ranks whose cell is over.
+            stacks: of all others, as ranks tell them: frames, and the number of collectives begun.
+        """
+        if stacks != self._last:
+            self._last, self._since = dict(stacks), now
+            return None
+        begun = {rank: (stack or {}).get("collectives") for rank, stack in stacks.items()}
+        counts = {count for count in begun.values() if count is not None}
+        if now - self._since < self._after * (1 - 1 / self.LOOKS) or not (ended or len(counts) > 1):
+            return None
+        self._told = True
+        behind = [rank for rank, count in begun.items() if counts and count == min(counts)] if len(counts) > 1 else []
+        whole = f"no progress for {now - self._since:.0f} s"
+        first = f"{rank_words(ended)} ended" if ended else f"{rank_words(behind)} {'is' if len(behind) == 1 else 'are'} behind"
+        return f"[{whole}: {first}]\n" + "".join(f"[  {line}]\n" for line in display.stacks(stacks).splitlines())

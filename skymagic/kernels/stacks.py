@@ -13,7 +13,7 @@ INTERNAL = ("ipykernel", "IPython", "ipyparallel", "tornado", "asyncio", "traitl
 
 
 def of_main_thread(kernel: Any) -> dict[str, Any]:
-    """The stack of the main thread, outermost first: ``{"busy": …, "frames": [{"file", "line", "name"}, …]}``.
+    """The stack of the main thread, outermost first: ``{"busy": …, "frames": [{"file", "line", "name"}, …], "collectives": n}``.
 
     Frames of cells have ``"cell": n`` in the place of a file name.
     """
@@ -22,7 +22,9 @@ def of_main_thread(kernel: Any) -> dict[str, Any]:
     cells = getattr(kernel.shell.compile, "_filename_map", {})
     frames = [plain(one, cells) for one in walk(frame) if not internal(one.f_code.co_filename)]
     start = next((i for i, one in enumerate(frames) if "cell" in one), 0)
-    return {"busy": kernel.busy, "frames": frames[start:]}
+    groups = sys.modules.get("skymagic.kernels.groups")
+    begun = groups.collectives() if groups is not None else None
+    return {"busy": kernel.busy, "frames": frames[start:], "collectives": begun}
 
 
 def walk(frame: FrameType | None) -> list[FrameType]:

@@ -151,7 +151,7 @@ class RankOutput:
         self.pipes.clear()
         self._log.close()
 
-    def tail(self, lines: int = 20, limit: int = 16384) -> str:
+    def tail(self, lines: int = 60, limit: int = 16384) -> str:
         """The last lines of the log."""
         with self.log_path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - limit))

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import distributions
@@ -48,9 +49,10 @@ class ChildTransport:
     """An agent as a child process, spoken to over pipes."""
 
     def __init__(self) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
         self._child = subprocess.Popen(
             [sys.executable, "-m", "skymagic.kernels.agent"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
             start_new_session=True,  # a terminal's Ctrl-C is for the notebook, which passes it on
         )  # fmt: skip
         assert self._child.stdin is not None and self._child.stdout is not None
@@ -66,6 +68,12 @@ class ChildTransport:
         while view:
             view = view[os.write(self._in, view) :]
 
+    def complaint(self) -> str:
+        """What the agent wrote to standard error before it had a log."""
+        if self._errors.closed:
+            return ""
+        return os.pread(self._errors.fileno(), 4000, 0).decode(errors="replace").strip()
+
     def close(self) -> None:
         """Close its input, upon which it ends everything; kill it if it does not."""
         child = self._child
@@ -79,6 +87,7 @@ class ChildTransport:
             child.wait()
         if child.stdout is not None:
             child.stdout.close()
+        self._errors.close()
 
 
 def with_plugins(plan: Plan) -> Plan:

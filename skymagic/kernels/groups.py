@@ -1,0 +1,250 @@
+"""The torch process group of a rank: formed, freed while a rank is blocked in it, formed anew, and what hangs on it carried over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import weakref
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from skymagic.kernels import rendezvous
+from skymagic.kernels.release import Connections
+from skymagic.runtime import InstanceInfo
+
+STORE_TIMEOUT = timedelta(seconds=60)
+SYNC = "for p in {name}.parameters(): dist.broadcast(p.data, 0)"
+
+
+class Group:
+    """Owns the default process group of this rank.
+
+    Args:
+        backend: ``"gloo"``, ``"nccl"``, …, or None for the one that fits the devices.
+    """
+
+    def __init__(self, backend: str | None) -> None:
+        self.backend = backend
+        self._connections = Connections()
+        self._wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._on_default: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Those of them that use the default group."""
+        self._store: Any = None
+        self._ours = False
+        self._told: set[str] = set()
+
+    def join(self, info: InstanceInfo) -> None:
+        """What a process does at its start: form the group; a rank that replaces another also takes part in the comparison
+        that all others make after theirs."""
+        self.form(info)
+        if rendezvous.generation() > 0:
+            differing([])
+
+    def form(self, info: InstanceInfo) -> None:
+        """Make the group, on a store of its own, at a port that the system gave to rank 0.
+
+        Raises:
+            ValueError: torch is built without the backend.
+        """
+        import torch
+        import torch.distributed as dist
+
+        backend = self.backend or ("nccl" if torch.cuda.is_available() else "gloo")
+        if not dist.is_backend_available(backend):
+            raise ValueError(f"this PyTorch ({torch.__version__}) is built without the backend {backend!r}")
+        with self._connections.recorded():
+            self._store = open_store(info)
+            prefix = dist.PrefixStore(f"skymagic-{rendezvous.generation()}", self._store)
+            self._ours = True
+            try:
+                dist.init_process_group(backend, store=prefix, rank=info.rank, world_size=info.world_size)
+            finally:
+                self._ours = False
+
+    def leave(self) -> None:
+        """Destroy the group, if there is one."""
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._connections.forget()
+
+    def free(self) -> int:
+        """Let the main thread out of a collective; called on another thread. The number of things shut down."""
+        return self._connections.shut_down() + abort_nccl()
+
+    def form_anew(self, info: InstanceInfo) -> list[str]:
+        """A new group with all ranks; DDP wrappers go on with it. Returns what the user must know, in sentences."""
+        import torch.distributed as dist
+
+        default = dist.group.WORLD if dist.is_initialized() else None
+        kept = list(self._on_default)
+        lost = [*foreign(self._wrappers, kept), *groups_in_variables(default)]
+        self.leave()
+        self.form(info)
+        for wrapper in kept:
+            try:
+                wrapper._update_process_group(dist.group.WORLD)
+            except Exception as problem:
+                lost.append(f"{name_of(wrapper)}: wrap it in DistributedDataParallel again ({problem})")
+        fresh = [note for note in lost if note not in self._told]
+        self._told.update(fresh)
+        return [*fresh, *differing(kept)]
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Inside, connections of every group are known, also of groups that the user makes, and so is every DDP wrapper."""
+        import torch.distributed as dist
+        from torch.distributed import distributed_c10d as c10d
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        init, helper, wrap = dist.init_process_group, c10d._new_process_group_helper, DDP.__init__
+
+        def init_process_group(*args: Any, **kwargs: Any) -> None:
+            if not self._ours and dist.is_initialized():
+                print(
+                    f"skymagic has formed the process group already ({dist.get_backend()}, {dist.get_world_size()} ranks); "
+                    "this call of init_process_group changes nothing",
+                    file=sys.stderr,
+                )
+                return
+            # torch keys what it stores by this number, so that a second group on one store does not meet the first one's
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1)
+            init(*args, **kwargs)
+
+        def new_group_helper(*args: Any, **kwargs: Any) -> Any:
+            with self._connections.recorded():
+                return helper(*args, **kwargs)
+
+        def ddp_init(module: Any, *args: Any, **kwargs: Any) -> None:
+            wrap(module, *args, **kwargs)
+            self._wrappers.add(module)
+            if module.process_group is dist.group.WORLD:
+                self._on_default.add(module)
+
+        dist.init_process_group = c10d.init_process_group = init_process_group
+        c10d._new_process_group_helper = new_group_helper
+        DDP.__init__ = ddp_init  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            dist.init_process_group = c10d.init_process_group = init
+            c10d._new_process_group_helper = helper
+            DDP.__init__ = wrap  # type: ignore[method-assign]
+
+
+def open_store(info: InstanceInfo) -> Any:
+    """The store through which ranks meet: rank 0 serves it on the cluster's address, at a port that the system chose."""
+    import torch.distributed as dist
+
+    if info.rank == 0:
+        listener = socket.create_server((info.head_addr, 0))
+        port = listener.getsockname()[1]
+        store = dist.TCPStore(
+            info.head_addr, port, info.world_size, is_master=True, timeout=STORE_TIMEOUT,
+            wait_for_workers=False, master_listen_fd=listener.detach(),
+        )  # fmt: skip
+        rendezvous.tell("torch", port)
+    else:
+        port = rendezvous.hear("torch")
+        store = dist.TCPStore(
+            info.head_addr, port, info.world_size, is_master=False, timeout=STORE_TIMEOUT, wait_for_workers=False
+        )
+    os.environ["MASTER_PORT"] = str(port)
+    # env:// rendezvous by the user's own code joins this store instead of binding its port again
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    return store
+
+
+def is_formed() -> bool:
+    """Whether this process has a default group (the user may have destroyed it)."""
+    dist = sys.modules.get("torch.distributed")
+    return dist is None or bool(dist.is_initialized())
+
+
+def collectives() -> int | None:
+    """How many collectives this rank has begun on the default group; None without one. Safe on any thread."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_initialized():
+        return None
+    try:
+        return int(dist.group.WORLD._get_sequence_number_for_group())
+    except Exception:  # a backend that does not count
+        return None
+
+
+def abort_nccl() -> int:
+    """Abort NCCL's communicators, which frees whoever waits in them; the number of groups aborted."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    torch = sys.modules.get("torch")
+    if c10d is None or torch is None or not torch.cuda.is_available():
+        return 0
+    count = 0
+    for group in list(c10d._world.pg_map):
+        with contextlib.suppress(Exception):
+            group._get_backend(torch.device("cuda")).abort()
+            count += 1
+    return count
+
+
+# -- what hangs on a group -------------------------------------------------------------------------------------------
+
+
+def variables() -> dict[str, Any]:
+    """The rank's variables; empty outside a kernel."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    return {} if shell is None else dict(shell.user_ns)
+
+
+def name_of(value: object) -> str:
+    """The variable that holds a value, or its type."""
+    return next((name for name, held in variables().items() if held is value and name[:1] != "_"), type(value).__name__)
+
+
+def foreign(wrappers: Any, kept: list[Any]) -> list[str]:
+    """DDP wrappers on groups of the user's own, and FSDP modules: they cannot be carried over."""
+    found = [f"{name_of(one)}: its process group is gone; wrap it again" for one in list(wrappers) if one not in kept]
+    for name, value in variables().items():
+        if any(kind.__name__ in ("FullyShardedDataParallel", "FSDPModule") for kind in type(value).__mro__):
+            found.append(f"{name}: an FSDP module cannot be carried over to the new process group; make it again")
+    return found
+
+
+def groups_in_variables(default: Any) -> list[str]:
+    """Variables that hold groups of the user's own: those groups end with the default one."""
+    from torch.distributed import ProcessGroup
+
+    names = [
+        name for name, value in variables().items()
+        if isinstance(value, ProcessGroup) and value is not default and not name.startswith("_")
+    ]  # fmt: skip
+    return [f"{name}: this process group is gone; make it again with dist.new_group" for name in sorted(names)]
+
+
+def differing(wrappers: list[Any]) -> list[str]:
+    """DDP wrappers whose parameters are not the same on all ranks, for one rank had stepped and others had not.
+
+    Compared by sums in double precision; each rank takes part, in the order of the wrappers' parameter counts.
+    """
+    import torch
+    import torch.distributed as dist
+
+    def fingerprint(wrapper: Any) -> tuple[str, ...]:
+        values = [parameter.detach().double() for parameter in wrapper.parameters()]
+        sums = (sum(v.sum().item() for v in values), sum(v.pow(2).sum().item() for v in values))
+        return tuple(map(repr, sums))  # as text, for two NaN are the same here
+
+    with torch.no_grad():
+        mine = {name_of(wrapper): fingerprint(wrapper) for wrapper in wrappers}
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    unequal = sorted(name for name in mine if any(other.get(name, mine[name]) != mine[name] for other in everyone))
+    return [
+        f"{name}: its parameters differ between ranks, for some had stepped and others had not; take rank 0's on all: "
+        + SYNC.format(name=name)
+        for name in unequal
+    ]
