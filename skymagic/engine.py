@@ -103,9 +103,9 @@ class Engine:
                 client.changed.wait(min(left, 1.0))
         self._engines.update({rank: known[ident] for rank, ident in idents.items()})
 
-    def submit(self, ranks: Sequence[int], order: Mapping[str, Any], source: str) -> Submission:
-        """Send an order to these ranks; returns at once."""
-        submission = Submission(ranks)
+    def submit(self, submission: Submission, order: Mapping[str, Any], source: str) -> None:
+        """Send an order to the submission's ranks; returns at once."""
+        ranks = submission.ranks
         code = f"{ORDER}{json.dumps(order, separators=(',', ':'))}\n{source}"
         by_engine = {self._engines[rank]: rank for rank in ranks}
         pending = iter(ranks)  # DirectView sends to its targets in their order
@@ -123,7 +123,6 @@ class Engine:
             view.execute(code, silent=False)
         finally:
             self._client.hook = None
-        return submission
 
     def purge(self, submission: Submission) -> None:
         """Let the hub and the client forget a run that is over."""

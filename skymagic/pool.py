@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from skymagic import display, plugins, providers, states, wire
@@ -18,12 +18,13 @@ from skymagic.agents import Agents, describe
 from skymagic.errors import PoolError, PoolStateError, RequestError
 from skymagic.plan import Defaults, Plan, PoolRequest, fits
 from skymagic.results import rank_words
-from skymagic.run import Limits, Report, Run, Screen
+from skymagic.run import Limits, Report, Run, Screen, Stop
 from skymagic.runtime import InstanceInfo, Peer
 from skymagic.states import Event, State
+from skymagic.turns import Turns
 
 if TYPE_CHECKING:
-    from skymagic.engine import Engine
+    from skymagic.engine import Engine, Submission
     from skymagic.ship import Cargo, Shipper
 
 START_TIMEOUT = 120.0
@@ -50,6 +51,8 @@ class Order:
     no_push: bool | tuple[str, ...] = False
     fresh: bool = False
     execution_count: int = 1
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Values by name that only this order brings: arguments of a call. The ranks forget them afterwards."""
 
 
 class Pool:
@@ -77,9 +80,15 @@ class Pool:
         self._engine: Engine | None = None
         self._shipper: Shipper | None = None
         self._generation = 0
-        self._turn = threading.RLock()
-        """Held by whoever uses the ranks; runs wait for each other."""
-        self._current: Any = None
+        self.turns = Turns()
+        """Runs wait here for their ranks."""
+        self._news = threading.Lock()
+        """Held for moments, while what follows is changed."""
+        self._under_way: set[Submission] = set()
+        self._running = 0
+        self._to_replace: set[int] = set()
+        self._clients = contextlib.ExitStack()
+        """What plugins have open in the notebook."""
         self._mending: threading.Thread | None = None
         self._mend_problem: Exception | None = None
         self._notes: list[str] = []
@@ -289,8 +298,7 @@ class Pool:
             "gather": list(order.gather),
             "want": list(order.want),
         }
-        submission = self._engine.submit(order.ranks, envelope, order.source)
-        self._current = submission
+        submission = self._submit(order.ranks, envelope, order.source)
         report = Run(submission, self.agents, screen, limits).wait()
         for number, rank in report.ranks.items():
             if rank.outcome is not None and rank.outcome.get("bound"):
@@ -298,6 +306,20 @@ class Pool:
                 self.shipper.absent(number, rank.outcome.get("absent", ()))
         self._engine.purge(submission)
         return report
+
+    def _submit(self, ranks: Sequence[int], envelope: Mapping[str, Any], source: str) -> Submission:
+        """Send an order; from now on a rank's death is news for whoever waits for it, also if it died just before."""
+        from skymagic.engine import Submission
+
+        assert self._engine is not None
+        submission = Submission(ranks)
+        self._current = submission
+        for rank in ranks:
+            exited = self.agents.ranks[rank].exited
+            if exited is not None:
+                submission.put("died", rank, {"exited": exited})
+        self._engine.submit(submission, envelope, source)
+        return submission
 
     # -- mending -----------------------------------------------------------------------------------------------------
 
@@ -348,8 +370,11 @@ class Pool:
         envelope = {
             "kind": "rejoin", "ranks": list(alive), "shown": [], "screen_limit": 1, "generation": self._generation,
         }  # fmt: skip
-        submission = self._engine.submit(alive, envelope, "")
-        report = Run(submission, self.agents, Nowhere(), Limits(timeout=REJOIN_TIMEOUT, grace=0.1)).wait()
+        submission = self._submit(alive, envelope, "")
+        try:
+            report = Run(submission, self.agents, Nowhere(), Limits(timeout=REJOIN_TIMEOUT, grace=0.1)).wait()
+        finally:
+            self._current = None
         self._engine.purge(submission)
         if not report.good:
             return None
