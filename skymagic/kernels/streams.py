@@ -107,7 +107,7 @@ class RankOutput:
 
     def end(self, now: float) -> None:
         """All text of the request has been written: show it, and say that it was all."""
-        self.drain(now)
+        self.drain(now, last=True)
         if self._parent is not None:
             self._note_held_back()
             self._send(self._parent, {"rank": self.rank, "kind": "end"})
@@ -126,11 +126,13 @@ class RankOutput:
                 self.due = self._last_sent + BATCH_SECONDS
         return True
 
-    def drain(self, now: float) -> None:
-        """Take and show everything written so far."""
+    def drain(self, now: float, *, last: bool = False) -> None:
+        """Take and show everything written so far; with `last` also a character that was not finished."""
         for pipe in self.pipes:
             while data := pipe.read():
                 self._take(pipe, data, now)
+            if last and (cut := pipe.decoder.decode(b"", final=True)):
+                pipe.waiting.append(cut)
         self.flush(now)
 
     def flush(self, now: float) -> None:
