@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from skymagic import accelerators
+from skymagic.plan import duration_text
 from skymagic.results import rank_words
 
 Write = Callable[[str, str], None]
@@ -100,6 +102,30 @@ def shipment(items: Sequence[Any]) -> str:
     rows = [(i.name, i.type, size(i.nbytes), i.why, "travels" if i.moved else "is there already") for i in items]
     total = size(sum(i.nbytes for i in items if i.moved))
     return table([("name", "type", "size", "needed by", ""), *rows]) + f"\n{total} would travel" if rows else "nothing would travel"
+
+
+def gpus(name: str | None, here: Sequence[str]) -> str:
+    """The accelerators that can be asked for (or one of them), and how many of each this machine has.
+
+    Args:
+        name: a canonical name, or None for all.
+        here: names of this machine's GPUs, as its driver gives them.
+    """
+    rows: list[tuple[object, ...]] = [("--gpu", "memory", "on this machine")]
+    for one in accelerators.NAMES:
+        if name in (None, one):
+            known = accelerators.kind(one)
+            rows.append((one, f"{known.memory:g} GB", sum(accelerators.matches(one, gpu) for gpu in here) or "-"))
+    return table(rows)
+
+
+def cost(pools: Sequence[tuple[str, float, float]], now: float) -> str:
+    """What pools cost: (name, dollars per hour, start in seconds since the epoch) each."""
+    rows: list[tuple[object, ...]] = [("pool", "per hour", "running for", "so far")]
+    for name, price, started in pools:
+        hours = (now - started) / 3600
+        rows.append((name, f"${price:.2f}" if price else "nothing", duration_text(int(now - started)), f"${price * hours:.2f}"))
+    return table(rows) if pools else "no pool is running"
 
 
 def where(frame: Mapping[str, Any]) -> str:

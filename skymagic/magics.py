@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,10 +14,11 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
-from skymagic import arguments, broadcast, display, plugins, pool, providers
+from skymagic import arguments, auto, broadcast, completing, display, plugins, pool, providers
 from skymagic.config import SkyMagic
 from skymagic.errors import RequestError
 from skymagic.plan import PoolRequest, RunRequest
+from skymagic.providers.local import gpus as local_gpus
 from skymagic.run import Limits
 
 T = TypeVar("T")
@@ -38,6 +40,7 @@ class SkyMagics(Magics):
         super().__init__(shell)
         self.settings = SkyMagic(parent=shell)
         shell.configurables.append(self.settings)
+        self.auto = auto.Auto(shell)
         self._turns: Iterator[int] = itertools.count()
         self.pending: list[Pending] = []
 
@@ -63,12 +66,12 @@ class SkyMagics(Magics):
         """The pool that a run asks for: by options, by name, or the one used last."""
         if request.given() - {"name"}:
             return self._ensure(request)
-        return usage(lambda: pool.find(request.name))
+        return pool.find(request.name)
 
     @line_magic
     def sky_down(self, line: str) -> None:
         request = usage(lambda: arguments.parse_down(line))
-        chosen = pool.every() if request.all else [usage(lambda: pool.find(request.name))]
+        chosen = pool.every() if request.all else [pool.find(request.name)]
         for one in chosen:
             one.close()
             print(f"pool {one.name!r} is stopped")
@@ -76,7 +79,7 @@ class SkyMagics(Magics):
     @line_magic
     def sky_restart(self, line: str) -> None:
         request = usage(lambda: arguments.parse_restart(line))
-        one = usage(lambda: pool.find(request.pool))
+        one = pool.find(request.pool)
         ranks = None if request.ranks is None else usage(lambda: request.ranks.ranks(one.world_size))  # type: ignore[union-attr]
         one.restart(ranks)
         print(f"{display.rank_words(ranks or range(one.world_size))} of pool {one.name!r} started anew, without variables")
@@ -84,19 +87,35 @@ class SkyMagics(Magics):
     @line_magic
     def sky_status(self, line: str) -> None:
         name = usage(lambda: arguments.parse_status(line))
-        chosen = [usage(lambda: pool.find(name))] if name else pool.every()
+        chosen = [pool.find(name)] if name else pool.every()
         print("\n\n".join(map(status_text, chosen)) or "no pool is running: make one with %sky_pool --nodes 2 --plugin torch")
 
     @line_magic
     def sky_logs(self, line: str) -> None:
         request = usage(lambda: arguments.parse_logs(line))
-        one = usage(lambda: pool.find(request.pool))
+        one = pool.find(request.pool)
         ranks = usage(lambda: request.rank.ranks(one.world_size)) if request.rank else tuple(range(one.world_size))
         for rank in ranks:
             text = Path(one.log_path(rank)).read_text(errors="replace")
             lines = text.splitlines()[-request.lines :]
             label = f"[{rank}] " if len(ranks) > 1 else ""
             print("\n".join(label + display.last_state(text) for text in lines))
+
+    @line_magic
+    def sky_gpus(self, line: str) -> None:
+        name = usage(lambda: arguments.parse_gpus(line))
+        print(display.gpus(name, local_gpus()))
+
+    @line_magic
+    def sky_cost(self, line: str) -> None:
+        name = usage(lambda: arguments.parse_cost(line))
+        chosen = [pool.find(name)] if name else pool.every()
+        print(display.cost([(one.name, one.plan.price, one.started_at) for one in chosen], time.time()))
+
+    @line_magic
+    def sky_auto(self, line: str) -> None:
+        self.auto.switch(usage(lambda: arguments.parse_auto(line)))
+        print(f"plain cells run {'on the ranks' if self.auto.on else 'in the notebook'}")
 
     # -- cells -------------------------------------------------------------------------------------------------------
 
@@ -151,13 +170,14 @@ class SkyMagics(Magics):
         shell = self.shell
         raw = shell.history_manager.input_hist_raw[-1] if shell.history_manager else ""
         cell = broadcast.Cell(body, broadcast.above_body(raw, body), shell.execution_count)
-        plain = broadcast.check_syntax(cell.source, shell.transform_cell)
+        with self.auto.paused():
+            plain = broadcast.check_syntax(cell.source, shell.transform_cell)
         one = self._pool_of(request.pool)
+        one.defaults = defaults = self.settings.defaults()  # %config counts from the next cell on
         order = usage(lambda: broadcast.order_of(request, one, cell, plain))
         if request.dry_run:
             print(display.shipment(one.preview(order).items))
             return None
-        defaults = self.settings.defaults()
         limits = Limits(request.timeout, defaults.grace, defaults.stall_after)
         return broadcast.broadcast(one, order, limits, head=request.head)
 
@@ -249,6 +269,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
         if method is not None:
             method.__doc__ = arguments.usage(name)
     shell.register_magics(magics)
+    completing.register(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:

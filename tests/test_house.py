@@ -18,7 +18,7 @@ PACKAGE = ROOT / "skymagic"
 
 # Lower knows nothing of higher. Modules of one layer may import each other, never in a circle.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "wire", "plan", "accelerators", "image", "states", "quiet", "runtime", "sharding"),
+    ("errors", "wire", "plan", "accelerators", "image", "states", "turns", "quiet", "runtime", "sharding"),
     (
         "scopes",
         "flow",
@@ -42,7 +42,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pool",),
     ("broadcast",),
     ("api", "integrations"),
-    ("arguments", "config", "widgets"),
+    ("arguments", "config", "widgets", "auto"),
+    ("completing",),
     ("magics",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
