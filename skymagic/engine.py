@@ -82,6 +82,8 @@ class Engine:
         except (TimeoutError, OSError) as problem:
             raise ProvisionError(f"the controller does not answer: {problem}") from problem
         self._engines: dict[int, int] = {}
+        self._sending = threading.Lock()
+        """The client's hook serves one order at a time."""
 
     def bind(self, idents: Mapping[int, str], timeout: float) -> None:
         """Learn which engine serves each of these ranks.
@@ -116,20 +118,22 @@ class Engine:
             future.iopub_callbacks.append(lambda message: _on_iopub(submission, message))
             future.add_done_callback(lambda done: _on_reply(submission, rank, done))
 
-        self._client.hook = hook
-        try:
-            view = self._client[list(by_engine)]
-            view.block = False
-            view.execute(code, silent=False)
-        finally:
-            self._client.hook = None
+        with self._sending:
+            self._client.hook = hook
+            try:
+                view = self._client[list(by_engine)]
+                view.block = False
+                view.execute(code, silent=False)
+            finally:
+                self._client.hook = None
 
     def purge(self, submission: Submission) -> None:
         """Let the hub and the client forget a run that is over."""
         ids = [future.msg_id for future in submission.futures.values()]
         client = self._client
-        for msg_id in ids:
-            client.history.remove(msg_id) if msg_id in client.history else None
+        with self._sending:
+            for msg_id in ids:
+                client.history.remove(msg_id) if msg_id in client.history else None
         done = [future.msg_id for future in submission.futures.values() if future.done()]
         content = {"msg_ids": done}
         with contextlib.suppress(Exception):  # a controller that is gone has nothing to forget

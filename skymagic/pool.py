@@ -9,19 +9,19 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from skymagic import display, plugins, providers, states, wire
 from skymagic.agents import Agents, describe
-from skymagic.errors import PoolError, PoolStateError, RequestError
+from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
 from skymagic.plan import Defaults, Plan, PoolRequest, fits
 from skymagic.results import rank_words
 from skymagic.run import Limits, Report, Run, Screen, Stop
 from skymagic.runtime import InstanceInfo, Peer
 from skymagic.states import Event, State
-from skymagic.turns import Turns
+from skymagic.turns import Turn, Turns
 
 if TYPE_CHECKING:
     from skymagic.engine import Engine, Submission
@@ -86,7 +86,9 @@ class Pool:
         """Held for moments, while what follows is changed."""
         self._under_way: set[Submission] = set()
         self._running = 0
+        """Runs that have begun and not ended."""
         self._to_replace: set[int] = set()
+        self._mend_waits = False
         self._clients = contextlib.ExitStack()
         """What plugins have open in the notebook."""
         self._mending: threading.Thread | None = None
@@ -222,10 +224,11 @@ class Pool:
     # -- news from below ---------------------------------------------------------------------------------------------
 
     def _on_death(self, exited: wire.RankExited) -> None:
-        current = self._current
-        if current is not None and exited.rank in current.ranks:
+        with self._news:
+            current = next((each for each in self._under_way if exited.rank in each.ranks), None)
+        if current is not None:
             current.put("died", exited.rank, {"exited": exited})
-        elif self.state is State.READY and not exited.expected:
+        elif self.state in (State.READY, State.RUNNING) and not exited.expected:
             host = self.agents.ranks[exited.rank].hostname
             self._notes.append(
                 f"rank {exited.rank} on {host} had died ({describe(exited)}); it was started anew and lost its variables"
@@ -236,58 +239,76 @@ class Pool:
         if self.state in (State.STOPPING, State.STOPPED, State.STARTING):
             return
         self._move(Event.LOSE)
-        current = self._current
-        if current is not None:
+        with self._news:
+            under_way = list(self._under_way)
+        for current in under_way:
             for rank in current.ranks:
                 gone = wire.RankExited(rank, 0, None, False, tail=reason)
                 current.put("died", rank, {"exited": gone})
 
     # -- runs --------------------------------------------------------------------------------------------------------
 
-    def run(self, order: Order, screen: Screen, limits: Limits) -> Report:
-        """Ship what the order needs, carry it out, and mend what broke.
+    def run(self, order: Order, screen: Screen, limits: Limits, stop: Stop | None = None) -> Report:
+        """Ship what the order needs, carry it out, and mend what broke; waits for its ranks first.
+
+        Args:
+            stop: ends the run from another thread.
 
         Raises:
             CaptureError: names that cannot travel; nothing has run.
             PoolStateError: the pool is stopped or lost.
+            RunInterrupted: it was stopped before it began.
         """
-        with self._turn:
-            self._await_mending()
-            for note in self._notes:
-                screen.note(f"[{note}]\n")
-            self._notes.clear()
-            self._move(Event.RUN)
-            try:
+        with self.turns.ask(order.ranks):
+            self._check_mended()
+            self._tell(screen)
+            with self._counted():
                 cargo = self._load(order, screen)
-                report = self._carry_out(order, cargo, screen, limits)
-            finally:
-                self._current = None
-                self._move(Event.DONE)
+                report = self._carry_out(order, cargo, screen, limits, stop or Stop())
             self._mend_after(report)
-            if self._mending is not None and not report.good:
-                self._mending.join(TOLD_AT_ONCE)
-                if not self._mending.is_alive():
-                    report.notes, self._notes = self._notes, []
-            return report
+        if self._mending is not None and not report.good:
+            self._mending.join(TOLD_AT_ONCE)
+            if not self._mending.is_alive():
+                report.notes, self._notes = self._notes, []
+        return report
+
+    def _tell(self, screen: Screen) -> None:
+        notes, self._notes = self._notes, []
+        for note in notes:
+            screen.note(f"[{note}]\n")
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """The pool is running while there is a run: the first one says so, and the last one."""
+        with self._news:
+            if self.state is not State.RUNNING:
+                self._move(Event.RUN)
+            self._running += 1
+            self.runs += 1
+        try:
+            yield
+        finally:
+            with self._news:
+                self._running -= 1
+                if not self._running:
+                    self._move(Event.DONE)
 
     def _load(self, order: Order, screen: Screen, *, dry_run: bool = False) -> Cargo:
         """What the order needs on its ranks, written into the store; says so when it takes long."""
         progress = Progress(screen.note)
         cargo = self.shipper.prepare(
             order.plain, order.ranks, push=order.push, no_push=order.no_push, fresh=order.fresh,
-            dry_run=dry_run, progress=progress,
+            extra=order.extra, dry_run=dry_run, progress=progress,
         )  # fmt: skip
         progress.finish()
         return cargo
 
     def preview(self, order: Order) -> Cargo:
         """What a run of this order would ship; nothing is written or sent."""
-        with self._turn:
-            return self._load(order, Nowhere(), dry_run=True)
+        return self._load(order, Nowhere(), dry_run=True)
 
-    def _carry_out(self, order: Order, cargo: Cargo, screen: Screen, limits: Limits) -> Report:
+    def _carry_out(self, order: Order, cargo: Cargo, screen: Screen, limits: Limits, stop: Stop) -> Report:
         assert self._engine is not None
-        self.runs += 1
         envelope = {
             "kind": "cell",
             "ranks": list(order.ranks),
@@ -298,8 +319,14 @@ class Pool:
             "gather": list(order.gather),
             "want": list(order.want),
         }
+        if stop.pressed:
+            raise RunInterrupted("stopped before it began")
         submission = self._submit(order.ranks, envelope, order.source)
-        report = Run(submission, self.agents, screen, limits).wait()
+        stop.aim(submission)
+        try:
+            report = Run(submission, self.agents, screen, limits).wait()
+        finally:
+            self._under_way.discard(submission)
         for number, rank in report.ranks.items():
             if rank.outcome is not None and rank.outcome.get("bound"):
                 self.shipper.landed(cargo, number)
@@ -313,12 +340,17 @@ class Pool:
 
         assert self._engine is not None
         submission = Submission(ranks)
-        self._current = submission
+        with self._news:
+            self._under_way.add(submission)
         for rank in ranks:
             exited = self.agents.ranks[rank].exited
             if exited is not None:
                 submission.put("died", rank, {"exited": exited})
-        self._engine.submit(submission, envelope, source)
+        try:
+            self._engine.submit(submission, envelope, source)
+        except BaseException:
+            self._under_way.discard(submission)
+            raise
         return submission
 
     # -- mending -----------------------------------------------------------------------------------------------------
@@ -326,17 +358,33 @@ class Pool:
     def _mend_after(self, report: Report) -> None:
         dead = [number for number, rank in report.ranks.items() if rank.died is not None]
         left = [n for n, rank in report.ranks.items() if rank.outcome is not None and not rank.outcome.get("joined", True)]
-        if self.state is State.READY and (dead or left or report.freed):
+        if self.state in (State.READY, State.RUNNING) and (dead or left or report.freed):
             self._mend(dead)
 
-    def _mend(self, dead: Sequence[int]) -> None:
-        """Start ranks anew and form the process groups again, beside the user; the next run waits for it."""
-        self._move(Event.MEND)
-        self._mending = threading.Thread(target=self._mend_now, args=(list(dead),), name="skymagic-mend", daemon=True)
-        self._mending.start()
+    def _mend(self, dead: Iterable[int]) -> None:
+        """Start ranks anew and form the process groups again, beside the user; runs that wait go on after it.
+
+        It needs all ranks, and so begins when the runs that have begun are over.
+        """
+        states.move(self.state, Event.MEND, self.name)  # refuses where it is not allowed
+        with self._news:
+            self._to_replace.update(dead)
+            if self._mend_waits:
+                return
+            self._mend_waits = True
+            turn = self.turns.ask(range(self.world_size), urgent=True)
+            self._mending = threading.Thread(target=self._mend_in, args=(turn,), name="skymagic-mend", daemon=True)
+            self._mending.start()
+
+    def _mend_in(self, turn: Turn) -> None:
+        with turn:
+            with self._news:
+                dead, self._to_replace, self._mend_waits = sorted(self._to_replace), set(), False
+            self._mend_now(dead)
 
     def _mend_now(self, dead: list[int]) -> None:
         try:
+            self._move(Event.MEND)
             if not self._bring_back(dead) and not self._bring_back(range(self.world_size)):
                 raise PoolError(f"the ranks of pool {self.name!r} did not come back")
         except Exception as problem:
@@ -374,7 +422,7 @@ class Pool:
         try:
             report = Run(submission, self.agents, Nowhere(), Limits(timeout=REJOIN_TIMEOUT, grace=0.1)).wait()
         finally:
-            self._current = None
+            self._under_way.discard(submission)
         self._engine.purge(submission)
         if not report.good:
             return None
@@ -384,11 +432,7 @@ class Pool:
                     self._notes.append(note)
         return True
 
-    def _await_mending(self) -> None:
-        if self._mending is not None:
-            while self._mending.is_alive():
-                self._mending.join(0.2)  # a lock without a time limit could not be interrupted
-            self._mending = None
+    def _check_mended(self) -> None:
         if self._mend_problem is not None:
             problem, self._mend_problem = self._mend_problem, None
             raise PoolStateError(f"pool {self.name!r} lost ranks that did not come back: {problem}; try %sky_restart")
@@ -408,6 +452,7 @@ class Pool:
             self._mending.join(START_TIMEOUT)
         self._mend_problem = None
         self._mend(chosen)
+        assert self._mending is not None
         self._mending.join(START_TIMEOUT)
         if self._mend_problem is not None:
             problem, self._mend_problem = self._mend_problem, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,6 +93,29 @@ class Report:
         return not (self.interrupted or self.timed_out or any(rank.failed for rank in self.ranks.values()))
 
 
+class Stop:
+    """Ends one run from another thread, as the stop button does: once interrupts, twice kills."""
+
+    def __init__(self) -> None:
+        self.pressed = 0
+        self._submission: Submission | None = None
+        self._lock = threading.Lock()
+
+    def press(self) -> None:
+        """Stop the run; one that has not begun does not begin."""
+        with self._lock:
+            self.pressed += 1
+            if self._submission is not None:
+                self._submission.put("stop", -1)
+
+    def aim(self, submission: Submission) -> None:
+        """This is the run."""
+        with self._lock:
+            self._submission = submission
+            for _ in range(self.pressed):
+                submission.put("stop", -1)
+
+
 class Run:
     """Waits for one submission.
 
@@ -163,6 +187,9 @@ class Run:
         return self._free_at is not None or self._kill_at is not None or self._stop_at is not None
 
     def _take(self, event: Event) -> None:
+        if event.kind == "stop":
+            self._pressed()
+            return
         rank = self.report.ranks.get(event.rank)
         if rank is None:
             return

@@ -91,6 +91,7 @@ class Shipper:
         push: Sequence[str] = (),
         no_push: bool | Sequence[str] = False,
         fresh: bool = False,
+        extra: Mapping[str, object] | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> Cargo:
@@ -102,6 +103,8 @@ class Shipper:
             push: names that travel though the cell does not load them.
             no_push: True: nothing travels; or names that stay here.
             fresh: send everything again.
+            extra: values by name that travel beside the notebook's own, always, for this cell alone: the ranks forget
+                them after it. A name of the notebook gives way to them.
             dry_run: only look; nothing is written and ``orders`` is empty.
             progress: called with a name, the bytes written so far, and the bytes to write.
 
@@ -113,18 +116,21 @@ class Shipper:
         names = cell_names(source)
         with self._lock:
             kept = frozenset() if isinstance(no_push, bool) else frozenset(no_push)
-            wanted = {*(names.loads if no_push is not True else ()), *push} - kept
-            values, why = self._collect(wanted, kept, push, ranks)
+            extra = extra or {}
+            wanted = {*(names.loads if no_push is not True else ()), *push, *extra} - kept
+            values, why = self._collect(wanted, {**self.namespace, **extra}, kept, push, ranks)
             sources = self._modules(names, values.values())
             hashes = {name: module.hash for name, module in sources.items()}
-            lacking = {name: self._lacking(value, ranks, fresh, hashes) for name, value in values.items()}
+            lacking = {
+                name: self._lacking(value, ranks, fresh or name in extra, hashes) for name, value in values.items()
+            }
             items = tuple(
                 Item(name, why[name], value.pickled.nbytes, bool(lacking[name]), type_name(value.value))
                 for name, value in values.items()
             )
             if dry_run:
                 return Cargo({}, 0, items, names=names)
-            return self._load(names, ranks, values, lacking, sources, items, progress)
+            return self._load(names, ranks, values, lacking, sources, items, frozenset(extra), progress)
 
     def landed(self, cargo: Cargo, rank: int) -> None:
         """This rank has bound the cargo, and is running or has run its cell; twice is safe."""
@@ -176,9 +182,14 @@ class Shipper:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def _collect(
-        self, wanted: set[str], kept: frozenset[str], push: Sequence[str], ranks: Sequence[int]
+        self,
+        wanted: set[str],
+        space: Mapping[str, object],
+        kept: frozenset[str],
+        push: Sequence[str],
+        ranks: Sequence[int],
     ) -> tuple[dict[str, Value], dict[str, str]]:
-        """Pickle the names that a cell needs, and follow the functions in them to further names."""
+        """Pickle the names that a cell needs, and follow the functions in them to further names of `space`."""
         values: dict[str, Value] = {}
         failed: dict[str, BaseException] = {}
 
@@ -192,10 +203,10 @@ class Shipper:
             found = values[name].pickled.uses
             return {used: where for used, where in found.items() if used not in kept} if kept else found
 
-        why = reach(wanted, self.namespace, uses)
+        why = reach(wanted, space, uses)
         why.update({name: "--push" for name in push if name in why})
         refusals = [
-            refusal(name, self.namespace[name], why[name], problem, self._attempt)
+            refusal(name, space[name], why[name], problem, self._attempt)
             for name, problem in failed.items()
         ]
         refusals += [Refusal.missing(name) for name in push if name not in self.namespace]
@@ -250,6 +261,7 @@ class Shipper:
         lacking: Mapping[str, list[int]],
         sources: Mapping[str, modules.ModuleSource],
         items: tuple[Item, ...],
+        passing: frozenset[str],
         progress: Progress | None,
     ) -> Cargo:
         """Write what is lacking, and make the orders."""
@@ -267,7 +279,7 @@ class Shipper:
             for value in moved:
                 self.shelf.identify(value.parts)
                 value.seal(hashes)
-            prints = {name: value.print or "" for name, value in values.items()}
+            prints = {name: value.print or "" for name, value in values.items() if name not in passing}
             prints.update(self._standing(names.stores - set(values)))
             orders = {
                 "python": platform.python_version(),
@@ -276,6 +288,7 @@ class Shipper:
                 "modules": self._lacking_modules(sources, ranks),
                 "sources": self._lacking_cells(moved, ranks),
                 "stores": sorted(names.stores),
+                "passing": sorted(passing),
             }
         except BaseException as problem:
             self.store.unpin(loading.keys)
@@ -287,7 +300,7 @@ class Shipper:
             raise
         cargo = Cargo(orders, loading.nbytes, items, prints, names)
         weakref.finalize(cargo, self.store.unpin, loading.keys).atexit = False
-        self.shelf.need(loading.needs, self.namespace)
+        self.shelf.need(loading.needs, {*self.namespace, *passing})
         self._tidy()
         return cargo
 

@@ -68,6 +68,11 @@ class Hold:
                 bound.update(self._open(parcel, orders))
         self.namespace.update(bound)
 
+    def leave(self, orders: Mapping[str, Any]) -> None:
+        """The cell is over: forget what was for it alone."""
+        for name in orders.get("passing", ()):
+            self.namespace.pop(name, None)
+
     def absent(self, orders: Mapping[str, Any]) -> list[str]:
         """Names that the cell was to define and that this rank has not, after it ran."""
         return [name for name in orders.get("stores", ()) if name not in self.namespace]

@@ -243,6 +243,7 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
             outcome.update(self._failure(problem, phase="bind"))
         except BaseException as problem:  # an interrupt between binding and running
             outcome.update(self._failure(problem))
+        self._hold.leave(order["cargo"])
         outcome["absent"] = self._hold.absent(order["cargo"]) if outcome["bound"] else []
         outcome["joined"] = Desk.hooks.joined()
         return outcome
