@@ -20,6 +20,7 @@ from skymagic.image import Image
 
 PROVIDERS = ("auto", "local", "ssh", "aws", "slurm")
 
+_SECRET = re.compile("token|secret|password|key", re.IGNORECASE)
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,9})?"
 _INDEX = r"-?[0-9]{1,9}"
@@ -163,13 +164,17 @@ def ranks(text: str, world_size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class PluginSpec:
-    """A plugin by name, with options as they were written."""
+    """A plugin by name, with options as they were written; a secret among them is not shown."""
 
     name: str
     options: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
-        return ":".join(filter(None, (self.name, ",".join(f"{k}={v}" for k, v in self.options.items()))))
+        shown = (f"{k}={'…' if _SECRET.search(k) else v}" for k, v in self.options.items())
+        return ":".join(filter(None, (self.name, ",".join(shown))))
+
+    def __repr__(self) -> str:
+        return f"PluginSpec({str(self)!r})"
 
 
 def plugin_specs(text: str) -> tuple[PluginSpec, ...]:

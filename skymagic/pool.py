@@ -75,6 +75,9 @@ class Pool:
         self.runs = 0
         self.defaults = defaults
         self.namespace = namespace
+        self.plugins = plugins.resolve(plan.request.plugins)
+        for plugin in self.plugins:
+            plugins.packed(plugin)  # one that cannot travel is refused before anything starts
         self._provider = providers.load(plan.provider)
         self._agents: Agents | None = None
         self._engine: Engine | None = None
@@ -132,7 +135,18 @@ class Pool:
         self._move(Event.STARTED)
         self.started_at = time.time()
         self.start_seconds = time.monotonic() - begun
+        self._enter_clients()
         return self
+
+    def _enter_clients(self) -> None:
+        """Open what plugins do in the notebook; if one fails, the pool goes."""
+        for plugin in self.plugins:
+            try:
+                self._clients.enter_context(plugin.around_client(self))
+            except BaseException as problem:
+                problem.add_note(f"raised by the plugin {plugin.name!r} in around_client; the pool is stopped")
+                self.close()
+                raise
 
     def _bring_up(self) -> None:
         members = self._provider.acquire(self.plan, self.name)
@@ -162,10 +176,7 @@ class Pool:
         self._engine.bind({rank: ident for rank, ident in idents.items() if ident is not None}, START_TIMEOUT)
 
     def _preload(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(module for plugin in self._plugins() for module in plugin.preload))
-
-    def _plugins(self) -> list[plugins.Plugin]:
-        return list(plugins.resolve(self.plan.request.plugins))
+        return tuple(dict.fromkeys(module for plugin in self.plugins for module in plugin.preload))
 
     def _environment(self) -> dict[str, str]:
         shape = self.plan.topology
@@ -176,9 +187,7 @@ class Pool:
 
     def _rank_specs(self, members: Sequence[Any]) -> dict[int, tuple[int, wire.RankSpec]]:
         shape, plan = self.plan.topology, self.plan
-        ordered = {plugin.name: plugin for plugin in self._plugins()}
-        options = {spec.name: dict(spec.options) for spec in plan.request.plugins}
-        specs = tuple({"name": name, "options": options.get(name, {})} for name in ordered)
+        specs = tuple(map(plugins.packed, self.plugins))
         peers = tuple(
             Peer(node, members[min(node, len(members) - 1)].address, members[min(node, len(members) - 1)].hostname)
             for node in range(shape.nodes)
@@ -207,7 +216,7 @@ class Pool:
         if self.state is State.STOPPED:
             return
         self._move(Event.STOP)
-        for release in (self._close_engine, self._close_agents, self._provider.release):
+        for release in (self._clients.close, self._close_engine, self._close_agents, self._provider.release):
             with contextlib.suppress(Exception):
                 release()
         self._move(Event.STOPPED)

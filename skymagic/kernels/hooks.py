@@ -8,7 +8,6 @@ from typing import Any
 
 from skymagic import plugins
 from skymagic.kernels import rendezvous
-from skymagic.plan import PluginSpec
 from skymagic.runtime import InstanceInfo
 
 
@@ -17,19 +16,27 @@ class Hooks:
 
     def __init__(self, specs: Sequence[dict[str, Any]], info: InstanceInfo) -> None:
         self.info = info
-        self.plugins = [plugins.load(PluginSpec(spec["name"], spec.get("options", {}))) for spec in specs]
+        self.plugins = [plugins.unpacked(spec) for spec in specs]
         self._stack = contextlib.ExitStack()
 
     def enter(self) -> None:
         """Open each plugin's ``around_app``; the first that raises closes those before it."""
         with contextlib.ExitStack() as opening:
             for plugin in self.plugins:
-                opening.enter_context(plugin.around_app(self.info))
+                try:
+                    opening.enter_context(plugin.around_app(self.info))
+                except Exception as problem:
+                    problem.add_note(f"raised by the plugin {plugin.name!r} in around_app")
+                    raise
             self._stack = opening.pop_all()
 
     def release(self) -> int:
         """Free the main thread from a blocked collective; called on the control thread. Returns what was shut down."""
-        return sum(plugin.release() for plugin in self.plugins)
+        count = 0
+        for plugin in self.plugins:
+            with contextlib.suppress(Exception):  # the others' connections must be freed all the same
+                count += plugin.release()
+        return count
 
     def rejoin(self, generation: int) -> list[str]:
         """Form new process groups with all ranks; what could not be carried over, in words."""

@@ -93,10 +93,7 @@ class ChildTransport:
 def with_plugins(plan: Plan) -> Plan:
     """The plan with the image as the request's plugins want it."""
     cluster = plugins.Cluster(plan.topology.nodes, plan.topology.procs_per_node, plan.request.gpu)
-    wanted = plan.image
-    for plugin in plugins.resolve(plan.request.plugins):
-        wanted = plugin.transform(wanted, cluster)
-    return replace(plan, image=wanted)
+    return replace(plan, image=plugins.image_for(plan.request.plugins, plan.image, cluster))
 
 
 def inventory() -> Inventory:
