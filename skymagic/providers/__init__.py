@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Protocol
+from typing import Any, Protocol
 
 from skymagic.agents import Member
 from skymagic.errors import RequestError
@@ -28,6 +29,47 @@ class Provider(Protocol):
 
     def release(self) -> None:
         """Give everything back. Called after the agents have ended, also when acquiring failed; twice is safe."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A provider as Python code names it: ``sky.AWS(region="eu-central-1", spot=True)``.
+
+    Attributes:
+        name: as ``--provider`` takes it.
+        fields: what it says of the pool, by the names of `PoolRequest`.
+    """
+
+    name: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+def Local() -> Choice:
+    """Ranks on this machine."""
+    return Choice("local")
+
+
+def SSH(*hosts: str | Iterable[str]) -> Choice:
+    """Machines of your own: ``sky.SSH("gpu1", "user@gpu2")``, or a list of them."""
+    flat = [host for each in hosts for host in ([each] if isinstance(each, str) else each)]
+    return Choice("ssh", {"hosts": tuple(flat)})
+
+
+def AWS(region: str | None = None, *, spot: bool = False, max_price: float | None = None) -> Choice:
+    """Machines rented from EC2.
+
+    Args:
+        region: ``"eu-central-1"``; None for the one that your AWS configuration names.
+        spot: take spot instances.
+        max_price: dollars per hour for the whole pool.
+    """
+    fields = {"region": region, "spot": spot, "max_price": max_price}
+    return Choice("aws", {name: value for name, value in fields.items() if value})
+
+
+def Slurm() -> Choice:
+    """Nodes of a running Slurm."""
+    return Choice("slurm")
 
 
 def names() -> list[str]:
