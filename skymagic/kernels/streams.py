@@ -89,10 +89,13 @@ class RankOutput:
         self.due: float | None = None
         """When text that waits for company must leave (monotonic seconds)."""
         self._last_sent = 0.0
+        self._since = self._logged()
+        """Where the present request begins in the log, in bytes."""
 
     def begin(self, message: Begin, now: float) -> None:
         """Attribute all that comes from now on to a request; earlier text leaves under the earlier one."""
         self.drain(now)
+        self._since = self._logged()
         self._parent = message.parent
         self._screen = Screen(message.limit, now) if message.shown else None
 
@@ -154,9 +157,9 @@ class RankOutput:
         self._log.close()
 
     def tail(self, lines: int = 60, limit: int = 16384) -> str:
-        """The last lines of the log."""
+        """The last lines that the present request, or the one before, wrote into the log."""
         with self.log_path.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - limit))
+            log.seek(max(self._since, log.seek(0, os.SEEK_END) - limit))
             return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
 
     def _take(self, pipe: Pipe, data: bytes, now: float) -> None:
@@ -175,6 +178,9 @@ class RankOutput:
             note = {"rank": self.rank, "kind": "held_back", "nbytes": screen.held_back}
             screen.held_back = 0
             self._send(self._parent, note)
+
+    def _logged(self) -> int:
+        return os.fstat(self._log.fileno()).st_size
 
     def _write_log(self, data: bytes) -> None:
         view = memoryview(data)
