@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty
-from typing import Any, cast
+from typing import Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
@@ -110,7 +110,7 @@ class Notebook:
             env={**os.environ, "PYTHONPATH": path, "IPYTHONDIR": str(folder / ".ipython"), **(env or {})},
             extra_arguments=quiet,
         )
-        self._client = cast(BlockingKernelClient, self._manager.client())
+        self._client: BlockingKernelClient = self._manager.client()
         self._client.start_channels()
         self._client.wait_for_ready(timeout=PATIENCE)
         self._cells: dict[str, Shown] = {}
