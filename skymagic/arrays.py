@@ -164,13 +164,15 @@ def reduce_array(tracker: Tracker, array: Any) -> Reduced:
     import numpy
 
     dtype = array.dtype
-    if dtype.hasobject or array.size == 0 or dtype.itemsize == 0 or dtype.kind == "T":
+    if dtype.hasobject or dtype.itemsize == 0 or dtype.kind == "T":
         return NotImplemented
     kind = type(array)
     if kind is not numpy.ndarray and kind is not numpy.memmap:
         return _reduce_subclass(array)
-    start, stop = _bounds(array)
     described = (_dtype(dtype), array.shape)
+    if array.size == 0:
+        return _array, (b"", *described, "C")
+    start, stop = _bounds(array)
     if id(array) not in tracker.private:
         tracker.spans.append(Span(start, stop, id(array)))
         block = tracker.layout.find(start, stop) if tracker.layout is not None else None

@@ -64,7 +64,7 @@ def cell_names(source: str) -> CellNames:
     except RecursionError:
         # Expressions nested deeper than this visitor can go: the order is lost, the names are not.
         names = code_names(code)
-        return CellNames(names, frozenset(code.co_names), frozenset(), frozenset(), frozenset(code.co_names))
+        return CellNames(names.loads, frozenset(code.co_names), frozenset(), names.imports, names.attributes)
     return CellNames(
         loads=frozenset(flow.loads),
         stores=frozenset(flow.stores),
@@ -111,17 +111,10 @@ def interactive(name: str, value: object) -> bool:
     """Whether a name is IPython's own: its history, ``exit`` or ``get_ipython``, or an ``open`` nobody rebound."""
     if _HISTORY.fullmatch(name):
         return True
-    if name in _GIVEN:
-        module = getattr(value, "__module__", None) or type(value).__module__
-        return str(module).partition(".")[0] in (
-            "IPython",
-            "ipykernel",
-            "_io",
-            "io",
-            "builtins",
-            "_sitebuiltins",
-        )
-    return value is getattr(builtins, name, _NOTHING)
+    if value is getattr(builtins, name, _NOTHING):
+        return True
+    module = getattr(value, "__module__", None) or type(value).__module__
+    return name in _GIVEN and str(module).partition(".")[0] in ("IPython", "ipykernel", "_sitebuiltins")
 
 
 _NOTHING = object()
@@ -141,7 +134,7 @@ def static_uses(value: object, namespace: Mapping[str, object]) -> dict[str, str
             if each.__globals__ is namespace:
                 found.update(
                     (name, each.__qualname__)
-                    for name in sorted(code_names(each.__code__))
+                    for name in sorted(code_names(each.__code__).loads)
                     if name not in found
                 )
             todo.extend(_inside_function(each))

@@ -219,10 +219,10 @@ class Served(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         self._sources.update({each.name: each for each in changed})
         for each in changed:
             _show_source(each)
-        for each in sorted(changed, key=lambda each: each.name.count("."), reverse=True):
+        for each in _users_last(changed):
             loaded = sys.modules.get(each.name)
             if loaded is not None and self._ran.get(each.name) != each.hash:
-                importlib.reload(loaded) if loaded.__spec__ is not None else self.exec_module(loaded)
+                importlib.reload(loaded)
 
     def remove(self) -> None:
         """Take this finder out again."""
@@ -254,6 +254,25 @@ class Served(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
     def is_package(self, fullname: str) -> bool:
         return self._sources[fullname].package
+
+
+def _users_last(modules: Sequence[ModuleSource]) -> list[ModuleSource]:
+    """Modules after those that they import; in a circle, as they come."""
+    by_name = {each.name: each for each in modules}
+    ordered: dict[str, ModuleSource] = {}
+    seen: set[str] = set()
+
+    def visit(each: ModuleSource) -> None:
+        if each.name not in seen:
+            seen.add(each.name)
+            package = each.name if each.package else each.name.rpartition(".")[0]
+            for name in sorted(imported_names(ast.parse(each.source), package) & by_name.keys()):
+                visit(by_name[name])
+            ordered[each.name] = each
+
+    for each in modules:
+        visit(each)
+    return list(ordered.values())
 
 
 def _show_source(module: ModuleSource) -> None:

@@ -17,7 +17,7 @@ import threading
 import types
 import typing
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +26,8 @@ from cloudpickle import cloudpickle as _cloud
 
 from skymagic.arrays import SMALL, Span, Tracker, layout, reducer_for, writable
 from skymagic.modules import is_local
-from skymagic.scopes import code_attributes, code_names
-from skymagic.shelf import LARGE
-from skymagic.store import Buffer
+from skymagic.scopes import code_names
+from skymagic.store import LARGE, Buffer
 
 _MANY = 1 << 20
 """Bytes of a pickle above which its objects are not listed one by one to find shared ones."""
@@ -116,36 +115,32 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     before: object = None
 
     def __init__(self, namespace: dict[str, Any], folder: str | None, tracker: Tracker) -> None:
+        # Nothing here may refer back to the pickler: it holds the value, which must go when the cell is done.
         self._out = _Pieces()
-        super().__init__(self._out, protocol=5, buffer_callback=self._buffer)
+        self._buffers = _Buffers()
+        super().__init__(self._out, protocol=5, buffer_callback=self._buffers.add)
         self.namespace = namespace
         self.folder = folder
         self.tracker = tracker
-        self.buffers: list[memoryview] = []
         self.referred: set[str] = set()
         self.uses: dict[str, str] = {}
         self.attributes: set[str] = set()
         self.files: set[str] = set()
         self.marks: set[int] = set()
-        self._kinds: dict[type, Callable[[Any], Any] | None] = {}
-
-    def _buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes < SMALL:
-            return True
-        self.buffers.append(raw)
-        return False
+        self._kinds: dict[type, Callable[[_Pickler, Any], Any] | None] = {}
 
     def result(self, value: object) -> Pickled:
         pieces = self._out.pieces()
         if sum(len(piece) for piece in pieces) < _MANY:
-            self.marks.update(number for number, (_, each) in self.memo.copy().items() if _changeable(each))
-        if _changeable(value):
+            objects = [each for _, each in self.memo.copy().values()]
+            changeable = {kind for kind in set(map(type, objects)) if _changeable_type(kind)}
+            self.marks.update(id(each) for each in objects if type(each) in changeable)
+        if _changeable_type(type(value)):
             self.marks.add(id(value))
         local = {name for name in self.referred if self.folder is not None and is_local(name, self.folder)}
         return Pickled(
             pieces=pieces,
-            buffers=tuple(self.buffers),
+            buffers=tuple(self._buffers.kept),
             modules=frozenset(local),
             packages=frozenset(name.partition(".")[0] for name in self.referred - local),
             uses=self.uses,
@@ -162,18 +157,22 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             reduce = self._kinds[kind]
         except KeyError:
             reduce = self._kinds[kind] = self._reducer(kind)
-        return NotImplemented if reduce is None else reduce(obj)
+        return NotImplemented if reduce is None else reduce(self, obj)
 
-    def _reducer(self, kind: type) -> Callable[[Any], Any] | None:
+    def _reducer(self, kind: type) -> Callable[[_Pickler, Any], Any] | None:
         if issubclass(kind, type):
-            return self._class
+            return _Pickler._class
+        if kind in (type(sys.stdout), type(sys.stderr), type(sys.stdin)):
+            return _Pickler._stream
         own = _REDUCERS.get(kind)
         if own is not None:
-            return functools.partial(own, self)
+            return own
+        if issubclass(kind, BaseException) and _skips_init(kind):
+            return _Pickler._exception
         memory = reducer_for(kind)
         if memory is not None:
-            return functools.partial(memory, self.tracker)
-        return self._instance if _changeable_type(kind) else None
+            return lambda pickler, obj: memory(pickler.tracker, obj)
+        return _Pickler._instance if _changeable_type(kind) else None
 
     def _instance(self, obj: Any) -> Any:
         self.marks.add(id(obj))
@@ -191,8 +190,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if len(reduced) != 6:
             return reduced
         maker, args, (members, slots), *_ = reduced
-        members = {name: value for name, value in members.items() if not _own_slot(value, cls)}
-        if "__slots__" in vars(cls) and not issubclass(cls, enum.Enum):
+        members = {name: value for name, value in members.items() if not _made_by_python(name, value, cls)}
+        if "__slots__" in vars(cls) and not issubclass(cls, enum.Enum | tuple):
             args = (*args[:3], {**args[3], "__slots__": _slots(cls)}, *args[4:])
         return _new_class, (maker, args), (members, slots), None, None, _fill_class
 
@@ -205,10 +204,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if not here and where is None:
             return self._dynamic_function_reduce(function)
         code = function.__code__
+        if "<locals>" in function.__qualname__ or "." not in function.__qualname__:
+            self.marks.add(id(function))  # but not of methods, which come with their class
         if here:
             self.files.add(code.co_filename)
-            self.attributes |= code_attributes(code)
-            for name in sorted(code_names(code)):
+            names = code_names(code)
+            self.attributes |= names.attributes
+            self.referred |= names.imports
+            for name in sorted(names.loads):
                 self.uses.setdefault(name, function.__qualname__)
         else:
             self._refer(where)
@@ -238,7 +241,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _cached_property(self, prop: Any) -> Any:
         return _cached_property, (prop.func, prop.attrname)
 
-    def _file(self, file: Any) -> Any:
+    def _stream(self, file: Any) -> Any:
+        """The standard streams are the other side's own; no other file travels, not even its text."""
         for name in ("stdout", "stderr", "stdin"):
             if file is getattr(sys, name):
                 return getattr, (sys, name)
@@ -248,6 +252,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if not view.c_contiguous:
             return NotImplemented
         return _memoryview, (pickle.PickleBuffer(view), view.format, view.shape)
+
+    def _exception(self, problem: BaseException) -> Any:
+        """Without ``__init__``, whose arguments need not be the exception's ``args``."""
+        return _exception, (type(problem), problem.args), vars(problem) or None
 
     def _weak_keys(self, mapping: Any) -> Any:
         return weakref.WeakKeyDictionary, (dict(mapping),)
@@ -262,11 +270,25 @@ _REDUCERS: dict[type, Callable[[_Pickler, Any], Any]] = {
     types.CellType: _Pickler._cell,
     functools._lru_cache_wrapper: _Pickler._cached,
     functools.cached_property: _Pickler._cached_property,
-    io.TextIOWrapper: _Pickler._file,
+    io.TextIOWrapper: _Pickler._stream,
     memoryview: _Pickler._memoryview,
     weakref.WeakKeyDictionary: _Pickler._weak_keys,
     typing.NewType: _Pickler._new_type,
 }
+
+
+class _Buffers:
+    """Out-of-band buffers in the order of the pickle; small ones stay in it."""
+
+    def __init__(self) -> None:
+        self.kept: list[memoryview] = []
+
+    def add(self, buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < SMALL:
+            return True
+        self.kept.append(raw)
+        return False
 
 
 class _Pieces:
@@ -390,6 +412,19 @@ def _cached_property(function: Any, name: str) -> Any:
     return prop
 
 
+def _skips_init(kind: type[BaseException]) -> bool:
+    """Whether an exception class has its own ``__init__``, and nothing but ``args`` below it."""
+    base = next(each for each in kind.__mro__ if each.__module__ == "builtins")
+    plain = base.__basicsize__ == BaseException.__basicsize__ and kind.__reduce__ is BaseException.__reduce__
+    return plain and isinstance(kind.__init__, types.FunctionType)
+
+
+def _exception(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    problem = kind.__new__(kind, *args)
+    problem.args = args
+    return problem
+
+
 def _memoryview(buffer: Any, format: str, shape: tuple[int, ...]) -> memoryview:
     return writable(buffer).cast("B").cast(format, shape) if shape else writable(buffer)  # type: ignore[call-overload]
 
@@ -411,6 +446,7 @@ _FIXED = (
     type,
     types.ModuleType,
     types.CodeType,
+    types.FunctionType,
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
     types.GetSetDescriptorType,
@@ -425,10 +461,8 @@ _FIXED = (
 )
 
 
-@functools.lru_cache(maxsize=4096)
-def _changeable_type(kind: Hashable) -> bool:
+def _changeable_type(kind: type) -> bool:
     """Whether objects of a type can change, so that it matters whether two names hold the same one."""
-    assert isinstance(kind, type)
     if issubclass(kind, _FIXED):
         return False
     return (kind.__module__, kind.__name__.partition("[")[0]) not in _FIXED_NAMES and not _is_dtype(kind)
@@ -442,6 +476,7 @@ _FIXED_NAMES = {
     ("fractions", "Fraction"),
     ("uuid", "UUID"),
     ("re", "Pattern"),
+    ("numpy", "ufunc"),
 }
 
 
@@ -456,10 +491,6 @@ def _is_dtype(kind: type) -> bool:
     return any(base.__name__ == "dtype" and base.__module__ == "numpy" for base in kind.__mro__)
 
 
-def _changeable(obj: object) -> bool:
-    return _changeable_type(type(obj))
-
-
 def _module_of(namespace: dict[str, Any]) -> str | None:
     """The importable module that these globals belong to."""
     name = namespace.get("__name__")
@@ -467,8 +498,11 @@ def _module_of(namespace: dict[str, Any]) -> str | None:
     return name if module is not None and getattr(module, "__dict__", None) is namespace else None
 
 
-def _own_slot(value: object, cls: type) -> bool:
-    return isinstance(value, types.MemberDescriptorType) and value.__objclass__ is cls
+def _made_by_python(name: str, value: object, cls: type) -> bool:
+    """Whether a class has this member from its slots, or got it when somebody looked."""
+    if isinstance(value, types.MemberDescriptorType):
+        return value.__objclass__ is cls
+    return name == "__slotnames__" or (name == "__annotations__" and not value)
 
 
 def _slots(cls: type) -> Any:

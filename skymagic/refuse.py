@@ -115,12 +115,9 @@ _KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
 
 def explain(culprit: object, problem: BaseException) -> tuple[str, str]:
     """Reason and remedy; ``{name}`` in the remedy stands for the variable."""
-    known = {type_name(base) for base in (culprit,)} | {
-        f"{kind.__module__.lstrip('_')}.{kind.__qualname__}" for kind in type(culprit).__mro__
-    }
-    for names, reason, remedy in _KINDS:
-        if not known.isdisjoint(names):
-            return reason, remedy
+    known = _known(culprit)
+    if known is not None:
+        return known
     text = (
         f"{type(problem).__name__}: {problem}".strip().splitlines()[0]
         if str(problem)
@@ -129,11 +126,20 @@ def explain(culprit: object, problem: BaseException) -> tuple[str, str]:
     return f"cannot be pickled: {text}", "make it in the cell, or leave it out with --no-push {name}"
 
 
+def _known(value: object) -> tuple[str, str] | None:
+    """Reason and remedy for the kinds of objects that never travel."""
+    names = {
+        type_name(value),
+        *(f"{kind.__module__.lstrip('_')}.{kind.__qualname__}" for kind in type(value).__mro__),
+    }
+    return next(((reason, remedy) for kinds, reason, remedy in _KINDS if not names.isdisjoint(kinds)), None)
+
+
 def find(value: object, attempt: Callable[[object], object]) -> tuple[str, object]:
     """Path (``.model.lock``, ``['a'][0]``) to the innermost part that cannot be pickled by itself, and that part."""
     path, budget = "", _BUDGET
     seen = {id(value)}
-    while True:
+    while _known(value) is None:
         for step, part in parts(value):
             if id(part) in seen:
                 continue
@@ -147,7 +153,8 @@ def find(value: object, attempt: Callable[[object], object]) -> tuple[str, objec
                 path, value = path + step, part
                 break
         else:
-            return path, value
+            break
+    return path, value
 
 
 def parts(value: object) -> Iterator[tuple[str, object]]:

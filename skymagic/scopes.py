@@ -292,23 +292,41 @@ def _is_call_of(node: ast.expr, names: set[str]) -> bool:
 # Code objects ---------------------------------------------------------------------------------------------------------
 
 _GLOBAL_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
-_known: WeakKeyDictionary[types.CodeType, frozenset[str]] = WeakKeyDictionary()
+_OWN = {"__name__", "__module__", "__qualname__"}
 
 
-def code_names(code: types.CodeType) -> frozenset[str]:
-    """Global names that a code object and the code inside it load."""
+@dataclass(frozen=True)
+class CodeNames:
+    """What a code object and the code inside it name."""
+
+    loads: frozenset[str]
+    """Global names."""
+    imports: frozenset[str]
+    """Dotted names of modules; ``from a import b`` counts as ``a`` and ``a.b``."""
+    attributes: frozenset[str]
+    """Names that may be attributes."""
+
+
+_known: WeakKeyDictionary[types.CodeType, CodeNames] = WeakKeyDictionary()
+
+
+def code_names(code: types.CodeType) -> CodeNames:
+    """The names in a code object and in the code inside it."""
     names = _known.get(code)
     if names is None:
-        own = {str(step.argval) for step in dis.get_instructions(code) if step.opname in _GLOBAL_LOADS}
-        inner = (code_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-        names = _known[code] = frozenset(own.union(*inner)) - {"__name__", "__module__", "__qualname__"}
-    return names
-
-
-def code_attributes(code: types.CodeType) -> set[str]:
-    """Names that a code object and the code inside it may use as attributes."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= code_attributes(constant)
+        loads, imports, module = set(), set(), ""
+        for step in dis.get_instructions(code):
+            if step.opname in _GLOBAL_LOADS:
+                loads.add(str(step.argval))
+            elif step.opname == "IMPORT_NAME":
+                module = str(step.argval)
+                imports.add(module)
+            elif step.opname == "IMPORT_FROM":
+                imports.add(f"{module}.{step.argval}")
+        inner = [code_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        names = _known[code] = CodeNames(
+            frozenset(loads).union(*(each.loads for each in inner)) - _OWN,
+            frozenset(imports).union(*(each.imports for each in inner)),
+            frozenset(code.co_names).union(*(each.attributes for each in inner)),
+        )
     return names

@@ -122,7 +122,8 @@ class Shipper:
             sources = self._modules(names, values.values())
             hashes = {name: module.hash for name, module in sources.items()}
             lacking = {
-                name: self._lacking(value, ranks, fresh or name in extra, hashes) for name, value in values.items()
+                name: self._lacking(value, ranks, fresh or name in extra, hashes)
+                for name, value in values.items()
             }
             items = tuple(
                 Item(name, why[name], value.pickled.nbytes, bool(lacking[name]), type_name(value.value))
@@ -206,8 +207,7 @@ class Shipper:
         why = reach(wanted, space, uses)
         why.update({name: "--push" for name in push if name in why})
         refusals = [
-            refusal(name, space[name], why[name], problem, self._attempt)
-            for name, problem in failed.items()
+            refusal(name, space[name], why[name], problem, self._attempt) for name, problem in failed.items()
         ]
         refusals += [Refusal.missing(name) for name in push if name not in self.namespace]
         if refusals:

@@ -24,6 +24,9 @@ from pathlib import Path
 
 Buffer = bytes | bytearray | memoryview
 
+LARGE = 1 << 20
+"""Bytes from which a part of a value is worth a file of its own."""
+
 STEP = 1 << 18
 """Bytes copied, hashed and written at a time: small enough to stay in the processor's cache, where hashing is free."""
 

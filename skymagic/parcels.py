@@ -1,0 +1,222 @@
+"""Values as orders for ranks: identified, put together where they share something, written, described."""
+
+from __future__ import annotations
+
+import base64
+import importlib.metadata
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from skymagic.pickling import Pickled
+from skymagic.shelf import Part, Shelf
+from skymagic.store import LARGE, digest
+
+INLINE = 64 << 10
+"""What is left of a value after its large parts travels in the orders themselves below this many bytes."""
+
+INLINE_IN_ALL = 1 << 20
+"""Small values of more than this many bytes together are written to one file."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with a variable's name, the bytes written so far, and the bytes to write in all."""
+
+
+@dataclass
+class Value:
+    """A variable as it is now."""
+
+    name: str
+    value: object
+    pickled: Pickled
+    parts: list[Part]
+    print: str | None = None
+    """Identifies the value; None until all its parts are hashed."""
+
+    @classmethod
+    def of(cls, name: str, value: object, pickled: Pickled) -> Value:
+        """A variable with its pickle."""
+        return cls(name, value, pickled, parts_of(pickled))
+
+    def seal(self, modules: Mapping[str, str]) -> str:
+        """Fingerprint of the value, and of the local modules that it refers to (name → hash)."""
+        known = [(part.hash or "").encode() if part.blob else part.data for part in self.parts]
+        local = [modules[name].encode() for name in sorted(self.pickled.modules) if name in modules]
+        self.print = digest([*known, *local])
+        return self.print
+
+
+def parts_of(pickled: Pickled) -> list[Part]:
+    """Pieces, then buffers."""
+    pieces = [Part(piece, len(piece) >= LARGE) for piece in pickled.pieces]
+    return pieces + [Part(buffer, True) for buffer in pickled.buffers]
+
+
+def groups(values: Sequence[Value]) -> list[list[Value]]:
+    """Values that share an object or memory, together; in the order given."""
+    parent = list(range(len(values)))
+
+    def root(index: int) -> int:
+        while parent[index] != index:
+            parent[index] = index = parent[parent[index]]
+        return index
+
+    first: dict[int, int] = {}
+    for index, value in enumerate(values):
+        for mark in value.pickled.marks:
+            parent[root(index)] = root(first.setdefault(mark, index))
+    reach, last = -1, 0
+    spans = [
+        (span.start, span.stop, index) for index, value in enumerate(values) for span in value.pickled.spans
+    ]
+    for start, stop, index in sorted(spans):
+        if start < reach:
+            parent[root(index)] = root(last)
+        if stop > reach:
+            reach, last = stop, index
+    found: dict[int, list[Value]] = {}
+    for index, value in enumerate(values):
+        found.setdefault(root(index), []).append(value)
+    return list(found.values())
+
+
+@dataclass
+class Parcel:
+    """Values that are rebuilt together."""
+
+    names: list[str]
+    ranks: list[int] | None
+    """None: all ranks that the orders are for."""
+    pickled: Pickled
+    parts: list[Part]
+    imports: list[str] = field(default_factory=list)
+    same: str | None = None
+    """A name that is bound to this very object on the ranks already."""
+    spots: list[Any] = field(default_factory=list)
+    """For each part: base64 text, or file number, offset and length."""
+
+    def plain(self) -> dict[str, Any]:
+        """As values that JSON can hold."""
+        count = len(self.pickled.pieces)
+        return {
+            "names": self.names,
+            "ranks": self.ranks,
+            "header": self.spots[:count],
+            "buffers": self.spots[count:],
+            "imports": self.imports,
+            "same": self.same,
+            "versions": {name: version(name) for name in sorted(self.pickled.packages)},
+        }
+
+
+class Loading:
+    """Writes parcels to a shelf and describes where they lie.
+
+    Args:
+        total: bytes of all parcels, for ``progress``.
+    """
+
+    def __init__(self, shelf: Shelf, progress: Progress | None = None, total: int = 0) -> None:
+        self.shelf = shelf
+        self.nbytes = 0
+        self.needs: dict[str, set[str]] = {}
+        self._files: dict[str, int] = {}
+        self._small: list[tuple[Parcel, int]] = []
+        self._progress = progress
+        self._total = total
+        self._done = 0
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Files that the parcels lie in."""
+        return frozenset(self._files)
+
+    @property
+    def files(self) -> list[str]:
+        """Their names, in the order of their numbers."""
+        return [self.shelf.store.name(key) for key in self._files]
+
+    def add(self, parcel: Parcel) -> None:
+        """Write a parcel's large parts; its small ones wait for ``finish``."""
+        name = ", ".join(parcel.names)
+        self.needs.update({each: set() for each in parcel.names})
+        parcel.spots = [None] * len(parcel.parts)
+        rest = []
+        for index, part in enumerate(parcel.parts):
+            self.shelf.identify([part], lazily=True)  # again: its like may just have been written
+            place = self.shelf.find(part) if part.blob else None
+            if place is None and part.blob and part.nbytes >= LARGE:
+                place = self.shelf.put(part, lambda done: self._tell(name, done))
+                self.nbytes += part.nbytes
+            if place is None:
+                rest.append(index)
+            else:
+                parcel.spots[index] = self._spot(parcel, place)
+                self._done += part.nbytes
+        self._tell(name, 0)
+        if sum(parcel.parts[index].nbytes for index in rest) < INLINE:
+            self._small += [(parcel, index) for index in rest]
+        else:
+            self._pack([(parcel, index) for index in rest])
+
+    def finish(self) -> None:
+        """Put what is small into the orders, or into one file where it is much."""
+        size = sum(parcel.parts[index].nbytes for parcel, index in self._small)
+        if size > INLINE_IN_ALL:
+            self._pack(self._small)
+            return
+        self.nbytes += size
+        for parcel, index in self._small:
+            parcel.spots[index] = base64.b64encode(parcel.parts[index].data).decode()
+
+    def _pack(self, parts: list[tuple[Parcel, int]]) -> None:
+        places = self.shelf.pack(parcel.parts[index] for parcel, index in parts)
+        for (parcel, index), place in zip(parts, places, strict=True):
+            parcel.spots[index] = self._spot(parcel, place)
+            self.nbytes += place.nbytes
+
+    def _spot(self, parcel: Parcel, place: tuple[str, int, int]) -> list[int]:
+        key, offset, nbytes = place
+        if key not in self._files:
+            self.shelf.store.pin([key])  # until the cargo is gone, or the loading failed
+        for name in parcel.names:
+            self.needs[name].add(key)
+        return [self._files.setdefault(key, len(self._files)), offset, nbytes]
+
+    def _tell(self, name: str, done: int) -> None:
+        if self._progress is not None:
+            self._progress(name, min(self._done + done, self._total), self._total)
+
+
+def submodules(values: Iterable[object], attributes: frozenset[str]) -> list[str]:
+    """Submodules that are loaded here and that code with these attributes may reach through a package."""
+    packages = [
+        value for value in values if isinstance(value, types.ModuleType) and hasattr(value, "__path__")
+    ]
+    prefixes = tuple(f"{package.__name__}." for package in packages)
+    if not prefixes:
+        return []
+    return sorted(
+        name
+        for name in list(sys.modules)
+        if name.startswith(prefixes)
+        for prefix in prefixes
+        if name.startswith(prefix) and attributes.issuperset(name[len(prefix) :].split("."))
+    )
+
+
+@lru_cache(maxsize=1024)
+def version(package: str) -> str:
+    """A package's version here; an empty string when it has none."""
+    if package in sys.stdlib_module_names:
+        return ""
+    known = getattr(sys.modules.get(package), "__version__", None)
+    if isinstance(known, str):
+        return known
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

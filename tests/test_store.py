@@ -1,0 +1,278 @@
+"""The node store: private, written once, mapped by all, gone when nobody needs it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skymagic import store as module
+from skymagic.store import NodeStore, create, digest, overflow, remove
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    made = create()
+    yield Path(made)
+    remove(made)
+
+
+def descriptors() -> int:
+    """Open descriptors of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def mappings(name: str) -> list[str]:
+    """Lines of this process's memory map for a file."""
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if name in line]
+
+
+def test_directory_and_files_are_private(directory: Path) -> None:
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    store = NodeStore(directory)
+    key = store.put(None, [b"x" * 100], 100)
+    (path,) = directory.iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.name == store.name(key)
+    assert path.name != key
+
+
+def test_names_differ_from_store_to_store(directory: Path, tmp_path: Path) -> None:
+    one, two = NodeStore(directory), NodeStore(tmp_path / "two")
+    assert one.put(None, [b"x"], 1) == two.put(None, [b"x"], 1)
+    assert one.name(digest([b"x"])) != two.name(digest([b"x"]))
+
+
+def test_directory_of_others_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(PermissionError, match="not private"):
+        NodeStore(tmp_path)
+
+
+@given(st.lists(st.binary(max_size=3000)), st.booleans())
+def test_put_and_map(pieces: list[bytes], known: bool) -> None:
+    directory = create()
+    try:
+        store = NodeStore(directory)
+        whole = b"".join(pieces)
+        key = store.put(digest(pieces) if known else None, pieces, len(whole))
+        assert key == digest([whole])
+        assert store.map(store.name(key)).tobytes() == whole
+        assert store.have([key, "other"]) == ["other"]
+    finally:
+        remove(directory)
+
+
+def test_large_and_oddly_shaped_pieces(directory: Path) -> None:
+    store = NodeStore(directory)
+    data = memoryview(os.urandom(3_000_000)).cast("I")
+    key = store.put(None, [data, b"", bytearray(7)], 3_000_007)
+    assert store.map(store.name(key))[:3_000_000] == data.cast("B")
+
+
+def test_content_is_written_once(directory: Path) -> None:
+    store = NodeStore(directory)
+    key = store.put(None, [b"abc"], 3)
+    inode = next(directory.iterdir()).stat().st_ino
+    assert store.put(key, [b"abc"], 3) == key
+    assert next(directory.iterdir()).stat().st_ino == inode
+
+
+def test_mapping_is_writable_private_and_needs_no_descriptor(directory: Path) -> None:
+    store = NodeStore(directory)
+    name = store.name(store.put(None, [bytes(100_000)], 100_000))
+    before = descriptors()
+    one, two = store.map(name), store.map(name)
+    one[5] = 1
+    assert two[5] == 0
+    assert store.map(name)[5] == 0
+    assert descriptors() == before
+    assert all("rw-p" in line for line in mappings(name))
+    part = one[10:]
+    del one, two
+    gc.collect()
+    assert len(mappings(name)) == 1
+    part[0] = 1
+    del part
+    assert mappings(name) == []
+
+
+def test_unlinked_file_stays_mapped(directory: Path) -> None:
+    store = NodeStore(directory)
+    key = store.put(None, [b"keep me"], 7)
+    view = store.map(store.name(key))
+    store.drop([key, "unknown"])
+    assert list(directory.iterdir()) == []
+    assert bytes(view) == b"keep me"
+
+
+def test_give_and_take(directory: Path) -> None:
+    giver, taker = NodeStore(directory), NodeStore(directory)
+    one = giver.give([b"a", b"b"], 2)
+    two = giver.give([b"a", b"b"], 2)
+    assert one != two
+    assert bytes(taker.take(one)) == b"ab"
+    giver.close()
+    assert [path.name for path in directory.iterdir()] == [two]
+    with pytest.raises(FileNotFoundError):
+        taker.take(one)
+
+
+def test_names_do_not_leave_the_directory(directory: Path) -> None:
+    store = NodeStore(directory)
+    for name in ("../x", "/etc/passwd", ".hidden"):
+        with pytest.raises(ValueError, match="not a name"):
+            store.map(name)
+
+
+def test_close_leaves_nothing(directory: Path) -> None:
+    store = NodeStore(directory)
+    for number in range(5):
+        store.put(None, [bytes([number])], 1)
+    store.close()
+    store.close()
+    assert list(directory.iterdir()) == []
+
+
+def test_failed_write_leaves_nothing(directory: Path) -> None:
+    class Broken(bytes):
+        pass
+
+    store = NodeStore(directory)
+    with pytest.raises(TypeError):
+        store.put(None, [b"x", "text"], 5)  # type: ignore[list-item]
+    assert list(directory.iterdir()) == []
+
+
+def limited(directory: Path, nbytes: int, said: list[str]) -> NodeStore:
+    """A store that may fill about so many bytes."""
+    status = os.statvfs(directory)
+    return NodeStore(directory, share=nbytes / (status.f_bavail * status.f_frsize), notify=said.append)
+
+
+def test_oldest_are_evicted_and_pinned_ones_stay(directory: Path) -> None:
+    said: list[str] = []
+    store = limited(directory, 35_000_000, said)
+    keys = [store.put(None, [bytes([n]) * 10_000_000], 10_000_000) for n in range(3)]
+    store.have([keys[0]])
+    store.pin([keys[1]])
+    store.put(None, [b"\3" * 10_000_000], 10_000_000)
+    assert store.have(keys) == [keys[2]]
+    assert "node store is full" in said[0]
+    store.unpin([keys[1]])
+    for n in (4, 5, 6):
+        store.put(None, [bytes([n]) * 10_000_000], 10_000_000)
+    assert store.have(keys) == keys
+
+
+def test_too_large_goes_to_disk(directory: Path) -> None:
+    said: list[str] = []
+    store = limited(directory, 20_000_000, said)
+    key = store.put(None, [bytes(30_000_000)], 30_000_000)
+    assert list(directory.iterdir()) == []
+    assert store.path(store.name(key)).parent == overflow(directory)
+    assert stat.S_IMODE(overflow(directory).stat().st_mode) == 0o700
+    assert "30 MB do not fit" in said[0]
+    assert len(NodeStore(directory).map(store.name(key))) == 30_000_000
+    store.drop([key])
+    assert not overflow(directory).exists() or list(overflow(directory).iterdir()) == []
+
+
+def small_memory() -> bool:
+    """Whether this user may mount a file system of its own."""
+    probe = subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False)
+    return probe.returncode == 0
+
+
+FULL = """
+import os, sys
+from pathlib import Path
+from skymagic.store import NodeStore, create, overflow, remove
+directory = create(sys.argv[1])
+said = []
+# The share says yes, the file system says no: another process has filled it meanwhile.
+store = NodeStore(directory, share=1.5, notify=said.append)
+key = store.put(None, [bytes(40_000_000)], 40_000_000)
+key2 = store.put(None, [b"x" * 40_000_000], 40_000_000)
+assert store.path(store.name(key)).parent == Path(directory), said
+assert store.path(store.name(key2)).parent == overflow(directory), said
+assert os.listdir(directory) == [store.name(key)]
+assert store.map(store.name(key2))[39_999_999] == ord("x")
+remove(directory)
+print("ok")
+"""
+
+
+def test_shared_memory_of_64_mb_that_fills_up(tmp_path: Path) -> None:
+    if not small_memory():
+        pytest.skip("this machine does not let users mount a tmpfs")
+    command = f"mount -t tmpfs -o size=64m none {tmp_path} && exec {sys.executable} -c '{FULL}' {tmp_path}"
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "ok\n", done.stderr
+
+
+def test_a_value_that_changes_while_it_is_written_is_stored_as_read(directory: Path) -> None:
+    store = NodeStore(directory)
+    data = bytearray(20_000_000)
+    stop = threading.Event()
+
+    def disturb() -> None:
+        n = 0
+        while not stop.is_set():
+            n += 1
+            data[(n * 7919) % len(data)] = n % 256
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        for _ in range(5):
+            wanted = digest([data])
+            key = store.put(wanted, [data], len(data))
+            assert digest([store.map(store.name(key))]) == key
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_two_threads_put_the_same_content(directory: Path) -> None:
+    store = NodeStore(directory)
+    data = os.urandom(5_000_000)
+    keys: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: keys.append(store.put(None, [data], len(data)))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(keys)) == 1
+    assert [path.name for path in directory.iterdir()] == [store.name(keys[0])]
+
+
+def test_progress_is_told(directory: Path) -> None:
+    told: list[int] = []
+    NodeStore(directory).put(None, [bytes(100 << 20)], 100 << 20, told.append)
+    assert told
+    assert told == sorted(told)
+
+
+def test_place_without_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "_SHARED_MEMORY", tmp_path / "none")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    made = create()
+    assert Path(made).parent == tmp_path
+    remove(made)
+    remove(made)
