@@ -168,8 +168,9 @@ class SkyMagics(Magics):
 
     def _values(self, request: RunRequest, body: str) -> broadcast.Values | None:
         shell = self.shell
-        raw = shell.history_manager.input_hist_raw[-1] if shell.history_manager else ""
-        cell = broadcast.Cell(body, broadcast.above_body(raw, body), shell.execution_count)
+        inputs = shell.history_manager.input_hist_raw if shell.history_manager else [""]
+        number = min(shell.execution_count, len(inputs) - 1)  # some versions count up before a cell runs, some after
+        cell = broadcast.Cell(body, broadcast.above_body(inputs[-1], body), number)
         with self.auto.paused():
             plain = broadcast.check_syntax(cell.source, shell.transform_cell)
         one = self._pool_of(request.pool)

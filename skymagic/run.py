@@ -6,7 +6,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,6 +21,8 @@ ROOT_CAUSE = 0.5
 """Seconds to wait for the cause when the first news is that a connection closed."""
 LATE_OUTPUT = 1.0
 """Seconds to wait for the last text of a rank that has died."""
+HINT = 0.7
+"""Seconds after an interrupt until the user is told of the second press."""
 STACKS = 0.5
 """Seconds that ranks have to say where they are."""
 
@@ -136,6 +138,8 @@ class Run:
         """When the ranks that go on are interrupted and freed, because one has failed."""
         self._free_at: float | None = None
         self._kill_at: float | None = None
+        self._hint_at: float | None = None
+        """When the user is told that a second press kills."""
         self._stall = Stall(limits.stall_after, self._started)
         self.report = Report({rank: RankRun() for rank in submission.ranks})
 
@@ -158,8 +162,8 @@ class Run:
         if event is not None:
             self._take(event)
         now = time.monotonic()
-        for when, act in ((self._stop_at, self._stop_others), (self._free_at, self._free), (self._kill_at, self._kill)):
-            if when is not None and when <= now:
+        for when, act in self._deadlines():
+            if when <= now:
                 act()
         if self._limits.timeout is not None and not self._stopping and now >= self._started + self._limits.timeout:
             self._time_over()
@@ -168,13 +172,23 @@ class Run:
 
     def _patience(self) -> float:
         now = time.monotonic()
-        times = [when for when in (self._stop_at, self._free_at, self._kill_at) if when is not None]
+        times = [when for when, _ in self._deadlines()]
         if self._limits.timeout is not None and not self._stopping:
             times.append(self._started + self._limits.timeout)
         times += [rank.died_at + LATE_OUTPUT for rank in self.report.ranks.values() if rank.died and not rank.ended]
         if self._stall.due is not None and not self._stopping:
             times.append(self._stall.due)
         return max(0.0, min([*times, now + 60.0]) - now)
+
+    def _deadlines(self) -> list[tuple[float, Callable[[], None]]]:
+        """What is to be done, and when."""
+        plans = (
+            (self._stop_at, self._stop_others),
+            (self._free_at, self._free),
+            (self._kill_at, self._kill),
+            (self._hint_at, self._hint),
+        )
+        return [(when, act) for when, act in plans if when is not None]
 
     def _open(self) -> list[int]:
         return [number for number, rank in self.report.ranks.items() if not rank.settled]
@@ -255,6 +269,12 @@ class Run:
         self._interrupt()
         self._stop_at = None
         self._free_at = time.monotonic() + self._limits.grace
+        self._hint_at = time.monotonic() + HINT
+
+    def _hint(self) -> None:
+        self._hint_at = None
+        if open_ranks := self._unfinished():
+            self._screen.note(f"[{rank_words(open_ranks)} did not stop yet; press again to kill]\n")
 
     def _time_over(self) -> None:
         open_ranks = self._unfinished()

@@ -12,6 +12,7 @@ import contextlib
 import json
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +42,8 @@ class Desk:
     info: runtime.InstanceInfo
     store: str
     on_registered: Callable[[], None]
+    freed = False
+    """This run was let out of a collective, or is being stopped, because of something else: its own error is of no interest."""
 
 
 class RankDisplayHook(DisplayHook):
@@ -110,6 +113,13 @@ class RankShell(ZMQInteractiveShell):
 
     displayhook_class = Type(RankDisplayHook)
     display_pub_class = Type(RankDisplayPublisher)
+
+    def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Format the error, unless it is only a consequence: reading the sources of all frames may take seconds."""
+        if Desk.freed or isinstance((exc_tuple or sys.exc_info())[1], KeyboardInterrupt):
+            self._last_traceback = traceback.format_exception_only(*(exc_tuple or sys.exc_info())[:2])
+            return
+        super().showtraceback(exc_tuple, *args, **kwargs)
 
     def _showtraceback(self, etype: type[BaseException], evalue: BaseException, stb: list[str]) -> None:
         self._last_traceback = stb
@@ -181,7 +191,6 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
         self.shell.cache_size = 0  # Out[…] would hold on to every result, GPU memory included
         self._hold = Hold(self.shell.user_ns, Desk.store, Desk.info.rank)
         self._result: Any = None
-        self._freed = False
         self.busy = False
         self.shell.events.register("post_run_cell", self._remember)
 
@@ -202,7 +211,7 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
 
     def free(self) -> int:
         """Called on the control thread: let the main thread out of a collective."""
-        self._freed = self.busy
+        Desk.freed = self.busy
         return Desk.hooks.release() if self.busy else 0
 
     async def do_execute(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -221,7 +230,7 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
         header = {key: str(value) for key, value in self.get_parent("shell")["header"].items()}
         rank = Desk.info.rank
         Desk.control.request(wire.Begin(rank, header, rank in order["shown"], order["screen_limit"]))
-        self._freed, self.busy = False, True
+        Desk.freed, self.busy = False, True
         try:
             with runtime.taking_part(order["ranks"]), Flusher():
                 return await self._carry_out(order, source)
@@ -259,7 +268,7 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
         result = self._result
         error = result.error_before_exec or result.error_in_exec if result is not None else None
         if reply["status"] != "ok" or error is not None:
-            outcome.update(self._failure(error, traceback=reply.get("traceback") or [], ename=reply.get("ename")))
+            outcome.update(self._failure(error, lines=reply.get("traceback") or [], ename=reply.get("ename")))
             return
         wanted = {name: shell.user_ns[name] for name in order["gather"] if name in shell.user_ns}
         missing = [name for name in order["gather"] if name not in shell.user_ns]
@@ -282,7 +291,7 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
                 self.shell_channel_thread = None
 
     def _failure(
-        self, problem: BaseException | None, *, traceback: list[str] | None = None, ename: str | None = None, phase: str = "run"
+        self, problem: BaseException | None, *, lines: list[str] | None = None, ename: str | None = None, phase: str = "run"
     ) -> dict[str, Any]:
         packed = self._hold.pack({"exception": problem})["exception"] if problem is not None and phase == "run" else {}
         return {
@@ -290,8 +299,8 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
             "phase": phase,
             "ename": ename or type(problem).__name__,
             "evalue": "" if problem is None else str(problem),
-            "traceback": traceback or [],
+            "traceback": lines or [],
             "exception": packed,
-            "freed": self._freed,
+            "freed": Desk.freed,
             "interrupted": isinstance(problem, (KeyboardInterrupt, asyncio.CancelledError)),
         }
