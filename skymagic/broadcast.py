@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skymagic import display
-from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
 from skymagic.agents import describe
-from skymagic.plan import Only, RunRequest
+from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
+from skymagic.plan import RunRequest
 from skymagic.pool import Order, Pool
 from skymagic.results import Failure, Unavailable, error_of, rank_words
-from skymagic.run import Limits, Report, Screen
+from skymagic.run import Limits, Report, Screen, Stop
 from skymagic.screen import NotebookScreen
 
 VALUE = "value"
@@ -96,21 +96,9 @@ def syntax_words(wrong: Exception) -> str:
     return f"{wrong.msg} (line {wrong.lineno} of the cell)\n    {line}\n    {pointer}"
 
 
-def targets_of(request: RunRequest, pool: Pool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ranks that take part, and those of them whose output is shown.
-
-    "head" is the first that takes part. Raises RequestError for ranks that the pool does not have.
-    """
-    ranks = request.targets.ranks(pool.world_size) if request.targets else tuple(range(pool.world_size))
-    if request.only == Only("head"):
-        return ranks, ranks[:1]
-    chosen = request.only.ranks(pool.world_size)
-    return ranks, tuple(rank for rank in ranks if rank in chosen)
-
-
 def order_of(request: RunRequest, pool: Pool, cell: Cell, plain: str) -> Order:
     """The order that a request makes of a cell, whose text is `plain` without IPython's syntax. Raises RequestError."""
-    ranks, shown = targets_of(request, pool)
+    ranks, shown = request.who(pool.world_size)
     return Order(
         source=cell.source,
         plain=plain,
@@ -126,13 +114,20 @@ def order_of(request: RunRequest, pool: Pool, cell: Cell, plain: str) -> Order:
 
 
 def broadcast(
-    pool: Pool, order: Order, limits: Limits, screen: Screen | None = None, *, head: bool = False
+    pool: Pool,
+    order: Order,
+    limits: Limits,
+    screen: Screen | None = None,
+    *,
+    head: bool = False,
+    stop: Stop | None = None,
 ) -> Values:
     """Run an order and bring its values back.
 
     Args:
         screen: where output goes; the notebook unless said.
         head: variables come from the first rank alone.
+        stop: ends the run from another thread.
 
     Raises:
         RunError: a rank failed, died or was interrupted; the time was over; or values could not come back.
@@ -140,7 +135,7 @@ def broadcast(
     """
     begun = time.monotonic()
     notebook = NotebookScreen(order.shown)
-    report = pool.run(order, screen or notebook, limits)
+    report = pool.run(order, screen or notebook, limits, stop)
     notebook.finish()
     if not report.good:
         raise failure(report, pool, limits)

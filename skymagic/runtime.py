@@ -131,6 +131,11 @@ def instance_info() -> InstanceInfo:
     return _parsed(text) if text else InstanceInfo(hostname=socket.gethostname())
 
 
+def on_a_rank() -> bool:
+    """Whether this process is a rank of a pool, or was started by one."""
+    return bool(os.environ.get(VARIABLE))
+
+
 @functools.lru_cache(maxsize=4)
 def _parsed(text: str) -> InstanceInfo:
     return InstanceInfo.from_json(text)

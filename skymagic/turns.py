@@ -28,6 +28,7 @@ class Turns:
         self._taken: list[Turn] = []
         self._line: list[Turn] = []
         self._news = threading.Condition()
+        self._last = -1
 
     def ask(self, ranks: Iterable[int], *, urgent: bool = False) -> Turn:
         """A place at the end of the line, or ahead of it; returns at once."""
@@ -56,10 +57,16 @@ class Turns:
                     line.remove(turn)
             self._news.notify_all()
 
-    def load(self, rank: int) -> int:
-        """How many turns have this rank or wait for it."""
+    def lightest(self, world_size: int, count: int = 1) -> list[int]:
+        """The `count` ranks that the fewest turns have or wait for; those that are alike are chosen in turn."""
         with self._news:
-            return sum(rank in turn.ranks for turn in (*self._taken, *self._line))
+            every = [*self._taken, *self._line]
+            load = [sum(rank in turn.ranks for turn in every) for rank in range(world_size)]
+            chosen = sorted(
+                range(world_size), key=lambda rank: (load[rank], (rank - self._last - 1) % world_size)
+            )
+            self._last = chosen[:count][-1]
+            return chosen[:count]
 
     def _comes(self, turn: Turn) -> bool:
         before = [*self._taken, *self._line[: self._line.index(turn)]]

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "skymagic"
 
 # Lower knows nothing of higher. Modules of one layer may import each other, never in a circle.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "wire", "plan", "accelerators", "image", "states", "turns", "quiet", "runtime", "sharding"),
+    ("errors", "wire", "plan", "accelerators", "spelling", "image", "states", "turns", "quiet", "runtime", "sharding"),
     (
         "scopes",
         "flow",
@@ -41,6 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("run", "screen"),
     ("pool",),
     ("broadcast",),
+    ("calls",),
     ("api", "integrations"),
     ("arguments", "config", "widgets", "auto"),
     ("completing",),
@@ -49,7 +50,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 # What runs on the nodes knows little of the notebook's side.
-NODE = {"errors", "wire", "plan", "accelerators", "image", "quiet", "runtime", "sharding"}
+NODE = {"errors", "wire", "plan", "accelerators", "spelling", "image", "quiet", "runtime", "sharding"}
 KERNELS_MAY = NODE | {"scopes", "refuse", "arrays", "pickling", "modules", "store", "plugins", "kernels"}
 PLUGINS_MAY = NODE | {"plugins", "kernels"}
 
@@ -207,7 +208,7 @@ def test_runtime_is_light() -> None:
 def test_public_names() -> None:
     assert sorted(skymagic.__all__) == sorted(
         """
-        AWS Compute ComputePool Image Local SSH Slurm __version__ accelerators compute errors function gather
+        AWS Compute ComputePool Image Local SSH Slurm __version__ accelerators compute errors find function gather
         instance_info integrations load_ipython_extension plugins shard silent stderr stdout
         unload_ipython_extension
         """.split()

@@ -1,0 +1,305 @@
+"""The same as the magics, as Python: lazy functions, and pools that are context managers.
+
+::
+
+    @sky.function
+    def train(epochs): ...
+
+    with sky.Compute(nodes=4, plugins=[sky.plugins.torch()]) as pool:
+        results = train(epochs=3) @ pool        # every rank, a list by rank
+        one = train(epochs=1) >> pool           # one rank
+        a, b = (train(1) & train(2)) >> pool    # side by side
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, overload
+
+from skymagic import plan, plugins
+from skymagic import pool as pools
+from skymagic.accelerators import Accelerator
+from skymagic.calls import Call, Calls, Function, positive, side_by_side
+from skymagic.errors import PoolStateError, RequestError
+from skymagic.image import Image
+from skymagic.plan import AtLeast, Defaults, PluginSpec, PoolRequest
+from skymagic.plugins import Plugin
+from skymagic.pool import Pool
+from skymagic.providers import Choice
+from skymagic.screen import in_ipython
+from skymagic.states import State
+
+_numbers = itertools.count(1)
+
+
+@overload
+def function(body: Callable[..., Any], /) -> Function: ...
+@overload
+def function(*, timeout: float | None = None) -> Callable[[Callable[..., Any]], Function]: ...
+
+
+def function(body: Callable[..., Any] | None = None, /, *, timeout: float | None = None) -> Any:
+    """Make a function lazy: its calls run on a pool, with ``@``, ``>>`` and ``&``. Write it above all other decorators.
+
+    Args:
+        timeout: seconds that a call may take; None for no limit.
+
+    Raises:
+        TypeError: not a function, or one that is lazy already.
+    """
+    if body is None:
+        return lambda given: _lazy(given, timeout)
+    return _lazy(body, timeout)
+
+
+compute = function
+"""Another name of `function`."""
+
+
+def _lazy(body: Any, timeout: float | None) -> Function:
+    if getattr(body, "__sky_lazy__", False):
+        raise TypeError("the function is lazy already: write @sky.function (or @sky.compute) once")
+    if inspect.isclass(body) or not callable(body):
+        raise TypeError(f"@sky.function decorates a function, not {body!r}")
+    return Function(body, None if timeout is None else positive(timeout))
+
+
+def gather(*calls: Call | Calls) -> Calls:
+    """Join calls to run side by side: ``sky.gather(*(score(x) for x in models)) >> pool``, a tuple in their order."""
+    joined = Calls()
+    for call in calls:
+        joined = joined & call
+    return joined
+
+
+class Compute:
+    """A pool as Python code makes it. ``with sky.Compute(…) as pool:`` starts it, and ends it whatever happens.
+
+    Also with `start` and `stop`. A magic finds it by its name (``--pool``) or as the one used last, and `find` is the
+    way back. Nothing is started before ``with`` or `start`.
+
+    Args:
+        provider: ``sky.Local()``, ``sky.SSH(hosts)``, ``sky.AWS()``, ``sky.Slurm()``, or a name; this machine where it
+            satisfies the request.
+        nodes: machines (on this machine: groups of ranks); 1.
+        accelerator: per node: ``"A100"``, ``"A100:8"`` or ``sky.accelerators.A100(count=8)``.
+        plugins: ``sky.plugins.torch()`` and the like, or as text: ``"torch:backend=gloo"``.
+        image: packages, variables and files of the nodes.
+        name: what magics call it; with a name, a pool that runs and fits is used again and not ended by ``with``.
+        procs_per_node: ranks on each node; one for each accelerator, else 1.
+        cpus, memory: of each node; a number, or ``"8+"`` for at least 8. Memory in GB.
+        pip, env, secrets: packages, variables, and names of variables whose values are kept secret.
+        hosts, region, spot, max_price: for providers that have these; max_price in dollars per hour.
+        idle, max_lifetime: ``"30m"``, or seconds: when the pool ends by itself.
+        timeout: seconds for each call that has no limit of its own; None for none.
+
+    Raises:
+        RequestError: everything that is wrong with the arguments.
+    """
+
+    def __init__(
+        self,
+        *,
+        provider: str | Choice | None = None,
+        nodes: int | None = None,
+        accelerator: str | Accelerator | Callable[[], Accelerator] | None = None,
+        plugins: Iterable[Plugin | PluginSpec | str] = (),
+        image: Image | None = None,
+        name: str | None = None,
+        procs_per_node: int | None = None,
+        cpus: float | str | None = None,
+        memory: float | str | None = None,
+        pip: Iterable[str] = (),
+        env: Mapping[str, str] | None = None,
+        secrets: Iterable[str] = (),
+        hosts: Iterable[str] = (),
+        region: str | None = None,
+        spot: bool = False,
+        max_price: float | None = None,
+        idle: float | str | None = None,
+        max_lifetime: float | str | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self._namespace = sys._getframe(1).f_globals
+        reading = Reading()
+        said = {
+            "nodes": reading.count("nodes", nodes),
+            "gpu": reading.of("accelerator", _accelerator, accelerator),
+            "plugins": reading.of("plugins", _plugins, plugins) or (),
+            "image": image,
+            "procs_per_node": reading.count("procs_per_node", procs_per_node),
+            "cpus": reading.of("cpus", lambda value: _amount(value, ""), cpus),
+            "memory": reading.of("memory", lambda value: _amount(value, "GB"), memory),
+            "pip": tuple(pip),
+            "env": tuple((env or {}).items()),
+            "secrets": tuple(secrets),
+            "hosts": tuple(hosts),
+            "region": region,
+            "spot": spot,
+            "max_price": max_price,
+            "idle": reading.of("idle", _seconds, idle),
+            "max_lifetime": reading.of("max_lifetime", _seconds, max_lifetime),
+        }
+        choice = provider if isinstance(provider, Choice) else Choice(provider or "auto")
+        reading.finish()
+        fields = {**{key: value for key, value in said.items() if value}, **choice.fields}
+        self._request = PoolRequest(provider=choice.name, yes=True, **fields)
+        self._defaults = Defaults(timeout=None if timeout is None else positive(timeout))
+        self._name = name
+        self._pool: Pool | None = None
+        self._own = True
+
+    @classmethod
+    def of(cls, pool: Pool) -> Compute:
+        """A pool that runs already, with the methods of this class; leaving it does not end it."""
+        found = cls.__new__(cls)
+        found._request, found._name, found._pool, found._own = pool.plan.request, pool.name, pool, False
+        found._namespace, found._defaults = pool.namespace, pool.defaults
+        return found
+
+    @property
+    def pool(self) -> Pool:
+        """The pool itself.
+
+        Raises:
+            PoolStateError: it is not started.
+        """
+        if self._pool is None:
+            raise PoolStateError(
+                "the pool is not started: write `with sky.Compute(…) as pool:`, or call start()"
+            )
+        return self._pool
+
+    def start(self) -> Compute:
+        """Make the pool ready; returns this object. Twice is safe.
+
+        Raises:
+            RequestError: the pool cannot be made as it is asked for.
+            ProvisionError: machines or ranks did not come up; nothing is left running.
+        """
+        if self._pool is not None and self._pool.state is not State.STOPPED:
+            return self
+        running = {pool.name for pool in pools.every()}
+        name = self._name or next(n for i in _numbers if (n := f"compute-{i}") not in running)
+        self._own = name not in running
+        self._pool = pools.ensure(replace(self._request, name=name), self._namespace, self._defaults, tell)
+        return self
+
+    def stop(self) -> None:
+        """End the ranks and give the machines back; twice is safe."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def map(self, body: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        """``body(item)`` for each item, each on the next rank that is free; the values in the order of the items.
+
+        Raises:
+            RunError: of the first that failed, also of its own type; the others are stopped.
+        """
+        lazy = body if isinstance(body, Function) else Function(body)
+        return side_by_side([Call(lazy.local, (item,), timeout=lazy.timeout) for item in items], self.pool)
+
+    def __enter__(self) -> Compute:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._own:
+            self.stop()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.pool, name)
+
+    def __repr__(self) -> str:
+        return "<Compute, not started>" if self._pool is None else repr(self._pool)
+
+
+ComputePool = Compute
+"""Another name of `Compute`."""
+
+
+def find(name: str | None = None) -> Compute:
+    """A pool that runs, whoever made it: by its name, or the one used last.
+
+    Raises:
+        PoolError: there is none; the message says how to make one.
+    """
+    return Compute.of(pools.find(name))
+
+
+def tell(text: str) -> None:
+    """A line of skymagic's own: in a script on standard error, for its output may be data."""
+    print(text, file=sys.stdout if in_ipython() else sys.stderr, flush=True)
+
+
+# -- arguments -------------------------------------------------------------------------------------------------------
+
+
+class Reading:
+    """Reads arguments, and tells all mistakes at once."""
+
+    def __init__(self) -> None:
+        self._mistakes: list[str] = []
+
+    def of(self, name: str, read: Callable[[Any], Any], value: Any) -> Any:
+        """What `read` makes of a value; None for None and for a mistake."""
+        if value is None:
+            return None
+        try:
+            return read(value)
+        except RequestError as wrong:
+            self._mistakes += [f"{name}: {mistake}" for mistake in wrong.mistakes]
+        return None
+
+    def count(self, name: str, value: int | None) -> int | None:
+        """A whole number above 0."""
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            self._mistakes.append(f"{name}: {value!r} is not a number above 0")
+        return value
+
+    def finish(self) -> None:
+        """Raises RequestError if there was a mistake."""
+        if self._mistakes:
+            raise RequestError(self._mistakes)
+
+
+def _accelerator(value: Any) -> Accelerator:
+    if isinstance(value, str):
+        return Accelerator.parse(value)
+    made = value() if callable(value) else value
+    if not isinstance(made, Accelerator):
+        raise RequestError(
+            f'{value!r} is not an accelerator: write "A100", "A100:8" or sky.accelerators.A100()'
+        )
+    return made
+
+
+def _plugins(values: Any) -> tuple[Plugin | PluginSpec, ...]:
+    found: list[Plugin | PluginSpec] = []
+    if isinstance(values, str | Plugin):
+        values = [values]
+    for value in values:
+        if isinstance(value, str):
+            found += plan.plugin_specs(value)
+        elif isinstance(value, Plugin):
+            found.append(value.spec or value)
+        elif isinstance(value, PluginSpec):
+            found.append(value)
+        else:
+            hint = ": write it with parentheses" if callable(value) else ""
+            raise RequestError(f"{value!r} is not a plugin{hint}")
+    plugins.resolve(found)
+    return tuple(found)
+
+
+def _amount(value: Any, unit: str) -> AtLeast:
+    return plan.at_least(value if isinstance(value, str) else f"{value}", unit)
+
+
+def _seconds(value: Any) -> float:
+    return plan.duration(value if isinstance(value, str) else f"{value}")
