@@ -7,12 +7,12 @@ as an underscore (``A100_80GB``).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 
 from skymagic.errors import RequestError
+from skymagic.spelling import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -91,20 +91,6 @@ NAMES: tuple[str, ...] = tuple(kind.name for kind in KINDS)
 _VENDORS = {"NVIDIA", "TESLA", "GEFORCE", "QUADRO", "AMD", "INSTINCT", "GRAPHICS", "CORPORATION"}
 # A driver's name with one of these is another product than the same name without it.
 _VARIANTS = {"TI", "SUPER", "D", "LAPTOP", "MAX", "ADA", "BLACKWELL", "MIG", "MOBILE"}
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'A100'?"`` for the known word nearest to `word`, or ``""`` when none is near.
-
-    Case, dashes and look-alikes (o and 0, l and 1) do not count.
-    """
-    folded = {_fold(name): name for name in known}
-    close = get_close_matches(_fold(word), folded, n=1, cutoff=0.6)
-    return f"; did you mean {folded[close[0]]!r}?" if close else ""
-
-
-def _fold(word: str) -> str:
-    return word.casefold().translate(str.maketrans("oil", "011", "-–—_"))
 
 
 def _key(name: str) -> str:

@@ -607,8 +607,64 @@ def test_run() -> None:
 def test_shell() -> None:
     assert parse_sh("") == ShellRequest()
     assert parse_sh("--workdir 'my folder' --detach --pool p") == ShellRequest("my folder", True, "p")
+    assert parse_sh("--detach; # on its own").only == Only("head")
     assert "is not a path" in mistakes(parse_sh, "--workdir ''")[0]
     assert "'torchrun' belongs to no option" in mistakes(parse_sh, "torchrun")[0]
+
+
+def test_everything_of_a_shell() -> None:
+    line = (
+        "--pool p --workdir src --env A=1 --env 'B=x y' --secret HF_TOKEN,KEY --timeout 10m -t 0:2 --only all "
+        "-o ends -a   # all of it"
+    )
+    assert parse_sh(line) == ShellRequest(
+        workdir="src",
+        pool="p",
+        env=(("A", "1"), ("B", "x y")),
+        secrets=("HF_TOKEN", "KEY"),
+        timeout=600.0,
+        targets=Only("0:2"),
+        only=Only("all"),
+        output="ends",
+        noblock=True,
+    )
+    assert parse_sh("--targets 1 --output=ends --noblock") == ShellRequest(
+        targets=Only("1"), output="ends", noblock=True
+    )
+
+
+def test_a_shell_has_the_configured_defaults() -> None:
+    request = parse_sh("", CONFIGURED)
+    assert (request.only, request.timeout) == (Only("all"), 60.0)
+    request = parse_sh("--only head --timeout none", CONFIGURED)
+    assert (request.only, request.timeout) == (Only("head"), None)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("--env NOEQUALS", "--secret NOEQUALS"),
+        ("--env A=1 --env A=2", "--env: A has several values"),
+        ("--env A=1 --secret A", "A is both an --env and a --secret"),
+        ("--secret A-B", "--secret: 'A-B' is not a name"),
+        ("--timeout 0", "--timeout: a duration must be more than 0"),
+        ("-t some", "-t: 'some' names no ranks"),
+        ("--only 1.5", "--only: '1.5' names no ranks"),
+        ("-o 1x", "-o: '1x' is not a name for a variable"),
+        ("-a=1", "-a takes no value"),
+        ("--pool 'a b'", "--pool: 'a b' is not a name for a pool"),
+        ("--nodes 2", "--nodes: no such option"),
+        ("-g loss", "-g: no such option"),
+    ],
+)
+def test_one_clear_line_for_a_shell(line: str, told: str) -> None:
+    (found,) = mistakes(parse_sh, line)
+    assert told in found
+
+
+def test_all_mistakes_of_a_shell_at_once() -> None:
+    found = mistakes(parse_sh, "train.sh --env X --secret 1 --timeout soon -t z -o class --wat")
+    assert len(found) == 7
 
 
 def test_logs() -> None:
@@ -731,6 +787,11 @@ NOW = Names(
         ("sky_gpus", "h", ["H100", "H200"]),
         ("sky_push", "mo", ["model", "mother"]),
         ("sky_push", "model,mo", ["model", "mother"]),
+        ("sky_sh", "--o", ["--only", "--output"]),
+        ("sky_sh", "-o x --o", ["--only"]),
+        ("sky_sh", "--env A=1 --e", ["--env"]),
+        ("sky_sh", "--only ", ["all", "head"]),
+        ("sky_sh", "--pool tr", ["train"]),
         ("sky_broadcast", "# --no", []),
         ("sky_broadcast", "-o x # --no", []),
         ("sky_broadcast", "-o 'x --no", []),

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skymagic import accelerators
-from skymagic.accelerators import KINDS, NAMES, Accelerator, canonical, did_you_mean, matches
+from skymagic.accelerators import KINDS, NAMES, Accelerator, canonical, matches
 from skymagic.errors import RequestError
 from skymagic.image import Image
 from skymagic.plan import (
@@ -37,6 +37,7 @@ from skymagic.plan import (
     ranks,
     topology,
 )
+from skymagic.spelling import did_you_mean
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = Inventory("laptop", cpus=4, memory_gb=16.0, python="3.11")

@@ -21,11 +21,12 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from skymagic.accelerators import Accelerator, did_you_mean
+from skymagic.accelerators import Accelerator
 from skymagic.errors import RequestError
 from skymagic.image import Image
 from skymagic.plan import PluginSpec
 from skymagic.runtime import InstanceInfo
+from skymagic.spelling import did_you_mean
 
 GROUP = "skymagic.plugins"
 
@@ -242,11 +243,17 @@ def image_for(asked: Iterable[Plugin | PluginSpec], image: Image, cluster: Clust
         try:
             image = plugin.transform(image, cluster)
         except RequestError as refused:
-            raise RequestError([f"the plugin {plugin.name!r}: {mistake}" for mistake in refused.mistakes]) from None
+            raise RequestError(
+                [f"the plugin {plugin.name!r}: {mistake}" for mistake in refused.mistakes]
+            ) from None
         except Exception as problem:
-            raise RequestError(f"the plugin {plugin.name!r} failed in transform: {_words(problem)}") from problem
+            raise RequestError(
+                f"the plugin {plugin.name!r} failed in transform: {_words(problem)}"
+            ) from problem
         if not isinstance(image, Image):
-            raise RequestError(f"the plugin {plugin.name!r} is broken: its transform returns {image!r}, not an Image")
+            raise RequestError(
+                f"the plugin {plugin.name!r} is broken: its transform returns {image!r}, not an Image"
+            )
     return image
 
 
@@ -265,7 +272,9 @@ def packed(plugin: Plugin) -> dict[str, Any]:
     try:
         data = cloudpickle.dumps(plugin)
     except Exception as problem:
-        raise RequestError(f"the plugin {plugin.name!r} cannot travel to the ranks: {_words(problem)}") from problem
+        raise RequestError(
+            f"the plugin {plugin.name!r} cannot travel to the ranks: {_words(problem)}"
+        ) from problem
     return {"name": plugin.name, "pickle": base64.b64encode(data).decode()}
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Protocol
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 from skymagic.agents import Member
 from skymagic.errors import RequestError
 from skymagic.plan import Plan, PoolRequest
+from skymagic.spelling import did_you_mean
 
 TABLE: dict[str, str] = {"local": "skymagic.providers.local:Local"}
 """Name → ``module:class``; the entry-point group ``skymagic.providers`` adds third parties' own."""
@@ -86,12 +86,11 @@ def load(name: str) -> Provider:
     name = "local" if name == "auto" else name
     if name in TABLE:
         module, _, attribute = TABLE[name].partition(":")
-        provider: Provider = getattr(importlib.import_module(module), attribute)()
-        return provider
+        make: Callable[[], Provider] = getattr(importlib.import_module(module), attribute)
+        return make()
     for entry in entry_points(group=GROUP):
         if entry.name == name:
-            provider = entry.load()()
-            return provider
-    near = difflib.get_close_matches(name, names(), 1)
-    hint = f": did you mean {near[0]}?" if near else f"; there are {', '.join(names())}"
-    raise RequestError(f"there is no provider {name!r}{hint}")
+            make = entry.load()
+            return make()
+    nearest = did_you_mean(name, names()) or f"; there are {', '.join(names())}"
+    raise RequestError(f"there is no provider {name!r}{nearest}")

@@ -1,0 +1,77 @@
+"""A magic's line becomes a request: tables of options, a reader for each kind of value, all mistakes at once.
+
+Nothing on a line is evaluated. IPython has expanded ``{expr}`` and ``$var`` before; a trailing ``# comment``, quotes
+and a trailing ``;`` are understood here. Each ``parse_…`` raises RequestError with every mistake of its line.
+
+    words     a line becomes words
+    values    the text of a value becomes what a request holds
+    options   the tables: every option, and each magic's own
+    reading   words become values by option, mistakes are collected
+    toml      the body of %%sky_pool does the same
+    pools     %sky_pool
+    cells     %%sky_broadcast, %%sky_run, %%sky_sh
+    lines     the other magics, one small request each
+    help      the text of a magic's docstring; completion
+"""
+
+from skymagic.arguments.cells import ShellRequest, parse_broadcast, parse_run, parse_sh
+from skymagic.arguments.help import Names, complete, usage
+from skymagic.arguments.lines import (
+    DownRequest,
+    FilesRequest,
+    LogsRequest,
+    NamesRequest,
+    RestartRequest,
+    parse_attach,
+    parse_auto,
+    parse_cost,
+    parse_down,
+    parse_get,
+    parse_gpus,
+    parse_logs,
+    parse_pull,
+    parse_push,
+    parse_put,
+    parse_restart,
+    parse_status,
+)
+from skymagic.arguments.options import MAGICS, PLUGINS, POOL, RUN, Magic, Option
+from skymagic.arguments.pools import parse_pool, parse_pool_toml
+from skymagic.arguments.words import Token, split
+
+__all__ = [
+    "MAGICS",
+    "PLUGINS",
+    "POOL",
+    "RUN",
+    "DownRequest",
+    "FilesRequest",
+    "LogsRequest",
+    "Magic",
+    "Names",
+    "NamesRequest",
+    "Option",
+    "RestartRequest",
+    "ShellRequest",
+    "Token",
+    "complete",
+    "parse_attach",
+    "parse_auto",
+    "parse_broadcast",
+    "parse_cost",
+    "parse_down",
+    "parse_get",
+    "parse_gpus",
+    "parse_logs",
+    "parse_pool",
+    "parse_pool_toml",
+    "parse_pull",
+    "parse_push",
+    "parse_put",
+    "parse_restart",
+    "parse_run",
+    "parse_sh",
+    "parse_status",
+    "split",
+    "usage",
+]

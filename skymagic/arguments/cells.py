@@ -1,0 +1,101 @@
+"""``%%sky_broadcast``, ``%%sky_run`` and ``%%sky_sh``: a cell on the ranks, or on the nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from skymagic.arguments.options import PLUGINS
+from skymagic.arguments.pools import NOTHING_SET, POOL_FIELDS, check_environment, pool_of
+from skymagic.arguments.reading import Line
+from skymagic.plan import PROVIDERS, Defaults, Only, PoolRequest, RunRequest
+
+
+@dataclass(frozen=True)
+class ShellRequest:
+    """%%sky_sh: a script as it is to be run, once on each node.
+
+    Attributes:
+        workdir: a folder that goes along, or None.
+        detach: run on without the notebook.
+        pool: its name, None for the latest one.
+        env: environment variables of the script. secrets: names only; the notebook's environment holds the values.
+        targets: the nodes that run it; None for all. only: the nodes whose output is shown.
+        output: the variable that takes exit codes and last lines, by node.
+        timeout: seconds.
+    """
+
+    workdir: str | None = None
+    detach: bool = False
+    pool: str | None = None
+    env: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[str, ...] = ()
+    timeout: float | None = None
+    targets: Only | None = None
+    only: Only = field(default_factory=Only)
+    output: str | None = None
+    noblock: bool = False
+
+
+def parse_broadcast(
+    line: str,
+    defaults: Defaults = NOTHING_SET,
+    *,
+    plugins: Collection[str] = PLUGINS,
+    providers: Collection[str] = PROVIDERS,
+) -> RunRequest:
+    """``%%sky_broadcast [options of the run and of a pool]``. Raises RequestError with all mistakes."""
+    parsed = Line("sky_broadcast", line)
+    values = parsed.values
+    pool = pool_of(parsed, defaults, plugins, providers, name=values.get("name"))
+    parsed.check(
+        values.get("head") and not parsed.labels.keys() & {"output", "gather"},
+        "--head keeps one value of -o or -g: add -o NAME or -g NAMES",
+    )
+    return _run(parsed, pool, {"only": defaults.only, "timeout": defaults.timeout})
+
+
+def parse_run(line: str, defaults: Defaults = NOTHING_SET) -> RunRequest:
+    """``%%sky_run [--rank R] [options]``: `targets` is that rank, None for the next in turn; its output is shown.
+
+    Raises:
+        RequestError: all mistakes.
+    """
+    parsed = Line("sky_run", line)
+    rank = parsed.values.get("targets")
+    parsed.check(
+        rank is not None and not re.fullmatch(r"-?\d+", rank.text),
+        f"--rank: one rank's number, not {rank}; for several there is %%sky_broadcast -t {rank}",
+    )
+    pool = PoolRequest(name=parsed.values.get("name"), stated=frozenset())
+    return _run(parsed, pool, {"only": Only("all"), "timeout": defaults.timeout, "head": True})
+
+
+def _run(line: Line, pool: PoolRequest, configured: Mapping[str, Any]) -> RunRequest:
+    """The run of a line, after the checks that need several options."""
+    values = {key: value for key, value in line.values.items() if key not in POOL_FIELDS | {"name"}}
+    push, held = values.get("push", ()), values.get("no_push", False)
+    both = [name for name in push if isinstance(held, tuple) and name in held]
+    line.check(both, f"{', '.join(both)}: named by --push and by --no-push; keep one of them")
+    line.check(
+        values.get("fresh") and held is True and not push, "--fresh sends again what --no-push does not send"
+    )
+    line.check(values.get("noblock") and values.get("dry_run"), "--noblock has no meaning with --dry-run")
+    line.check(
+        values.get("output") in values.get("gather", ()),
+        f"{values.get('output')}: -o and -g would both set it; choose another name for -o",
+    )
+    line.done()
+    return RunRequest(pool=pool, **{**configured, **values})
+
+
+def parse_sh(line: str, defaults: Defaults = NOTHING_SET) -> ShellRequest:
+    """``%%sky_sh [--workdir DIR] [--detach] [options of the run]``. Raises RequestError with all mistakes."""
+    parsed = Line("sky_sh", line)
+    check_environment(parsed)
+    parsed.done()
+    values = {"only": defaults.only, "timeout": defaults.timeout, **parsed.values}
+    values["pool"] = values.pop("name", None)
+    return ShellRequest(**values)

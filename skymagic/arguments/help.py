@@ -1,0 +1,95 @@
+"""The help of a magic, and what may stand where the cursor is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from skymagic.accelerators import NAMES as GPU_NAMES
+from skymagic.arguments.options import MAGICS, PLUGINS, Option
+from skymagic.arguments.words import Token, split
+from skymagic.plan import PROVIDERS
+
+
+def usage(magic: str) -> str:
+    """The help of a magic, for its docstring: what it does, examples, options."""
+    face = MAGICS[magic]
+    mark = "%%" if face.cell else "%"
+    lines = [
+        face.summary,
+        "",
+        f"{mark}{magic} {' '.join(filter(None, (face.words, '[options]' * bool(face.options))))}".rstrip(),
+    ]
+    if face.examples:
+        lines += [
+            "",
+            "Examples:",
+            *(f"    {line}" for example in face.examples for line in example.splitlines()),
+        ]
+    if face.options:
+        rows = [
+            (f"{', '.join(option.names)} {option.metavar}".rstrip(), option.help) for option in face.options
+        ]
+        lines += ["", "Options:"]
+        lines += [
+            f"    {left:<32} {right}" if len(left) <= 32 else f"    {left}\n{'':37}{right}"
+            for left, right in rows
+        ]
+    return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Names:
+    """What exists at the moment, for completion."""
+
+    pools: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = PLUGINS
+    providers: tuple[str, ...] = PROVIDERS
+    gpus: tuple[str, ...] = GPU_NAMES
+    ranks: tuple[str, ...] = ("head", "all")
+    switch: tuple[str, ...] = ("on", "off")
+
+
+def complete(magic: str, text: str, names: Names | None = None) -> list[str]:
+    """What may stand in place of the word that `text` ends in.
+
+    Args:
+        magic: its name without ``%``.
+        text: the line after the magic's name, up to the cursor.
+        names: what exists.
+
+    Returns:
+        Whole words, for what follows the last blank, ``=`` or ``,``; empty within a comment or an open quote.
+    """
+    face, names = MAGICS[magic], names or Names()
+    known = {name: option for option in face.options for name in option.names}
+    tokens, unclosed = split(text)
+    if unclosed or re.search(r"(^|\s)#", text):
+        return []
+    last = tokens.pop() if tokens and not text[-1].isspace() else Token("")
+    option, word = _completing(known, tokens), last.text
+    name, equals, value = word.partition("=")
+    if equals and name in known:
+        option, word = known[name], value
+    elif last.is_option or (option is None and word == "-"):
+        used = {known[token.text].field for token in tokens if token.text in known}
+        several = {item.field for item in face.options if item.takes != "one"}
+        return _starting((item for item in known if known[item].field not in used - several), word)
+    choices = (option.choices if option else face.choices) or "nothing"
+    return _starting(getattr(names, choices, ()), word.split(",")[-1])
+
+
+def _completing(known: Mapping[str, Option], before: Sequence[Token]) -> Option | None:
+    """The option whose value comes next, None when a word without an option does."""
+    for distance, token in enumerate(reversed(before)):
+        if token.is_option:
+            option = known.get(token.text)
+            one_only = option is not None and option.takes in ("one", "list")
+            return None if option is None or option.read is None or (distance and one_only) else option
+    return None
+
+
+def _starting(choices: Iterable[str], word: str) -> list[str]:
+    return sorted(choice for choice in choices if choice.casefold().startswith(word.casefold()))

@@ -1,0 +1,169 @@
+"""The magics of one line: looking, variables, files, lifecycle; a small request for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from skymagic.accelerators import canonical
+from skymagic.arguments.reading import Line
+from skymagic.arguments.values import Reader, identifiers, one_of, pool_name
+from skymagic.errors import RequestError
+from skymagic.plan import Only
+
+_R = TypeVar("_R")
+
+
+@dataclass(frozen=True)
+class LogsRequest:
+    """%sky_logs: whose log (None: every rank's), how many of its last lines, whether to go on as it grows."""
+
+    rank: Only | None = None
+    lines: int = 50
+    follow: bool = False
+    pool: str | None = None
+
+
+@dataclass(frozen=True)
+class NamesRequest:
+    """%sky_push and %sky_pull: variables, ranks (None: all), and for a pull the variable that takes the values."""
+
+    names: tuple[str, ...] = ()
+    targets: Only | None = None
+    output: str | None = None
+    head: bool = False
+    pool: str | None = None
+
+
+@dataclass(frozen=True)
+class FilesRequest:
+    """%sky_put and %sky_get: from where to where."""
+
+    source: str = ""
+    target: str = ""
+    pool: str | None = None
+
+
+@dataclass(frozen=True)
+class RestartRequest:
+    """%sky_restart: which ranks, None for all."""
+
+    ranks: Only | None = None
+    pool: str | None = None
+
+
+@dataclass(frozen=True)
+class DownRequest:
+    """%sky_down: one pool by name, the current one (None), or all of them."""
+
+    name: str | None = None
+    all: bool = False
+
+
+def parse_status(line: str) -> str | None:
+    """``%sky_status [NAME]``: a pool's name or None."""
+    return _named("sky_status", line)
+
+
+def parse_cost(line: str) -> str | None:
+    """``%sky_cost [NAME]``: a pool's name or None."""
+    return _named("sky_cost", line)
+
+
+def parse_attach(line: str) -> str | None:
+    """``%sky_attach [NAME]``: a pool's name or None for the only one there is."""
+    return _named("sky_attach", line)
+
+
+def parse_gpus(line: str) -> str | None:
+    """``%sky_gpus [NAME]``: an accelerator's canonical name or None."""
+    return _named("sky_gpus", line, "accelerator", canonical)
+
+
+def parse_logs(line: str) -> LogsRequest:
+    """``%sky_logs [--rank R] [-n LINES] [-f]``. Raises RequestError with all mistakes."""
+    return _small("sky_logs", line, LogsRequest, targets="rank")
+
+
+def parse_restart(line: str) -> RestartRequest:
+    """``%sky_restart [--rank R]``. Raises RequestError with all mistakes."""
+    return _small("sky_restart", line, RestartRequest, targets="ranks")
+
+
+def parse_push(line: str) -> NamesRequest:
+    """``%sky_push NAMES [-t RANKS]``. Raises RequestError with all mistakes."""
+    return _names("sky_push", line)
+
+
+def parse_pull(line: str) -> NamesRequest:
+    """``%sky_pull NAMES [-o NAME] [--head] [-t RANKS]``. Raises RequestError with all mistakes."""
+    return _names("sky_pull", line)
+
+
+def parse_put(line: str) -> FilesRequest:
+    """``%sky_put SRC DST``. Raises RequestError with all mistakes."""
+    return _files("sky_put", line)
+
+
+def parse_get(line: str) -> FilesRequest:
+    """``%sky_get SRC DST``. Raises RequestError with all mistakes."""
+    return _files("sky_get", line)
+
+
+def parse_down(line: str) -> DownRequest:
+    """``%sky_down [NAME | --all]``. Raises RequestError with all mistakes."""
+    parsed = Line("sky_down", line)
+    name = parsed.word("name of a pool", pool_name)
+    parsed.check(name and parsed.values.get("all"), f"say {name} or --all, not both")
+    parsed.done()
+    return DownRequest(name, bool(parsed.values.get("all")))
+
+
+def parse_auto(line: str) -> bool:
+    """``%sky_auto on|off``. Raises RequestError for anything else."""
+    parsed = Line("sky_auto", line)
+    switch = parsed.word("word, on or off", one_of("on", "off"))
+    parsed.check(not parsed.words, "say on or off: %sky_auto on")
+    parsed.done()
+    return bool(switch == "on")
+
+
+def _small(magic: str, line: str, request: Callable[..., _R], **renamed: str) -> _R:
+    parsed = Line(magic, line)
+    parsed.done()
+    return request(
+        **{{"name": "pool", **renamed}.get(key, key): value for key, value in parsed.values.items()}
+    )
+
+
+def _named(magic: str, line: str, what: str = "name of a pool", reader: Reader = pool_name) -> str | None:
+    parsed = Line(magic, line)
+    name: str | None = parsed.word(what, reader)
+    parsed.done()
+    return name
+
+
+def _names(magic: str, line: str) -> NamesRequest:
+    parsed = Line(magic, line)
+    names: tuple[str, ...] = ()
+    try:
+        names = identifiers(" ".join(parsed.words))
+    except RequestError as wrong:
+        parsed.mistakes += [f"%{magic}: {mistake}" for mistake in wrong.mistakes]
+    values = parsed.values
+    parsed.check(
+        values.get("output") and len(names) > 1, f"-o holds one variable's values, and {len(names)} are named"
+    )
+    parsed.done()
+    values["pool"] = values.pop("name", None)
+    return NamesRequest(names, **values)
+
+
+def _files(magic: str, line: str) -> FilesRequest:
+    parsed = Line(magic, line)
+    parsed.check(len(parsed.words) != 2, f"%{magic} needs SRC and DST; quote a path with blanks")
+    parsed.check("" in parsed.words, f"%{magic}: a path is empty")
+    parsed.done()
+    source, target = parsed.words
+    return FilesRequest(source, target, pool=parsed.values.get("name"))

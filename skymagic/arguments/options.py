@@ -1,0 +1,165 @@
+"""The tables: every option once, and for each magic its options, its words and its examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from skymagic.accelerators import Accelerator
+from skymagic.arguments.values import (
+    OUTSIDE_BRACKETS,
+    Reader,
+    dollars,
+    host,
+    identifier,
+    identifiers,
+    limit,
+    many,
+    number,
+    packages,
+    pair,
+    path,
+    pool_name,
+    procs,
+    region,
+    variable,
+)
+from skymagic.plan import Only, at_least, memory, plugin_specs
+
+PLUGINS = ("torch", "jax", "keras", "huggingface", "joblib", "sklearn")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a magic.
+
+    Attributes:
+        names: as users write it; the first is the one that messages and help use.
+        field: what it fills in the request.
+        read: turns a value's text into what the field holds; None for an option without a value.
+        takes: "one" value, a "list" (repeated, or with commas), "names" (a list that may also be blank-separated),
+            or "maybe" a list of names.
+    """
+
+    names: tuple[str, ...]
+    field: str
+    read: Reader | None = None
+    metavar: str = ""
+    help: str = ""
+    takes: str = "one"
+    choices: str = ""
+
+
+# fmt: off
+_SECRET = Option(("--secret", "--secrets"), "secrets", many(variable), "NAME", "a variable of the notebook's environment, kept out of sight", "list")
+POOL: tuple[Option, ...] = (
+    Option(("--provider",), "provider", str, "NAME", "where: auto, local, ssh, aws, slurm", choices="providers"),
+    Option(("--nodes", "--num-nodes"), "nodes", number(1), "N", "number of machines"),
+    Option(("--gpu", "--gpus"), "gpu", Accelerator.parse, "NAME[:COUNT]", "accelerators of each node", choices="gpus"),
+    Option(("--cpus",), "cpus", at_least, "N[+]", "CPU cores of each node, 8+ for at least 8"),
+    Option(("--memory",), "memory", memory, "GB[+]", "memory of each node"),
+    Option(("--procs-per-node",), "procs_per_node", procs, "N|auto", "ranks of each node; auto: one per GPU, else 1"),
+    Option(("--plugin", "--plugins"), "plugins", plugin_specs, "NAME[:k=v,…]", "frameworks to set up", "list", "plugins"),
+    Option(("--pip",), "pip", packages, "PACKAGES", "packages that the ranks need", "list"),
+    Option(("--env",), "env", pair, "NAME=VALUE", "an environment variable of the ranks", "list"),
+    _SECRET,
+    Option(("--hosts",), "hosts", many(host, rf"{OUTSIDE_BRACKETS}|\s+"), "HOSTS", "machines for --provider ssh", "list"),
+    Option(("--region",), "region", region, "NAME", "where to rent"),
+    Option(("--spot",), "spot", help="rent spare capacity, which may be taken back"),
+    Option(("--max-price",), "max_price", dollars, "DOLLARS", "limit per hour for the whole pool"),
+    Option(("--idle",), "idle", limit, "TIME", "stop after so long without a cell, as in 30m"),
+    Option(("--max-lifetime",), "max_lifetime", limit, "TIME", "stop after so long, as in 8h"),
+    Option(("-y", "--yes"), "yes", help="do not ask before money is spent"),
+)
+DRY = Option(("--dry-run",), "dry_run", help="show what would happen, and do nothing")
+_POOL_NAME = Option(("--pool",), "name", pool_name, "NAME", "the pool to use; the latest one unless said", choices="pools")
+_OUTPUT = Option(("-o", "--output"), "output", identifier, "NAME", "keep the values of the last expression, by rank")
+_TARGETS = Option(("-t", "--targets"), "targets", Only, "RANKS", "ranks that take part: 0,2 or 0:4 or ::2")
+_HEAD = Option(("--head",), "head", help="keep the first rank's value alone instead of a list")
+_RANK = Option(("--rank",), "targets", Only, "R", "one rank, or several: 0,2")
+_NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return at once; the cell goes on")
+_TIMEOUT = Option(("--timeout",), "timeout", limit, "TIME", "fail after so long, as in 10m")
+_CARGO: tuple[Option, ...] = (
+    Option(("--push",), "push", identifiers, "NAMES", "variables to send though the cell does not show them", "names", "variables"),
+    Option(("--no-push",), "no_push", identifiers, "NAMES", "variables not to send; alone: send nothing", "maybe", "variables"),
+    _TIMEOUT,
+    Option(("--fresh",), "fresh", help="send variables again though they have not changed"),
+)
+RUN: tuple[Option, ...] = (
+    _POOL_NAME,
+    _OUTPUT,
+    Option(("-g", "--gather"), "gather", identifiers, "NAMES", "bring these variables back, by rank", "names"),
+    _HEAD,
+    Option(("--only",), "only", Only, "RANKS", "whose output is shown: head, all, 0,2 or 0:4", choices="ranks"),
+    _TARGETS,
+    *_CARGO,
+    _NOBLOCK,
+    DRY,
+)
+_WORKDIR = Option(("--workdir",), "workdir", path, "DIR", "a folder that goes along, and where the script runs")
+_SH_ENV = Option(("--env",), "env", pair, "NAME=VALUE", "an environment variable of the script", "list")
+_SH_TARGETS = Option(("-t", "--targets"), "targets", Only, "NODES", "nodes that take part: 0,2 or 0:4 or ::2")
+_SH_ONLY = Option(("--only",), "only", Only, "NODES", "whose output is shown: head, all, 0,2 or 0:4", choices="ranks")
+_SH_OUTPUT = Option(("-o", "--output"), "output", identifier, "NAME", "keep exit codes and last lines, by node")
+_SH_NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return at once; the script goes on")
+_DETACH = Option(("--detach",), "detach", help="go on without the notebook")
+SH: tuple[Option, ...] = (_POOL_NAME, _WORKDIR, _SH_ENV, _SECRET, _SH_OUTPUT, _SH_ONLY, _SH_TARGETS, _TIMEOUT, _SH_NOBLOCK, _DETACH)
+_LINES = Option(("-n", "--lines"), "lines", number(1), "LINES", "how many of the last lines; 50 unless said")
+_FOLLOW = Option(("-f", "--follow"), "follow", help="go on as the log grows, until the stop button")
+_ALL = Option(("--all",), "all", help="every pool of this notebook")
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Magic:
+    """A magic's face.
+
+    Attributes:
+        words: what stands on its line without an option's name, for help; empty when nothing may.
+        choices: which of `Names` completes those words.
+        cell: whether it is written with ``%%``.
+    """
+
+    summary: str
+    options: tuple[Option, ...] = ()
+    words: str = ""
+    choices: str = ""
+    examples: tuple[str, ...] = ()
+    cell: bool = False
+
+
+_POOL_EXAMPLES = (
+    "%sky_pool --nodes 2 --plugin torch",
+    "%sky_pool train --nodes 4 --gpu A100:8 --plugin torch:backend=nccl --idle 30m",
+    "%sky_pool train --nodes 4 --gpu A100:8 --dry-run      # the plan and its price",
+    '%%sky_pool train\nnodes = 2\nplugins = ["torch"]\n[env]\nOMP_NUM_THREADS = "2"',
+)
+_BROADCAST_EXAMPLES = (
+    "%%sky_broadcast -o results      # results[r] is rank r's last expression",
+    "%%sky_broadcast -g loss,acc --only all",
+    "%%sky_broadcast --nodes 2 --plugin torch -o result --head --timeout 10m",
+    "%%sky_broadcast -t 0:2 --no-push",
+)
+_SH_EXAMPLES = (
+    "%%sky_sh --workdir examples/mingpt\ntorchrun --nnodes=$SKYPILOT_NUM_NODES … main.py",
+    "%%sky_sh --only all --timeout 30m -o ends --env OMP_NUM_THREADS=2 --secret HF_TOKEN\npython train.py",
+)
+# fmt: off
+MAGICS: dict[str, Magic] = {
+    "sky_pool": Magic("Make a pool ready, or use the one of this name when it fits.", (*POOL, DRY), "[NAME]", "pools", _POOL_EXAMPLES),
+    "sky_broadcast": Magic("Run the cell on every rank; without a pool, options of a pool make one.", (*RUN, *POOL), examples=_BROADCAST_EXAMPLES, cell=True),
+    "sky_run": Magic("Run the cell on one rank: the next in turn unless --rank says which.", (_RANK, _POOL_NAME, _OUTPUT, *_CARGO, _NOBLOCK, DRY), examples=("%%sky_run -o value", "%%sky_run --rank 1 --timeout 30s"), cell=True),
+    "sky_sh": Magic("Run the cell as a shell script, once on each node.", SH, examples=_SH_EXAMPLES, cell=True),
+    "sky_status": Magic("Show the pools and what they do.", (), "[NAME]", "pools", ("%sky_status",)),
+    "sky_logs": Magic("Show what ranks wrote, also what the cell did not show.", (_RANK, _LINES, _FOLLOW, _POOL_NAME), examples=("%sky_logs --rank 1 -n 200", "%sky_logs -f")),
+    "sky_push": Magic("Send variables to the ranks.", (_TARGETS, _POOL_NAME), "NAMES", "variables", ("%sky_push model, data",)),
+    "sky_pull": Magic("Bring variables back from the ranks, as a list by rank.", (_OUTPUT, _HEAD, _TARGETS, _POOL_NAME), "NAMES", examples=("%sky_pull loss, accuracy", "%sky_pull model --head -o trained")),
+    "sky_put": Magic("Copy files to every node.", (_POOL_NAME,), "SRC DST", examples=("%sky_put data/ data/",)),
+    "sky_get": Magic("Copy files from the head.", (_POOL_NAME,), "SRC DST", examples=("%sky_get out/ out/",)),
+    "sky_gpus": Magic("List accelerators and where they are.", (), "[GPU]", "gpus", ("%sky_gpus", "%sky_gpus A100")),
+    "sky_cost": Magic("Show what pools have cost, and cost now.", (), "[NAME]", "pools", ("%sky_cost",)),
+    "sky_restart": Magic("Start ranks again; their variables are gone.", (_RANK, _POOL_NAME), examples=("%sky_restart", "%sky_restart --rank 2")),
+    "sky_attach": Magic("Take up a pool that runs on without its notebook.", (), "[NAME]", "pools", ("%sky_attach train",)),
+    "sky_down": Magic("Stop a pool and release its machines.", (_ALL,), "[NAME]", "pools", ("%sky_down", "%sky_down train", "%sky_down --all")),
+    "sky_auto": Magic("Run every plain cell on the ranks, or no longer.", (), "on|off", "switch", ("%sky_auto on",)),
+}
+# fmt: on

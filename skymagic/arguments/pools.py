@@ -1,0 +1,113 @@
+"""``%sky_pool`` and ``%%sky_pool``; and the pool that a cell's own line describes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from skymagic.arguments.options import PLUGINS, POOL
+from skymagic.arguments.reading import Line
+from skymagic.arguments.toml import scan_body
+from skymagic.arguments.values import pool_name
+from skymagic.errors import RequestError
+from skymagic.image import Image
+from skymagic.plan import PROVIDERS, Defaults, PoolRequest
+from skymagic.spelling import did_you_mean
+
+NOTHING_SET = Defaults()
+POOL_FIELDS = frozenset(option.field for option in POOL)
+
+
+def parse_pool(
+    line: str,
+    defaults: Defaults = NOTHING_SET,
+    *,
+    body: str | None = None,
+    plugins: Collection[str] = PLUGINS,
+    providers: Collection[str] = PROVIDERS,
+) -> PoolRequest:
+    """``%sky_pool [NAME] [options]``, and with `body` ``%%sky_pool``, whose TOML adds to the line.
+
+    Args:
+        line: what follows the magic's name.
+        defaults: what holds where nothing is said.
+        body: the cell of ``%%sky_pool``.
+        plugins, providers: the names that exist.
+
+    Raises:
+        RequestError: all mistakes of line and body.
+    """
+    given, names, mistakes = scan_body(body) if body else ([], [], [])
+    parsed = Line("sky_pool", line, given)
+    parsed.mistakes += mistakes
+    parsed.words += [name for name in names if name not in parsed.words]
+    request = pool_of(parsed, defaults, plugins, providers, name=parsed.word("name of a pool", pool_name))
+    parsed.done()
+    return request
+
+
+def parse_pool_toml(
+    body: str,
+    defaults: Defaults = NOTHING_SET,
+    *,
+    plugins: Collection[str] = PLUGINS,
+    providers: Collection[str] = PROVIDERS,
+) -> PoolRequest:
+    """The body of ``%%sky_pool`` alone: the options' long names as keys, ``[env]`` and ``[plugins.NAME]`` as tables.
+
+    Raises:
+        RequestError: all mistakes, each with its key.
+    """
+    return parse_pool("", defaults, body=body, plugins=plugins, providers=providers)
+
+
+def pool_of(
+    line: Line, defaults: Defaults, plugins: Collection[str], providers: Collection[str], *, name: str | None
+) -> PoolRequest:
+    """The pool of a line; what was said of it is checked against what is known, the rest is configured."""
+    configured = {key: getattr(defaults, key) for key in ("provider", "plugins", "idle", "max_lifetime")}
+    stated = {key: value for key, value in line.values.items() if key in POOL_FIELDS}
+    labels = {key: line.labels.get(key, f"%config SkyMagic.{key}") for key in ("provider", "plugins")}
+    values = {**configured, **stated}
+    line.mistakes += _unknown(
+        labels["provider"], "provider", [values["provider"]], {"auto": 0, **dict.fromkeys(providers)}
+    )
+    names = [spec.name for spec in values["plugins"]]
+    line.mistakes += _unknown(labels["plugins"], "plugin", names, plugins)
+    line.mistakes += [
+        f"{labels['plugins']}: {again} is given twice; keep one of them" for again in _repeated(names)
+    ]
+    check_environment(line)
+    try:
+        Image(pip=values.get("pip", ()))
+    except RequestError as wrong:
+        line.mistakes += [
+            f"{line.labels['pip']}: {mistake.removeprefix('pip: ')}" for mistake in wrong.mistakes
+        ]
+    dry_run = bool(line.values.get("dry_run"))
+    return PoolRequest(**values, name=name, dry_run=dry_run, stated=frozenset(stated))
+
+
+def check_environment(line: Line) -> None:
+    """Note the variables of --env and --secret that have several values."""
+    keys = [key for key, _ in line.values.get("env", ())]
+    line.mistakes += [
+        f"{line.labels['env']}: {key} has several values; keep one of them" for key in _repeated(keys)
+    ]
+    line.mistakes += [
+        f"{key} is both an --env and a --secret; keep one of them"
+        for key in dict.fromkeys(keys)
+        if key in line.values.get("secrets", ())
+    ]
+
+
+def _unknown(label: str, what: str, names: Iterable[str], known: Collection[str]) -> list[str]:
+    return [
+        f"{label}: no {what} is called {name!r}"
+        + (did_you_mean(name, known) or f"; known are {', '.join(known)}")
+        for name in dict.fromkeys(names)
+        if name not in known
+    ]
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+    return [name for name in dict.fromkeys(names) if names.count(name) > 1]

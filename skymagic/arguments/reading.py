@@ -1,0 +1,142 @@
+"""From words to values: options are found and read, and all mistakes of a line are collected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skymagic.arguments.options import MAGICS, Magic, Option
+from skymagic.arguments.values import Reader
+from skymagic.arguments.words import Token, split
+from skymagic.errors import RequestError
+from skymagic.spelling import did_you_mean
+
+
+@dataclass(frozen=True)
+class Given:
+    """An option as it was given: how the user wrote its name, and its value's text (None: without one).
+
+    `items` are values that need no reading: those of a TOML table.
+    """
+
+    option: Option
+    label: str
+    text: str | None
+    items: tuple[Any, ...] = ()
+
+
+def scan(magic: Magic, tokens: Sequence[Token]) -> tuple[list[Given], list[str], list[str]]:
+    """(options given, words that belong to none, mistakes)."""
+    known = {name: option for option in magic.options for name in option.names}
+    given: list[Given] = []
+    words: list[str] = []
+    mistakes: list[str] = []
+    rest = list(tokens)
+    while rest:
+        token = rest.pop(0)
+        if not token.is_option:
+            words.append(token.text)
+            continue
+        option, label, text = _match(token.text, known)
+        if option is None:
+            mistakes.append(f"{label}: no such option{did_you_mean(label, known)}")
+            if rest and not rest[0].is_option and text is None and not magic.words:
+                rest.pop(0)  # most likely its value, and not a mistake of its own
+            continue
+        if option.read is None and text is not None:
+            mistakes.append(f"{label} takes no value, not {text!r}")
+        elif option.read is not None:
+            text = _take(option, text, rest)
+            if text is None and option.takes != "maybe":
+                after = f"; {rest[0].text!r} after it is an option, unless you quote it" if rest else ""
+                mistakes.append(f"{label} needs {option.metavar}{after}")
+                continue
+        given.append(Given(option, label, text))
+    return given, words, mistakes
+
+
+def _match(text: str, known: Mapping[str, Option]) -> tuple[Option | None, str, str | None]:
+    """(option or None, its name as written, value in the same token)."""
+    name, equals, value = text.partition("=")
+    short = known.get(text[:2])
+    if name not in known and f"-{name}" not in known and short is not None and short.read is not None:
+        return short, text[:2], text[2:].removeprefix("=")
+    return known.get(name), name, value if equals else None
+
+
+def _take(option: Option, text: str | None, rest: list[Token]) -> str | None:
+    """The option's value: what came with it, else the tokens that follow and are no options."""
+    parts = [] if text is None else [text]
+    while rest and not rest[0].is_option:
+        all_of_them = option.takes in ("names", "maybe") and text is None
+        comma = option.takes != "one" and parts and (parts[-1].endswith(",") or rest[0].text.startswith(","))
+        if parts and not all_of_them and not comma:
+            break
+        parts.append(rest.pop(0).text)
+    return " ".join(parts) if parts else None
+
+
+_REPEATABLE = ("hosts", "plugins")  # one host may be two nodes; a plugin given twice is a mistake, met later
+
+
+def read(given: Iterable[Given], mistakes: list[str]) -> dict[str, Any]:
+    """The fields that options fill; what cannot be read is added to `mistakes`."""
+    values: dict[str, Any] = {}
+    first: dict[str, Given] = {}
+    for item in given:
+        option, before = item.option, first.setdefault(item.option.field, item)
+        if before is not item and option.read is not None and option.takes == "one":
+            both = f"{before.label} is given twice"
+            if item.label != before.label:
+                both = f"{before.label} and {item.label} are the same option"
+            mistakes.append(f"{both} ({before.text} and {item.text}); keep one of them")
+            continue
+        value: Any = item.items or True
+        if option.read is not None and item.text is not None:
+            try:
+                value = option.read(item.text)
+            except RequestError as wrong:
+                mistakes += [f"{item.label}: {mistake}" for mistake in wrong.mistakes]
+                continue
+        if isinstance(value, tuple):
+            before_it = values.get(option.field)
+            value = (before_it if isinstance(before_it, tuple) else ()) + value
+            value = value if option.field in _REPEATABLE else tuple(dict.fromkeys(value))
+        values[option.field] = value
+    return values
+
+
+class Line:
+    """A line on its way to a request: values read, words left, mistakes met."""
+
+    def __init__(self, magic: str, line: str, more: Iterable[Given] = ()) -> None:
+        tokens, self.mistakes = split(line)
+        given, self.words, unknown = scan(MAGICS[magic], tokens)
+        self.mistakes += unknown
+        given += more
+        self.labels = {item.option.field: item.label for item in given}
+        self.values = read(given, self.mistakes)
+        if self.words and not MAGICS[magic].words:
+            self.mistakes.append(f"{' '.join(self.words)!r} belongs to no option of %{magic}")
+
+    def check(self, wrong: object, mistake: str) -> None:
+        """Note a mistake when `wrong`."""
+        if wrong:
+            self.mistakes.append(mistake)
+
+    def word(self, what: str, reader: Reader) -> Any:
+        """The one word that may stand without an option, or None."""
+        if len(self.words) > 1:
+            self.mistakes.append(f"one {what}, not {len(self.words)} ({', '.join(map(repr, self.words))})")
+        elif self.words:
+            try:
+                return reader(self.words[0])
+            except RequestError as wrong:
+                self.mistakes += wrong.mistakes
+        return None
+
+    def done(self) -> None:
+        """Raise RequestError when there are mistakes."""
+        if self.mistakes:
+            raise RequestError(list(dict.fromkeys(self.mistakes)))

@@ -1,0 +1,145 @@
+"""A reader for each kind of value: text becomes what a request holds, or a RequestError says why not."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Callable
+from typing import Any
+
+from skymagic.errors import RequestError
+from skymagic.image import Image
+from skymagic.plan import duration
+from skymagic.spelling import did_you_mean
+
+Reader = Callable[[str], Any]
+
+
+def number(least: int) -> Reader:
+    """A reader of whole numbers from `least` on."""
+
+    def read(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,9}", text):
+            raise RequestError(f"{text!r} is not a whole number")
+        if int(text) < least:
+            raise RequestError(f"must be at least {least}, not {text}")
+        return int(text)
+
+    return read
+
+
+def procs(text: str) -> int | None:
+    """Ranks of a node; None for ``auto``."""
+    return None if text == "auto" else int(number(1)(text))
+
+
+def limit(text: str) -> float | None:
+    """A duration, or ``none`` against a configured default."""
+    return None if text == "none" else duration(text)
+
+
+def dollars(text: str) -> float:
+    """A price per hour above 0, with or without ``$``."""
+    if not re.fullmatch(r"\$?[0-9]{1,9}(\.[0-9]{1,9})?", text) or not float(text.lstrip("$")):
+        raise RequestError(f"{text!r} is not a price: write dollars per hour for the whole pool, as in 12.50")
+    return float(text.lstrip("$"))
+
+
+def identifier(text: str) -> str:
+    """A name that a Python variable may have."""
+    if not text.isidentifier() or keyword.iskeyword(text):
+        raise RequestError(f"{text!r} is not a name for a variable")
+    return text
+
+
+def pool_name(text: str) -> str:
+    """The name of a pool, which is also part of file names."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", text):
+        raise RequestError(f"{text!r} is not a name for a pool: use letters, digits, - and _, at most 40")
+    return text
+
+
+def region(text: str) -> str:
+    """The name of a provider's region."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}", text):
+        raise RequestError(f"{text!r} is not a region: write one like eu-central-1")
+    return text
+
+
+def path(text: str) -> str:
+    """A path, which need not exist."""
+    if not text or "\0" in text:
+        raise RequestError(f"{text!r} is not a path")
+    return text
+
+
+def pair(text: str) -> tuple[tuple[str, str], ...]:
+    """``NAME=value``, as a list of one pair."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise RequestError(
+            f"{text!r} has no value: write NAME=value, or --secret {text} for the notebook's own"
+        )
+    return ((variable(name), value),)
+
+
+def variable(text: str) -> str:
+    """The name of an environment variable."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
+        raise RequestError(f"{text!r} is not a name for an environment variable")
+    return text
+
+
+def host(text: str) -> str:
+    """A host, a range of them or a file of them; never what a command would take for an option."""
+    if not re.fullmatch(r"@\S+|[\w.@:%\[\],-]+", text) or text.startswith("-"):
+        raise RequestError(f"{text!r} is not a host: write NAME, USER@NAME:PORT, NAME[1-8] or @FILE")
+    return text
+
+
+def many(read: Reader, separator: str = r"[,\s]+") -> Reader:
+    """A reader of lists; its mistakes are those of all items."""
+
+    def read_all(text: str) -> tuple[Any, ...]:
+        values: list[Any] = []
+        mistakes: list[str] = []
+        for item in filter(None, map(str.strip, re.split(separator, text))):
+            try:
+                values.append(read(item))
+            except RequestError as wrong:
+                mistakes += wrong.mistakes
+        if not values and not mistakes:
+            mistakes.append("nothing is named")
+        if mistakes:
+            raise RequestError(mistakes)
+        return tuple(values)
+
+    return read_all
+
+
+# a comma inside brackets belongs to the item (jax[cuda,cpu], gpu[1,3]), one before a constraint too (torch>=2,<3)
+OUTSIDE_BRACKETS = r",(?![^\[\]]*\])"
+identifiers = many(identifier)
+
+
+def packages(text: str) -> tuple[str, ...]:
+    """Requirements, as pip takes them."""
+    return tuple(many(_package, rf"{OUTSIDE_BRACKETS}(?=\s*[A-Za-z])")(text))
+
+
+def _package(text: str) -> str:
+    try:
+        return Image(pip=(text,)).pip[0]
+    except RequestError as wrong:
+        raise RequestError([mistake.removeprefix("pip: ") for mistake in wrong.mistakes]) from None
+
+
+def one_of(*words: str) -> Reader:
+    """A reader of one of these words."""
+
+    def read(text: str) -> str:
+        if text not in words:
+            raise RequestError(f"{text!r} is not one of {', '.join(words)}{did_you_mean(text, words)}")
+        return text
+
+    return read

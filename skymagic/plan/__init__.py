@@ -1,0 +1,41 @@
+"""From a request to a plan: what users ask for, the units they write it in, and what will run; pure values.
+
+Nothing here touches a machine. A provider describes what there is as an `Inventory`, `plan` answers with a `Plan`
+or with every reason why not.
+
+    units      durations and amounts, read and written
+    only       some of a pool's ranks: head, all, 0,2
+    requests   a pool, a run or a plugin as it was asked for, and the configured defaults
+    plans      the values of an answer: Topology, Inventory, Plan
+    planning   from a request to a plan; whether a pool fits a request
+"""
+
+from skymagic.accelerators import Accelerator
+from skymagic.plan.only import Only, ranks
+from skymagic.plan.planning import fits, plan
+from skymagic.plan.plans import Inventory, Plan, Topology, topology
+from skymagic.plan.requests import PROVIDERS, Defaults, PluginSpec, PoolRequest, RunRequest, plugin_specs
+from skymagic.plan.units import AtLeast, at_least, duration, duration_text, memory
+
+__all__ = [
+    "PROVIDERS",
+    "Accelerator",
+    "AtLeast",
+    "Defaults",
+    "Inventory",
+    "Only",
+    "Plan",
+    "PluginSpec",
+    "PoolRequest",
+    "RunRequest",
+    "Topology",
+    "at_least",
+    "duration",
+    "duration_text",
+    "fits",
+    "memory",
+    "plan",
+    "plugin_specs",
+    "ranks",
+    "topology",
+]

@@ -1,0 +1,102 @@
+"""What will run, and what there is: the shape of a pool, a machine's inventory, the plan as a value and as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from skymagic.image import Image
+from skymagic.plan.requests import PoolRequest
+from skymagic.plan.units import duration_text
+
+
+@dataclass(frozen=True)
+class Topology:
+    """How many ranks, and where: ranks of a node are neighbours."""
+
+    nodes: int
+    procs_per_node: int
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.nodes * self.procs_per_node
+
+    def node_of(self, rank: int) -> int:
+        """The node that `rank` runs on."""
+        return rank // self.procs_per_node
+
+    def local_rank(self, rank: int) -> int:
+        """The place of `rank` among the ranks of its node."""
+        return rank % self.procs_per_node
+
+    def ranks_on(self, node: int) -> range:
+        """The ranks of `node`."""
+        return range(node * self.procs_per_node, (node + 1) * self.procs_per_node)
+
+
+def topology(request: PoolRequest) -> Topology:
+    """The ranks that `request` asks for: 1 node unless said, one rank per GPU asked for, else 1."""
+    return Topology(request.nodes or 1, request.procs_per_node or (request.gpu.count if request.gpu else 1))
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What a machine has; `gpus` are the names that its driver gives, in the order of its devices."""
+
+    hostname: str
+    cpus: int
+    memory_gb: float
+    gpus: tuple[str, ...] = ()
+    python: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will run: a value that prints, compares and is carried out as it stands.
+
+    Attributes:
+        request: what it answers.
+        devices: for each node, the indices of the GPUs that it takes; empty when none were asked for.
+        cpus: CPU cores that a node may use. memory_gb: its memory.
+        price: dollars per hour for the whole pool.
+    """
+
+    provider: str
+    request: PoolRequest
+    topology: Topology
+    image: Image
+    hosts: tuple[str, ...]
+    cpus: int
+    memory_gb: float
+    devices: tuple[tuple[int, ...], ...] = ()
+    price: float = 0.0
+
+    def devices_of(self, rank: int) -> tuple[int, ...]:
+        """The GPUs of `rank`: an equal share of its node's, as indices of devices on its machine."""
+        if not self.devices:
+            return ()
+        share = len(self.devices[0]) // self.topology.procs_per_node
+        first = self.topology.local_rank(rank) * share
+        return self.devices[self.topology.node_of(rank)][first : first + share]
+
+    def text(self) -> str:
+        """The plan as --dry-run prints it, without values of variables."""
+        asked, shape = self.request, self.topology
+        limits = [
+            f"after {duration_text(asked.idle)} without a cell" if asked.idle else "",
+            f"after {duration_text(asked.max_lifetime)}" if asked.max_lifetime else "",
+        ]
+        rows = {
+            "where": f"{self.provider}: {', '.join(self.hosts)}",
+            "ranks": f"{shape.world_size} ({shape.nodes} × {shape.procs_per_node}: nodes × ranks on each)",
+            "GPUs": f"{asked.gpu.count} × {asked.gpu.name} on each node" if asked.gpu else "none asked for",
+            "machine": f"{self.cpus} CPUs and {self.memory_gb:.12g} GB",
+            "plugins": ", ".join(map(str, asked.plugins)),
+            "packages": ", ".join(self.image.pip),
+            "note": "; ".join(self.image.repeated()),
+            "variables": ", ".join([*self.image.env, *(f"{name} (secret)" for name in asked.secrets)]),
+            "ends": " or ".join(filter(None, limits)) or "with the notebook, or by %sky_down",
+            "price": f"${self.price:.2f} per hour",
+        }
+        title = f"Plan of pool {asked.name!r}" if asked.name else "Plan of a pool"
+        return "\n".join([title, *(f"  {key:<10} {value}" for key, value in rows.items() if value)])

@@ -1,0 +1,194 @@
+"""What users ask for, before anything is known of machines: a pool, a run, a plugin, and what holds unsaid."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from skymagic.accelerators import Accelerator
+from skymagic.errors import RequestError
+from skymagic.image import Image
+from skymagic.plan.only import Only
+from skymagic.plan.units import AtLeast
+
+PROVIDERS = ("auto", "local", "ssh", "aws", "slurm")
+_SECRET = re.compile("token|secret|password|key", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class PluginSpec:
+    """A plugin by name, with options as they were written; a secret among them is not shown."""
+
+    name: str
+    options: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        shown = (f"{k}={'…' if _SECRET.search(k) else v}" for k, v in self.options.items())
+        return ":".join(filter(None, (self.name, ",".join(shown))))
+
+    def __repr__(self) -> str:
+        return f"PluginSpec({str(self)!r})"
+
+
+def plugin_specs(text: str) -> tuple[PluginSpec, ...]:
+    """``"torch:backend=gloo,cuda=cu124,jax"``: a piece with ``=`` is an option of the plugin before it.
+
+    A piece that starts like a version constraint goes on with the value before it (``version=>=2.3,<2.5``).
+
+    Raises:
+        RequestError: an option without a plugin, an option twice, no name.
+    """
+    found: list[tuple[str, dict[str, str]]] = []
+    mistakes: list[str] = []
+    for piece in filter(None, map(str.strip, text.split(","))):
+        options = found[-1][1] if found else {}
+        if options and re.match(r"[<>=!~]", piece):
+            options[next(reversed(options))] += f",{piece}"
+            continue
+        option = piece
+        if ":" in piece.partition("=")[0] or "=" not in piece:
+            name, colon, option = piece.partition(":")
+            found.append((name.strip(), {}))
+            if not re.fullmatch(r"\w[\w.-]*", name.strip()):
+                mistakes.append(f"{piece!r} has no name: write NAME or NAME:option=value")
+            if not colon:
+                continue
+        key, equals, value = (part.strip() for part in option.partition("="))
+        if not found:
+            mistakes.append(f"{piece!r} belongs to no plugin: write NAME:{piece}")
+        elif not key or not equals:
+            mistakes.append(f"{piece!r} has no value: write NAME:option=value")
+        elif key in found[-1][1]:
+            mistakes.append(f"{found[-1][0]}: {key} is given twice")
+        else:
+            found[-1][1][key] = value
+    if not found and not mistakes:
+        mistakes.append("a plugin's name is missing: write NAME or NAME:option=value")
+    if mistakes:
+        raise RequestError(mistakes)
+    return tuple(PluginSpec(name, options) for name, options in found)
+
+
+@dataclass(frozen=True)
+class PoolRequest:
+    """A pool as it was asked for; None and empty where nothing was said.
+
+    Attributes:
+        cpus, memory: per node, memory in GB.
+        procs_per_node: ranks on each node; None for one per GPU asked for, else 1.
+        secrets: names only; values come from the notebook's environment and never stand here.
+        max_price: dollars per hour for the whole pool.
+        idle, max_lifetime: seconds.
+        image: what `pip` and `env` are added to.
+        stated: fields that the user wrote, where the others hold configured defaults; None when what differs
+            from the dataclass's own defaults was written.
+    """
+
+    name: str | None = None
+    provider: str = "auto"
+    nodes: int | None = None
+    gpu: Accelerator | None = None
+    cpus: AtLeast | None = None
+    memory: AtLeast | None = None
+    procs_per_node: int | None = None
+    plugins: tuple[PluginSpec, ...] = ()
+    pip: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    region: str | None = None
+    spot: bool = False
+    max_price: float | None = None
+    idle: float | None = None
+    max_lifetime: float | None = None
+    yes: bool = False
+    dry_run: bool = False
+    image: Image = field(default_factory=Image)
+    stated: frozenset[str] | None = field(default=None, compare=False, repr=False)
+
+    def given(self) -> frozenset[str]:
+        """Which fields the user stated of the pool itself: not its name, and not how to go about it."""
+        blank = PoolRequest()
+        differ = {f.name for f in fields(self) if getattr(self, f.name) != getattr(blank, f.name)}
+        return frozenset(differ if self.stated is None else self.stated) - {
+            "name",
+            "yes",
+            "dry_run",
+            "stated",
+        }
+
+    def whole_image(self) -> Image:
+        """`image` with `pip` and `env` added. Raises RequestError when they contradict each other."""
+        return self.image.merge(Image(pip=self.pip, env=dict(self.env)))
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A cell as it is to be run.
+
+    Attributes:
+        pool: its name from --pool; `given()` is empty when no option of a pool was used.
+        output: the variable that takes the values of the last expression, by rank.
+        head: take the first rank's value alone: rank 0's, unless `targets` leaves it out.
+        gather: variables that are brought back by name.
+        only: whose output is shown. targets: who runs it; None for all ranks (for one rank: round robin).
+        no_push: True when nothing travels, or the names that do not.
+        timeout: seconds.
+    """
+
+    pool: PoolRequest = field(default_factory=PoolRequest)
+    output: str | None = None
+    gather: tuple[str, ...] = ()
+    head: bool = False
+    only: Only = field(default_factory=Only)
+    targets: Only | None = None
+    push: tuple[str, ...] = ()
+    no_push: bool | tuple[str, ...] = False
+    timeout: float | None = None
+    noblock: bool = False
+    fresh: bool = False
+    dry_run: bool = False
+
+    def who(self, world_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(ranks that take part, those of them whose output is shown); the head is the first that takes part.
+
+        Raises:
+            RequestError: ranks that a pool of `world_size` does not have, in `targets` and in `only` at once.
+        """
+        mistakes: list[str] = []
+
+        def resolve(option: str, choice: Only) -> tuple[int, ...]:
+            try:
+                return choice.ranks(world_size)
+            except RequestError as wrong:
+                mistakes.extend(f"{option}: {mistake}" for mistake in wrong.mistakes)
+                return ()
+
+        part = resolve("--targets", self.targets or Only("all"))
+        shown = part[:1] if self.only.text == "head" else resolve("--only", self.only)
+        if mistakes:
+            raise RequestError(mistakes)
+        return part, tuple(rank for rank in shown if rank in part)
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What holds where a line says nothing; users change it with ``%config SkyMagic.…``.
+
+    Attributes:
+        timeout, idle, max_lifetime: seconds, None for no limit.
+        stall_after: seconds without progress until one line says who waits for whom.
+        grace: seconds that an interrupted rank has before it is ended.
+        screen_limit: bytes of output that one cell may show; the logs hold all of it.
+    """
+
+    provider: str = "auto"
+    plugins: tuple[PluginSpec, ...] = ()
+    only: Only = field(default_factory=Only)
+    timeout: float | None = None
+    idle: float | None = None
+    max_lifetime: float | None = None
+    stall_after: float = 30.0
+    grace: float = 2.0
+    screen_limit: int = 1_000_000

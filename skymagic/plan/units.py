@@ -1,0 +1,78 @@
+"""The units that users write amounts in: durations, numbers of cores, gigabytes; and back to text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+
+from skymagic.errors import RequestError
+
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,9})?"
+
+
+def duration(text: str) -> float:
+    """Seconds of ``"90"``, ``"10m"``, ``"1h30m"``, ``"2d"`` or ``"0.5h"``; above 0.
+
+    Raises:
+        RequestError: not a duration.
+    """
+    compact = re.sub(r"\s+", "", text).lower()
+    parts = re.fullmatch("".join(rf"(?:({_NUMBER}){unit})?" for unit in _UNITS), compact)
+    if re.fullmatch(_NUMBER, compact):
+        seconds = float(compact)
+    elif parts and compact:
+        seconds = sum(float(n) * size for n, size in zip(parts.groups("0"), _UNITS.values(), strict=True))
+    else:
+        raise RequestError(f"{text!r} is not a duration: write seconds (90) or units (10m, 1h30m, 2d)")
+    if seconds <= 0:
+        raise RequestError(f"a duration must be more than 0, not {text!r}")
+    return seconds
+
+
+def duration_text(seconds: float) -> str:
+    """`seconds` as users write it; `duration` reads it back: ``5400.0`` is ``"1h30m"``."""
+    whole = int(seconds)
+    if whole != seconds or not whole:
+        return f"{Decimal(repr(float(seconds))):f}s"
+    text = ""
+    for unit, size in _UNITS.items():
+        count, whole = divmod(whole, size)
+        text += f"{count}{unit}" if count else ""
+    return text
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """An amount per node: exactly `amount`, or with `or_more` at least that."""
+
+    amount: float
+    or_more: bool = False
+
+    def met_by(self, value: float) -> bool:
+        """Whether a machine with `value` gives it."""
+        return value >= self.amount if self.or_more else value == self.amount
+
+    def __str__(self) -> str:
+        return f"{self.amount:.12g}{'+' if self.or_more else ''}"
+
+
+def at_least(text: str, unit: str = "") -> AtLeast:
+    """``"8+"`` or ``"8"`` as AtLeast; `unit` (``"GB"``) may follow the number.
+
+    Raises:
+        RequestError: not a number above 0.
+    """
+    ending = rf"\s*(?:{unit[:1]}i?{unit[1:]}|{unit[:1]})?" if unit else ""
+    found = re.fullmatch(rf"({_NUMBER}){ending}\s*(\+?)", text.strip(), re.IGNORECASE)
+    if found is None or not float(found[1]):
+        raise RequestError(
+            f"{text!r} is not an amount: write 8 or 8+ for at least 8" + (f", in {unit}" if unit else "")
+        )
+    return AtLeast(float(found[1]), bool(found[2]))
+
+
+def memory(text: str) -> AtLeast:
+    """``"32"``, ``"32+"`` or ``"32GB+"`` as AtLeast in GB. Raises RequestError as `at_least` does."""
+    return at_least(text, "GB")
