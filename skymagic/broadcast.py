@@ -11,14 +11,12 @@ from typing import Any
 from skymagic import display
 from skymagic.agents import describe
 from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
+from skymagic.kernels.order import LAST_VALUE
 from skymagic.plan import RunRequest
 from skymagic.pool import Order, Pool
 from skymagic.results import Failure, Unavailable, error_of, rank_words
 from skymagic.run import Limits, Report, Screen, Stop
 from skymagic.screen import NotebookScreen
-
-VALUE = "value"
-"""Under this name a rank sends back the value of the cell's last expression."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +97,15 @@ def syntax_words(wrong: Exception) -> str:
 def order_of(request: RunRequest, pool: Pool, cell: Cell, plain: str) -> Order:
     """The order that a request makes of a cell, whose text is `plain` without IPython's syntax. Raises RequestError."""
     ranks, shown = request.who(pool.world_size)
+    senders = ranks[:1] if request.head else ranks
     return Order(
         source=cell.source,
         plain=plain,
         ranks=ranks,
         shown=shown,
-        want=(ranks[:1] if request.head else ranks) if request.output else (),
+        want=senders if request.output else (),
         gather=request.gather,
+        givers=senders if request.gather else (),
         push=request.push,
         no_push=request.no_push,
         fresh=request.fresh,
@@ -119,14 +119,12 @@ def broadcast(
     limits: Limits,
     screen: Screen | None = None,
     *,
-    head: bool = False,
     stop: Stop | None = None,
 ) -> Values:
     """Run an order and bring its values back.
 
     Args:
         screen: where output goes; the notebook unless said.
-        head: variables come from the first rank alone.
         stop: ends the run from another thread.
 
     Raises:
@@ -138,20 +136,27 @@ def broadcast(
     report = pool.run(order, screen or notebook, limits, stop)
     notebook.finish()
     if not report.good:
+        discard(report, pool)
         raise failure(report, pool, limits)
-    values = collect(report, order, pool, head=head)
+    values = collect(report, order, pool)
     values.seconds = time.monotonic() - begun
     return values
 
 
-def collect(report: Report, order: Order, pool: Pool, *, head: bool = False) -> Values:
+def discard(report: Report, pool: Pool) -> None:
+    """Let go of the values that ranks sent back though others failed."""
+    for rank in report.ranks.values():
+        for ref in (rank.outcome or {}).get("values", {}).values():
+            pool.shipper.discard(ref)
+
+
+def collect(report: Report, order: Order, pool: Pool) -> Values:
     """Unpack what the ranks sent. A value that could not come back is replaced by `Unavailable` and named in `problems`."""
     problems: list[str] = []
 
     def fetch(rank: int, name: str) -> Any:
         outcome = report.ranks[rank].outcome or {}
         ref = outcome.get("values", {}).get(name)
-        what = "the value of the last expression" if name == VALUE and name not in order.gather else name
         reason = "" if ref is None else ref.get("error", "")
         if ref is None:
             reason = "it was not sent"
@@ -160,13 +165,12 @@ def collect(report: Report, order: Order, pool: Pool, *, head: bool = False) -> 
                 return pool.shipper.unpack(ref)
             except Exception as problem:
                 reason = f"{type(problem).__name__}: {problem}"
-        problems.append(f"rank {rank}: {what} {reason}" if reason.startswith("is ") else f"rank {rank}: {what}: {reason}")
+        problems.append(f"rank {rank}: {name} {reason}" if reason.startswith("is ") else f"rank {rank}: {name}: {reason}")
         return Unavailable(rank, reason)
 
-    givers = order.ranks[:1] if head else order.ranks
     values = Values(order.ranks)
-    values.value = [fetch(rank, VALUE) for rank in order.want]
-    values.variables = {name: [fetch(rank, f"variable {name}" if name == VALUE else name) for rank in givers] for name in order.gather}
+    values.value = [fetch(rank, LAST_VALUE) for rank in order.want]
+    values.variables = {name: [fetch(rank, name) for rank in order.givers] for name in order.gather}
     values.problems = tuple(problems)
     return values
 

@@ -139,7 +139,7 @@ class SkyMagics(Magics):
     @line_magic
     def sky_push(self, line: str) -> None:
         request = usage(lambda: arguments.parse_push(line))
-        run = RunRequest(pool=named(request.pool), targets=request.targets, push=request.names)
+        run = RunRequest(pool=named(request.pool), targets=request.targets, push=request.names, fresh=True)
         self._run(run, "")
 
     @line_magic
@@ -180,7 +180,7 @@ class SkyMagics(Magics):
             print(display.shipment(one.preview(order).items))
             return None
         limits = Limits(request.timeout, defaults.grace, defaults.stall_after)
-        return broadcast.broadcast(one, order, limits, head=request.head)
+        return broadcast.broadcast(one, order, limits)
 
     def _keep(
         self, values: broadcast.Values | None, request: RunRequest, renamed: dict[str, str | None] | None = None
@@ -194,7 +194,8 @@ class SkyMagics(Magics):
         for name, listed in found.items():
             target = (renamed or {}).get(name) or name
             self.shell.user_ns[target] = listed[0] if request.head else listed
-        self._pool_of(request.pool).shipper.gathered(found, values.ranks)
+        own = [name for name in values.variables if name not in (renamed or {})]
+        self._pool_of(request.pool).shipper.gathered(own, values.ranks)
         if values.problems:
             raise broadcast.result_error(values, list(found))
 

@@ -46,7 +46,9 @@ class Order:
     want: tuple[int, ...] = ()
     """Ranks that send back the value of the cell's last expression."""
     gather: tuple[str, ...] = ()
-    """Variables that they send back as well."""
+    """Variables that come back."""
+    givers: tuple[int, ...] = ()
+    """Ranks that send them."""
     push: tuple[str, ...] = ()
     no_push: bool | tuple[str, ...] = False
     fresh: bool = False
@@ -326,6 +328,7 @@ class Pool:
             "execution_count": order.execution_count,
             "cargo": cargo.orders,
             "gather": list(order.gather),
+            "givers": list(order.givers),
             "want": list(order.want),
         }
         if stop.pressed:

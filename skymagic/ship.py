@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import platform
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from skymagic import modules, pickling
 from skymagic.capture import CellNames, cell_names, reach
 from skymagic.errors import CaptureError
-from skymagic.parcels import INLINE, Loading, Parcel, Progress, Value, groups, parts_of, submodules
+from skymagic.parcels import INLINE, Loading, Parcel, Progress, Value, bundles, groups, parts_of, submodules
 from skymagic.pickling import type_name
 from skymagic.refuse import Refusal, message, no_room, refusal
 from skymagic.shelf import Shelf
@@ -22,8 +23,7 @@ from skymagic.store import NodeStore
 _ATOMS = (int, float, bool, type(None), complex, str, bytes)
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """A variable that a cell needs, as ``--dry-run`` shows it."""
 
     name: str
@@ -118,13 +118,12 @@ class Shipper:
             kept = frozenset() if isinstance(no_push, bool) else frozenset(no_push)
             extra = extra or {}
             wanted = {*(names.loads if no_push is not True else ()), *push, *extra} - kept
-            values, why = self._collect(wanted, {**self.namespace, **extra}, kept, push, ranks)
+            values, why = self._collect(
+                wanted, {**self.namespace, **extra} if extra else self.namespace, kept, push, ranks
+            )
             sources = self._modules(names, values.values())
             hashes = {name: module.hash for name, module in sources.items()}
-            lacking = {
-                name: self._lacking(value, ranks, fresh or name in extra, hashes)
-                for name, value in values.items()
-            }
+            lacking = self._lacking(values, ranks, values if fresh else extra, hashes)
             items = tuple(
                 Item(name, why[name], value.pickled.nbytes, bool(lacking[name]), type_name(value.value))
                 for name, value in values.items()
@@ -180,6 +179,12 @@ class Shipper:
         ]
         return pickling.loads(parts[: ref["pieces"]], parts[ref["pieces"] :], self.namespace)
 
+    def discard(self, ref: Mapping[str, Any]) -> None:
+        """Unlink the file of a value that ``Hold.pack`` packed and that nobody wants; twice is safe."""
+        with contextlib.suppress(FileNotFoundError):
+            if ref.get("file"):
+                self.store.take(ref["file"])
+
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def _collect(
@@ -210,6 +215,7 @@ class Shipper:
             refusal(name, space[name], why[name], problem, self._attempt) for name, problem in failed.items()
         ]
         refusals += [Refusal.missing(name) for name in push if name not in self.namespace]
+        failed.clear()  # the tracebacks hold the values
         if refusals:
             raise CaptureError(message(refusals))
         return values, why
@@ -218,7 +224,7 @@ class Shipper:
         known = self._atoms.get(name)
         if known is not None and known.value is value:
             return known
-        made = Value.of(name, value, pickling.dumps(value, self.namespace, folder=self.folder))
+        made = Value(name, value, pickling.dumps(value, self.namespace, folder=self.folder))
         if type(value) in _ATOMS and made.pickled.nbytes < INLINE:
             self._atoms[name] = made
         return made
@@ -242,16 +248,25 @@ class Shipper:
         return modules.collect(sorted(wanted), self.folder) if wanted else {}
 
     def _lacking(
-        self, value: Value, ranks: Sequence[int], fresh: bool, hashes: Mapping[str, str]
-    ) -> list[int]:
-        """The ranks that have not got the notebook's value."""
-        if value.print is None:
-            new = fresh or all(self._print_on(rank, value.name) is None for rank in ranks)
-            if self.shelf.identify(value.parts, lazily=new):
-                value.seal(hashes)
-        if fresh or value.print is None:
-            return list(ranks)
-        return [rank for rank in ranks if self._print_on(rank, value.name) != value.print]
+        self,
+        values: Mapping[str, Value],
+        ranks: Sequence[int],
+        fresh: Container[str],
+        hashes: Mapping[str, str],
+    ) -> dict[str, list[int]]:
+        """For each name, the ranks that have not got the notebook's value."""
+        held = [(rank, self._ranks[rank].prints if rank in self._ranks else {}) for rank in ranks]
+        lacking = {}
+        for name, value in values.items():
+            if value.print is None:
+                new = name in fresh or not any(name in prints for _, prints in held)
+                if value.pickled.plain or self.shelf.identify(value.parts, lazily=new):
+                    value.seal(hashes)
+            if value.print is None or name in fresh:
+                lacking[name] = list(ranks)
+            else:
+                lacking[name] = [rank for rank, prints in held if prints.get(name) != value.print]
+        return lacking
 
     def _load(
         self,
@@ -270,15 +285,21 @@ class Shipper:
         loading = Loading(self.shelf, progress, sum(value.pickled.nbytes for value in moved))
         try:
             parcels = []
-            for group in groups(moved):
-                parcel = self._parcel(group, ranks, values, lacking, attributes)
+            held = {
+                id(value.value): name
+                for name, value in values.items()
+                if not lacking[name] and type(value.value) not in _ATOMS
+            }
+            for group in bundles(groups(moved), lacking, held):
+                parcel = self._parcel(group, ranks, held, lacking, attributes)
                 loading.add(parcel)
                 parcels.append(parcel)
             loading.finish()
             hashes = {name: module.hash for name, module in sources.items()}
             for value in moved:
-                self.shelf.identify(value.parts)
-                value.seal(hashes)
+                if not value.pickled.plain:
+                    self.shelf.identify(value.parts)
+                    value.seal(hashes)
             prints = {name: value.print or "" for name, value in values.items() if name not in passing}
             prints.update(self._standing(names.stores - set(values)))
             orders = {
@@ -308,7 +329,7 @@ class Shipper:
         self,
         group: list[Value],
         ranks: Sequence[int],
-        values: Mapping[str, Value],
+        held: Mapping[int, str],
         lacking: Mapping[str, list[int]],
         attributes: frozenset[str],
     ) -> Parcel:
@@ -325,26 +346,15 @@ class Shipper:
             pickled=pickled,
             parts=parts,
             imports=submodules((value.value for value in group), attributes),
-            same=self._same(group, needed, values, lacking),
+            same=self._same(group, needed, held),
         )
 
-    def _same(
-        self,
-        group: list[Value],
-        needed: list[int],
-        values: Mapping[str, Value],
-        lacking: Mapping[str, list[int]],
-    ) -> str | None:
+    def _same(self, group: list[Value], needed: list[int], held: Mapping[int, str]) -> str | None:
         """A name for the same object that the ranks have from the notebook, and have not rebound."""
-        value = group[0].value
-        if len(group) > 1 or type(value) in _ATOMS:
+        name = held.get(id(group[0].value))
+        if len(group) > 1 or name is None or any(name in self._ranks[rank].own for rank in needed):
             return None
-        for name, other in values.items():
-            if other.value is value and not lacking[name]:
-                states = [self._ranks[rank] for rank in needed]
-                if not any(name in state.own for state in states):
-                    return name
-        return None
+        return name
 
     def _standing(self, names: Iterable[str]) -> dict[str, str]:
         """Fingerprints of the notebook's present values of names that ranks bind themselves."""

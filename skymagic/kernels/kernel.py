@@ -28,9 +28,8 @@ from skymagic import quiet, runtime, wire
 from skymagic.kernels.control import Control
 from skymagic.kernels.hold import BindError, Hold
 from skymagic.kernels.hooks import Hooks
-from skymagic.kernels.order import ORDER
+from skymagic.kernels.order import LAST_VALUE, ORDER
 
-LAST_VALUE = "value"
 INPUT_REFUSED = "input() cannot ask from a rank: ask in a plain cell of the notebook, and use the variable in the broadcast cell"
 
 
@@ -270,8 +269,9 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
         if reply["status"] != "ok" or error is not None:
             outcome.update(self._failure(error, lines=reply.get("traceback") or [], ename=reply.get("ename")))
             return
-        wanted = {name: shell.user_ns[name] for name in order["gather"] if name in shell.user_ns}
-        missing = [name for name in order["gather"] if name not in shell.user_ns]
+        gather = order["gather"] if Desk.info.rank in order["givers"] else []
+        wanted = {name: shell.user_ns[name] for name in gather if name in shell.user_ns}
+        missing = [name for name in gather if name not in shell.user_ns]
         if Desk.info.rank in order["want"]:
             wanted[LAST_VALUE] = shell.displayhook.value
         outcome["values"] = self._hold.pack(wanted)
