@@ -23,7 +23,7 @@ ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 @dataclass(frozen=True)
 class Failed:
-    """The error that a cell ended with; `text` is what the user reads, without colours."""
+    """The error that a cell ended with; `text` is what the user reads of it, without colours."""
 
     ename: str
     evalue: str
@@ -37,7 +37,6 @@ class Shown:
     outputs: list[dict[str, Any]] = field(default_factory=list)
     error: Failed | None = None
     done: bool = False
-    status: str = ""
     _clear: bool = False
 
     def _text(self, *names: str) -> str:
@@ -114,6 +113,7 @@ class Notebook:
         self._client.start_channels()
         self._client.wait_for_ready(timeout=PATIENCE)
         self._cells: dict[str, Shown] = {}
+        self._replies: dict[str, dict[str, Any]] = {}
         self.pid = int(self.value("__import__('os').getpid()"))
 
     # -- cells ---------------------------------------------------------------------------------------------------
@@ -148,8 +148,21 @@ class Notebook:
             shown.done = True
 
     def finish(self, shown: Shown) -> Shown:
-        """Wait for the end of a cell."""
-        return self.watch(shown, lambda cell: cell.done)
+        """Wait for the end of a cell, and look whether it failed."""
+        self.watch(shown, lambda cell: cell.done)
+        reply = self._reply(next(number for number, cell in self._cells.items() if cell is shown))
+        if reply["status"] == "error" and shown.error is None:  # misuse is a line of stderr, not a traceback
+            shown.error = Failed(reply["ename"], reply["evalue"], shown.stderr)
+        assert reply["status"] == ("ok" if shown.error is None else "error")
+        return shown
+
+    def _reply(self, number: str) -> dict[str, Any]:
+        """The kernel's reply to a request; those to others that come first are kept."""
+        deadline = time.monotonic() + PATIENCE
+        while number not in self._replies:
+            reply = self._client.get_shell_msg(timeout=max(0.0, deadline - time.monotonic()))
+            self._replies[reply["parent_header"].get("msg_id", "")] = reply["content"]
+        return self._replies.pop(number)
 
     def run(self, source: str) -> Shown:
         """Run a cell that ends well."""
@@ -165,15 +178,9 @@ class Notebook:
 
     def value(self, expression: str) -> Any:
         """An expression's value in the notebook: plain literals and containers of them."""
-        number = self._client.execute(
-            "", silent=True, store_history=False, user_expressions={"value": f"repr({expression})"}
-        )
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            reply = self._client.get_shell_msg(timeout=max(0.0, deadline - time.monotonic()))
-            if reply["parent_header"].get("msg_id") == number:
-                break
-        answer = reply["content"]["user_expressions"]["value"]
+        wanted = {"value": f"repr(({expression}))"}
+        number = self._client.execute("", silent=True, store_history=False, user_expressions=wanted)
+        answer = self._reply(number)["user_expressions"]["value"]
         assert answer["status"] == "ok", f"{expression}: {answer['ename']}: {answer['evalue']}"
         return ast.literal_eval(ast.literal_eval(answer["data"]["text/plain"]))
 
