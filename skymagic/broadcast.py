@@ -224,7 +224,7 @@ def exception_of(outcome: Mapping[str, Any], pool: Pool) -> BaseException | None
 def failure(report: Report, pool: Pool, limits: Limits) -> RunError:
     """The one error of a run that did not end well."""
     failures = failures_of(report, pool)
-    notes = [*lost_notes(report), *report.notes]
+    notes = [*lost_notes(report, pool), *report.notes]
     causes = [one for one in failures if not one.secondary]
     if report.interrupted and not any(one.died for one in causes):
         stopped = [number for number, rank in report.ranks.items() if rank.stopped]
@@ -238,9 +238,12 @@ def failure(report: Report, pool: Pool, limits: Limits) -> RunError:
     return error_of(failures, pool.world_size, notes)
 
 
-def lost_notes(report: Report) -> list[str]:
+def lost_notes(report: Report, pool: Pool) -> list[str]:
     """Lines on what the failure costs."""
     dead = [number for number, rank in report.ranks.items() if rank.died is not None]
     if not dead:
         return []
+    if pool.inseparable:
+        names = ", ".join(plugin.name for plugin in pool.plugins if plugin.rejoin is None)
+        return [f"all ranks are being started anew, without variables: {names} cannot go on with some of them"]
     return [f"{rank_words(dead)} {'is' if len(dead) == 1 else 'are'} being started anew without variables; the others keep theirs"]

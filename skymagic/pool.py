@@ -109,6 +109,11 @@ class Pool:
         return self.plan.topology.world_size
 
     @property
+    def inseparable(self) -> bool:
+        """Whether all ranks must be started anew when one has died."""
+        return any(plugin.rejoin is None for plugin in self.plugins)
+
+    @property
     def agents(self) -> Agents:
         """The agents of a started pool."""
         if self._agents is None:
@@ -392,7 +397,7 @@ class Pool:
         with turn:
             with self._news:
                 dead, self._to_replace, self._mend_waits = sorted(self._to_replace), set(), False
-            self._mend_now(dead)
+            self._mend_now(list(range(self.world_size)) if dead and self.inseparable else dead)
 
     def _mend_now(self, dead: list[int]) -> None:
         try:

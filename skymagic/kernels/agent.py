@@ -338,12 +338,16 @@ class Agent:
         for line in lines:
             event = json.loads(line)
             if "forked" in event:
-                self._forked(event["forked"], event["pid"])
+                self._forked(event["forked"], event["pid"], event["ident"])
             else:
                 self._exited(event["exited"], event["status"])
 
-    def _forked(self, number: int, pid: int) -> None:
-        rank = self.ranks[number]
+    def _forked(self, number: int, pid: int, ident: str) -> None:
+        rank = self.ranks.get(number)
+        if rank is None or rank.ident != ident:  # replaced before it was there
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+            return
         rank.pid = pid
         self.tell(wire.RankForked(number, pid, rank.ident))
 

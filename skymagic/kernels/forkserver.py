@@ -104,7 +104,7 @@ def _fork(channel: socket.socket, spec: RankSpec, fds: list[int]) -> None:
             os._exit(code)
     for fd in fds:
         os.close(fd)
-    _report(channel, {"forked": spec.rank, "pid": pid})
+    _report(channel, {"forked": spec.rank, "pid": pid, "ident": spec.env["SKYMAGIC_IDENT"]})
 
 
 def _reap(channel: socket.socket) -> None:
@@ -118,6 +118,6 @@ def _reap(channel: socket.socket) -> None:
         _report(channel, {"exited": pid, "status": os.waitstatus_to_exitcode(status)})
 
 
-def _report(channel: socket.socket, event: dict[str, int]) -> None:
+def _report(channel: socket.socket, event: dict[str, int | str]) -> None:
     with contextlib.suppress(OSError):
         channel.sendall(json.dumps(event).encode() + b"\n")

@@ -100,7 +100,8 @@ class Plugin:
         release: frees the rank's main thread from a blocked collective; returns how many things it closed. Called on
             another thread, at any moment, also before `around_app` and twice.
         rejoin: ``(info) -> notes``: form anew what `release` broke, with all ranks of the pool; a sentence for each
-            thing that could not be carried over. Called between cells, any number of times.
+            thing that could not be carried over. Called between cells, any number of times. When it raises, all ranks
+            are started anew. None where a process can join only once: then all ranks are when one of them has died.
         joined: whether what `around_app` set up is still there; asked after each cell.
         preload: modules that each node imports once, before it forks its ranks. Importing them must start no thread
             and touch no GPU.
@@ -115,7 +116,7 @@ class Plugin:
     around_app: Callable[[InstanceInfo], contextlib.AbstractContextManager[Any]] = _nothing_around
     around_client: Callable[[Any], contextlib.AbstractContextManager[Any]] = _nothing_around
     release: Callable[[], int] = _freed_nothing
-    rejoin: Callable[[InstanceInfo], Sequence[str]] = _nothing_lost
+    rejoin: Callable[[InstanceInfo], Sequence[str]] | None = _nothing_lost
     joined: Callable[[], bool] = _still_there
     preload: tuple[str, ...] = ()
     before: tuple[str, ...] = ()

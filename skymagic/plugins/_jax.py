@@ -1,0 +1,113 @@
+"""JAX: one process of a global device mesh on each rank, joined before any backend is used."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from skymagic.plugins import Cluster, Plugin
+from skymagic.runtime import InstanceInfo
+
+if TYPE_CHECKING:
+    from skymagic.image import Image
+
+TIMEOUT = 60
+"""Seconds that ranks wait for each other at the start."""
+
+
+def jax(version: str = "latest") -> Plugin:
+    """Install JAX and call ``jax.distributed.initialize`` on every rank before the first cell.
+
+    Afterwards ``jax.devices()`` are the devices of all ranks. Programs over the whole mesh must run on all ranks: in a
+    cell or with ``@``, not with ``>>``. JAX cannot let a rank out of a collective or join it again, so when a rank
+    fails or is stopped in the middle of one, all ranks are started anew.
+
+    Args:
+        version: ``"latest"``, a version (``"0.4.35"`` means ``==0.4.35``) or a constraint (``">=0.4"``).
+    """
+    from skymagic.plugins._torch import constraint
+
+    def transform(image: Image, cluster: Cluster) -> Image:
+        name = "jax[cuda12]" if cluster.cuda else "jax"
+        return image.replace(pip=(*image.pip, name + constraint(version)))
+
+    return Plugin(
+        name="jax",
+        transform=transform,
+        preload=("jax", "jax.numpy"),
+        around_app=around_app,
+        rejoin=None,
+        before=("keras",),
+    )
+
+
+@contextlib.contextmanager
+def around_app(info: InstanceInfo) -> Iterator[None]:
+    """Join the ranks into one mesh; leave it when the process is stopped."""
+    import jax
+
+    devices = devices_of(info)
+    reserved = socket.socket()
+    with reserved:
+        coordinator = meet(info, reserved)
+        os.environ.update(
+            JAX_COORDINATOR_ADDRESS=coordinator,
+            JAX_NUM_PROCESSES=str(info.world_size),
+            JAX_PROCESS_ID=str(info.rank),
+            JAX_LOCAL_DEVICE_COUNT=str(max(1, len(devices))),
+        )
+        bind_collectives(os.environ.get("GLOO_SOCKET_IFNAME"))
+        jax.distributed.initialize(
+            coordinator_address=coordinator,
+            num_processes=info.world_size,
+            process_id=info.rank,
+            local_device_ids=devices or None,
+            cluster_detection_method="deactivate",
+            initialization_timeout=TIMEOUT,
+            coordinator_bind_address=coordinator,  # otherwise all addresses of the machine, public ones too
+        )
+    try:
+        yield
+    finally:
+        jax.distributed.shutdown()
+
+
+def devices_of(info: InstanceInfo) -> Sequence[int]:
+    """The GPUs of a rank among those that its node sees: an equal share; none on a node without."""
+    share = info.accelerators // info.local_world_size
+    return range(info.local_rank * share, (info.local_rank + 1) * share)
+
+
+def meet(info: InstanceInfo, reserved: socket.socket) -> str:
+    """Address of the coordinator that rank 0 is about to serve.
+
+    The port is the system's choice, and `reserved` keeps it until the coordinator has bound it too: that one shares
+    ports (SO_REUSEPORT) as gRPC's servers do, and when it cannot bind, it does not say so but lets all ranks time out.
+    """
+    from skymagic.kernels import rendezvous
+
+    if info.rank == 0:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind((info.head_addr, 0))
+        rendezvous.tell("jax", reserved.getsockname()[1])
+        port = reserved.getsockname()[1]
+    else:
+        port = rendezvous.hear("jax")
+    return f"{info.head_addr}:{port}"
+
+
+def bind_collectives(interface: str | None) -> None:
+    """Let CPU collectives use the cluster's interface; by themselves they use what the hostname resolves to, and hang.
+
+    JAX has no setting for it. A version of JAX without this function goes its own way.
+    """
+    from jax._src import xla_bridge
+
+    make = getattr(xla_bridge._jax, "make_gloo_tcp_collectives", None)
+    if make is not None and interface:
+        xla_bridge._jax.make_gloo_tcp_collectives = functools.partial(make, interface=interface)
+
