@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from skymagic.kernels import rendezvous
+from skymagic.kernels import guard, rendezvous
 from skymagic.kernels.release import Connections
 from skymagic.runtime import InstanceInfo
 
@@ -129,7 +129,8 @@ class Group:
         c10d._new_process_group_helper = new_group_helper
         DDP.__init__ = ddp_init  # type: ignore[method-assign]
         try:
-            yield
+            with guard.installed():
+                yield
         finally:
             dist.init_process_group = c10d.init_process_group = init
             c10d._new_process_group_helper = helper

@@ -1,0 +1,121 @@
+"""A collective that waits for ranks that do not take part in the run would wait for ever: it is refused, in words.
+
+Where all ranks take part, what is added to a collective is one comparison.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from skymagic import runtime
+
+COLLECTIVES = """
+    all_gather all_gather_coalesced all_gather_into_tensor all_gather_object all_gather_single all_reduce
+    all_reduce_coalesced all_to_all all_to_all_single barrier broadcast broadcast_object_list gather gather_object
+    monitored_barrier reduce reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter scatter_object_list
+""".split()
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """Inside, torch's collectives and DDP wrappers look at who takes part."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    with contextlib.ExitStack() as undo:
+
+        def put(owner: Any, name: str, value: Any) -> None:
+            undo.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+
+        for name in COLLECTIVES:
+            plain = getattr(c10d, name, None)
+            if plain is None:  # of another version of torch
+                continue
+            guarded = looking(plain)
+            for module in (c10d, dist):
+                if getattr(module, name, None) is plain:
+                    put(module, name, guarded)
+        new_group = looking(c10d.new_group, unless="use_local_synchronization")
+        for module in (c10d, dist):
+            put(module, "new_group", new_group)
+        put(DDP, "__init__", ddp_looking(DDP.__init__, "DistributedDataParallel"))
+        if hasattr(DDP, "_pre_forward"):  # called by forward, and out of the sight of torch.compile
+            put(
+                DDP,
+                "_pre_forward",
+                ddp_looking(DDP._pre_forward, "the forward pass of DistributedDataParallel"),
+            )
+        yield
+
+
+def looking(collective: Callable[..., Any], unless: str = "") -> Callable[..., Any]:
+    """The collective, refused where its group has ranks that do not take part.
+
+    Args:
+        unless: a parameter that, when it is true, lets those that call do without the others.
+    """
+    names = list(inspect.signature(collective).parameters)
+    place = names.index("group") if "group" in names else len(names)
+
+    @functools.wraps(collective)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        if not everyone() and not (unless and kwargs.get(unless)):
+            group = args[place] if len(args) > place else kwargs.get("group")
+            check(group, f"dist.{collective.__name__}")
+        return collective(*args, **kwargs)
+
+    return guarded
+
+
+def ddp_looking(method: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """A method of a DDP wrapper, refused where the wrapper's group has ranks that do not take part."""
+
+    @functools.wraps(method)
+    def guarded(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if not everyone():
+            check(module.__dict__.get("process_group", kwargs.get("process_group")), what)
+        return method(module, *args, **kwargs)
+
+    return guarded
+
+
+def everyone() -> bool:
+    """Whether all ranks of the pool take part in the present run."""
+    part = runtime.participants()
+    return len(part) == runtime.instance_info().world_size
+
+
+def check(group: Any, what: str) -> None:
+    """Raises RuntimeError where `group` (the default group for None) has ranks that do not take part."""
+    import torch.distributed as dist
+
+    default = dist.group.WORLD if dist.is_initialized() else None
+    if group is None:
+        group = default
+    if not isinstance(group, dist.ProcessGroup):  # not a member: torch has its own words
+        return
+    ranks, here = dist.get_process_group_ranks(group), runtime.participants()
+    absent = sorted(set(ranks) - set(here))
+    if not absent:
+        return
+    raise RuntimeError(
+        f"{what} waits for {words(ranks)}, and only {words(here)} {'takes' if len(here) == 1 else 'take'} part in this "
+        "run: run it on all of them (f() @ pool, or a cell without --targets), or use a group of those that take part: "
+        f"dist.new_group({list(here)}, use_local_synchronization=True)"
+    )
+
+
+def words(ranks: Any) -> str:
+    """ "rank 3", "ranks 0, 2", "ranks 0 to 3"."""
+    ordered = sorted(ranks)
+    if len(ordered) == 1:
+        return f"rank {ordered[0]}"
+    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
+        return f"ranks {ordered[0]} to {ordered[-1]}"
+    return "ranks " + ", ".join(map(str, ordered))
