@@ -59,8 +59,10 @@ def cell_names(source: str) -> CellNames:
         flow = Flow()
         flow.block(tree.body)
         flow.finish()
-        attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        imports = imported_names(tree)
+        attributes = (
+            {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} if "." in source else ()
+        )
+        imports = imported_names(tree) if "import" in source else frozenset()
     except RecursionError:
         # Expressions nested deeper than this visitor can go: the order is lost, the names are not.
         names = code_names(code)
@@ -90,14 +92,14 @@ def reach(loads: Iterable[str], namespace: Mapping[str, object], uses: Uses | No
     """
     follow = uses or (lambda name, value: static_uses(value, namespace))
     why: dict[str, str] = {}
-    todo: dict[str, str] = dict.fromkeys(sorted(loads), "the cell")
+    todo: dict[str, str] = dict.fromkeys(sorted(loads, reverse=True), "the cell")
     while todo:
-        name = next(iter(todo))
-        reason = todo.pop(name)
-        if name in why or name not in namespace or interactive(name, namespace[name]):
+        name, reason = todo.popitem()
+        value = namespace.get(name, _NOTHING)
+        if value is _NOTHING or name in why or interactive(name, value):
             continue
         why[name] = reason
-        for used, where in follow(name, namespace[name]).items():
+        for used, where in (follow(name, value) or {}).items():
             if used not in why:
                 todo.setdefault(used, f"used by {where}")
     return why
@@ -109,7 +111,7 @@ _GIVEN = ("exit", "quit", "get_ipython", "open", "display")
 
 def interactive(name: str, value: object) -> bool:
     """Whether a name is IPython's own: its history, ``exit`` or ``get_ipython``, or an ``open`` nobody rebound."""
-    if _HISTORY.fullmatch(name):
+    if name[0] in "_IO" and _HISTORY.fullmatch(name):
         return True
     if value is getattr(builtins, name, _NOTHING):
         return True

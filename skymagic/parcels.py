@@ -6,9 +6,9 @@ import base64
 import importlib.metadata
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from skymagic.pickling import Pickled
@@ -32,17 +32,19 @@ class Value:
     name: str
     value: object
     pickled: Pickled
-    parts: list[Part]
     print: str | None = None
     """Identifies the value; None until all its parts are hashed."""
 
-    @classmethod
-    def of(cls, name: str, value: object, pickled: Pickled) -> Value:
-        """A variable with its pickle."""
-        return cls(name, value, pickled, parts_of(pickled))
+    @cached_property
+    def parts(self) -> list[Part]:
+        """Pieces of the pickle, then buffers."""
+        return parts_of(self.pickled)
 
     def seal(self, modules: Mapping[str, str]) -> str:
         """Fingerprint of the value, and of the local modules that it refers to (name → hash)."""
+        if self.pickled.plain:
+            self.print = digest(self.pickled.pieces)
+            return self.print
         known = [(part.hash or "").encode() if part.blob else part.data for part in self.parts]
         local = [modules[name].encode() for name in sorted(self.pickled.modules) if name in modules]
         self.print = digest([*known, *local])
@@ -67,7 +69,9 @@ def groups(values: Sequence[Value]) -> list[list[Value]]:
     first: dict[int, int] = {}
     for index, value in enumerate(values):
         for mark in value.pickled.marks:
-            parent[root(index)] = root(first.setdefault(mark, index))
+            other = first.setdefault(mark, index)
+            if other != index:
+                parent[root(index)] = root(other)
     reach, last = -1, 0
     spans = [
         (span.start, span.stop, index) for index, value in enumerate(values) for span in value.pickled.spans
@@ -81,6 +85,28 @@ def groups(values: Sequence[Value]) -> list[list[Value]]:
     for index, value in enumerate(values):
         found.setdefault(root(index), []).append(value)
     return list(found.values())
+
+
+def bundles(
+    shared: Iterable[list[Value]], lacking: Mapping[str, list[int]], apart: Container[int]
+) -> list[list[Value]]:
+    """Groups, and all plain values that the same ranks lack as one: a thousand numbers are one pickle.
+
+    Args:
+        apart: identities of objects that must stay by themselves.
+    """
+    found: list[list[Value]] = []
+    plain: dict[tuple[int, ...], list[Value]] = {}
+    for group in shared:
+        where = tuple(lacking[group[0].name])
+        if (
+            all(value.pickled.plain and tuple(lacking[value.name]) == where for value in group)
+            and id(group[0].value) not in apart
+        ):
+            plain.setdefault(where, []).extend(group)
+        else:
+            found.append(group)
+    return [*found, *plain.values()]
 
 
 @dataclass

@@ -18,8 +18,7 @@ import types
 import typing
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 from cloudpickle import cloudpickle as _cloud
@@ -33,8 +32,7 @@ _MANY = 1 << 20
 """Bytes of a pickle above which its objects are not listed one by one to find shared ones."""
 
 
-@dataclass(frozen=True)
-class Pickled:
+class Pickled(NamedTuple):
     """A value ready to be written: the pickle's pieces, then the buffers that it refers to."""
 
     pieces: tuple[Buffer, ...]
@@ -45,7 +43,7 @@ class Pickled:
     """Modules of the notebook's folder that it refers to."""
     packages: frozenset[str] = frozenset()
     """Top-level packages that it refers to."""
-    uses: Mapping[str, str] = field(default_factory=dict)
+    uses: Mapping[str, str] = types.MappingProxyType({})
     """Names of the namespace that its functions use, with the name of a function that does."""
     attributes: frozenset[str] = frozenset()
     """Attribute names in its functions' code."""
@@ -57,6 +55,8 @@ class Pickled:
     """Memory that it looks at."""
     keep: object = None
     """Holds everything that the pickle refers to."""
+    plain: bool = False
+    """Whether it is small and consists of Python's own containers, numbers and strings alone."""
 
     @property
     def header(self) -> bytes:
@@ -66,7 +66,7 @@ class Pickled:
     @property
     def nbytes(self) -> int:
         """Length of pickle and buffers, in bytes."""
-        return sum(memoryview(piece).nbytes for piece in (*self.pieces, *self.buffers))
+        return sum(map(len, self.pieces)) + sum(map(len, self.buffers))
 
 
 def dumps(value: object, namespace: dict[str, Any], *, folder: str | None = None) -> Pickled:
@@ -79,6 +79,9 @@ def dumps(value: object, namespace: dict[str, Any], *, folder: str | None = None
     Raises:
         Exception: whatever the value's own reduction raises; pickle.PicklingError and TypeError most often.
     """
+    plain = _plainly(value)
+    if plain is not None:
+        return plain
     first = _Pickler(namespace, folder, Tracker())
     first.dump(value)
     shared = layout(first.tracker.spans, first.tracker.whole)
@@ -107,6 +110,39 @@ def loads(header: Buffer | Sequence[Buffer], buffers: Iterable[Buffer], namespac
 
 
 _local = threading.local()
+
+
+class _NotPlain(Exception):
+    """There is something in the value that Python does not pickle all by itself."""
+
+
+class _PlainPickler(pickle.Pickler):
+    def reducer_override(self, obj: object) -> Any:
+        raise _NotPlain
+
+
+_CONTAINERS = (list, dict, set, bytearray)
+_PLAIN = (*_CONTAINERS, int, float, str, bytes, bool, type(None), tuple, frozenset)
+
+
+def _plainly(value: object) -> Pickled | None:
+    """The short way for the values that notebooks have most of: numbers, strings, and lists and dicts of them."""
+    if type(value) not in _PLAIN:
+        return None
+    out = _Pieces()
+    pickler = _PlainPickler(out, 5)
+    try:
+        pickler.dump(value)
+    except _NotPlain:
+        return None
+    pieces = out.pieces()
+    marks: Iterable[int] = ()
+    if sum(map(len, pieces)) < _MANY:
+        marks = [number for number, (_, each) in pickler.memo.copy().items() if type(each) in _CONTAINERS]
+    elif type(value) in _CONTAINERS:
+        marks = (id(value),)
+    small = len(pieces) == 1 and len(pieces[0]) < SMALL
+    return Pickled(pieces, (), marks=frozenset(marks), keep=value, plain=small)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]

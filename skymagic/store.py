@@ -7,6 +7,7 @@ directory on disk beside it.
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import errno
 import os
@@ -34,6 +35,7 @@ SHARE = 0.5
 """The part of a file system's free space that a store may fill."""
 
 _TOLD = 1 << 25
+_MUCH = 1 << 26
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -328,8 +330,20 @@ def _map(descriptor: int, nbytes: int) -> memoryview:
         code = ctypes.get_errno()
         raise OSError(code, f"cannot map {nbytes} bytes: {os.strerror(code)}")
     memory = (ctypes.c_ubyte * nbytes).from_address(address)
-    weakref.finalize(memory, _libc.munmap, address, nbytes).atexit = False
+    weakref.finalize(memory, _unmap, address, nbytes).atexit = False
     return memoryview(memory).cast("B")
+
+
+def _unmap(address: int, nbytes: int) -> None:
+    """Give memory back; much of it takes a while, for which nobody needs to wait."""
+    if nbytes >= _MUCH:
+        try:
+            # Not threading.Thread: its locks may be held by whoever is interrupted by this finalizer.
+            _thread.start_new_thread(_libc.munmap, (address, nbytes))
+            return
+        except RuntimeError:  # the interpreter is ending
+            pass
+    _libc.munmap(address, nbytes)
 
 
 def _write_all(descriptor: int, view: memoryview) -> None:
