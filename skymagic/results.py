@@ -31,6 +31,13 @@ class Failure:
     tail: str = ""
 
     @property
+    def words(self) -> str:
+        """What happened, in a line."""
+        if self.died:
+            return f"died: {self.died}"
+        return f"{self.ename}: {self.evalue.splitlines()[0]}" if self.evalue else self.ename
+
+    @property
     def secondary(self) -> bool:
         """Whether this only followed from another rank's failure."""
         return self.freed or (not self.died and is_connection_error(self.ename, self.evalue))
@@ -74,13 +81,15 @@ def rank_words(ranks: Sequence[int]) -> str:
 def summary(cause: Failure, failures: Sequence[Failure], world: int, notes: Sequence[str] = ()) -> str:
     """The lines under the traceback: which ranks failed how, which were stopped, what is lost."""
     where = f"[rank {cause.rank} of {world} on {cause.hostname}]"
+    if cause.died:
+        where = f"rank {cause.rank} on {cause.hostname} died: {cause.died}"
     same = [f.rank for f in failures if f.rank != cause.rank and (f.ename, f.evalue, f.died) == (cause.ename, cause.evalue, cause.died)]
     other = [f for f in failures if f.rank != cause.rank and f.rank not in same and not f.secondary]
     freed = [f.rank for f in failures if f.rank != cause.rank and f.rank not in same and f.secondary]
     lines = [where]
     if same:
         lines[0] += f" and the same on {rank_words(same)}"
-    lines += [f"rank {f.rank}: {f.ename}: {f.evalue.splitlines()[0] if f.evalue else ''}"[:200] for f in other]
+    lines += [f"rank {f.rank}: {f.words}"[:200] for f in other]
     if freed:
         lines.append(f"{rank_words(freed)} had to be stopped")
     return "\n".join([*lines, *notes])
@@ -95,11 +104,9 @@ def error_of(failures: Sequence[Failure], world: int, notes: Sequence[str] = ())
     below = summary(cause, failures, world, notes)
     error: RunError
     if cause.died:
-        what = f"rank {cause.rank} on {cause.hostname} died: {cause.died}"
-        rest = below.split("\n")[1:]
         last = last_words(cause.tail)
         tail = ["the last lines of its log:", *("  " + line for line in last)] if last else []
-        error = RankDied("\n".join([what, *rest, *tail]), rank=cause.rank, hostname=cause.hostname, status=cause.status)
+        error = RankDied("\n".join([below, *tail]), rank=cause.rank, hostname=cause.hostname, status=cause.status)
     else:
         message = f"{cause.evalue}\n{below}" if cause.evalue else below
         error = rank_error(cause, message, below)
@@ -128,10 +135,18 @@ def rank_error(cause: Failure, message: str, below: str) -> RankError:
         "traceback": cause.traceback, "below": below,
     }  # fmt: skip
     original = type(cause.exception) if cause.exception is not None else None
-    if original is not None and not issubclass(RankError, original):
+    if original is not None and may_be_base(original):
         try:
             kind = type(cause.ename, (RankError, original), {"__module__": original.__module__})
             return kind(message, **values)  # type: ignore[no-any-return]
         except Exception:  # a layout conflict, or a constructor of its own
             pass
     return RankError(message, **values)
+
+
+def may_be_base(original: type[BaseException]) -> bool:
+    """Whether an error of ours may be an instance of this type.
+
+    SystemExit and its like would end the notebook's own code instead of failing a cell, and a SyntaxError IPython shows by itself.
+    """
+    return issubclass(original, Exception) and not issubclass(original, SyntaxError) and not issubclass(RankError, original)

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import traceback
+import warnings
 from typing import Any
 
 import ipyparallel.engine.app as engine_app
@@ -39,7 +40,12 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
         """Register, then run the plugins' hooks while the controller waits for the first heartbeat."""
         await super().complete_registration(msg, connect, maybe_tunnel)
         kernel = self.kernel
-        Desk.control.answers.update(release=kernel.free, stacks=lambda: stacks.of_main_thread(kernel), stop=self._stop_idle)
+        Desk.control.answers.update(
+            release=kernel.free,
+            interrupt=kernel.interrupt_again,
+            stacks=lambda: stacks.of_main_thread(kernel),
+            stop=self._stop_idle,
+        )
         try:
             Desk.hooks.enter()
         except BaseException as problem:
@@ -70,6 +76,7 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     os.environ.update(interfaces(info))
     faulthandler.enable(all_threads=False)
     _reseed()
+    warnings.filterwarnings("ignore", "To exit: use", UserWarning)  # IPython's advice to who calls sys.exit()
     runtime.enter(info)
     _silenced_into_log(spec.log)
     Desk.control = Control(socket.socket(fileno=control_fd), spec.rank)

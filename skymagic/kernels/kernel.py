@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import signal
 import sys
 import threading
 import traceback
@@ -25,6 +26,7 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 from traitlets import Type
 
 from skymagic import quiet, runtime, wire
+from skymagic.kernels import tracebacks
 from skymagic.kernels.control import Control
 from skymagic.kernels.hold import BindError, Hold
 from skymagic.kernels.hooks import Hooks
@@ -114,11 +116,15 @@ class RankShell(ZMQInteractiveShell):
     display_pub_class = Type(RankDisplayPublisher)
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Format the error, unless it is only a consequence: reading the sources of all frames may take seconds."""
-        if Desk.freed or isinstance((exc_tuple or sys.exc_info())[1], KeyboardInterrupt):
-            self._last_traceback = traceback.format_exception_only(*(exc_tuple or sys.exc_info())[:2])
-            return
-        super().showtraceback(exc_tuple, *args, **kwargs)
+        """Format the error: whole also for SystemExit, and of groups, whose tracebacks IPython would print."""
+        kind, problem, tb = exc_tuple or sys.exc_info()
+        if Desk.freed or isinstance(problem, KeyboardInterrupt):  # a consequence; reading all sources may take seconds
+            self._last_traceback = traceback.format_exception_only(kind, problem)
+        elif tracebacks.is_group(problem):
+            self._last_traceback = tracebacks.of_group(problem, self.compile._filename_map)
+        else:
+            kwargs["exception_only"] = False
+            super().showtraceback((kind, problem, tracebacks.without_kernel(tb)), *args, **kwargs)
 
     def _showtraceback(self, etype: type[BaseException], evalue: BaseException, stb: list[str]) -> None:
         self._last_traceback = stb
@@ -213,6 +219,16 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
         Desk.freed = self.busy
         return Desk.hooks.release() if self.busy else 0
 
+    def interrupt_again(self) -> bool:
+        """Called on the control thread: interrupt the cell once more, unless it is tidying up after the first interrupt."""
+        main = threading.main_thread().ident
+        handled = sys._current_exceptions().get(main) if main is not None else None
+        problem = handled[1] if isinstance(handled, tuple) else handled
+        if not self.busy or main is None or isinstance(problem, KeyboardInterrupt):
+            return False
+        signal.pthread_kill(main, signal.SIGINT)
+        return True
+
     async def do_execute(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> dict[str, Any]:
         if not code.startswith(ORDER):
             reply: dict[str, Any] = await super().do_execute(code, silent, *args, **kwargs)
@@ -298,7 +314,7 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
             "status": "error",
             "phase": phase,
             "ename": ename or type(problem).__name__,
-            "evalue": "" if problem is None else str(problem),
+            "evalue": tracebacks.message(problem),
             "traceback": lines or [],
             "exception": packed,
             "freed": Desk.freed,
