@@ -138,6 +138,8 @@ class Run:
         """When the ranks that go on are interrupted and freed, because one has failed."""
         self._free_at: float | None = None
         self._kill_at: float | None = None
+        self._again_at: float | None = None
+        """When ranks that took no notice of the first interrupt get another: Python may lose one, in a destructor or a fork."""
         self._hint_at: float | None = None
         """When the user is told that a second press kills."""
         self._stall = Stall(limits.stall_after, self._started)
@@ -187,6 +189,7 @@ class Run:
             (self._free_at, self._free),
             (self._kill_at, self._kill),
             (self._hint_at, self._hint),
+            (self._again_at, self._interrupt_again),
         )
         return [(when, act) for when, act in plans if when is not None]
 
@@ -238,12 +241,17 @@ class Run:
         self._stop_at = None
         self._interrupt()
         self._free()
+        self._again_at = time.monotonic() + self._limits.grace / 2
 
     def _interrupt(self) -> None:
         open_ranks = self._unfinished()
         for number in open_ranks:
             self.report.ranks[number].stopped = True
         self._agents.signal(open_ranks, signal.SIGINT)
+
+    def _interrupt_again(self) -> None:
+        self._again_at = None
+        self._agents.ask(self._unfinished(), "interrupt", timeout=0.0)
 
     def _free(self) -> None:
         self._free_at = None
@@ -268,6 +276,7 @@ class Run:
         self.report.interrupted = True
         self._interrupt()
         self._stop_at = None
+        self._again_at = time.monotonic() + self._limits.grace / 2
         self._free_at = time.monotonic() + self._limits.grace
         self._hint_at = time.monotonic() + HINT
 
