@@ -7,8 +7,7 @@ directory on disk beside it.
 
 from __future__ import annotations
 
-import _thread
-import ctypes
+import contextlib
 import errno
 import os
 import secrets
@@ -18,10 +17,11 @@ import sys
 import tempfile
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from skymagic.mapping import map_private
 
 Buffer = bytes | bytearray | memoryview
 
@@ -35,7 +35,6 @@ SHARE = 0.5
 """The part of a file system's free space that a store may fill."""
 
 _TOLD = 1 << 25
-_MUCH = 1 << 26
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -144,16 +143,25 @@ class NodeStore:
         """
         if key is not None and not self.have([key]):
             return key
-        parts = list(pieces)
-        for directory in self._directories(nbytes):
-            try:
-                return self._write(directory, parts, progress)
-            except OSError as problem:
-                if problem.errno not in (errno.ENOSPC, errno.EDQUOT) or directory != self.directory:
-                    raise
-        raise OSError(
-            errno.ENOSPC, f"no room for {nbytes} bytes in {self.directory} or {overflow(self.directory)}"
-        )
+        with _Partial(self._place(nbytes), lambda: self._spill(nbytes)) as partial:
+            for piece in pieces:
+                view = memoryview(piece)
+                for start in range(0, view.nbytes, STEP):
+                    partial.write(view.cast("B")[start : start + STEP])
+                    if progress is not None and partial.nbytes % _TOLD < STEP:
+                        progress(partial.nbytes)
+            key = partial.key()
+            name = f"{self._nonce}-{key}"
+            partial.finish(name)
+        with self._lock:
+            self._files[key] = _File(name, partial.nbytes)
+        return key
+
+    def read(self, name: str, step: int = LARGE) -> Iterator[bytes]:
+        """A file's bytes, for sending elsewhere: in pieces of ``step`` bytes."""
+        with self.path(name).open("rb", buffering=0) as file:
+            while piece := file.read(step):
+                yield piece
 
     def name(self, key: str) -> str:
         """The file name of a key that is here; it is what another process needs for ``map``."""
@@ -175,9 +183,8 @@ class NodeStore:
 
     def give(self, pieces: Iterable[Buffer], nbytes: int) -> str:
         """Write a file for another process, which unlinks it with ``take``; returns its name."""
-        parts = list(pieces)
         with self._lock:
-            key = self.put(None, parts, nbytes)
+            key = self.put(None, pieces, nbytes)
             file = self._files.pop(key)
             path = self.path(file.name)
             name = f"{self._nonce}-{secrets.token_hex(16)}"
@@ -224,53 +231,23 @@ class NodeStore:
     def close(self) -> None:
         """Unlink all files that this store has put; twice is safe. The directory itself is its maker's."""
         self.drop(list(self._files))
+        with contextlib.suppress(OSError):  # not there, or another process has files in it
+            overflow(self.directory).rmdir()
 
-    def _write(
-        self, directory: Path, pieces: Sequence[Buffer], progress: Callable[[int], None] | None
-    ) -> str:
-        import xxhash
-
-        state = xxhash.xxh3_128()
-        scratch = memoryview(bytearray(STEP))
-        partial = directory / f"{self._nonce}-{secrets.token_hex(8)}.part"
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        nbytes = 0
-        try:
-            try:
-                for piece in pieces:
-                    view = memoryview(piece).cast("B") if memoryview(piece).nbytes else memoryview(b"")
-                    for start in range(0, view.nbytes, STEP):
-                        part = view[start : start + STEP]
-                        # The copy is what makes hash and file agree while other threads write to the value.
-                        copy = scratch[: part.nbytes]
-                        copy[:] = part
-                        state.update(copy)
-                        _write_all(descriptor, copy)
-                        nbytes += part.nbytes
-                        if progress is not None and nbytes % _TOLD < STEP:
-                            progress(nbytes)
-            finally:
-                os.close(descriptor)
-            key = str(state.hexdigest())
-            name = f"{self._nonce}-{key}"
-            partial.rename(directory / name)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        with self._lock:
-            self._files[key] = _File(name, nbytes)
-        return key
-
-    def _directories(self, nbytes: int) -> Iterable[Path]:
-        """Where to try a file of this size, in order; evicts what is too much."""
+    def _place(self, nbytes: int) -> Path:
+        """Where a file of this size goes; evicts what is too much."""
         if self._room(self.directory, nbytes):
-            yield self.directory
-        spill = overflow(self.directory)
-        _private(spill)
+            return self.directory
+        return self._spill(nbytes)
+
+    def _spill(self, nbytes: int) -> Path:
+        """The directory on disk, made when it is needed first."""
+        directory = overflow(self.directory)
+        _private(directory)
         self._notify(
-            f"{_size(nbytes)} do not fit in {self.directory.parent}: kept on disk, in {spill.parent}"
+            f"{_size(nbytes)} do not fit in {self.directory.parent}: kept on disk, in {directory.parent}"
         )
-        yield spill
+        return directory
 
     def _room(self, directory: Path, nbytes: int) -> bool:
         """Whether a file fits, after evicting the files that were not asked for the longest."""
@@ -298,57 +275,69 @@ class NodeStore:
             return True
 
 
-def map_private(path: Path) -> memoryview:
-    """A file's bytes as a writable private mapping, without a descriptor that stays open."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        nbytes = os.fstat(descriptor).st_size
-        return _map(descriptor, nbytes) if nbytes else memoryview(bytearray())
-    finally:
-        os.close(descriptor)
+class _Partial:
+    """A file that is being written; it has no name to be found by until it is complete.
 
+    Args:
+        directory: where it goes.
+        spill: makes another directory when this one is full.
+    """
 
-# Before Python 3.13 a mmap object keeps a duplicate of the descriptor: a rank with a thousand arrays would run out.
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_PROT_READ_WRITE = 3
-_MAP_PRIVATE = 2
+    def __init__(self, directory: Path, spill: Callable[[], Path]) -> None:
+        import xxhash
 
+        self.nbytes = 0
+        self._spill: Callable[[], Path] | None = spill
+        self._hash = xxhash.xxh3_128()
+        self._scratch = memoryview(bytearray(STEP))
+        self._open(directory)
 
-def _map(descriptor: int, nbytes: int) -> memoryview:
-    address = _libc.mmap(None, nbytes, _PROT_READ_WRITE, _MAP_PRIVATE, descriptor, 0)
-    if address in (None, ctypes.c_void_p(-1).value):
-        code = ctypes.get_errno()
-        raise OSError(code, f"cannot map {nbytes} bytes: {os.strerror(code)}")
-    memory = (ctypes.c_ubyte * nbytes).from_address(address)
-    weakref.finalize(memory, _unmap, address, nbytes).atexit = False
-    return memoryview(memory).cast("B")
+    def __enter__(self) -> _Partial:
+        return self
 
+    def __exit__(self, *exc: object) -> None:
+        os.close(self._descriptor)
+        self._path.unlink(missing_ok=True)
 
-def _unmap(address: int, nbytes: int) -> None:
-    """Give memory back; much of it takes a while, for which nobody needs to wait."""
-    if nbytes >= _MUCH:
+    def write(self, view: memoryview) -> None:
+        """Append at most STEP bytes."""
+        # The copy is what makes hash and file agree while other threads write to the value.
+        copy = self._scratch[: view.nbytes]
+        copy[:] = view
+        self._hash.update(copy)
+        self.nbytes += copy.nbytes
+        while copy:
+            try:
+                copy = copy[os.write(self._descriptor, copy) :]
+            except OSError as problem:
+                if problem.errno not in (errno.ENOSPC, errno.EDQUOT) or self._spill is None:
+                    raise
+                self._move(self._spill())
+
+    def key(self) -> str:
+        """The hash of what was written so far."""
+        return str(self._hash.hexdigest())
+
+    def finish(self, name: str) -> None:
+        """Give the file its name."""
+        self._path.rename(self._path.with_name(name))
+
+    def _open(self, directory: Path) -> None:
+        self._path = directory / f"{secrets.token_hex(16)}.part"
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+
+    def _move(self, directory: Path) -> None:
+        """Go on in another directory, with what there is."""
+        descriptor, path = self._descriptor, self._path
+        self._spill = None
         try:
-            # Not threading.Thread: its locks may be held by whoever is interrupted by this finalizer.
-            _thread.start_new_thread(_libc.munmap, (address, nbytes))
-            return
-        except RuntimeError:  # the interpreter is ending
-            pass
-    _libc.munmap(address, nbytes)
-
-
-def _write_all(descriptor: int, view: memoryview) -> None:
-    while view:
-        view = view[os.write(descriptor, view) :]
+            self._open(directory)
+            size, done = os.fstat(descriptor).st_size, 0
+            while done < size:
+                done += os.sendfile(self._descriptor, descriptor, done, size - done)
+        finally:
+            os.close(descriptor)
+            path.unlink()
 
 
 def _private(directory: Path) -> None:

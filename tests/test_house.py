@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "modules",
         "arrays",
         "pickling",
+        "mapping",
         "store",
         "shelf",
         "parcels",

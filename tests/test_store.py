@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -259,6 +260,26 @@ def test_two_threads_put_the_same_content(directory: Path) -> None:
         thread.join()
     assert len(set(keys)) == 1
     assert [path.name for path in directory.iterdir()] == [store.name(keys[0])]
+
+
+def test_pieces_are_streamed(directory: Path) -> None:
+    store = NodeStore(directory)
+    living: list[weakref.ref[object]] = []
+
+    class Piece(bytearray):
+        pass
+
+    def stream() -> Iterator[bytearray]:
+        for n in range(50):
+            assert sum(each() is not None for each in living) <= 2
+            piece = Piece(bytes([n]) * 1_000_000)
+            living.append(weakref.ref(piece))
+            yield piece
+
+    key = store.put(None, stream(), 50_000_000)
+    copy = NodeStore(directory / "copy")
+    assert copy.put(key, store.read(store.name(key)), 50_000_000) == key
+    assert copy.have([key]) == []
 
 
 def test_progress_is_told(directory: Path) -> None:
