@@ -420,20 +420,23 @@ class Pool:
         self.shipper.forget(dead)
         self.agents.respawn(dead, self._generation)
         alive = [rank for rank in range(self.world_size) if rank not in dead]
-        joined = self._rejoin(alive)
-        if joined is None:
-            self._notes.append("the process group could not be formed again: all ranks were started anew and lost their variables")
+        problem = self._rejoin(alive)
+        if problem is not None:
+            self._notes.append(
+                f"the process group could not be formed again ({problem}): all ranks were started anew and lost their variables"
+            )
             return False
         self.agents.wait_ready(START_TIMEOUT, dead)
         self._bind(dead)
         return True
 
-    def _rejoin(self, alive: Sequence[int]) -> bool | None:
+    def _rejoin(self, alive: Sequence[int]) -> str | None:
+        """Let ranks that live form a new group; why that did not work, or None."""
         assert self._engine is not None
         if not alive:
-            return True
-        envelope = {
-            "kind": "rejoin", "ranks": list(alive), "shown": [], "screen_limit": 1, "generation": self._generation,
+            return None
+        envelope = {  # those that are being replaced take part too, from their side
+            "kind": "rejoin", "ranks": list(range(self.world_size)), "shown": [], "screen_limit": 1, "generation": self._generation,
         }  # fmt: skip
         submission = self._submit(alive, envelope, "")
         try:
@@ -441,13 +444,12 @@ class Pool:
         finally:
             self._under_way.discard(submission)
         self._engine.purge(submission)
-        if not report.good:
-            return None
-        for rank in report.ranks.values():
-            for note in (rank.outcome or {}).get("notes", ()):
-                if note not in self._notes:
-                    self._notes.append(note)
-        return True
+        for number, rank in report.ranks.items():
+            outcome = rank.outcome or {}
+            if rank.failed and not rank.stopped:
+                return f"rank {number}: {describe(rank.died)}" if rank.died else f"rank {number}: {outcome['ename']}: {outcome['evalue']}"
+            self._notes += [note for note in outcome.get("notes", ()) if note not in self._notes]
+        return None if report.good else f"not within {REJOIN_TIMEOUT:.0f} s"
 
     def _check_mended(self) -> None:
         if self._mend_problem is not None:

@@ -39,8 +39,9 @@ def notebook(module_notebook: Notebook) -> Iterator[Notebook]:
 
 
 def works(notebook: Notebook) -> None:
-    notebook.run(ALIVE)
+    shown = notebook.run(ALIVE)
     assert notebook.value("sums") == [4.0] * 4
+    assert "could not be formed again" not in shown.text
 
 
 def kept(notebook: Notebook) -> list[object]:
