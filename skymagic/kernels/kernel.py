@@ -279,7 +279,12 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
         shell.displayhook.cell = source
         shell._last_traceback = None
         with self._main_thread_known():
-            reply = await super().do_execute(source, False, False)
+            try:
+                reply = await super().do_execute(source, False, False)
+            except Exception:  # ipykernel fails over an exception whose __str__ raises
+                if self._result is None or self._result.error_in_exec is None:
+                    raise
+                reply = {"status": "error", "traceback": shell._last_traceback}
         result = self._result
         error = result.error_before_exec or result.error_in_exec if result is not None else None
         if reply["status"] != "ok" or error is not None:
