@@ -27,6 +27,10 @@ STACKS = 0.5
 """Seconds that ranks have to say where they are."""
 
 
+WORKING = 0.1
+"""Seconds on the processor between two looks that count as work."""
+
+
 class Screen(Protocol):
     """Where a run's output goes; called on the run's own thread, in order."""
 
@@ -325,7 +329,7 @@ class Stall:
 
     def __init__(self, after: float, now: float) -> None:
         self._after = after
-        self._last: object = None
+        self._last: Mapping[int, Mapping[str, Any] | None] = {}
         self._since = now
         self._told = False
         self.due: float | None = None
@@ -344,8 +348,9 @@ class Stall:
             ended: ranks whose cell is over.
             stacks: of all others, as ranks tell them: frames, and the number of collectives begun.
         """
-        if stacks != self._last:
-            self._last, self._since = dict(stacks), now
+        before, self._last = self._last, stacks
+        if not before or not stand_still(before, stacks):
+            self._since = now
             return None
         begun = {rank: (stack or {}).get("collectives") for rank, stack in stacks.items()}
         counts = {count for count in begun.values() if count is not None}
@@ -356,3 +361,19 @@ class Stall:
         whole = f"no progress for {now - self._since:.0f} s"
         first = f"{rank_words(ended)} ended" if ended else f"{rank_words(behind)} {'is' if len(behind) == 1 else 'are'} behind"
         return f"[{whole}: {first}]\n" + "".join(f"[  {line}]\n" for line in display.stacks(stacks).splitlines())
+
+
+def stand_still(
+    before: Mapping[int, Mapping[str, Any] | None], now: Mapping[int, Mapping[str, Any] | None]
+) -> bool:
+    """Whether no rank got on between two looks: the same frames, and no time on the processor but for waiting in a collective."""
+
+    def same(one: Mapping[str, Any] | None, two: Mapping[str, Any] | None) -> bool:
+        if one is None or two is None:
+            return one is two
+        if (one["frames"], one["collectives"]) != (two["frames"], two["collectives"]):
+            return False
+        waits = any("distributed" in str(frame.get("file")) for frame in two["frames"])
+        return waits or two["cpu"] - one["cpu"] < WORKING
+
+    return before.keys() == now.keys() and all(same(before[rank], now[rank]) for rank in now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -13,7 +14,8 @@ INTERNAL = ("ipykernel", "IPython", "ipyparallel", "tornado", "asyncio", "traitl
 
 
 def of_main_thread(kernel: Any) -> dict[str, Any]:
-    """The stack of the main thread, outermost first: ``{"busy": …, "frames": [{"file", "line", "name"}, …], "collectives": n}``.
+    """The stack of the main thread, outermost first: ``{"busy": …, "frames": [{"file", "line", "name"}, …]}``, with the
+    number of collectives begun (``"collectives"``) and the thread's processor time in seconds (``"cpu"``).
 
     Frames of cells have ``"cell": n`` in the place of a file name.
     """
@@ -24,7 +26,14 @@ def of_main_thread(kernel: Any) -> dict[str, Any]:
     start = next((i for i, one in enumerate(frames) if "cell" in one), 0)
     groups = sys.modules.get("skymagic.kernels.groups")
     begun = groups.collectives() if groups is not None else None
-    return {"busy": kernel.busy, "frames": frames[start:], "collectives": begun}
+    return {"busy": kernel.busy, "frames": frames[start:], "collectives": begun, "cpu": processor_time(main)}
+
+
+def processor_time(thread: int | None) -> float:
+    """Seconds that a thread has spent on the processor; 0.0 where the system does not tell."""
+    if thread is None or not hasattr(time, "pthread_getcpuclockid"):
+        return 0.0
+    return time.clock_gettime(time.pthread_getcpuclockid(thread))
 
 
 def walk(frame: FrameType | None) -> list[FrameType]:
