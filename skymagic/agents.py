@@ -175,7 +175,10 @@ class Agents:
 
     def _by_link(self, ranks: Iterable[int]) -> list[tuple[Link, tuple[int, ...]]]:
         chosen = sorted(set(ranks))
-        by_index = [(link, tuple(r for r in chosen if self.specs[r][0] == index)) for index, link in enumerate(self._links)]
+        by_index = [
+            (link, tuple(r for r in chosen if self.specs[r][0] == index))
+            for index, link in enumerate(self._links)
+        ]
         return [(link, mine) for link, mine in by_index if mine]
 
     # -- news --------------------------------------------------------------------------------------------------------
@@ -235,6 +238,8 @@ def describe(exited: wire.RankExited) -> str:
         "SIGSEGV": "a segmentation fault in native code",
         "SIGBUS": "often a full /dev/shm",
         "SIGABRT": "native code called abort()",
-        "SIGKILL": "the machine ran out of memory" if exited.out_of_memory else "killed from outside, or out of memory",
+        "SIGKILL": "the machine ran out of memory"
+        if exited.out_of_memory
+        else "killed from outside, or out of memory",
     }
     return f"{name}: {hints[name]}" if name in hints else name

@@ -165,7 +165,9 @@ def collect(report: Report, order: Order, pool: Pool) -> Values:
                 return pool.shipper.unpack(ref)
             except Exception as problem:
                 reason = f"{type(problem).__name__}: {problem}"
-        problems.append(f"rank {rank}: {name} {reason}" if reason.startswith("is ") else f"rank {rank}: {name}: {reason}")
+        problems.append(
+            f"rank {rank}: {name} {reason}" if reason.startswith("is ") else f"rank {rank}: {name}: {reason}"
+        )
         return Unavailable(rank, reason)
 
     values = Values(order.ranks)
@@ -180,7 +182,9 @@ def result_error(values: Values, kept: Sequence[str]) -> ResultError:
     lists = [values.value, *values.variables.values()]
     some = any(not isinstance(value, Unavailable) for listed in lists for value in listed)
     where = f"; what did come back is in {', '.join(kept)}" if kept and some else ""
-    error = ResultError("\n".join([*values.problems, f"{len(values.problems)} value(s) could not come back{where}"]))
+    error = ResultError(
+        "\n".join([*values.problems, f"{len(values.problems)} value(s) could not come back{where}"])
+    )
     error.values = values
     return error
 
@@ -195,8 +199,14 @@ def failures_of(report: Report, pool: Pool) -> list[Failure]:
         host = pool.agents.ranks[number].hostname
         outcome = rank.outcome or {}
         if rank.died is not None and not rank.killed:
-            how = f"its node cannot be reached: {rank.died.tail}" if rank.died.status is None else describe(rank.died)
-            found.append(Failure(number, host, "", "", died=how, status=rank.died.status, tail=rank.died.tail))
+            how = (
+                f"its node cannot be reached: {rank.died.tail}"
+                if rank.died.status is None
+                else describe(rank.died)
+            )
+            found.append(
+                Failure(number, host, "", "", died=how, status=rank.died.status, tail=rank.died.tail)
+            )
         elif rank.died is not None:
             found.append(Failure(number, host, "Killed", "it could not be stopped otherwise", freed=True))
         elif rank.failed:
@@ -231,7 +241,11 @@ def failure(report: Report, pool: Pool, limits: Limits) -> RunError:
         lines = [f"interrupted on {rank_words(stopped)}" if stopped else "interrupted", *notes]
         return RunInterrupted("\n".join(lines))
     if report.timed_out:
-        lines = [f"the cell took longer than {limits.timeout:g} s and was stopped", display.stacks(report.where), *notes]
+        lines = [
+            f"the cell took longer than {limits.timeout:g} s and was stopped",
+            display.stacks(report.where),
+            *notes,
+        ]
         error = RunTimeout("\n".join(lines))
         error.failures = tuple(failures)
         return error
@@ -245,5 +259,10 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
         return []
     if pool.inseparable:
         names = ", ".join(plugin.name for plugin in pool.plugins if plugin.rejoin is None)
-        return [f"all ranks are being started anew, without variables: {names} cannot go on with some of them"]
-    return [f"{rank_words(dead)} {'is' if len(dead) == 1 else 'are'} being started anew without variables; the others keep theirs"]
+        return [
+            f"all ranks are being started anew, without variables: {names} cannot go on with some of them"
+        ]
+    others = "; the others keep theirs" if len(dead) < pool.world_size else ""
+    return [
+        f"{rank_words(dead)} {'is' if len(dead) == 1 else 'are'} being started anew without variables{others}"
+    ]

@@ -81,7 +81,7 @@ def size(nbytes: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """"1 rank", "4 ranks"."""
+    """ "1 rank", "4 ranks"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -94,14 +94,23 @@ def table(rows: Iterable[Sequence[object]]) -> str:
     """Rows as aligned columns; the first is the heading."""
     cells = [[str(value) for value in row] for row in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    return "\n".join("  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip() for row in cells)
+    return "\n".join(
+        "  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    )
 
 
 def shipment(items: Sequence[Any]) -> str:
     """What would travel, as ``--dry-run`` shows it; `items` are `ship.Item`."""
-    rows = [(i.name, i.type, size(i.nbytes), i.why, "travels" if i.moved else "is there already") for i in items]
+    rows = [
+        (i.name, i.type, size(i.nbytes), i.why, "travels" if i.moved else "is there already") for i in items
+    ]
     total = size(sum(i.nbytes for i in items if i.moved))
-    return table([("name", "type", "size", "needed by", ""), *rows]) + f"\n{total} would travel" if rows else "nothing would travel"
+    return (
+        table([("name", "type", "size", "needed by", ""), *rows]) + f"\n{total} would travel"
+        if rows
+        else "nothing would travel"
+    )
 
 
 def gpus(name: str | None, here: Sequence[str]) -> str:
@@ -115,7 +124,9 @@ def gpus(name: str | None, here: Sequence[str]) -> str:
     for one in accelerators.NAMES:
         if name in (None, one):
             known = accelerators.kind(one)
-            rows.append((one, f"{known.memory:g} GB", sum(accelerators.matches(one, gpu) for gpu in here) or "-"))
+            rows.append(
+                (one, f"{known.memory:g} GB", sum(accelerators.matches(one, gpu) for gpu in here) or "-")
+            )
     return table(rows)
 
 
@@ -124,7 +135,14 @@ def cost(pools: Sequence[tuple[str, float, float]], now: float) -> str:
     rows: list[tuple[object, ...]] = [("pool", "per hour", "running for", "so far")]
     for name, price, started in pools:
         hours = (now - started) / 3600
-        rows.append((name, f"${price:.2f}" if price else "nothing", duration_text(int(now - started)), f"${price * hours:.2f}"))
+        rows.append(
+            (
+                name,
+                f"${price:.2f}" if price else "nothing",
+                duration_text(int(now - started)),
+                f"${price * hours:.2f}",
+            )
+        )
     return table(rows) if pools else "no pool is running"
 
 

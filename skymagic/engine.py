@@ -158,6 +158,10 @@ def _on_iopub(submission: Submission, message: Mapping[str, Any]) -> None:
 
 def _on_reply(submission: Submission, rank: int, future: Any) -> None:
     reply = future.result()
-    outcome = getattr(reply, "_content", {}).get("sky") if isinstance(reply, ipp.client.client.ExecuteReply) else None
+    outcome = (
+        getattr(reply, "_content", {}).get("sky")
+        if isinstance(reply, ipp.client.client.ExecuteReply)
+        else None
+    )
     if outcome is not None:
         submission.put("outcome", rank, outcome)

@@ -34,7 +34,9 @@ class Link:
         heard: called on the link's thread for each message, and with None when the link ends.
     """
 
-    def __init__(self, transport: Transport, node: int, heard: Callable[[int, wire.Message | None], None]) -> None:
+    def __init__(
+        self, transport: Transport, node: int, heard: Callable[[int, wire.Message | None], None]
+    ) -> None:
         self.node = node
         self._transport = transport
         self._heard = heard

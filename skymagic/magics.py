@@ -17,8 +17,9 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 from skymagic import arguments, auto, broadcast, completing, display, plugins, pool, providers
 from skymagic.config import SkyMagic
 from skymagic.errors import RequestError
-from skymagic.plan import PoolRequest, RunRequest
+from skymagic.plan import Only, PoolRequest, RunRequest
 from skymagic.providers.local import gpus as local_gpus
+from skymagic.results import rank_words
 from skymagic.run import Limits
 
 T = TypeVar("T")
@@ -50,7 +51,11 @@ class SkyMagics(Magics):
     def sky_pool(self, line: str, cell: str | None = None) -> pool.Pool | None:
         request = usage(
             lambda: arguments.parse_pool(
-                line, self.settings.defaults(), body=cell, plugins=plugins.names(), providers=["auto", *providers.names()]
+                line,
+                self.settings.defaults(),
+                body=cell,
+                plugins=plugins.names(),
+                providers=["auto", *providers.names()],
             )
         )
         if request.dry_run:
@@ -80,21 +85,28 @@ class SkyMagics(Magics):
     def sky_restart(self, line: str) -> None:
         request = usage(lambda: arguments.parse_restart(line))
         one = pool.find(request.pool)
-        ranks = None if request.ranks is None else usage(lambda: request.ranks.ranks(one.world_size))  # type: ignore[union-attr]
+        chosen = request.ranks
+        ranks = None if chosen is None else usage(lambda: chosen.ranks(one.world_size))
         one.restart(ranks)
-        print(f"{display.rank_words(ranks or range(one.world_size))} of pool {one.name!r} started anew, without variables")
+        print(
+            f"{rank_words(ranks or range(one.world_size))} of pool {one.name!r} started anew, without variables"
+        )
 
     @line_magic
     def sky_status(self, line: str) -> None:
         name = usage(lambda: arguments.parse_status(line))
         chosen = [pool.find(name)] if name else pool.every()
-        print("\n\n".join(map(status_text, chosen)) or "no pool is running: make one with %sky_pool --nodes 2 --plugin torch")
+        print(
+            "\n\n".join(map(status_text, chosen))
+            or "no pool is running: make one with %sky_pool --nodes 2 --plugin torch"
+        )
 
     @line_magic
     def sky_logs(self, line: str) -> None:
         request = usage(lambda: arguments.parse_logs(line))
         one = pool.find(request.pool)
-        ranks = usage(lambda: request.rank.ranks(one.world_size)) if request.rank else tuple(range(one.world_size))
+        chosen = request.rank or Only("all")
+        ranks = usage(lambda: chosen.ranks(one.world_size))
         for rank in ranks:
             text = Path(one.log_path(rank)).read_text(errors="replace")
             lines = text.splitlines()[-request.lines :]
@@ -123,7 +135,10 @@ class SkyMagics(Magics):
     def sky_broadcast(self, line: str, cell: str | None = None) -> Any:
         request = usage(
             lambda: arguments.parse_broadcast(
-                line, self.settings.defaults(), plugins=plugins.names(), providers=["auto", *providers.names()]
+                line,
+                self.settings.defaults(),
+                plugins=plugins.names(),
+                providers=["auto", *providers.names()],
             )
         )
         return self._run(request, cell or "")
@@ -145,7 +160,9 @@ class SkyMagics(Magics):
     @line_magic
     def sky_pull(self, line: str) -> None:
         request = usage(lambda: arguments.parse_pull(line))
-        run = RunRequest(pool=named(request.pool), targets=request.targets, gather=request.names, head=request.head)
+        run = RunRequest(
+            pool=named(request.pool), targets=request.targets, gather=request.names, head=request.head
+        )
         values = self._values(run, "")
         name = request.output
         self._keep(values, run, renamed={request.names[0]: name} if name else {})
@@ -169,7 +186,9 @@ class SkyMagics(Magics):
     def _values(self, request: RunRequest, body: str) -> broadcast.Values | None:
         shell = self.shell
         inputs = shell.history_manager.input_hist_raw if shell.history_manager else [""]
-        number = min(shell.execution_count, len(inputs) - 1)  # some versions count up before a cell runs, some after
+        number = min(
+            shell.execution_count, len(inputs) - 1
+        )  # some versions count up before a cell runs, some after
         cell = broadcast.Cell(body, broadcast.above_body(inputs[-1], body), number)
         with self.auto.paused():
             plain = broadcast.check_syntax(cell.source, shell.transform_cell)
@@ -183,7 +202,10 @@ class SkyMagics(Magics):
         return broadcast.broadcast(one, order, limits)
 
     def _keep(
-        self, values: broadcast.Values | None, request: RunRequest, renamed: dict[str, str | None] | None = None
+        self,
+        values: broadcast.Values | None,
+        request: RunRequest,
+        renamed: dict[str, str | None] | None = None,
     ) -> None:
         """Put values into the notebook's variables; those that could not come back raise after the others are kept."""
         if values is None:
@@ -246,8 +268,6 @@ def say(text: str) -> None:
 def one_rank(request: RunRequest, rank: int) -> RunRequest:
     """The request for one rank."""
     from dataclasses import replace
-
-    from skymagic.plan import Only
 
     return replace(request, targets=Only(str(rank)))
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skymagic import display, plugins, providers, states, wire
@@ -151,7 +152,9 @@ class Pool:
             try:
                 self._clients.enter_context(plugin.around_client(self))
             except BaseException as problem:
-                problem.add_note(f"raised by the plugin {plugin.name!r} in around_client; the pool is stopped")
+                problem.add_note(
+                    f"raised by the plugin {plugin.name!r} in around_client; the pool is stopped"
+                )
                 self.close()
                 raise
 
@@ -173,7 +176,7 @@ class Pool:
 
         controller = self._agents.wait_controller(START_TIMEOUT)
         self._engine = Engine(controller.client)
-        self._shipper = Shipper(NodeStore(controller.store), self.namespace, os.getcwd())
+        self._shipper = Shipper(NodeStore(controller.store), self.namespace, str(Path.cwd()))
         self._agents.wait_ready(START_TIMEOUT)
         self._bind(range(self.world_size))
 
@@ -188,7 +191,11 @@ class Pool:
     def _environment(self) -> dict[str, str]:
         shape = self.plan.topology
         on_machine = shape.world_size if self.plan.provider == "local" else shape.procs_per_node
-        env = {"OMP_NUM_THREADS": str(max(1, self.plan.cpus // on_machine))} if "OMP_NUM_THREADS" not in os.environ else {}
+        env = (
+            {"OMP_NUM_THREADS": str(max(1, self.plan.cpus // on_machine))}
+            if "OMP_NUM_THREADS" not in os.environ
+            else {}
+        )
         secret = {name: os.environ[name] for name in self.plan.request.secrets if name in os.environ}
         return {**env, **dict(self.plan.image.env), **dict(self.plan.request.env), **secret}
 
@@ -196,7 +203,11 @@ class Pool:
         shape, plan = self.plan.topology, self.plan
         specs = tuple(map(plugins.packed, self.plugins))
         peers = tuple(
-            Peer(node, members[min(node, len(members) - 1)].address, members[min(node, len(members) - 1)].hostname)
+            Peer(
+                node,
+                members[min(node, len(members) - 1)].address,
+                members[min(node, len(members) - 1)].hostname,
+            )
             for node in range(shape.nodes)
         )
         found = {}
@@ -374,7 +385,11 @@ class Pool:
 
     def _mend_after(self, report: Report) -> None:
         dead = [number for number, rank in report.ranks.items() if rank.died is not None]
-        left = [n for n, rank in report.ranks.items() if rank.outcome is not None and not rank.outcome.get("joined", True)]
+        left = [
+            n
+            for n, rank in report.ranks.items()
+            if rank.outcome is not None and not rank.outcome.get("joined", True)
+        ]
         if self.state in (State.READY, State.RUNNING) and (dead or left or report.freed):
             self._mend(dead)
 
@@ -390,7 +405,9 @@ class Pool:
                 return
             self._mend_waits = True
             turn = self.turns.ask(range(self.world_size), urgent=True)
-            self._mending = threading.Thread(target=self._mend_in, args=(turn,), name="skymagic-mend", daemon=True)
+            self._mending = threading.Thread(
+                target=self._mend_in, args=(turn,), name="skymagic-mend", daemon=True
+            )
             self._mending.start()
 
     def _mend_in(self, turn: Turn) -> None:
@@ -447,14 +464,20 @@ class Pool:
         for number, rank in report.ranks.items():
             outcome = rank.outcome or {}
             if rank.failed and not rank.stopped:
-                return f"rank {number}: {describe(rank.died)}" if rank.died else f"rank {number}: {outcome['ename']}: {outcome['evalue']}"
+                return (
+                    f"rank {number}: {describe(rank.died)}"
+                    if rank.died
+                    else f"rank {number}: {outcome['ename']}: {outcome['evalue']}"
+                )
             self._notes += [note for note in outcome.get("notes", ()) if note not in self._notes]
         return None if report.good else f"not within {REJOIN_TIMEOUT:.0f} s"
 
     def _check_mended(self) -> None:
         if self._mend_problem is not None:
             problem, self._mend_problem = self._mend_problem, None
-            raise PoolStateError(f"pool {self.name!r} lost ranks that did not come back: {problem}; try %sky_restart")
+            raise PoolStateError(
+                f"pool {self.name!r} lost ranks that did not come back: {problem}; try %sky_restart"
+            )
 
     def restart(self, ranks: Sequence[int] | None = None) -> None:
         """Start ranks anew (all of them): their variables are gone. Legal in every state but the end.
@@ -465,7 +488,9 @@ class Pool:
         chosen = list(range(self.world_size)) if ranks is None else sorted(set(ranks))
         wrong = [rank for rank in chosen if not 0 <= rank < self.world_size]
         if wrong:
-            raise RequestError(f"pool {self.name!r} has ranks 0 to {self.world_size - 1}, not {rank_words(wrong)}")
+            raise RequestError(
+                f"pool {self.name!r} has ranks 0 to {self.world_size - 1}, not {rank_words(wrong)}"
+            )
         self.agents.signal(chosen, signal.SIGKILL)
         if self._mending is not None:
             self._mending.join(START_TIMEOUT)
@@ -482,7 +507,7 @@ class Pool:
     def log_path(self, rank: int) -> str:
         """Where a rank's complete output is, on its node."""
         assert self.agents.controller is not None
-        return os.path.join(self.agents.controller.directory, f"rank-{rank}.log")
+        return str(Path(self.agents.controller.directory) / f"rank-{rank}.log")
 
     def status(self) -> list[tuple[object, ...]]:
         """A row for each rank: rank, node, host, process id, state."""
@@ -575,7 +600,9 @@ def every() -> list[Pool]:
     return list(_pools.values())
 
 
-def ensure(request: PoolRequest, namespace: dict[str, Any], defaults: Defaults, tell: Callable[[str], None]) -> Pool:
+def ensure(
+    request: PoolRequest, namespace: dict[str, Any], defaults: Defaults, tell: Callable[[str], None]
+) -> Pool:
     """The pool that a request describes: the running one where it fits, else a new one.
 
     Args:
@@ -594,7 +621,9 @@ def ensure(request: PoolRequest, namespace: dict[str, Any], defaults: Defaults, 
         if differences:
             raise RequestError(
                 [f"pool {there.name!r} runs already and {reason}" for reason in differences]
-                + [f"end it first (%sky_down {there.name}), or give the new one another name (%sky_pool NAME …)"]
+                + [
+                    f"end it first (%sky_down {there.name}), or give the new one another name (%sky_pool NAME …)"
+                ]
             )
         use(there)
         return there

@@ -9,7 +9,14 @@ from typing import Any
 
 from skymagic.errors import RankDied, RankError, RunError
 
-CONNECTION_WORDS = ("connection closed by peer", "connection reset", "broken pipe", "socket closed", "nccl", "closed by remote")
+CONNECTION_WORDS = (
+    "connection closed by peer",
+    "connection reset",
+    "broken pipe",
+    "socket closed",
+    "nccl",
+    "closed by remote",
+)
 """What a rank says whose peer went away: a consequence, not a cause."""
 
 
@@ -56,9 +63,13 @@ class Unavailable:
 
 def is_connection_error(ename: str, evalue: str) -> bool:
     """Whether an error says that a peer went away."""
-    return ename in {"RuntimeError", "DistBackendError", "DistNetworkError", "ConnectionError", "ConnectionResetError"} and any(
-        word in evalue.lower() for word in CONNECTION_WORDS
-    )
+    return ename in {
+        "RuntimeError",
+        "DistBackendError",
+        "DistNetworkError",
+        "ConnectionError",
+        "ConnectionResetError",
+    } and any(word in evalue.lower() for word in CONNECTION_WORDS)
 
 
 def first_cause(failures: Sequence[Failure]) -> Failure:
@@ -69,7 +80,7 @@ def first_cause(failures: Sequence[Failure]) -> Failure:
 
 
 def rank_words(ranks: Sequence[int]) -> str:
-    """"rank 3", "ranks 0, 2", "ranks 0–3"."""
+    """ "rank 3", "ranks 0, 2", "ranks 0–3"."""
     ordered = sorted(ranks)
     if len(ordered) == 1:
         return f"rank {ordered[0]}"
@@ -83,7 +94,11 @@ def summary(cause: Failure, failures: Sequence[Failure], world: int, notes: Sequ
     where = f"[rank {cause.rank} of {world} on {cause.hostname}]"
     if cause.died:
         where = f"rank {cause.rank} on {cause.hostname} died: {cause.died}"
-    same = [f.rank for f in failures if f.rank != cause.rank and (f.ename, f.evalue, f.died) == (cause.ename, cause.evalue, cause.died)]
+    same = [
+        f.rank
+        for f in failures
+        if f.rank != cause.rank and (f.ename, f.evalue, f.died) == (cause.ename, cause.evalue, cause.died)
+    ]
     other = [f for f in failures if f.rank != cause.rank and f.rank not in same and not f.secondary]
     freed = [f.rank for f in failures if f.rank != cause.rank and f.rank not in same and f.secondary]
     lines = [where]
@@ -106,7 +121,9 @@ def error_of(failures: Sequence[Failure], world: int, notes: Sequence[str] = ())
     if cause.died:
         last = last_words(cause.tail)
         tail = ["the last lines of its log:", *("  " + line for line in last)] if last else []
-        error = RankDied("\n".join([below, *tail]), rank=cause.rank, hostname=cause.hostname, status=cause.status)
+        error = RankDied(
+            "\n".join([below, *tail]), rank=cause.rank, hostname=cause.hostname, status=cause.status
+        )
     else:
         message = f"{cause.evalue}\n{below}" if cause.evalue else below
         error = rank_error(cause, message, below)
@@ -124,7 +141,10 @@ def last_words(tail: str, lines: int = 8) -> list[str]:
     before, report = log[max(0, crash - 3) : crash], log[crash:]
     frames = [line for line in report if line.startswith('  File "')]
     cell = next((i for i, line in enumerate(frames) if "ipykernel_" in line), len(frames[:lines]) - 1)
-    words = [re.sub(r'File "[^"]*ipykernel_[^"]*", line (\d+) in (.*)', r"line \1 of the cell, in \2", line) for line in frames[: cell + 1]]
+    words = [
+        re.sub(r'File "[^"]*ipykernel_[^"]*", line (\d+) in (.*)', r"line \1 of the cell, in \2", line)
+        for line in frames[: cell + 1]
+    ]
     return [*before, report[0], *words[:lines]]
 
 
@@ -149,4 +169,8 @@ def may_be_base(original: type[BaseException]) -> bool:
 
     SystemExit and its like would end the notebook's own code instead of failing a cell, and a SyntaxError IPython shows by itself.
     """
-    return issubclass(original, Exception) and not issubclass(original, SyntaxError) and not issubclass(RankError, original)
+    return (
+        issubclass(original, Exception)
+        and not issubclass(original, SyntaxError)
+        and not issubclass(RankError, original)
+    )

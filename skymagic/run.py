@@ -171,7 +171,11 @@ class Run:
         for when, act in self._deadlines():
             if when <= now:
                 act()
-        if self._limits.timeout is not None and not self._stopping and now >= self._started + self._limits.timeout:
+        if (
+            self._limits.timeout is not None
+            and not self._stopping
+            and now >= self._started + self._limits.timeout
+        ):
             self._time_over()
         self._give_up_on_output(now)
         self._look_for_stall(now)
@@ -181,7 +185,9 @@ class Run:
         times = [when for when, _ in self._deadlines()]
         if self._limits.timeout is not None and not self._stopping:
             times.append(self._started + self._limits.timeout)
-        times += [rank.died_at + LATE_OUTPUT for rank in self.report.ranks.values() if rank.died and not rank.ended]
+        times += [
+            rank.died_at + LATE_OUTPUT for rank in self.report.ranks.values() if rank.died and not rank.ended
+        ]
         if self._stall.due is not None and not self._stopping:
             times.append(self._stall.due)
         return max(0.0, min([*times, now + 60.0]) - now)
@@ -201,7 +207,9 @@ class Run:
         return [number for number, rank in self.report.ranks.items() if not rank.settled]
 
     def _unfinished(self) -> list[int]:
-        return [number for number, rank in self.report.ranks.items() if rank.outcome is None and rank.died is None]
+        return [
+            number for number, rank in self.report.ranks.items() if rank.outcome is None and rank.died is None
+        ]
 
     @property
     def _stopping(self) -> bool:
@@ -225,7 +233,9 @@ class Run:
 
     def _follows(self, rank: RankRun) -> bool:
         outcome = rank.outcome
-        return outcome is not None and is_connection_error(str(outcome.get("ename")), str(outcome.get("evalue")))
+        return outcome is not None and is_connection_error(
+            str(outcome.get("ename")), str(outcome.get("evalue"))
+        )
 
     def _show(self, number: int, rank: RankRun, content: Mapping[str, Any]) -> None:
         kind = content["kind"]
@@ -357,10 +367,20 @@ class Stall:
         if now - self._since < self._after * (1 - 1 / self.LOOKS) or not (ended or len(counts) > 1):
             return None
         self._told = True
-        behind = [rank for rank, count in begun.items() if counts and count == min(counts)] if len(counts) > 1 else []
+        behind = (
+            [rank for rank, count in begun.items() if counts and count == min(counts)]
+            if len(counts) > 1
+            else []
+        )
         whole = f"no progress for {now - self._since:.0f} s"
-        first = f"{rank_words(ended)} ended" if ended else f"{rank_words(behind)} {'is' if len(behind) == 1 else 'are'} behind"
-        return f"[{whole}: {first}]\n" + "".join(f"[  {line}]\n" for line in display.stacks(stacks).splitlines())
+        first = (
+            f"{rank_words(ended)} ended"
+            if ended
+            else f"{rank_words(behind)} {'is' if len(behind) == 1 else 'are'} behind"
+        )
+        return f"[{whole}: {first}]\n" + "".join(
+            f"[  {line}]\n" for line in display.stacks(stacks).splitlines()
+        )
 
 
 def stand_still(

@@ -199,8 +199,24 @@ Message = (
 KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        AgentSpec, RankSpec, Spawn, Signal, Ask, Answer, Offer, Shutdown, ControllerUp, AgentFailed,
-        RankForked, RankReady, RankFailed, RankExited, Begin, Publish, End, Done,
+        AgentSpec,
+        RankSpec,
+        Spawn,
+        Signal,
+        Ask,
+        Answer,
+        Offer,
+        Shutdown,
+        ControllerUp,
+        AgentFailed,
+        RankForked,
+        RankReady,
+        RankFailed,
+        RankExited,
+        Begin,
+        Publish,
+        End,
+        Done,
     )  # fmt: skip
 }
 
@@ -218,7 +234,9 @@ def decode(line: bytes) -> Any:
     """
     try:
         kind, values = json.loads(line)
-        return KINDS[kind](**{k: tuple(v) if isinstance(v, list) and k in _TUPLES else v for k, v in values.items()})
+        return KINDS[kind](
+            **{k: tuple(v) if isinstance(v, list) and k in _TUPLES else v for k, v in values.items()}
+        )
     except (KeyError, TypeError, json.JSONDecodeError) as problem:
         raise ValueError(f"not a message of this skymagic: {line[:80]!r} ({problem})") from None
 

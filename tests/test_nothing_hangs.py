@@ -170,7 +170,10 @@ def test_a_rank_that_dies_is_replaced(notebook: Notebook, death: str, words: str
 
 
 def test_a_crash_is_shown_down_to_the_cell(notebook: Notebook) -> None:
-    error = fail(notebook, "def crash():\n    ctypes.string_at(0)\nif dist.get_rank() == 2:\n    crash()\ndist.barrier()")
+    error = fail(
+        notebook,
+        "def crash():\n    ctypes.string_at(0)\nif dist.get_rank() == 2:\n    crash()\ndist.barrier()",
+    )
     assert "line 3 of the cell, in crash" in error.evalue
     assert "line 5 of the cell" not in error.evalue.split("in crash")[0]
 
@@ -231,7 +234,9 @@ def test_the_stop_button(notebook: Notebook, body: str) -> None:
 def test_pressed_twice_it_kills(notebook: Notebook) -> None:
     notebook.run("%config SkyMagic.grace = 60.0")
     try:
-        cell = notebook.start("%%sky_broadcast\nprint('begun', flush=True)\nif dist.get_rank() != 2:\n    dist.barrier()")
+        cell = notebook.start(
+            "%%sky_broadcast\nprint('begun', flush=True)\nif dist.get_rank() != 2:\n    dist.barrier()"
+        )
         notebook.watch(cell, lambda shown: "begun" in shown.text)
         notebook.interrupt()
         notebook.watch(cell, lambda shown: "press again" in shown.text)
@@ -364,7 +369,9 @@ def test_restart_of_all_while_a_cell_runs(notebook: Notebook) -> None:
 
 def test_a_notebook_that_was_suspended_goes_on(notebook: Notebook) -> None:
     kernel = psutil.Process(notebook.pid)
-    cell = notebook.start("%%sky_broadcast -o r\nfor i in range(40):\n    print(i, flush=True); time.sleep(0.05)\ni")
+    cell = notebook.start(
+        "%%sky_broadcast -o r\nfor i in range(40):\n    print(i, flush=True); time.sleep(0.05)\ni"
+    )
     notebook.watch(cell, lambda shown: "3" in shown.text)
     kernel.send_signal(signal.SIGSTOP)
     try:

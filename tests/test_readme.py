@@ -31,7 +31,9 @@ def examples(page: Path) -> list[Example]:
     for block in BLOCK.finditer(page.read_text()):
         mark = block["mark"] or ""
         if block["kind"] == "python" and mark != "not run":
-            found.append(Example(block["text"], mark.removeprefix("fails: ") if mark.startswith("fails: ") else ""))
+            found.append(
+                Example(block["text"], mark.removeprefix("fails: ") if mark.startswith("fails: ") else "")
+            )
         elif block["kind"] == "text" and found and mark != "not compared":
             found[-1].shown = block["text"]
     return found
@@ -39,7 +41,10 @@ def examples(page: Path) -> list[Example]:
 
 def shape(text: str) -> list[str]:
     """The lines without what differs between runs and machines: numbers, host names, paths, dashes."""
-    lines = [re.sub(r"\S*…?/[\w./-]+", "PATH", re.sub(r"on \S+", "on HOST", line.rstrip())) for line in ANSI.sub("", text).splitlines()]
+    lines = [
+        re.sub(r"\S*…?/[\w./-]+", "PATH", re.sub(r"on \S+", "on HOST", line.rstrip()))
+        for line in ANSI.sub("", text).splitlines()
+    ]
     lines = [re.sub(r"\d+(\.\d+)?", "0", line) for line in lines]
     return [" ".join(line.split()) for line in lines if line.strip() and not set(line) <= set("- ")]
 
@@ -50,7 +55,9 @@ def test_page(page: Path, tmp_path: Path) -> None:
         for example in examples(page):
             cell = notebook.finish(notebook.start(example.source))
             ename = cell.error.ename if cell.error else ""
-            assert ename == example.fails, f"{example.source}\n{cell.text}{cell.error.text if cell.error else ''}"
+            assert ename == example.fails, (
+                f"{example.source}\n{cell.text}{cell.error.text if cell.error else ''}"
+            )
             rich = "\n".join(data.get("text/plain", "") for data in cell.rich)
             shown = cell.text + rich + (cell.error.text if cell.error else "")
             missing = [line for line in shape(example.shown) if line not in shape(shown)]

@@ -101,8 +101,16 @@ class Agent:
 
     def _start_controller(self) -> None:
         self.profile = self.directory / "profile"
-        command = [sys.executable, "-m", "skymagic.kernels.controller", f"--profile-dir={self.profile}", "--ip=127.0.0.1"]
-        self.controller = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+        command = [
+            sys.executable,
+            "-m",
+            "skymagic.kernels.controller",
+            f"--profile-dir={self.profile}",
+            "--ip=127.0.0.1",
+        ]
+        self.controller = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
+        )
         assert self.controller.stdout is not None
         self._watch(self.controller.stdout, self._on_controller)
 
@@ -125,7 +133,9 @@ class Agent:
         self._watch(ours, self._on_forkserver)
 
     def _controller_fds(self) -> set[int]:
-        pipes: list[IO[bytes] | None] = [self.controller.stdin, self.controller.stdout] if self.controller else []
+        pipes: list[IO[bytes] | None] = (
+            [self.controller.stdin, self.controller.stdout] if self.controller else []
+        )
         return {pipe.fileno() for pipe in pipes if pipe is not None}
 
     # -- events ------------------------------------------------------------------------------------------------------
@@ -419,11 +429,20 @@ class Iopub:
         if not self.subscribed:  # before the controller has subscribed, messages would be dropped
             self.subscribed = bool(self.socket.poll(5000)) and bool(self.socket.recv())
         self.session.send(
-            self.socket, "sky_output", content, parent=parent, ident=ident.encode(), metadata={"engine": ident}
+            self.socket,
+            "sky_output",
+            content,
+            parent=parent,
+            ident=ident.encode(),
+            metadata={"engine": ident},
         )
-        if content["kind"] == "end":  # "idle" lets the client forget the request: it must come after all output
+        if (
+            content["kind"] == "end"
+        ):  # "idle" lets the client forget the request: it must come after all output
             idle = {"execution_state": "idle"}
-            self.session.send(self.socket, "status", idle, parent=parent, ident=ident.encode(), metadata={"engine": ident})
+            self.session.send(
+                self.socket, "status", idle, parent=parent, ident=ident.encode(), metadata={"engine": ident}
+            )
 
 
 def oom_kills() -> int:

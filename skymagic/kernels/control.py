@@ -66,7 +66,9 @@ class Control:
         """
         with self._offered:
             if not self._offered.wait_for(lambda: key in self._offers, timeout):
-                raise TimeoutError(f"rank {self.rank} waited {timeout:.0f} s for {key!r}, which another rank was to tell")
+                raise TimeoutError(
+                    f"rank {self.rank} waited {timeout:.0f} s for {key!r}, which another rank was to tell"
+                )
             return self._offers[key]
 
     def _keep(self, key: str, value: Any) -> None:

@@ -112,7 +112,9 @@ class Group:
                 )
                 return
             # torch keys what it stores by this number, so that a second group on one store does not meet the first one's
-            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1)
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(
+                int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1
+            )
             init(*args, **kwargs)
 
         def new_group_helper(*args: Any, **kwargs: Any) -> Any:
@@ -127,14 +129,14 @@ class Group:
 
         dist.init_process_group = c10d.init_process_group = init_process_group
         c10d._new_process_group_helper = new_group_helper
-        DDP.__init__ = ddp_init  # type: ignore[method-assign]
+        DDP.__init__ = ddp_init
         try:
             with guard.installed():
                 yield
         finally:
             dist.init_process_group = c10d.init_process_group = init
             c10d._new_process_group_helper = helper
-            DDP.__init__ = wrap  # type: ignore[method-assign]
+            DDP.__init__ = wrap
 
 
 def open_store(info: InstanceInfo) -> Any:
@@ -152,7 +154,12 @@ def open_store(info: InstanceInfo) -> Any:
     else:
         port = rendezvous.hear("torch")
         store = dist.TCPStore(
-            info.head_addr, port, info.world_size, is_master=False, timeout=STORE_TIMEOUT, wait_for_workers=False
+            info.head_addr,
+            port,
+            info.world_size,
+            is_master=False,
+            timeout=STORE_TIMEOUT,
+            wait_for_workers=False,
         )
     os.environ["MASTER_PORT"] = str(port)
     # env:// rendezvous by the user's own code joins this store instead of binding its port again
@@ -203,15 +210,24 @@ def variables() -> dict[str, Any]:
 
 def name_of(value: object) -> str:
     """The variable that holds a value, or its type."""
-    return next((name for name, held in variables().items() if held is value and name[:1] != "_"), type(value).__name__)
+    return next(
+        (name for name, held in variables().items() if held is value and name[:1] != "_"),
+        type(value).__name__,
+    )
 
 
 def foreign(wrappers: Any, kept: list[Any]) -> list[str]:
     """DDP wrappers on groups of the user's own, and FSDP modules: they cannot be carried over."""
-    found = [f"{name_of(one)}: its process group is gone; wrap it again" for one in list(wrappers) if one not in kept]
+    found = [
+        f"{name_of(one)}: its process group is gone; wrap it again"
+        for one in list(wrappers)
+        if one not in kept
+    ]
     for name, value in variables().items():
         if any(kind.__name__ in ("FullyShardedDataParallel", "FSDPModule") for kind in type(value).__mro__):
-            found.append(f"{name}: an FSDP module cannot be carried over to the new process group; make it again")
+            found.append(
+                f"{name}: an FSDP module cannot be carried over to the new process group; make it again"
+            )
     return found
 
 
@@ -223,7 +239,9 @@ def groups_in_variables(default: Any) -> list[str]:
         name for name, value in variables().items()
         if isinstance(value, ProcessGroup) and value is not default and not name.startswith("_")
     ]  # fmt: skip
-    return [f"{name}: this process group is gone; make it again with dist.new_group" for name in sorted(names)]
+    return [
+        f"{name}: this process group is gone; make it again with dist.new_group" for name in sorted(names)
+    ]
 
 
 def differing(wrappers: list[Any]) -> list[str]:
@@ -243,7 +261,9 @@ def differing(wrappers: list[Any]) -> list[str]:
         mine = {name_of(wrapper): fingerprint(wrapper) for wrapper in wrappers}
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
-    unequal = sorted(name for name in mine if any(other.get(name, mine[name]) != mine[name] for other in everyone))
+    unequal = sorted(
+        name for name in mine if any(other.get(name, mine[name]) != mine[name] for other in everyone)
+    )
     return [
         f"{name}: its parameters differ between ranks, for some had stepped and others had not; take rank 0's on all: "
         + SYNC.format(name=name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from skymagic import plugins
@@ -30,6 +30,14 @@ class Hooks:
                     raise
             self._stack = opening.pop_all()
 
+    @contextlib.contextmanager
+    def around_run(self) -> Iterator[None]:
+        """Each plugin's ``around_run``, for one cell."""
+        with contextlib.ExitStack() as stack:
+            for plugin in self.plugins:
+                stack.enter_context(plugin.around_run())
+            yield
+
     def release(self) -> int:
         """Free the main thread from a blocked collective; called on the control thread. Returns what was shut down."""
         count = 0
@@ -41,7 +49,9 @@ class Hooks:
     def rejoin(self, generation: int) -> list[str]:
         """Form new process groups with all ranks; what could not be carried over, in words."""
         rendezvous.set_generation(generation)
-        return [note for plugin in self.plugins if plugin.rejoin is not None for note in plugin.rejoin(self.info)]
+        return [
+            note for plugin in self.plugins if plugin.rejoin is not None for note in plugin.rejoin(self.info)
+        ]
 
     def joined(self) -> bool:
         """Whether each plugin still has what it set up (the user may have destroyed a group)."""

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+from ipykernel.zmqshell import ZMQInteractiveShell
+from ipyparallel.engine.kernel import IPythonParallelKernel
 from IPython.core import page
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
-from ipykernel.zmqshell import ZMQInteractiveShell
-from ipyparallel.engine.kernel import IPythonParallelKernel
 from traitlets import Type
 
 from skymagic import quiet, runtime, wire
@@ -118,7 +118,8 @@ class RankShell(ZMQInteractiveShell):
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """Format the error: whole also for SystemExit, and of groups, whose tracebacks IPython would print."""
         kind, problem, tb = exc_tuple or sys.exc_info()
-        if Desk.freed or isinstance(problem, KeyboardInterrupt):  # a consequence; reading all sources may take seconds
+        if problem is None or Desk.freed or isinstance(problem, KeyboardInterrupt):
+            # a consequence of something else; reading all sources may take seconds
             self._last_traceback = traceback.format_exception_only(kind, problem)
         elif tracebacks.is_group(problem):
             self._last_traceback = tracebacks.of_group(problem, self.compile._filename_map)
@@ -131,8 +132,8 @@ class RankShell(ZMQInteractiveShell):
 
     def init_hooks(self) -> None:
         """Help (``name?``) is displayed: a rank's reply has no place for the pager's payload."""
-        super().init_hooks()  # type: ignore[no-untyped-call]
-        self.set_hook("show_in_pager", page.as_hook(page.display_page), 0)  # type: ignore[no-untyped-call]
+        super().init_hooks()
+        self.set_hook("show_in_pager", page.as_hook(page.display_page), 0)
 
     def ask_exit(self) -> None:
         """``exit`` in a cell ends the cell, not the rank."""
@@ -186,10 +187,11 @@ class Flusher:
         self._over.set()
 
 
-class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
+class RankKernel(IPythonParallelKernel):
     """Carries out orders; everything else is ipyparallel's."""
 
     shell_class = Type(RankShell)
+    shell_channel_thread: Any
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -247,7 +249,7 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
         Desk.control.request(wire.Begin(rank, header, rank in order["shown"], order["screen_limit"]))
         Desk.freed, self.busy = False, True
         try:
-            with runtime.taking_part(order["ranks"]), Flusher():
+            with runtime.taking_part(order["ranks"]), Desk.hooks.around_run(), Flusher():
                 return await self._carry_out(order, source)
         finally:
             self.busy = False
@@ -296,7 +298,9 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
         if Desk.info.rank in order["want"]:
             wanted[LAST_VALUE] = shell.displayhook.value
         outcome["values"] = self._hold.pack(wanted)
-        outcome["values"].update({name: {"error": "is not defined on this rank", "type": "NameError"} for name in missing})
+        outcome["values"].update(
+            {name: {"error": "is not defined on this rank", "type": "NameError"} for name in missing}
+        )
         shell.displayhook.value = None
 
     @contextlib.contextmanager
@@ -312,9 +316,18 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]  # untyped base
                 self.shell_channel_thread = None
 
     def _failure(
-        self, problem: BaseException | None, *, lines: list[str] | None = None, ename: str | None = None, phase: str = "run"
+        self,
+        problem: BaseException | None,
+        *,
+        lines: list[str] | None = None,
+        ename: str | None = None,
+        phase: str = "run",
     ) -> dict[str, Any]:
-        packed = self._hold.pack({"exception": problem})["exception"] if problem is not None and phase == "run" else {}
+        packed = (
+            self._hold.pack({"exception": problem})["exception"]
+            if problem is not None and phase == "run"
+            else {}
+        )
         return {
             "status": "error",
             "phase": phase,

@@ -82,7 +82,8 @@ class RankOutput:
         self.rank = rank
         self.pipes = [Pipe(name, fd) for name, fd in pipes.items()]
         self.log_path = log
-        self._log: BinaryIO = open(os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab", buffering=0)  # noqa: SIM115
+        fd = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+        self._log: BinaryIO = open(fd, "ab", buffering=0)  # noqa: SIM115  # close() closes it
         self._send = send
         self._parent: dict[str, Any] | None = None
         self._screen: Screen | None = None
@@ -147,7 +148,9 @@ class RankOutput:
                 pipe.waiting.clear()
                 self._last_sent = now
                 if self._parent is not None:
-                    self._send(self._parent, {"rank": self.rank, "kind": "stream", "name": pipe.name, "text": text})
+                    self._send(
+                        self._parent, {"rank": self.rank, "kind": "stream", "name": pipe.name, "text": text}
+                    )
 
     def close(self) -> None:
         """Close the log and the pipes; twice is safe."""

@@ -100,7 +100,9 @@ def inventory() -> Inventory:
     """What this machine has. GPUs are those that nvidia-smi lists; asking torch would open them in this process."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    return Inventory(socket.gethostname(), cpus, memory, gpus(), f"{sys.version_info.major}.{sys.version_info.minor}")
+    return Inventory(
+        socket.gethostname(), cpus, memory, gpus(), f"{sys.version_info.major}.{sys.version_info.minor}"
+    )
 
 
 def gpus() -> tuple[str, ...]:
