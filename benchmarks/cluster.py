@@ -1,0 +1,91 @@
+"""A pool to measure in: ranks on this machine, cells run as a script runs them, and the stop button."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from skymagic import broadcast, pool
+from skymagic.plan import Defaults, Only, PluginSpec, PoolRequest, RunRequest
+from skymagic.run import Limits
+
+
+class Quiet:
+    """A screen that keeps what it is shown, by rank."""
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[int, str]] = []
+        self.notes: list[str] = []
+
+    def text(self, rank: int, name: str, text: str) -> None:
+        """Text of a rank's standard stream."""
+        self.pieces.append((rank, text))
+
+    def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
+        """Not kept."""
+
+    def note(self, text: str) -> None:
+        """A line of skymagic's own."""
+        self.notes.append(text)
+
+
+def start(ranks: int, *plugins: str) -> pool.Pool:
+    """A pool of its own on this machine."""
+    name = f"bench-{os.getpid()}-{len(pool.every())}"
+    request = PoolRequest(
+        name=name, provider="local", nodes=ranks, plugins=tuple(PluginSpec(name) for name in plugins)
+    )
+    return pool.ensure(request, {}, Defaults(), lambda text: None)
+
+
+@contextmanager
+def started(ranks: int, *plugins: str) -> Iterator[pool.Pool]:
+    """A pool that ends with the block."""
+    with start(ranks, *plugins) as one:
+        yield one
+
+
+def run(
+    one: pool.Pool,
+    body: str,
+    *,
+    timeout: float | None = None,
+    only: str = "head",
+    screen: Quiet | None = None,
+) -> list[Any]:
+    """Run a cell on all ranks; the value of its last expression by rank. Raises what the cell raises."""
+    cell = broadcast.Cell(body)
+    request = RunRequest(output="result", only=Only(only), timeout=timeout)
+    order = broadcast.order_of(request, one, cell, broadcast.check_syntax(cell.source, lambda source: source))
+    return broadcast.broadcast(one, order, Limits(timeout=timeout), screen or Quiet()).value
+
+
+@contextmanager
+def stop_button(after: float) -> Iterator[None]:
+    """Press it `after` seconds from now: SIGINT to this process, as Jupyter does. The block ends after the press."""
+    pressed = threading.Event()
+
+    def press() -> None:
+        pressed.set()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(after, press)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def problem_of(call: Callable[[], object]) -> BaseException | None:
+    """What a call raises, None if it does not."""
+    try:
+        call()
+    except (Exception, KeyboardInterrupt) as problem:
+        return problem
+    return None
