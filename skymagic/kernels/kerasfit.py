@@ -71,7 +71,7 @@ def fit_together(plain: Callable[..., Any], callback: Callable[[], Any]) -> Call
         if ours is not None:
             ours.data = bound.arguments.get("x")
             theirs = bound.arguments.get("callbacks")
-            if hasattr(theirs, "append") and not isinstance(theirs, list):  # a CallbackList
+            if theirs is not None and hasattr(theirs, "append") and not isinstance(theirs, list):  # a CallbackList
                 theirs.append(ours)
             else:
                 listed = theirs if isinstance(theirs, list | tuple) else [theirs]

@@ -102,6 +102,8 @@ class Plugin:
         rejoin: ``(info) -> notes``: form anew what `release` broke, with all ranks of the pool; a sentence for each
             thing that could not be carried over. Called between cells, any number of times. When it raises, all ranks
             are started anew. None where a process can join only once: then all ranks are when one of them has died.
+        around_run: ``() -> context manager``: entered around each cell of a rank, when `runtime.participants` says who
+            takes part. It must cost microseconds.
         joined: whether what `around_app` set up is still there; asked after each cell.
         preload: modules that each node imports once, before it forks its ranks. Importing them must start no thread
             and touch no GPU.
@@ -117,6 +119,7 @@ class Plugin:
     around_client: Callable[[Any], contextlib.AbstractContextManager[Any]] = _nothing_around
     release: Callable[[], int] = _freed_nothing
     rejoin: Callable[[InstanceInfo], Sequence[str]] | None = _nothing_lost
+    around_run: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     joined: Callable[[], bool] = _still_there
     preload: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
