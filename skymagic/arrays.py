@@ -39,6 +39,8 @@ class Block:
 
     start: int
     stop: int
+    owner: int
+    """Of its first span; the handle of the storage when it lies on a device."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +86,7 @@ def layout(spans: Iterable[Span], apart: frozenset[int] | set[int] = frozenset()
     for cluster in clusters(list(owners.values())):
         start, stop = cluster[0].start // _ALIGN * _ALIGN, max(span.stop for span in cluster)
         if len(cluster) > 1 or _wasteful(cluster[0], stop - start):
-            blocks.append(Block(start, stop))
+            blocks.append(Block(start, stop, cluster[0].owner))
     return Layout(blocks) if blocks else None
 
 
@@ -150,7 +152,7 @@ def reducer_for(kind: type) -> Reducer | None:
     if kind.__module__.startswith(("pandas.core.internals", "pandas._libs.internals")):
         return reduce_frame
     if kind is Block:
-        return lambda tracker, block: (_block, (memory(block.start, block.stop),))
+        return reduce_block
     if kind is Storage:
         return lambda tracker, storage: (_storage, (storage.block,))
     return None
@@ -167,6 +169,9 @@ def reduce_array(tracker: Tracker, array: Any) -> Reduced:
     if dtype.hasobject or dtype.itemsize == 0 or dtype.kind == "T":
         return NotImplemented
     kind = type(array)
+    if kind is numpy.ma.MaskedArray:
+        plain = {name: getattr(array, name) for name in ("_fill_value", "_hardmask", "_sharedmask")}
+        return _masked, (array._data, array._mask, plain)
     if kind is not numpy.ndarray and kind is not numpy.memmap:
         return _reduce_subclass(array)
     described = (_dtype(dtype), array.shape)
@@ -241,6 +246,14 @@ def _subclass(array: Any, kind: type) -> Any:
     return array.view(kind)
 
 
+def _masked(data: Any, mask: Any, plain: dict[str, Any]) -> Any:
+    import numpy
+
+    array = numpy.ma.MaskedArray(data, mask=mask, copy=False)
+    vars(array).update(plain)
+    return array
+
+
 def _block(buffer: Any) -> memoryview:
     return writable(buffer)
 
@@ -270,7 +283,7 @@ def reduce_tensor(tracker: Tracker, tensor: Any) -> Reduced:
     typed, offset, size, stride, *rest = reduced[1]
     storage = _canonical(tracker, typed._untyped_storage)
     place: Any = storage
-    if storage.device.type == "cpu" and storage.nbytes() and tensor.numel():
+    if storage.nbytes() and tensor.numel() and storage.data_ptr():
         first = storage.data_ptr() + offset * tensor.element_size()
         extent = sum((count - 1) * step for count, step in zip(size, stride, strict=True)) + 1
         stop = first + extent * tensor.element_size()
@@ -288,6 +301,19 @@ def reduce_typed(tracker: Tracker, storage: Any) -> Reduced:
     untyped = _canonical(tracker, storage._untyped_storage)
     tracker.whole.add(untyped._cdata)
     return _typed, (untyped, storage.dtype)
+
+
+def reduce_block(tracker: Tracker, block: Block) -> Reduced:
+    """The bytes of a block; of a part of a device's storage, only that part comes to the CPU."""
+    storage = tracker.storages.get(block.owner)
+    if storage is None or storage.device.type == "cpu":
+        return _block, (memory(block.start, block.stop),)
+    torch = sys.modules["torch"]
+    whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    first = storage.data_ptr()
+    part = whole[max(block.start - first, 0) : block.stop - first].cpu()
+    tracker.storages[id(part)] = part  # alive until it is written
+    return _block, (memory(part.data_ptr(), part.data_ptr() + part.nbytes),)
 
 
 def reduce_untyped(tracker: Tracker, storage: Any) -> Reduced:

@@ -13,7 +13,6 @@ import io
 import linecache
 import pickle
 import sys
-import threading
 import types
 import typing
 import weakref
@@ -23,8 +22,11 @@ from typing import Any, NamedTuple
 import cloudpickle
 from cloudpickle import cloudpickle as _cloud
 
-from skymagic.arrays import SMALL, Span, Tracker, layout, reducer_for, writable
+from skymagic import rebuild
+from skymagic.arrays import SMALL, Span, Tracker, layout, reducer_for
+from skymagic.kinds import changeable, is_a, made_by_python, skips_init
 from skymagic.modules import is_local
+from skymagic.rebuild import here
 from skymagic.scopes import code_names
 from skymagic.store import LARGE, Buffer
 
@@ -82,6 +84,8 @@ def dumps(value: object, namespace: dict[str, Any], *, folder: str | None = None
     plain = _plainly(value)
     if plain is not None:
         return plain
+    if value is namespace:
+        value = _Namespace()
     first = _Pickler(namespace, folder, Tracker())
     first.dump(value)
     shared = layout(first.tracker.spans, first.tracker.whole)
@@ -99,17 +103,20 @@ def loads(header: Buffer | Sequence[Buffer], buffers: Iterable[Buffer], namespac
     Args:
         header: the pickle stream, or its pieces.
     """
-    before = getattr(_local, "namespace", None)
-    _local.namespace = namespace
+    before, here.namespace = here.namespace, namespace
     try:
         if isinstance(header, bytes | bytearray | memoryview):
             return pickle.loads(header, buffers=buffers)
         return pickle.Unpickler(_Rope(header), buffers=buffers).load()
     finally:
-        _local.namespace = before
+        here.namespace = before
 
 
-_local = threading.local()
+class _Namespace:
+    """Stands for all the names of a side."""
+
+    def __reduce__(self) -> Any:
+        return rebuild.namespace, ()
 
 
 class _NotPlain(Exception):
@@ -127,7 +134,7 @@ _PLAIN = (*_CONTAINERS, int, float, str, bytes, bool, type(None), tuple, frozens
 
 def _plainly(value: object) -> Pickled | None:
     """The short way for the values that notebooks have most of: numbers, strings, and lists and dicts of them."""
-    if type(value) not in _PLAIN:
+    if type(value) not in _PLAIN or (type(value) is dict and "__builtins__" in value):
         return None
     out = _Pieces()
     pickler = _PlainPickler(out, 5)
@@ -169,9 +176,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         pieces = self._out.pieces()
         if sum(len(piece) for piece in pieces) < _MANY:
             objects = [each for _, each in self.memo.copy().values()]
-            changeable = {kind for kind in set(map(type, objects)) if _changeable_type(kind)}
-            self.marks.update(id(each) for each in objects if type(each) in changeable)
-        if _changeable_type(type(value)):
+            kinds = {kind for kind in set(map(type, objects)) if changeable(kind)}
+            self.marks.update(id(each) for each in objects if type(each) in kinds)
+        if changeable(type(value)):
             self.marks.add(id(value))
         local = {name for name in self.referred if self.folder is not None and is_local(name, self.folder)}
         return Pickled(
@@ -203,12 +210,17 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         own = _REDUCERS.get(kind)
         if own is not None:
             return own
-        if issubclass(kind, BaseException) and _skips_init(kind):
+        if issubclass(kind, BaseException) and skips_init(kind):
             return _Pickler._exception
+        if is_a(kind, "IPython", "InteractiveShell"):
+            return lambda pickler, obj: (rebuild.shell, ())
+        if is_a(kind, "torch.nn.parallel", "DistributedDataParallel"):
+            # The wrapper belongs to a process group; what it wraps is the user's.
+            return lambda pickler, obj: (rebuild.same, (obj.module,))
         memory = reducer_for(kind)
         if memory is not None:
             return lambda pickler, obj: memory(pickler.tracker, obj)
-        return _Pickler._instance if _changeable_type(kind) else None
+        return _Pickler._instance if changeable(kind) else None
 
     def _instance(self, obj: Any) -> Any:
         self.marks.add(id(obj))
@@ -225,11 +237,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return NotImplemented
         if len(reduced) != 6:
             return reduced
-        maker, args, (members, slots), *_ = reduced
-        members = {name: value for name, value in members.items() if not _made_by_python(name, value, cls)}
-        if "__slots__" in vars(cls) and not issubclass(cls, enum.Enum | tuple):
-            args = (*args[:3], {**args[3], "__slots__": _slots(cls)}, *args[4:])
-        return _new_class, (maker, args), (members, slots), None, None, _fill_class
+        _, args, (members, slots), *_ = reduced
+        members = {name: value for name, value in members.items() if not made_by_python(name, value, cls)}
+        state = (members, slots)
+        if issubclass(cls, enum.Enum):
+            return rebuild.enum_class, (args[-2], args), state, None, None, rebuild.fill_class
+        meta, name, bases, first, tracker, _ = args
+        if "__slots__" in vars(cls) and not issubclass(cls, tuple):
+            first = {**first, "__slots__": _slots(cls)}
+        return rebuild.new_class, (tracker, meta, name, bases, first), state, None, None, rebuild.fill_class
 
     def _function(self, function: types.FunctionType) -> Any:
         here = function.__globals__ is self.namespace
@@ -252,30 +268,30 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         else:
             self._refer(where)
         args = (code, where, function.__name__, function.__closure__)
-        return _new_function, args, _function_state(function), None, None, _fill_function
+        return rebuild.function, args, rebuild.function_state(function), None, None, rebuild.fill_function
 
     def _module(self, module: types.ModuleType) -> Any:
         if not _cloud._should_pickle_by_reference(module):
             return NotImplemented
         self._refer(module.__name__)
-        return _import, (module.__name__,)
+        return rebuild.module, (module.__name__,)
 
     def _cell(self, cell: types.CellType) -> Any:
         try:
             contents = (cell.cell_contents,)
         except ValueError:
             return types.CellType, ()
-        return types.CellType, (), contents, None, None, _fill_cell
+        return types.CellType, (), contents, None, None, rebuild.fill_cell
 
     def _cached(self, function: Any) -> Any:
         module = sys.modules.get(function.__module__)
         inner = function.__wrapped__
         if getattr(inner, "__globals__", None) is not self.namespace and module is not None:
             return NotImplemented
-        return _cached, (inner, function.cache_parameters())
+        return rebuild.cached, (inner, function.cache_parameters())
 
     def _cached_property(self, prop: Any) -> Any:
-        return _cached_property, (prop.func, prop.attrname)
+        return rebuild.cached_property, (prop.func, prop.attrname)
 
     def _stream(self, file: Any) -> Any:
         """The standard streams are the other side's own; no other file travels, not even its text."""
@@ -287,11 +303,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _memoryview(self, view: memoryview) -> Any:
         if not view.c_contiguous:
             return NotImplemented
-        return _memoryview, (pickle.PickleBuffer(view), view.format, view.shape)
+        return rebuild.view, (pickle.PickleBuffer(view), view.format, view.shape)
 
     def _exception(self, problem: BaseException) -> Any:
         """Without ``__init__``, whose arguments need not be the exception's ``args``."""
-        return _exception, (type(problem), problem.args), vars(problem) or None
+        return rebuild.exception, (type(problem), problem.args), vars(problem) or None
 
     def _weak_keys(self, mapping: Any) -> Any:
         return weakref.WeakKeyDictionary, (dict(mapping),)
@@ -379,166 +395,11 @@ class _Rope(io.RawIOBase):
         return True
 
 
-# What a rebuilt value consists of -------------------------------------------------------------------------------------
-
-
-def _new_function(code: types.CodeType, where: str | None, name: str, closure: Any) -> types.FunctionType:
-    space = _local.namespace if where is None else vars(_import(where))
-    return types.FunctionType(code, space, name, None, closure)
-
-
-def _function_state(function: types.FunctionType) -> dict[str, Any]:
-    state: dict[str, Any] = {
-        "__qualname__": function.__qualname__,
-        "__defaults__": function.__defaults__,
-        "__kwdefaults__": function.__kwdefaults__,
-        "__module__": function.__module__,
-        "__doc__": function.__doc__,
-        "__dict__": dict(vars(function)),
-    }
-    if sys.version_info >= (3, 12):
-        state["__type_params__"] = function.__type_params__
-    if sys.version_info >= (3, 14):  # evaluated on demand: they may name what does not exist yet
-        state["__annotate__"] = function.__annotate__
-    else:
-        state["__annotations__"] = function.__annotations__
-    return {name: value for name, value in state.items() if value}
-
-
-def _fill_function(function: types.FunctionType, state: dict[str, Any]) -> None:
-    vars(function).update(state.pop("__dict__", {}))
-    for name, value in state.items():
-        setattr(function, name, value)
-
-
-def _fill_cell(cell: types.CellType, contents: tuple[Any]) -> None:
-    cell.cell_contents = contents[0]
-
-
-_arrived: weakref.WeakSet[type] = weakref.WeakSet()
-"""Classes that another process defined."""
-
-
-def _new_class(maker: Callable[..., type], args: tuple[Any, ...]) -> type:
-    known = _cloud._DYNAMIC_CLASS_TRACKER_BY_ID.get(args[-2])
-    if known is not None:
-        return typing.cast(type, known)
-    cls = maker(*args)
-    _arrived.add(cls)
-    return cls
-
-
-def _fill_class(cls: type, state: Any) -> None:
-    if cls in _arrived:  # a class defined here has come back: here is where it is changed
-        _cloud._class_setstate(cls, state)
-
-
-def _import(name: str) -> types.ModuleType:
-    __import__(name)
-    return sys.modules[name]
-
-
-def _cached(function: Any, parameters: dict[str, Any]) -> Any:
-    return functools.lru_cache(**parameters)(function)
-
-
-def _cached_property(function: Any, name: str) -> Any:
-    prop = functools.cached_property(function)
-    prop.__set_name__(object, name)
-    return prop
-
-
-def _skips_init(kind: type[BaseException]) -> bool:
-    """Whether an exception class has its own ``__init__``, and nothing but ``args`` below it."""
-    base = next(each for each in kind.__mro__ if each.__module__ == "builtins")
-    plain = base.__basicsize__ == BaseException.__basicsize__ and kind.__reduce__ is BaseException.__reduce__
-    return plain and isinstance(kind.__init__, types.FunctionType)
-
-
-def _exception(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    problem = kind.__new__(kind, *args)
-    problem.args = args
-    return problem
-
-
-def _memoryview(buffer: Any, format: str, shape: tuple[int, ...]) -> memoryview:
-    return writable(buffer).cast("B").cast(format, shape) if shape else writable(buffer)  # type: ignore[call-overload]
-
-
-# What the pickler asks about objects ----------------------------------------------------------------------------------
-
-_FIXED = (
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    bool,
-    tuple,
-    frozenset,
-    range,
-    slice,
-    type(None),
-    type,
-    types.ModuleType,
-    types.CodeType,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.GetSetDescriptorType,
-    types.WrapperDescriptorType,
-    types.MemberDescriptorType,
-    property,
-    staticmethod,
-    classmethod,
-    enum.Enum,
-    pickle.PickleBuffer,
-    types.MappingProxyType,
-)
-
-
-def _changeable_type(kind: type) -> bool:
-    """Whether objects of a type can change, so that it matters whether two names hold the same one."""
-    if issubclass(kind, _FIXED):
-        return False
-    return (kind.__module__, kind.__name__.partition("[")[0]) not in _FIXED_NAMES and not _is_dtype(kind)
-
-
-_FIXED_NAMES = {
-    *(("datetime", name) for name in ("datetime", "date", "time", "timedelta", "timezone")),
-    *(("torch", name) for name in ("dtype", "device", "Size", "layout", "memory_format")),
-    *(("pathlib", name) for name in ("PosixPath", "PurePosixPath", "Path")),
-    ("decimal", "Decimal"),
-    ("fractions", "Fraction"),
-    ("uuid", "UUID"),
-    ("re", "Pattern"),
-    ("numpy", "ufunc"),
-}
-
-
-def type_name(value: object) -> str:
-    """A value's type as a user knows it: without ``builtins`` and ``__main__``."""
-    kind = type(value)
-    module = kind.__module__.lstrip("_")
-    return kind.__qualname__ if module in ("builtins", "main__") else f"{module}.{kind.__qualname__}"
-
-
-def _is_dtype(kind: type) -> bool:
-    return any(base.__name__ == "dtype" and base.__module__ == "numpy" for base in kind.__mro__)
-
-
 def _module_of(namespace: dict[str, Any]) -> str | None:
     """The importable module that these globals belong to."""
     name = namespace.get("__name__")
     module = sys.modules.get(name) if isinstance(name, str) and name != "__main__" else None
     return name if module is not None and getattr(module, "__dict__", None) is namespace else None
-
-
-def _made_by_python(name: str, value: object, cls: type) -> bool:
-    """Whether a class has this member from its slots, or got it when somebody looked."""
-    if isinstance(value, types.MemberDescriptorType):
-        return value.__objclass__ is cls
-    return name == "__slotnames__" or (name == "__annotations__" and not value)
 
 
 def _slots(cls: type) -> Any:

@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from skymagic.pickling import type_name
+from skymagic.kinds import type_name
 
 _BUDGET = 300
 """Parts tried while looking for the one that cannot be pickled."""

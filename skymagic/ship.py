@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from skymagic import modules, pickling
 from skymagic.capture import CellNames, cell_names, reach
 from skymagic.errors import CaptureError
+from skymagic.kinds import type_name
 from skymagic.parcels import INLINE, Loading, Parcel, Progress, Value, bundles, groups, parts_of, submodules
-from skymagic.pickling import type_name
 from skymagic.refuse import Refusal, message, no_room, refusal
 from skymagic.shelf import Shelf
 from skymagic.store import NodeStore

@@ -26,6 +26,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "capture",
         "modules",
         "arrays",
+        "kinds",
+        "rebuild",
         "pickling",
         "mapping",
         "store",
@@ -52,7 +54,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 # What runs on the nodes knows little of the notebook's side.
 NODE = {"errors", "wire", "plan", "accelerators", "spelling", "image", "quiet", "runtime", "sharding"}
-KERNELS_MAY = NODE | {"scopes", "refuse", "arrays", "pickling", "modules", "store", "plugins", "kernels"}
+KERNELS_MAY = NODE | {"scopes", "arrays", "kinds", "pickling", "modules", "store", "plugins", "kernels"}
 PLUGINS_MAY = NODE | {"plugins", "kernels"}
 
 # Only these may import a library, wherever in the file.

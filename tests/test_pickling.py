@@ -6,13 +6,15 @@ import gc
 import sys
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+import scipy.sparse
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,6 +84,16 @@ def test_arrays_arrive_as_they_were(name: str) -> None:
     assert np.ma.getdata(back).tobytes() == np.ma.getdata(array).tobytes() or name == "objects"
     assert str(back) == str(array)
     assert back.flags.writeable
+
+
+def test_masked_array_keeps_its_mask() -> None:
+    array = np.ma.MaskedArray(np.arange(BIG), mask=np.arange(BIG) % 2 == 0, fill_value=-3, hard_mask=True)
+    back = copy([array, array.data])
+    assert np.array_equal(back[0].mask, array.mask)
+    assert back[0].filled().tolist() == array.filled().tolist()
+    assert back[0].hardmask
+    assert buffers(array) == BIG * 9
+    assert copy(np.ma.array([1, 2])).mask is np.ma.nomask
 
 
 @pytest.mark.parametrize(
@@ -265,6 +277,21 @@ def test_tied_weights_and_views_stay_shared() -> None:
     assert buffers([model, view]) < 200 * 200 * 4 + 4096
 
 
+def test_a_part_of_a_devices_storage_comes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of CUDA tensors, with memory that only says that it is on a device."""
+    data = torch.arange(BIG * 100.0)
+    kind = torch.UntypedStorage
+    empty = torch.empty
+    monkeypatch.setattr(kind, "device", property(lambda self: types.SimpleNamespace(type="xpu")))
+    monkeypatch.setattr(torch, "empty", lambda *size, device, **more: empty(*size, **more))
+    part = data[7 : 7 + BIG]
+    assert buffers([part, data[9:50]]) < BIG * 4 + 64
+    one, two = copy([part, data[9:50]])
+    assert torch.equal(one, part)
+    assert torch.equal(two, data[9:50])
+    assert torch.equal(copy(data), data)
+
+
 def test_a_small_part_of_a_large_tensor_travels_alone() -> None:
     data = torch.arange(BIG * 100.0)
     part = data[7 : 7 + BIG]
@@ -331,9 +358,6 @@ def test_column_does_not_change_with_the_frame() -> None:
 
 
 def test_arrow_and_sparse() -> None:
-    import pyarrow as pa
-    import scipy.sparse
-
     table = pa.table({"a": np.arange(BIG), "b": ["x"] * BIG})
     assert copy(table).equals(table)
     assert buffers(table) > BIG * 8
@@ -413,6 +437,84 @@ def test_deep_nesting_is_an_error_not_a_crash() -> None:
         pickling.dumps(deep, {})
     while deep:
         deep = deep.pop()
+
+
+# everything, nested
+
+
+class Held:
+    """An object with attributes."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+def leaf(kind: str, number: int) -> Any:
+    """A value of a kind, of some size."""
+    size = [0, 1, 7, SMALL][number % 4]
+    data = np.random.default_rng(number).integers(0, 100, size)
+    makers: dict[str, Callable[[], Any]] = {
+        "array": lambda: data.astype(["f4", "i8", "c16", "M8[s]", "S3", ">u2"][number % 6]),
+        "view": lambda: data[:: 1 + number % 3],
+        "fortran": lambda: np.asfortranarray(np.stack([data, data])),
+        "tensor": lambda: torch.from_numpy(data.copy()).to(
+            [torch.float32, torch.bfloat16, torch.int8][number % 3]
+        ),
+        "part": lambda: torch.arange(size * 3.0)[number % 2 :: 2],
+        "grad": lambda: torch.nn.Parameter(torch.from_numpy(data * 1.0)),
+        "frame": lambda: pd.DataFrame({"a": data, "b": data.astype(str)}),
+        "series": lambda: pd.Series(data * 0.5, name="s"),
+        "table": lambda: pa.table({"a": data, "b": pa.array(data.astype(str))}),
+        "sparse": lambda: scipy.sparse.coo_array((data, (data, data)), shape=(100, 100)).tocsr(),
+        "bytes": lambda: data.astype("u1").tobytes(),
+        "bytearray": lambda: bytearray(data.astype("u1").tobytes()),
+        "text": lambda: "ü" * size,
+    }
+    return makers[kind]()
+
+
+KINDS = "array view fortran tensor part grad frame series table sparse bytes bytearray text".split()
+NESTED = st.recursive(
+    st.builds(leaf, st.sampled_from(KINDS), st.integers(0, 1000)),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.builds(Held, inner)
+        | inner.map(lambda each: [each, each])
+    ),
+    max_leaves=8,
+)
+
+
+def alike(one: Any, two: Any) -> bool:
+    """Whether two values are the same, bit for bit, and share what they share."""
+    if type(one) is not type(two):
+        return False
+    if isinstance(one, list | tuple):
+        ids = [[[each is other for other in value] for each in value] for value in (one, two)]
+        return ids[0] == ids[1] and all(map(alike, one, two)) and len(one) == len(two)
+    if isinstance(one, dict):
+        return list(one) == list(two) and all(alike(one[key], two[key]) for key in one)
+    if isinstance(one, Held):
+        return alike(one.inner, two.inner)
+    if isinstance(one, np.ndarray):
+        return (one.dtype, one.shape, one.tobytes()) == (two.dtype, two.shape, two.tobytes())
+    if isinstance(one, torch.Tensor):
+        form = [(each.dtype, each.shape, each.stride(), each.requires_grad) for each in (one, two)]
+        return form[0] == form[1] and torch.equal(one, two)
+    if isinstance(one, pd.DataFrame | pd.Series):
+        return bool(one.equals(two)) and list(one.index) == list(two.index)
+    if scipy.sparse.issparse(one):
+        return (one != two).nnz == 0 and one.dtype == two.dtype
+    return bool(one == two)
+
+
+@given(NESTED)
+def test_whatever_is_nested_in_whatever(value: Any) -> None:
+    back = copy(value)
+    assert alike(back, value)
+    assert alike(copy(back), value)
 
 
 # code: in one process, between two namespaces
@@ -505,6 +607,38 @@ def C_method(space: dict[str, Any]) -> Any:
     return space["C"]().k
 
 
+def test_namespace_is_the_other_sides() -> None:
+    here = define("names = globals()\ndef f(): return names")
+    there: dict[str, Any] = {}
+    assert carried(here["names"], here, there) is there
+
+
+def test_ipython_is_the_other_sides(notebook: Notebook) -> None:
+    notebook.ranks[0].run(
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "from traitlets.config import Config\n"
+        "from skymagic import pickling\n"
+        "ip = InteractiveShell.instance(config=Config({'HistoryManager': {'enabled': False}}))\n"
+        "pickled = pickling.dumps({'ip': ip}, globals())\n"
+        "same = pickling.loads(pickled.pieces, [], globals())['ip'] is ip"
+    )
+    assert notebook.values("same") == [True]
+
+
+def test_parallel_wrapper_arrives_as_what_it_wraps() -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+        back = copy({"model": model})["model"]
+        assert type(back) is torch.nn.Linear
+        assert torch.equal(back.weight, model.module.weight)
+        back(torch.ones(1, 3)).sum().backward()
+    finally:
+        dist.destroy_process_group()
+
+
 def test_open_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text("secret")
@@ -579,6 +713,32 @@ class Node:
 class Leaf(Node):
     def who(self): return super().__init_subclass__ is not None and __class__ is type(self)
 
+class Plugin:
+    known = {}
+    def __init_subclass__(cls, *, name, **options):
+        super().__init_subclass__(**options)
+        Plugin.known[name] = cls.kind
+class Fast(Plugin, name="fast"):
+    kind = "quick"
+
+class Strict(type):
+    def __new__(mcls, name, bases, members):
+        members["checked"] = members["needed"] + 1
+        return super().__new__(mcls, name, bases, members)
+    def __init__(cls, *more): Strict.count = getattr(Strict, "count", 0) + 1
+class Checked(metaclass=Strict):
+    needed = 4
+class StrictABC(Strict, abc.ABCMeta): pass
+class AbstractChecked(metaclass=StrictABC):
+    needed = 5
+    @abc.abstractmethod
+    def f(self): ...
+
+@functools.singledispatch
+def describe(x): return "something"
+@describe.register
+def _int(x: int): return "int"
+
 class Lazy:
     @functools.cached_property
     def value(self): return 7
@@ -594,6 +754,7 @@ scale = 10
 values = [
     Colour.RED, Colour.BLUE, Flags.A | Flags.B, Point(1, [2]), Fixed(3), Pair(1, 2), Typed(4), Square(3), Slotted(),
     Box(5), Box[int], Made(), Node(), Leaf(), Lazy(), Outer.Inner(), Error(3), UserId, Meta, Point,
+    Fast(), Checked(), AbstractChecked, describe,
 ]
 """
 
@@ -607,6 +768,8 @@ ok = [
     type(a[9]) is Box, a[10] == Box[int], type(a[11]) is Made and Made.made_by == "Meta" and len(Made) == 42,
     a[12].me is a[12], a[13].who() and isinstance(a[13], Leaf), a[14].value == 7, a[15].f() is Outer.Inner,
     a[16].code == 3 and str(a[16]) == "code 3", a[17](5) == 5, isinstance(Made, a[18]), a[19] is Point,
+    type(a[20]) is Fast and Plugin.known == {"fast": "quick"}, a[21].checked == 5 and Strict.count == 2,
+    a[22].checked == 6 and a[22].__abstractmethods__ == {"f"}, a[23](1) == "int" and a[23]("x") == "something",
 ]
 """
 
@@ -614,11 +777,11 @@ ok = [
 def test_classes_keep_their_identity_there_and_back(notebook: Notebook) -> None:
     notebook.here(CLASSES)
     notebook.there(CHECK)
-    assert notebook.values("ok") == [[True] * 19]
+    assert notebook.values("ok") == [[True] * 23]
     before = dict(vars(notebook.namespace["Square"]))
     notebook.namespace["values"] = notebook.fetch("values")
     notebook.here(CHECK)
-    assert notebook.namespace["ok"] == [True] * 19
+    assert notebook.namespace["ok"] == [True] * 23
     assert dict(vars(notebook.namespace["Square"])) == before
 
 

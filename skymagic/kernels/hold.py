@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from skymagic import pickling
+from skymagic.kinds import type_name
 from skymagic.modules import Served
-from skymagic.pickling import type_name
 from skymagic.store import Buffer, NodeStore
 
 _INLINE = 64 << 10

@@ -1,0 +1,84 @@
+"""Questions about types: what can change, what is the user's word for it, what Python adds by itself."""
+
+from __future__ import annotations
+
+import enum
+import pickle
+import types
+
+_FIXED = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    bool,
+    tuple,
+    frozenset,
+    range,
+    slice,
+    type(None),
+    type,
+    types.ModuleType,
+    types.CodeType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.WrapperDescriptorType,
+    types.MemberDescriptorType,
+    types.MappingProxyType,
+    property,
+    staticmethod,
+    classmethod,
+    enum.Enum,
+    pickle.PickleBuffer,
+)
+
+# By name, for their modules need not be imported.
+_FIXED_NAMES = {
+    *(("datetime", name) for name in ("datetime", "date", "time", "timedelta", "timezone")),
+    *(("torch", name) for name in ("dtype", "device", "Size", "layout", "memory_format")),
+    *(("pathlib", name) for name in ("PosixPath", "PurePosixPath", "Path")),
+    ("decimal", "Decimal"),
+    ("fractions", "Fraction"),
+    ("uuid", "UUID"),
+    ("re", "Pattern"),
+    ("numpy", "ufunc"),
+}
+
+
+def changeable(kind: type) -> bool:
+    """Whether objects of a type can change, so that it matters whether two names hold the same one."""
+    if issubclass(kind, _FIXED) or is_a(kind, "numpy", "dtype"):
+        return False
+    return (kind.__module__, kind.__name__) not in _FIXED_NAMES
+
+
+def is_a(kind: type, module: str, name: str) -> bool:
+    """Whether a type or a base of it has this name, in this module or one inside it; nothing is imported."""
+    return any(
+        base.__name__ == name and (base.__module__ == module or base.__module__.startswith(f"{module}."))
+        for base in kind.__mro__
+    )
+
+
+def type_name(value: object) -> str:
+    """A value's type as a user knows it: without ``builtins`` and ``__main__``."""
+    kind = type(value)
+    module = kind.__module__.lstrip("_")
+    return kind.__qualname__ if module in ("builtins", "main__") else f"{module}.{kind.__qualname__}"
+
+
+def skips_init(kind: type[BaseException]) -> bool:
+    """Whether an exception class has its own ``__init__``, and nothing but ``args`` below it."""
+    base = next(each for each in kind.__mro__ if each.__module__ == "builtins")
+    plain = base.__basicsize__ == BaseException.__basicsize__ and kind.__reduce__ is BaseException.__reduce__
+    return plain and isinstance(kind.__init__, types.FunctionType)
+
+
+def made_by_python(name: str, value: object, cls: type) -> bool:
+    """Whether a class has this member from its slots, or got it when somebody looked."""
+    if isinstance(value, types.MemberDescriptorType):
+        return value.__objclass__ is cls
+    return name == "__slotnames__" or (name == "__annotations__" and not value)

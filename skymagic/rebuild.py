@@ -1,0 +1,185 @@
+"""How functions, classes and what belongs to them are made again on the other side.
+
+The names in here stand in pickles: a process can read what another has written when both have the same version.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+from cloudpickle import cloudpickle as _cloud
+
+from skymagic.arrays import writable
+
+
+class Here(threading.local):
+    """Where values are rebuilt: the global names that rebuilt functions use."""
+
+    namespace: dict[str, Any] | None = None
+
+
+here = Here()
+
+
+def namespace() -> dict[str, Any]:
+    """The global names of this side."""
+    if here.namespace is None:
+        raise RuntimeError("a function of a notebook is rebuilt by skymagic.pickling.loads only")
+    return here.namespace
+
+
+def module(name: str) -> types.ModuleType:
+    """Import a module, inner ones too."""
+    __import__(name)
+    return sys.modules[name]
+
+
+def shell() -> Any:
+    """This side's IPython."""
+    return module("IPython").get_ipython()
+
+
+def same(value: Any) -> Any:
+    """The value itself."""
+    return value
+
+
+# -- functions -----------------------------------------------------------------------------------------------------------
+
+
+def function(code: types.CodeType, where: str | None, name: str, closure: Any) -> types.FunctionType:
+    """A function without its state, with the globals of a module, or of this side's notebook."""
+    space = namespace() if where is None else vars(module(where))
+    return types.FunctionType(code, space, name, None, closure)
+
+
+def function_state(function: types.FunctionType) -> dict[str, Any]:
+    """What a function has beside its code, closure and globals."""
+    state: dict[str, Any] = {
+        "__qualname__": function.__qualname__,
+        "__defaults__": function.__defaults__,
+        "__kwdefaults__": function.__kwdefaults__,
+        "__module__": function.__module__,
+        "__doc__": function.__doc__,
+        "__dict__": dict(vars(function)),
+    }
+    if sys.version_info >= (3, 12):
+        state["__type_params__"] = function.__type_params__
+    if sys.version_info >= (3, 14):  # evaluated on demand: they may name what does not exist yet
+        state["__annotate__"] = function.__annotate__
+    else:
+        state["__annotations__"] = function.__annotations__
+    return {name: value for name, value in state.items() if value}
+
+
+def fill_function(function: types.FunctionType, state: dict[str, Any]) -> None:
+    """Set the state; separate, so that a function may hold itself."""
+    vars(function).update(state.pop("__dict__", {}))
+    for name, value in state.items():
+        setattr(function, name, value)
+
+
+def fill_cell(cell: types.CellType, contents: tuple[Any]) -> None:
+    """Set a closure's variable; separate, so that it may be the function itself."""
+    cell.cell_contents = contents[0]
+
+
+def cached(function: Any, parameters: dict[str, Any]) -> Any:
+    """A function with an empty ``lru_cache``."""
+    return functools.lru_cache(**parameters)(function)
+
+
+def cached_property(function: Any, name: str) -> Any:
+    """A ``cached_property`` that knows its name."""
+    prop = functools.cached_property(function)
+    prop.__set_name__(object, name)
+    return prop
+
+
+# -- classes -------------------------------------------------------------------------------------------------------------
+
+_arrived: weakref.WeakSet[type] = weakref.WeakSet()
+"""Classes that another process defined."""
+
+
+def known_class(tracker: str) -> type | None:
+    """The class with this identity, if this process has it."""
+    return cast("type | None", _cloud._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker))
+
+
+def enum_class(tracker: str, args: tuple[Any, ...]) -> type:
+    """An enumeration with its members; one that is known stays as it is."""
+    return known_class(tracker) or _track(_cloud._make_skeleton_enum(*args))
+
+
+def new_class(tracker: str, meta: type, name: str, bases: tuple[Any, ...], members: dict[str, Any]) -> type:
+    """A class without its members; one that is known stays as it is.
+
+    ``__init_subclass__`` and the metaclass ran where the class was defined, and left their traces in what follows as
+    state: those of the notebook are not run again, on a class that has nothing yet.
+    """
+    known = known_class(tracker)
+    if known is not None:
+        return known
+    resolved = types.resolve_bases(bases)
+    with _quiet(resolved):
+        if _dynamic(meta):
+            inner = next(each for each in meta.__mro__ if not _dynamic(each))
+            cls: type = inner.__new__(meta, name, resolved, members)
+        else:
+            cls = types.new_class(name, bases, {"metaclass": meta}, lambda space: space.update(members))
+    return _track(_cloud._lookup_class_or_track(tracker, cls))
+
+
+def fill_class(cls: type, state: Any) -> None:
+    """Set a class's members, but not those of a class that was defined here and has come back."""
+    if cls in _arrived:
+        _cloud._class_setstate(cls, state)
+
+
+def _track(cls: type) -> type:
+    _arrived.add(cls)
+    return cls
+
+
+def _dynamic(cls: type) -> bool:
+    """Whether a class travels by value."""
+    return cls in _cloud._DYNAMIC_CLASS_TRACKER_BY_CLASS
+
+
+@contextmanager
+def _quiet(bases: Sequence[Any]) -> Iterator[None]:
+    """Let the notebook's own ``__init_subclass__`` do nothing."""
+    classes = {each for base in bases for each in getattr(base, "__mro__", ())}
+    hooks = [(each, vars(each)["__init_subclass__"]) for each in classes if "__init_subclass__" in vars(each)]
+    hooks = [(each, hook) for each, hook in hooks if _dynamic(each)]
+    for each, _ in hooks:
+        type.__setattr__(each, "__init_subclass__", classmethod(lambda cls, **options: None))
+    try:
+        yield
+    finally:
+        for each, hook in hooks:
+            type.__setattr__(each, "__init_subclass__", hook)
+
+
+# -- others --------------------------------------------------------------------------------------------------------------
+
+
+def exception(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """An exception without a call of its ``__init__``."""
+    problem = kind.__new__(kind, *args)
+    problem.args = args
+    return problem
+
+
+def view(buffer: Any, format: str, shape: tuple[int, ...]) -> memoryview:
+    """A memoryview of this format."""
+    made = writable(buffer).cast("B")
+    return cast(memoryview, made.cast(format, shape) if shape else made.cast(format))  # type: ignore[call-overload]
