@@ -31,6 +31,7 @@ from skymagic.kernels.control import Control
 from skymagic.kernels.hold import BindError, Hold
 from skymagic.kernels.hooks import Hooks
 from skymagic.kernels.order import LAST_VALUE, ORDER
+from skymagic.kernels.stdio import Stdio
 
 INPUT_REFUSED = "input() cannot ask from a rank: ask in a plain cell of the notebook, and use the variable in the broadcast cell"
 
@@ -180,7 +181,7 @@ class Flusher:
         while not self._over.wait(self.EVERY):
             try:
                 flush_text()
-            except (OSError, ValueError, RuntimeError):
+            except Exception:  # the cell has put something else in the place of a stream, or closed it
                 continue
 
     def __exit__(self, *_: object) -> None:
@@ -197,6 +198,7 @@ class RankKernel(IPythonParallelKernel):
         super().__init__(**kwargs)
         self.shell.cache_size = 0  # Out[…] would hold on to every result, GPU memory included
         self._hold = Hold(self.shell.user_ns, Desk.store, Desk.info.rank)
+        self._stdio = Stdio()
         self._result: Any = None
         self.busy = False
         self.shell.events.register("post_run_cell", self._remember)
@@ -254,6 +256,7 @@ class RankKernel(IPythonParallelKernel):
         finally:
             self.busy = False
             quiet.end_all()  # a silence that the cell left open
+            self._stdio.mend()
             flush_text()
             Desk.control.request(wire.End(rank))
 
