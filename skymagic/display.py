@@ -162,5 +162,7 @@ def stacks(by_rank: Mapping[int, Mapping[str, Any] | None]) -> str:
         words = " → ".join([*cell, *([f"{deeper[-1]['name']} ({where(deeper[-1])})"] if deeper else [])])
         if stack is None:
             words = "does not answer: native code holds the interpreter"
+        elif stack.get("native"):
+            words += " (native code holds the interpreter)"
         groups.setdefault(words or "between lines of the cell", []).append(rank)
     return "\n".join(f"{rank_words(ranks)}: {words}" for words, ranks in groups.items())

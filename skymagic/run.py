@@ -138,6 +138,8 @@ class Run:
         self._screen = screen
         self._limits = limits
         self._started = time.monotonic()
+        self._stopping = False
+        """Something went wrong, or the user pressed stop: the run is being brought to its end."""
         self._stop_at: float | None = None
         """When the ranks that go on are interrupted and freed, because one has failed."""
         self._free_at: float | None = None
@@ -211,10 +213,6 @@ class Run:
             number for number, rank in self.report.ranks.items() if rank.outcome is None and rank.died is None
         ]
 
-    @property
-    def _stopping(self) -> bool:
-        return self._free_at is not None or self._kill_at is not None or self._stop_at is not None
-
     def _take(self, event: Event) -> None:
         if event.kind == "stop":
             self._pressed()
@@ -229,6 +227,7 @@ class Run:
         elif event.kind == "died" and rank.outcome is None:
             rank.died, rank.died_at = event.content["exited"], time.monotonic()
         if rank.failed and not self._stopping and self._unfinished():
+            self._stopping = True
             self._stop_at = time.monotonic() + (ROOT_CAUSE if self._follows(rank) else SETTLE)
 
     def _follows(self, rank: RankRun) -> bool:
@@ -287,7 +286,7 @@ class Run:
         if self.report.interrupted:
             self._kill()
             return
-        self.report.interrupted = True
+        self.report.interrupted = self._stopping = True
         self._interrupt()
         self._stop_at = None
         self._again_at = time.monotonic() + self._limits.grace / 2
@@ -303,10 +302,16 @@ class Run:
         open_ranks = self._unfinished()
         if not open_ranks:
             return
-        self.report.timed_out = True
-        answers = self._agents.ask(open_ranks, "stacks", timeout=STACKS)
-        self.report.where = {number: answers.get(number) for number in open_ranks}
+        self.report.timed_out = self._stopping = True
+        self.report.where = self._where(open_ranks)
         self._stop_others()
+
+    def _where(self, ranks: Sequence[int]) -> dict[int, Mapping[str, Any] | None]:
+        """Stacks of ranks: as their control threads tell, else as a signal handler does; None of those that do neither."""
+        answers = self._agents.ask(ranks, "stacks", timeout=STACKS)
+        if silent := [rank for rank in ranks if answers.get(rank) is None]:
+            answers |= self._agents.ask(silent, "native", timeout=STACKS)
+        return {rank: answers.get(rank) for rank in ranks}
 
     def _give_up_on_output(self, now: float) -> None:
         for rank in self.report.ranks.values():
@@ -320,8 +325,7 @@ class Run:
         waiting = self._unfinished()
         ended = [number for number in self.report.ranks if number not in waiting]
         if len(self.report.ranks) > 1 and waiting:
-            answers = self._agents.ask(waiting, "stacks", timeout=STACKS)
-            if note := self._stall.seen(ended, {number: answers.get(number) for number in waiting}, now):
+            if note := self._stall.seen(ended, self._where(waiting), now):
                 self._screen.note(note)
         self._stall.wait(now)
 

@@ -263,6 +263,16 @@ def test_a_timeout_shows_where_each_rank_is(notebook: Notebook) -> None:
     assert "rank 2: line 5 → line 3 in load_batch" in error.evalue
 
 
+def test_a_timeout_shows_where_native_code_holds_the_interpreter(notebook: Notebook) -> None:
+    error = fail(
+        notebook,
+        "def crunch():\n    sum(range(10**12))\nif dist.get_rank() == 2:\n    crunch()\ndist.barrier()",
+        "--timeout 1s",
+    )
+    assert "rank 2: line 5 → line 3 in crunch (native code holds the interpreter)" in error.evalue
+    assert "ranks 0, 1, 3: line 6 → barrier" in error.evalue
+
+
 def test_a_rank_that_is_a_collective_behind_is_pointed_out(notebook: Notebook) -> None:
     notebook.run("%config SkyMagic.stall_after = 1.5")
     try:

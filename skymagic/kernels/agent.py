@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from skymagic import wire
-from skymagic.kernels import forkserver
+from skymagic.kernels import forkserver, stacks
 from skymagic.kernels.streams import PIPE_BYTES, Pipe, RankOutput
 
 GRACE = 1.0
 """Seconds that idle ranks have to run their plugins' teardown before they are killed."""
+DUMP_SECONDS = 0.1
+"""For which a rank may write its stack."""
 SHM = Path("/dev/shm")
 F_SETPIPE_SZ = 1031
 
@@ -81,6 +83,7 @@ class Agent:
         self.offers: list[wire.Offer] = []
         self.spawned = 0
         self.stop_at: float | None = None
+        self.later: list[tuple[float, Callable[[], None]]] = []
         self.oom_before = oom_kills()
 
     # -- start -------------------------------------------------------------------------------------------------------
@@ -147,6 +150,10 @@ class Agent:
                 for key, _ in self.select.select(self._timeout()):
                     key.data()
                 now = time.monotonic()
+                due = [call for when, call in self.later if when <= now]
+                self.later = [one for one in self.later if one[0] > now]
+                for call in due:
+                    call()
                 for rank in list(self.ranks.values()):
                     if rank.output.due is not None and rank.output.due <= now:
                         rank.output.flush(now)
@@ -155,6 +162,7 @@ class Agent:
 
     def _timeout(self) -> float | None:
         times = [rank.output.due for rank in self.ranks.values() if rank.output.due is not None]
+        times += [when for when, _ in self.later]
         if self.stop_at is not None:
             times.append(self.stop_at)
         return max(0.0, min(times) - time.monotonic()) if times else None
@@ -196,6 +204,9 @@ class Agent:
             case wire.Signal():
                 for rank in message.ranks:
                     self._signal(rank, message.signum)
+            case wire.Ask() if message.what == "native":
+                for number in message.ranks:
+                    self._dump_stack(number, message.number)
             case wire.Ask():
                 for rank in message.ranks:
                     if rank in self.ranks:
@@ -218,6 +229,22 @@ class Agent:
         else:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank.pid, signum)
+
+    def _dump_stack(self, number: int, question: int) -> None:
+        """Let a rank whose interpreter is busy write its stack from a signal handler, and answer in its place."""
+        rank = self.ranks.get(number)
+        if rank is None or rank.pid is None:
+            return
+        path = Path(f"{self._log(number)}.stack")
+        before = path.stat().st_size if path.exists() else 0
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank.pid, stacks.SIGNAL)
+
+        def answer() -> None:
+            text = path.read_bytes()[before:].decode(errors="replace") if path.exists() else ""
+            self.tell(wire.Answer(number, question, stacks.parse(text)))
+
+        self.later.append((time.monotonic() + DUMP_SECONDS, answer))
 
     def _on_controller(self) -> None:
         assert self.controller is not None and self.controller.stdout is not None
