@@ -64,6 +64,9 @@ def hooks(backend: str | None) -> dict[str, Any]:
 
         if torch.cuda.is_available():
             torch.cuda.set_device(info.local_rank % torch.cuda.device_count())
+        elif not torch.accelerator.is_available():
+            # without it accelerate, and Trainer with it, leave a group on CPUs alone, and each rank trains for itself
+            os.environ.setdefault("ACCELERATE_USE_CPU", "true")
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
         group = Group(backend)
         made.append(group)
