@@ -102,12 +102,13 @@ class Notebook:
     def __init__(self, folder: Path, env: dict[str, str] | None = None) -> None:
         self.folder = folder
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        quiet = ["--IPKernelApp.log_level=50"]
+        # the history's journal comes and goes, and would be counted among the descriptors
+        options = ["--IPKernelApp.log_level=50", "--HistoryManager.hist_file=:memory:"]
         self._manager = KernelManager(kernel_name="python3")
         self._manager.start_kernel(
             cwd=str(folder),
             env={**os.environ, "PYTHONPATH": path, "IPYTHONDIR": str(folder / ".ipython"), **(env or {})},
-            extra_arguments=quiet,
+            extra_arguments=options,
         )
         self._client: BlockingKernelClient = self._manager.client()
         self._client.start_channels()
