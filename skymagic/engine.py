@@ -8,17 +8,16 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import queue
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import ipyparallel as ipp
 
 from skymagic.errors import ProvisionError
 from skymagic.kernels.order import ORDER
+from skymagic.submission import Submission
 
 
 class _Client(ipp.Client):  # type: ignore[misc]  # untyped base
@@ -41,28 +40,6 @@ class _Client(ipp.Client):  # type: ignore[misc]  # untyped base
     def changed(self) -> threading.Condition:
         """Notified when an engine has registered."""
         return cast("threading.Condition", self.__dict__.setdefault("_sky_changed", threading.Condition()))
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happened to a submission: kind is ``output``, ``outcome``, ``died``, or ``wake``."""
-
-    kind: str
-    rank: int
-    content: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Submission:
-    """One order on its way: events as they come, in a queue."""
-
-    def __init__(self, ranks: Sequence[int]) -> None:
-        self.ranks = tuple(ranks)
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.futures: dict[int, Any] = {}
-
-    def put(self, kind: str, rank: int, content: Mapping[str, Any] | None = None) -> None:
-        """Add an event; safe on any thread."""
-        self.events.put(Event(kind, rank, content or {}))
 
 
 class Engine:

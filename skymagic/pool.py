@@ -19,13 +19,14 @@ from skymagic.agents import Agents, describe
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
 from skymagic.plan import Defaults, Plan, PoolRequest, fits
 from skymagic.results import rank_words
-from skymagic.run import Limits, Report, Run, Screen, Stop
+from skymagic.run import Limits, Report, Run, Screen, Stop, stop_button
 from skymagic.runtime import InstanceInfo, Peer
 from skymagic.states import Event, State
+from skymagic.submission import Submission
 from skymagic.turns import Turn, Turns
 
 if TYPE_CHECKING:
-    from skymagic.engine import Engine, Submission
+    from skymagic.engine import Engine
     from skymagic.ship import Cargo, Shipper
 
 START_TIMEOUT = 120.0
@@ -349,10 +350,12 @@ class Pool:
         }
         if stop.pressed:
             raise RunInterrupted("stopped before it began")
-        submission = self._submit(order.ranks, envelope, order.source)
+        submission = Submission(order.ranks)
         stop.aim(submission)
         try:
-            report = Run(submission, self.agents, screen, limits).wait()
+            with stop_button(submission):
+                self._submit(submission, envelope, order.source)
+                report = Run(submission, self.agents, screen, limits).wait()
         finally:
             self._under_way.discard(submission)
         for number, rank in report.ranks.items():
@@ -362,15 +365,12 @@ class Pool:
         self._engine.purge(submission)
         return report
 
-    def _submit(self, ranks: Sequence[int], envelope: Mapping[str, Any], source: str) -> Submission:
+    def _submit(self, submission: Submission, envelope: Mapping[str, Any], source: str) -> None:
         """Send an order; from now on a rank's death is news for whoever waits for it, also if it died just before."""
-        from skymagic.engine import Submission
-
         assert self._engine is not None
-        submission = Submission(ranks)
         with self._news:
             self._under_way.add(submission)
-        for rank in ranks:
+        for rank in submission.ranks:
             exited = self.agents.ranks[rank].exited
             if exited is not None:
                 submission.put("died", rank, {"exited": exited})
@@ -379,7 +379,6 @@ class Pool:
         except BaseException:
             self._under_way.discard(submission)
             raise
-        return submission
 
     # -- mending -----------------------------------------------------------------------------------------------------
 
@@ -390,7 +389,9 @@ class Pool:
             for n, rank in report.ranks.items()
             if rank.outcome is not None and not rank.outcome.get("joined", True)
         ]
-        if self.state in (State.READY, State.RUNNING) and (dead or left or report.freed):
+        if self.state in (State.READY, State.RUNNING) and (
+            dead or left or report.freed or report.out_of_step
+        ):
             self._mend(dead)
 
     def _mend(self, dead: Iterable[int]) -> None:
@@ -455,8 +456,9 @@ class Pool:
         envelope = {  # those that are being replaced take part too, from their side
             "kind": "rejoin", "ranks": list(range(self.world_size)), "shown": [], "screen_limit": 1, "generation": self._generation,
         }  # fmt: skip
-        submission = self._submit(alive, envelope, "")
+        submission = Submission(alive)
         try:
+            self._submit(submission, envelope, "")
             report = Run(submission, self.agents, Nowhere(), Limits(timeout=REJOIN_TIMEOUT, grace=0.1)).wait()
         finally:
             self._under_way.discard(submission)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from skymagic import display, wire
 from skymagic.agents import Agents
-from skymagic.engine import Event, Submission
 from skymagic.results import is_connection_error, rank_words
+from skymagic.submission import Event, Submission
 
 SETTLE = 0.1
 """Seconds that other ranks have to fail by themselves, so that an error that all of them raise is told as such."""
@@ -21,6 +22,8 @@ ROOT_CAUSE = 0.5
 """Seconds to wait for the cause when the first news is that a connection closed."""
 LATE_OUTPUT = 1.0
 """Seconds to wait for the last text of a rank that has died."""
+LOST_OUTPUT = 10.0
+"""Seconds without news to wait for the last text of a rank whose cell is over; it comes at once, unless its agent is gone."""
 HINT = 0.7
 """Seconds after an interrupt until the user is told of the second press."""
 STACKS = 0.5
@@ -67,11 +70,19 @@ class RankRun:
     """It was interrupted or freed because of another rank's failure, a timeout or the user."""
     killed: bool = False
     finished_at: float | None = None
+    heard_at: float = 0.0
 
     @property
     def settled(self) -> bool:
         """Nothing more is to come."""
         return self.ended and (self.outcome is not None or self.died is not None)
+
+    @property
+    def silent_at(self) -> float | None:
+        """When it counts as silent, though its last output has not come; None while that may still come, or has."""
+        if self.ended or not (self.died or self.outcome):
+            return None
+        return self.died_at + LATE_OUTPUT if self.died else self.heard_at + LOST_OUTPUT
 
     @property
     def failed(self) -> bool:
@@ -98,6 +109,12 @@ class Report:
         """Every rank ended well."""
         return not (self.interrupted or self.timed_out or any(rank.failed for rank in self.ranks.values()))
 
+    @property
+    def out_of_step(self) -> bool:
+        """Whether ranks have begun different numbers of collectives in a run that failed: the next would never match."""
+        begun = {rank.outcome.get("collectives") for rank in self.ranks.values() if rank.outcome is not None}
+        return not self.good and len(begun) > 1
+
 
 class Stop:
     """Ends one run from another thread, as the stop button does: once interrupts, twice kills."""
@@ -120,6 +137,21 @@ class Stop:
             self._submission = submission
             for _ in range(self.pressed):
                 submission.put("stop", -1)
+
+
+@contextlib.contextmanager
+def stop_button(submission: Submission) -> Iterator[None]:
+    """Inside, an interrupt of the main thread is news of the submission, not an exception that may fall anywhere."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT) if is_main else None
+    if before is None:  # another thread, or a handler that was not set from Python
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: submission.put("stop", -1))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Run:
@@ -152,12 +184,9 @@ class Run:
         self.report = Report({rank: RankRun() for rank in submission.ranks})
 
     def wait(self) -> Report:
-        """Until every rank has settled. Interrupts by the user are taken up here and become part of the report."""
+        """Until every rank has settled. What the user does with the stop button becomes part of the report."""
         while self._open():
-            try:
-                self._step()
-            except KeyboardInterrupt:
-                self._pressed()
+            self._step()
         return self.report
 
     # -- one step ----------------------------------------------------------------------------------------------------
@@ -187,9 +216,7 @@ class Run:
         times = [when for when, _ in self._deadlines()]
         if self._limits.timeout is not None and not self._stopping:
             times.append(self._started + self._limits.timeout)
-        times += [
-            rank.died_at + LATE_OUTPUT for rank in self.report.ranks.values() if rank.died and not rank.ended
-        ]
+        times += [when for rank in self.report.ranks.values() if (when := rank.silent_at) is not None]
         if self._stall.due is not None and not self._stopping:
             times.append(self._stall.due)
         return max(0.0, min([*times, now + 60.0]) - now)
@@ -220,6 +247,7 @@ class Run:
         rank = self.report.ranks.get(event.rank)
         if rank is None:
             return
+        rank.heard_at = time.monotonic()
         if event.kind == "output":
             self._show(event.rank, rank, event.content)
         elif event.kind == "outcome":
@@ -315,7 +343,7 @@ class Run:
 
     def _give_up_on_output(self, now: float) -> None:
         for rank in self.report.ranks.values():
-            if rank.died is not None and not rank.ended and now >= rank.died_at + LATE_OUTPUT:
+            if (when := rank.silent_at) is not None and now >= when:
                 rank.ended = True
 
     def _look_for_stall(self, now: float) -> None:

@@ -6,6 +6,7 @@ Imported by the forkserver before it forks, so that a rank finds everything load
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import socket
@@ -53,6 +54,7 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
             Desk.control.send(wire.RankFailed(Desk.info.rank, type(problem).__name__, str(problem), text))
             self.loop.add_callback(self.loop.stop)
             return
+        gc.freeze()  # what is here stays: collections look at what cells make
         Desk.control.send(wire.RankReady(Desk.info.rank))
 
     def _stop_idle(self) -> None:

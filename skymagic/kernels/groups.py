@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import socket
 import sys
@@ -83,7 +84,9 @@ class Group:
         default = dist.group.WORLD if dist.is_initialized() else None
         kept = list(self._on_default)
         lost = [*foreign(self._wrappers, kept), *groups_in_variables(default)]
+        self.free()  # asynchronous work may be pending without anybody waiting for it
         self.leave()
+        gc.collect()  # errors hold frames, and frames the old groups with their connections and threads
         self.form(info)
         for wrapper in kept:
             try:

@@ -26,7 +26,7 @@ from IPython.core.displaypub import DisplayPublisher
 from traitlets import Type
 
 from skymagic import quiet, runtime, wire
-from skymagic.kernels import tracebacks
+from skymagic.kernels import stacks, tracebacks
 from skymagic.kernels.control import Control
 from skymagic.kernels.hold import BindError, Hold
 from skymagic.kernels.hooks import Hooks
@@ -201,6 +201,7 @@ class RankKernel(IPythonParallelKernel):
         self._stdio = Stdio()
         self._result: Any = None
         self.busy = False
+        self._interruptible = False
         self.shell.events.register("post_run_cell", self._remember)
 
     def _remember(self, result: Any) -> None:
@@ -252,16 +253,36 @@ class RankKernel(IPythonParallelKernel):
         Desk.freed, self.busy = False, True
         try:
             with runtime.taking_part(order["ranks"]), Desk.hooks.around_run(), Flusher():
-                return await self._carry_out(order, source)
-        finally:
-            self.busy = False
-            quiet.end_all()  # a silence that the cell left open
-            self._stdio.mend()
-            flush_text()
-            Desk.control.request(wire.End(rank))
+                try:
+                    self._interruptible = True
+                    outcome = await self._carry_out(order, source)
+                finally:
+                    self._interruptible = False
+        except BaseException as problem:  # an interrupt between two lines of ours
+            self._interruptible = False
+            outcome = self._failure(problem)
+        self.busy = False
+        quiet.end_all()  # a silence that the cell left open
+        self._stdio.mend()
+        flush_text()
+        Desk.control.request(wire.End(rank))
+        return outcome
+
+    def pre_handler_hook(self) -> None:
+        """Let an interrupt fall into cells alone: what tidies up after them must not be torn."""
+        signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def post_handler_hook(self) -> None:
+        """Between cells there is nothing to interrupt."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def _on_interrupt(self, *_: object) -> None:
+        if self._interruptible:
+            raise KeyboardInterrupt
 
     async def _carry_out(self, order: dict[str, Any], source: str) -> dict[str, Any]:
         if order["kind"] == "rejoin":
+            self._forget_failure()
             return {"status": "ok", "notes": Desk.hooks.rejoin(order["generation"])}
         outcome: dict[str, Any] = {"status": "ok", "bound": False, "joined": True}
         try:
@@ -275,7 +296,15 @@ class RankKernel(IPythonParallelKernel):
         self._hold.leave(order["cargo"])
         outcome["absent"] = self._hold.absent(order["cargo"]) if outcome["bound"] else []
         outcome["joined"] = Desk.hooks.joined()
+        outcome["collectives"] = stacks.collectives()
         return outcome
+
+    def _forget_failure(self) -> None:
+        """Let go of the last error's frames, which hold what the group that broke was used with."""
+        self._result = None
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            if hasattr(sys, name):
+                delattr(sys, name)
 
     async def _run(self, order: dict[str, Any], source: str, outcome: dict[str, Any]) -> None:
         shell = self.shell

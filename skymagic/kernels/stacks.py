@@ -27,9 +27,18 @@ def of_main_thread(kernel: Any) -> dict[str, Any]:
     cells = getattr(kernel.shell.compile, "_filename_map", {})
     frames = [plain(one, cells) for one in walk(frame) if not internal(one.f_code.co_filename)]
     start = next((i for i, one in enumerate(frames) if "cell" in one), 0)
+    return {
+        "busy": kernel.busy,
+        "frames": frames[start:],
+        "collectives": collectives(),
+        "cpu": processor_time(main),
+    }
+
+
+def collectives() -> int | None:
+    """How many collectives this rank has begun; None without a process group that counts them."""
     groups = sys.modules.get("skymagic.kernels.groups")
-    begun = groups.collectives() if groups is not None else None
-    return {"busy": kernel.busy, "frames": frames[start:], "collectives": begun, "cpu": processor_time(main)}
+    return groups.collectives() if groups is not None else None
 
 
 SIGNAL = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
@@ -45,7 +54,9 @@ def on_signal(path: str) -> None:
 
 def parse(text: str) -> dict[str, Any] | None:
     """What `of_main_thread` tells, from faulthandler's text; None if there is no stack in it."""
-    found = [{"line": int(one["line"]), "name": one["name"], "file": one["file"]} for one in FRAME.finditer(text)]
+    found = [
+        {"line": int(one["line"]), "name": one["name"], "file": one["file"]} for one in FRAME.finditer(text)
+    ]
     frames = [frame for frame in reversed(found) if not internal(str(frame["file"]))]
     start = next((i for i, frame in enumerate(frames) if "ipykernel_" in str(frame["file"])), 0)
     for frame in frames:
