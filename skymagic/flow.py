@@ -20,14 +20,45 @@ from skymagic.scopes import (
 )
 
 
-class Flow(ast.NodeVisitor):
-    """Follows a cell in the order of execution, with the set of names that are defined on every path.
-
-    ``defined`` is None where no path arrives: after ``raise``, ``break`` or ``continue``.
-    """
+class _Defined:
+    """Names that are defined on every path to a place, with a way back to where a path began."""
 
     def __init__(self) -> None:
-        self.defined: frozenset[str] | None = frozenset()
+        self.names: set[str] = set()
+        self.reached = True
+        """False where no path arrives: after ``raise``, ``break`` or ``continue``."""
+        self._changes: list[tuple[str, bool]] = []
+
+    def __contains__(self, name: str) -> bool:
+        return not self.reached or name in self.names
+
+    def put(self, name: str, defined: bool) -> None:
+        """Note that a name is defined now, or is not."""
+        if self.reached and (name in self.names) != defined:
+            (self.names.add if defined else self.names.discard)(name)
+            self._changes.append((name, defined))
+
+    def mark(self) -> tuple[int, bool]:
+        """This place, to come back to."""
+        return len(self._changes), self.reached
+
+    def since(self, mark: tuple[int, bool]) -> dict[str, bool]:
+        """Names that have changed since a place, and whether they are defined."""
+        return {name: name in self.names for name, _ in self._changes[mark[0] :]}
+
+    def back(self, mark: tuple[int, bool]) -> None:
+        """Undo what has changed since a place."""
+        count, self.reached = mark
+        while len(self._changes) > count:
+            name, defined = self._changes.pop()
+            (self.names.discard if defined else self.names.add)(name)
+
+
+class Flow(ast.NodeVisitor):
+    """Follows a cell in the order of execution, with the names that are defined on every path."""
+
+    def __init__(self) -> None:
+        self.defined = _Defined()
         self.loads: set[str] = set()
         self.stores: set[str] = set()
         self.deletes: set[str] = set()
@@ -40,7 +71,7 @@ class Flow(ast.NodeVisitor):
     def load(self, name: str) -> None:
         if any(name in names for names in self._hidden):
             return
-        if self.defined is not None and name not in self.defined:
+        if name not in self.defined:
             self.loads.add(name)
         for inner in self._waiting.pop(name, ()):
             self.load(inner)
@@ -50,13 +81,11 @@ class Flow(ast.NodeVisitor):
             return
         self.stores.add(name)
         self.deletes.discard(name)
-        if self.defined is not None:
-            self.defined |= {name}
+        self.defined.put(name, True)
 
     def finish(self) -> None:
         """Count the bodies of functions that the cell has not named: the next cell may call them."""
-        if self.defined is None:
-            self.defined = frozenset()
+        self.defined.reached = True
         for name in list(self._waiting):
             for inner in self._waiting.pop(name, ()):
                 self.load(inner)
@@ -73,20 +102,22 @@ class Flow(ast.NodeVisitor):
 
     def branches(self, *paths: Callable[[], None]) -> None:
         """Run each path from here; afterwards only what all of them define is defined."""
-        before = self.defined
-        after: list[frozenset[str]] = []
+        before = self.defined.mark()
+        after: list[dict[str, bool]] = []
         for path in paths:
-            self.defined = before
             path()
-            if self.defined is not None:
-                after.append(self.defined)
-        self.defined = frozenset.intersection(*after) if after else None
+            if self.defined.reached:
+                after.append(self.defined.since(before))
+            self.defined.back(before)
+        self.defined.reached = bool(after)
+        for name in set().union(*after):
+            self.defined.put(name, all(each.get(name, name in self.defined.names) for each in after))
 
     def maybe(self, path: Callable[[], None]) -> None:
         """Run a path that may be left out, or left at any point."""
-        before = self.defined
+        before = self.defined.mark()
         path()
-        self.defined = before
+        self.defined.back(before)
 
     @contextmanager
     def hiding(self, names: set[str]) -> Iterator[None]:
@@ -106,8 +137,7 @@ class Flow(ast.NodeVisitor):
         else:
             self.load(node.id)
             self.deletes.add(node.id)
-            if self.defined is not None:
-                self.defined -= {node.id}
+            self.defined.put(node.id, False)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
         parts: list[ast.expr] = []
@@ -164,7 +194,7 @@ class Flow(ast.NodeVisitor):
         first = node.generators[0]
         self.visit(first.iter)
         with self.hiding(comprehension_targets(node)):
-            before = self.defined
+            before = self.defined.mark()
             for index, part in enumerate(node.generators):
                 if index:
                     self.visit(part.iter)
@@ -172,7 +202,7 @@ class Flow(ast.NodeVisitor):
                     self.visit(condition)
             for element in (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,):
                 self.visit(element)
-            self.defined = before
+            self.defined.back(before)
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension
 
@@ -223,11 +253,11 @@ class Flow(ast.NodeVisitor):
 
     def visit_Raise(self, node: ast.Raise) -> None:
         self.generic_visit(node)
-        self.defined = None
+        self.defined.reached = False
 
     def _jump(self, node: ast.Break | ast.Continue | ast.Return) -> None:
         self.generic_visit(node)
-        self.defined = None
+        self.defined.reached = False
 
     visit_Break = visit_Continue = visit_Return = _jump
 
@@ -292,11 +322,8 @@ class Flow(ast.NodeVisitor):
             self.block(node.body)
             self.block(node.orelse)
 
-        before = self.defined
+        self.maybe(lambda: self.block(node.finalbody))  # on its way out, when anything may be missing
         self.branches(undisturbed, *(lambda each=each: self._handler(each) for each in node.handlers))
-        after, self.defined = self.defined, before
-        self.block(node.finalbody)  # on its way out, when anything may be missing
-        self.defined = after
         self.block(node.finalbody)
 
     visit_TryStar = visit_Try
@@ -307,8 +334,8 @@ class Flow(ast.NodeVisitor):
         if node.name:
             self.store(node.name)
         self.block(node.body)
-        if node.name and self.defined is not None:
-            self.defined -= {node.name}
+        if node.name:
+            self.defined.put(node.name, False)
 
     def visit_With(self, node: ast.With | ast.AsyncWith) -> None:
         def inside() -> None:
@@ -348,7 +375,7 @@ class _ClassBody(Flow):
     def load(self, name: str) -> None:
         if any(name in names for names in self._hidden):
             return
-        if self.defined is None or name not in self.defined:
+        if not self.defined.reached or name not in self.defined:
             self._outer.load(name)
 
     def store(self, name: str) -> None:
