@@ -38,4 +38,7 @@ def huggingface(token: str | None = None) -> Plugin:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         yield
 
-    return Plugin(name="huggingface", transform=transform, around_app=around_app)
+    # transformers alone is light; what it loads on use would start threads, which a process that forks must not have
+    return Plugin(
+        name="huggingface", transform=transform, around_app=around_app, preload=("transformers", "accelerate")
+    )

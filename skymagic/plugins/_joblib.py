@@ -1,0 +1,31 @@
+"""joblib: its tasks run on the pool's ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from skymagic.plugins import Cluster, Plugin
+
+if TYPE_CHECKING:
+    from skymagic.image import Image
+
+
+def joblib() -> Plugin:
+    """Run ``joblib.Parallel`` on the pool's ranks while the pool is there.
+
+    ``n_jobs=-1`` takes all ranks. Code that asks for threads, shared memory or one job keeps them; tasks that use joblib
+    themselves do so with threads of their rank.
+    """
+
+    def transform(image: Image, cluster: Cluster) -> Image:
+        return image.replace(pip=(*image.pip, "joblib"))
+
+    return Plugin(name="joblib", transform=transform, around_client=on_ranks, preload=("joblib",))
+
+
+def on_ranks(pool: Any) -> contextlib.AbstractContextManager[None]:
+    """Register the backend; by name, for this is the notebook's side, which a node does not load."""
+    context: contextlib.AbstractContextManager[None] = import_module("skymagic.parallel").on_ranks(pool)
+    return context
