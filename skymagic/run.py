@@ -352,9 +352,9 @@ class Run:
             return
         waiting = self._unfinished()
         ended = [number for number in self.report.ranks if number not in waiting]
-        if len(self.report.ranks) > 1 and waiting:
-            if note := self._stall.seen(ended, self._where(waiting), now):
-                self._screen.note(note)
+        many = len(self.report.ranks) > 1 and waiting
+        if many and (note := self._stall.seen(ended, self._where(waiting), now)):
+            self._screen.note(note)
         self._stall.wait(now)
 
 
