@@ -113,13 +113,16 @@ def interactive(name: str, value: object) -> bool:
     """Whether a name is IPython's own: its history, ``exit`` or ``get_ipython``, or an ``open`` nobody rebound."""
     if name[0] in "_IO" and _HISTORY.fullmatch(name):
         return True
-    if value is getattr(builtins, name, _NOTHING):
+    if value is _BUILTINS.get(name, _NOTHING):
         return True
+    if name not in _GIVEN:
+        return False
     module = getattr(value, "__module__", None) or type(value).__module__
-    return name in _GIVEN and str(module).partition(".")[0] in ("IPython", "ipykernel", "_sitebuiltins")
+    return str(module).partition(".")[0] in ("IPython", "ipykernel", "_sitebuiltins")
 
 
 _NOTHING = object()
+_BUILTINS = vars(builtins)
 
 
 def static_uses(value: object, namespace: Mapping[str, object]) -> dict[str, str]:

@@ -68,7 +68,7 @@ def groups(values: Sequence[Value]) -> list[list[Value]]:
 
     first: dict[int, int] = {}
     for index, value in enumerate(values):
-        for mark in value.pickled.marks:
+        for mark in value.pickled.shared:
             other = first.setdefault(mark, index)
             if other != index:
                 parent[root(index)] = root(other)

@@ -51,11 +51,11 @@ class Pickled(NamedTuple):
     """Attribute names in its functions' code."""
     files: frozenset[str] = frozenset()
     """File names of its functions' code."""
-    marks: frozenset[int] = frozenset()
-    """Identities of the changeable objects in it, as long as ``keep`` lives."""
+    marks: frozenset[int] | None = frozenset()
+    """Identities of the changeable objects in it, as long as ``keep`` lives; see ``shared``."""
     spans: tuple[Span, ...] = ()
     """Memory that it looks at."""
-    keep: object = None
+    keep: Any = None
     """Holds everything that the pickle refers to."""
     plain: bool = False
     """Whether it is small and consists of Python's own containers, numbers and strings alone."""
@@ -68,7 +68,18 @@ class Pickled(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Length of pickle and buffers, in bytes."""
+        if self.plain:
+            return len(self.pieces[0])
         return sum(map(len, self.pieces)) + sum(map(len, self.buffers))
+
+    @property
+    def shared(self) -> frozenset[int]:
+        """``marks``, looked for now where nobody has needed them before."""
+        if self.marks is not None:
+            return self.marks
+        pickler, _ = self.keep
+        objects = pickler.memo.copy().items()
+        return frozenset(number for number, (_, each) in objects if type(each) in _CONTAINERS)
 
 
 def dumps(value: object, namespace: dict[str, Any], *, folder: str | None = None) -> Pickled:
@@ -143,13 +154,9 @@ def _plainly(value: object) -> Pickled | None:
     except _NotPlain:
         return None
     pieces = out.pieces()
-    marks: Iterable[int] = ()
-    if sum(map(len, pieces)) < _MANY:
-        marks = [number for number, (_, each) in pickler.memo.copy().items() if type(each) in _CONTAINERS]
-    elif type(value) in _CONTAINERS:
-        marks = (id(value),)
     small = len(pieces) == 1 and len(pieces[0]) < SMALL
-    return Pickled(pieces, (), marks=frozenset(marks), keep=value, plain=small)
+    marks = None if sum(map(len, pieces)) < _MANY else frozenset((id(value),))
+    return Pickled(pieces, (), marks=marks, keep=(pickler, value), plain=small)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -348,10 +355,7 @@ class _Pieces:
 
     def __init__(self) -> None:
         self._parts: list[Buffer] = []
-
-    def write(self, part: Buffer) -> int:
-        self._parts.append(part)
-        return len(part)
+        self.write = self._parts.append
 
     def pieces(self) -> tuple[Buffer, ...]:
         if len(self._parts) == 1:

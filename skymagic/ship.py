@@ -285,11 +285,13 @@ class Shipper:
         loading = Loading(self.shelf, progress, sum(value.pickled.nbytes for value in moved))
         try:
             parcels = []
-            held = {
-                id(value.value): name
-                for name, value in values.items()
-                if not lacking[name] and type(value.value) not in _ATOMS
-            }
+            held: dict[int, str] = {}
+            if moved:
+                held = {
+                    id(value.value): name
+                    for name, value in values.items()
+                    if not lacking[name] and type(value.value) not in _ATOMS
+                }
             for group in bundles(groups(moved), lacking, held):
                 parcel = self._parcel(group, ranks, held, lacking, attributes)
                 loading.add(parcel)
