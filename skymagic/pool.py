@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import secrets
 import signal
@@ -92,6 +93,7 @@ class Pool:
         self._news = threading.Lock()
         """Held for moments, while what follows is changed."""
         self._under_way: set[Submission] = set()
+        self._numbers = itertools.count(1)
         self._running = 0
         """Runs that have begun and not ended."""
         self._to_replace: set[int] = set()
@@ -339,6 +341,7 @@ class Pool:
         assert self._engine is not None
         envelope = {
             "kind": "cell",
+            "run": next(self._numbers),
             "ranks": list(order.ranks),
             "shown": list(order.shown),
             "screen_limit": self.defaults.screen_limit,

@@ -144,21 +144,28 @@ def _parsed(text: str) -> InstanceInfo:
 # ------------------------------------------------------------------------------------- who takes part
 
 _taking_part: tuple[int, ...] | None = None
+_run = 0
 
 
 @contextlib.contextmanager
-def taking_part(ranks: Iterable[int] | None) -> Iterator[None]:
-    """For the length of a run: the ranks that carry it out; None for all. A rank's kernel calls it.
+def taking_part(ranks: Iterable[int] | None, run: int = 0) -> Iterator[None]:
+    """For the length of a run: the ranks that carry it out, None for all; and its number. A rank's kernel calls it.
 
     Held for the process, not for a context: threads that the cell starts take part too.
     """
-    global _taking_part
-    before = _taking_part
+    global _taking_part, _run
+    before = _taking_part, _run
     _taking_part = None if ranks is None else tuple(sorted(set(ranks)))
+    _run = run
     try:
         yield
     finally:
-        _taking_part = before
+        _taking_part, _run = before
+
+
+def run_number() -> int:
+    """The number of the present run, the same on all ranks that take part; 0 between runs."""
+    return _run
 
 
 def participants() -> tuple[int, ...]:

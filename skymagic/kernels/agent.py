@@ -78,6 +78,8 @@ class Agent:
         self.waiting: list[wire.Spawn] = []
         """Ranks asked for before the controller listened."""
         self.controller: subprocess.Popen[bytes] | None = None
+        self.controller_end = -1
+        """A descriptor that says when the controller has ended, where the system has such."""
         self.engine_file = ""
         self.iopub: Iopub | None = None
         self.offers: list[wire.Offer] = []
@@ -116,6 +118,9 @@ class Agent:
         )
         assert self.controller.stdout is not None
         self._watch(self.controller.stdout, self._on_controller)
+        if hasattr(os, "pidfd_open"):  # its heartbeat, a process of its own, may keep its output open
+            self.controller_end = os.pidfd_open(self.controller.pid)
+            self._watch(self.controller_end, self._controller_ended)
 
     def _start_forkserver(self) -> None:
         ours, theirs = socket.socketpair()
@@ -250,9 +255,7 @@ class Agent:
         assert self.controller is not None and self.controller.stdout is not None
         line = os.read(self.controller.stdout.fileno(), 4096)
         if not line:
-            self._unwatch(self.controller.stdout)
-            log = (self.directory / "agent.log").read_text(errors="replace")
-            self.tell(wire.AgentFailed("ipyparallel's controller ended: " + log[-2000:].strip()))
+            self._controller_ended()
             return
         if b"listening" in line and self.iopub is None:
             security = self.profile / "security"
@@ -261,6 +264,17 @@ class Agent:
             client = json.loads((security / "ipcontroller-client.json").read_text())
             self.tell(wire.ControllerUp(client, engine, str(self.directory), str(self.store)))
             self._connect(engine)
+
+    def _controller_ended(self) -> None:
+        assert self.controller is not None and self.controller.stdout is not None
+        self._unwatch(self.controller.stdout)
+        if self.controller_end >= 0:
+            self._unwatch(self.controller_end)
+            os.close(self.controller_end)
+            self.controller_end = -1
+        status = self.controller.wait()
+        log = (self.directory / "agent.log").read_text(errors="replace") if status > 0 else ""
+        self.tell(wire.AgentFailed(f"ipyparallel's controller ended with status {status}\n{log[-2000:]}".strip()))
 
     def _connect(self, engine: dict[str, Any]) -> None:
         self.iopub = Iopub(engine)
@@ -361,7 +375,9 @@ class Agent:
                 self.tell(message)
 
     def _spread(self, offer: wire.Offer) -> None:
-        self.offers.append(offer)
+        self.offers = [other for other in self.offers if other.key != offer.key]
+        if offer.value is not None:  # None takes back what was told
+            self.offers.append(offer)
         for rank in self.ranks.values():
             rank.tell(offer)
 

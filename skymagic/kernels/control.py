@@ -54,7 +54,7 @@ class Control:
             raise interrupt
 
     def offer(self, key: str, value: Any) -> None:
-        """Tell all ranks a value."""
+        """Tell all ranks a value; None takes back what was told."""
         self._keep(key, value)
         self.send(wire.Offer(key, value))
 
@@ -73,7 +73,10 @@ class Control:
 
     def _keep(self, key: str, value: Any) -> None:
         with self._offered:
-            self._offers[key] = value
+            if value is None:
+                self._offers.pop(key, None)
+            else:
+                self._offers[key] = value
             self._offered.notify_all()
 
     def _listen(self) -> None:

@@ -65,6 +65,7 @@ def looking(collective: Callable[..., Any], unless: str = "") -> Callable[..., A
 
     @functools.wraps(collective)
     def guarded(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True  # IPython leaves this frame out
         if not everyone() and not (unless and kwargs.get(unless)):
             group = args[place] if len(args) > place else kwargs.get("group")
             check(group, f"dist.{collective.__name__}")
@@ -78,6 +79,7 @@ def ddp_looking(method: Callable[..., Any], what: str) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def guarded(module: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         if not everyone():
             check(module.__dict__.get("process_group", kwargs.get("process_group")), what)
         return method(module, *args, **kwargs)

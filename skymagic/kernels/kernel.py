@@ -252,7 +252,7 @@ class RankKernel(IPythonParallelKernel):
         Desk.control.request(wire.Begin(rank, header, rank in order["shown"], order["screen_limit"]))
         Desk.freed, self.busy = False, True
         try:
-            with runtime.taking_part(order["ranks"]), Desk.hooks.around_run(), Flusher():
+            with runtime.taking_part(order["ranks"], order.get("run", 0)), Desk.hooks.around_run(), Flusher():
                 try:
                     self._interruptible = True
                     outcome = await self._carry_out(order, source)

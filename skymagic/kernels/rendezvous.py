@@ -5,13 +5,15 @@ Values go rank → agent → all ranks, so that no port has to be guessed. Each 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from skymagic.kernels.control import Control
 
 TIMEOUT = 60.0
-_state: dict[str, Any] = {"control": None, "generation": 0}
+_state: dict[str, Any] = {"control": None, "generation": 0, "aside": ""}
 
 
 def attach(control: Control, generation: int) -> None:
@@ -29,9 +31,29 @@ def generation() -> int:
     return int(_state["generation"])
 
 
+@contextlib.contextmanager
+def aside(name: str) -> Iterator[None]:
+    """Inside, some ranks meet by themselves: what they tell is heard inside a meeting of the same name alone."""
+    before = _state["aside"]
+    _state["aside"] = f"{name}/"
+    try:
+        yield
+    finally:
+        _state["aside"] = before
+
+
+def _key(name: str) -> str:
+    return f"{_state['aside']}{name}/{generation()}"
+
+
 def tell(name: str, value: Any) -> None:
     """Tell all ranks of the pool a plain value, for this generation."""
-    _state["control"].offer(f"{name}/{generation()}", value)
+    _state["control"].offer(_key(name), value)
+
+
+def withdraw(name: str) -> None:
+    """Take back what was told: everyone who needed it has it."""
+    _state["control"].offer(_key(name), None)
 
 
 def hear(name: str, timeout: float = TIMEOUT) -> Any:
@@ -40,4 +62,4 @@ def hear(name: str, timeout: float = TIMEOUT) -> Any:
     Raises:
         TimeoutError: nobody told it within `timeout` seconds.
     """
-    return _state["control"].wait_for(f"{name}/{generation()}", timeout)
+    return _state["control"].wait_for(_key(name), timeout)

@@ -1,0 +1,97 @@
+"""Decorators that set a framework up for one function: ``@sky.integrations.torch`` below ``@sky.function``.
+
+The same as the plugin of that name on the pool, for pools that were made without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, overload
+
+from skymagic import plugins, runtime
+from skymagic.runtime import InstanceInfo
+
+
+@overload
+def torch(function: Callable[..., Any], /) -> Callable[..., Any]: ...
+@overload
+def torch(*, backend: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+
+
+def torch(function: Callable[..., Any] | None = None, /, *, backend: str | None = None) -> Any:
+    """Run a function inside a process group of the ranks that take part in its run.
+
+    The group is formed before the function and destroyed after it. On a pool with the torch plugin the pool's own group
+    serves. Outside a pool the function simply runs.
+
+    Args:
+        backend: ``"nccl"``, ``"gloo"``, …; None: nccl where CUDA is, else gloo.
+
+    Raises:
+        TypeError: not a function, or one that is lazy already: ``@sky.function`` must be above.
+    """
+    if function is None:
+        return functools.partial(_in_group, backend=backend)
+    return _in_group(function, backend=backend)
+
+
+def _in_group(function: Callable[..., Any], *, backend: str | None) -> Callable[..., Any]:
+    if getattr(function, "__sky_lazy__", False):
+        raise TypeError("@sky.function must be outermost: write it above @sky.integrations.torch, not below")
+    if inspect.isclass(function) or not callable(function):
+        raise TypeError(f"@sky.integrations.torch decorates a function, not {function!r}")
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True  # IPython leaves this frame out
+        with process_group(backend) if runtime.on_a_rank() else contextlib.nullcontext():
+            return function(*args, **kwargs)
+
+    return wrapper
+
+
+@contextlib.contextmanager
+def process_group(backend: str | None = None) -> Iterator[None]:
+    """On a rank: a default process group of those that take part in the run, freed as the pool's own when one fails."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        yield
+        return
+    from skymagic.kernels import rendezvous
+    from skymagic.kernels.kernel import Desk
+    from skymagic.plugins import _torch
+
+    info = among(runtime.participants(), runtime.instance_info())
+    hooks = _torch.hooks(backend)
+    with rendezvous.aside(f"run {runtime.run_number()}"):
+        # a group that others wait in is found by this; it is not formed anew, for the function is over by then
+        plugin = plugins.Plugin("integrations.torch", release=hooks["release"])
+        Desk.hooks.plugins.append(plugin)
+        try:
+            with hooks["around_app"](info):
+                if info.rank == 0:
+                    rendezvous.withdraw("torch")
+                yield
+        finally:
+            Desk.hooks.plugins.remove(plugin)
+
+
+def among(ranks: tuple[int, ...], info: InstanceInfo) -> InstanceInfo:
+    """This process's place among some ranks of its pool; the first of them is the head."""
+    per_node = info.local_world_size
+    on_node = [rank for rank in ranks if rank // per_node == info.node]
+    addresses = {peer.node: peer.addr for peer in info.peers}
+    head = ranks[0] // per_node
+    return replace(
+        info,
+        rank=ranks.index(info.rank),
+        world_size=len(ranks),
+        head_addr=addresses.get(head, info.head_addr),
+        local_rank=on_node.index(info.rank),
+        local_world_size=len(on_node),
+    )
