@@ -17,6 +17,7 @@ from skymagic.pool import Order, Pool
 from skymagic.results import Failure, Unavailable, error_of, rank_words
 from skymagic.run import Limits, Report, Screen, Stop
 from skymagic.screen import NotebookScreen
+from skymagic.states import State
 
 
 @dataclass(frozen=True)
@@ -199,14 +200,9 @@ def failures_of(report: Report, pool: Pool) -> list[Failure]:
         host = pool.agents.ranks[number].hostname
         outcome = rank.outcome or {}
         if rank.died is not None and not rank.killed:
-            how = (
-                f"its node cannot be reached: {rank.died.tail}"
-                if rank.died.status is None
-                else describe(rank.died)
-            )
-            found.append(
-                Failure(number, host, "", "", died=how, status=rank.died.status, tail=rank.died.tail)
-            )
+            status, tail = rank.died.status, rank.died.tail
+            how, tail = (tail, "") if status is None else (describe(rank.died), tail)
+            found.append(Failure(number, host, "", "", died=how, status=status, tail=tail))
         elif rank.died is not None:
             found.append(Failure(number, host, "Killed", "it could not be stopped otherwise", freed=True))
         elif rank.failed:
@@ -257,6 +253,8 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
     dead = [number for number, rank in report.ranks.items() if rank.died is not None]
     if not dead:
         return []
+    if pool.state is State.LOST:
+        return [f"pool {pool.name!r} is lost: end it (%sky_down {pool.name}), and make it again"]
     if pool.inseparable:
         names = ", ".join(plugin.name for plugin in pool.plugins if plugin.rejoin is None)
         return [

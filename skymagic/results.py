@@ -41,7 +41,7 @@ class Failure:
     def words(self) -> str:
         """What happened, in a line."""
         if self.died:
-            return f"died: {self.died}"
+            return f"cannot be reached: {self.died}" if self.status is None else f"died: {self.died}"
         return f"{self.ename}: {self.evalue.splitlines()[0]}" if self.evalue else self.ename
 
     @property
@@ -93,7 +93,7 @@ def summary(cause: Failure, failures: Sequence[Failure], world: int, notes: Sequ
     """The lines under the traceback: which ranks failed how, which were stopped, what is lost."""
     where = f"[rank {cause.rank} of {world} on {cause.hostname}]"
     if cause.died:
-        where = f"rank {cause.rank} on {cause.hostname} died: {cause.died}"
+        where = f"rank {cause.rank} on {cause.hostname} {cause.words}"
     same = [
         f.rank
         for f in failures
