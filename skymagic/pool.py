@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import secrets
+import shutil
 import signal
 import threading
 import time
@@ -248,8 +249,13 @@ class Pool:
             self._engine.close()
 
     def _close_agents(self) -> None:
-        if self._agents is not None:
-            self._agents.close()
+        if self._agents is None:
+            return
+        self._agents.close()
+        controller = self._agents.controller
+        if self.plan.provider == "local" and controller is not None:  # an agent that was killed could not
+            for folder in (controller.directory, controller.store):
+                shutil.rmtree(folder, ignore_errors=True)
 
     # -- news from below ---------------------------------------------------------------------------------------------
 
@@ -266,11 +272,13 @@ class Pool:
             self._mend([exited.rank])
 
     def _on_loss(self, node: int, reason: str) -> None:
-        if self.state in (State.STOPPING, State.STOPPED, State.STARTING):
+        if self.state in (State.STOPPING, State.STOPPED, State.STARTING, State.LOST):
             return
         self._move(Event.LOSE)
         with self._news:
             under_way = list(self._under_way)
+        if not under_way:
+            self._notes.append(f"pool {self.name!r} is lost: {reason}")
         for current in under_way:
             for rank in current.ranks:
                 gone = wire.RankExited(rank, 0, None, False, tail=reason)
