@@ -15,6 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
 from skymagic import arguments, auto, broadcast, completing, display, plugins, pool, providers
+from skymagic.api import Compute
 from skymagic.config import SkyMagic
 from skymagic.errors import RequestError
 from skymagic.plan import Only, PoolRequest, RunRequest
@@ -48,7 +49,7 @@ class SkyMagics(Magics):
     # -- pools -------------------------------------------------------------------------------------------------------
 
     @line_cell_magic
-    def sky_pool(self, line: str, cell: str | None = None) -> pool.Pool | None:
+    def sky_pool(self, line: str, cell: str | None = None) -> Compute | None:
         request = usage(
             lambda: arguments.parse_pool(
                 line,
@@ -61,7 +62,7 @@ class SkyMagics(Magics):
         if request.dry_run:
             print(usage(lambda: providers.load(request.provider).plan(request)).text())
             return None
-        return self._ensure(request)
+        return Compute.of(self._ensure(request))
 
     def _ensure(self, request: PoolRequest) -> pool.Pool:
         defaults = self.settings.defaults()
