@@ -5,6 +5,7 @@ Imported by the forkserver before it forks, so that a rank finds everything load
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import os
@@ -19,7 +20,7 @@ import ipyparallel.engine.app as engine_app
 from traitlets.config import Config
 
 from skymagic import runtime, wire
-from skymagic.kernels import rendezvous, stacks
+from skymagic.kernels import rendezvous, stacks, tracebacks
 from skymagic.kernels.control import Control
 from skymagic.kernels.hooks import Hooks
 from skymagic.kernels.kernel import Desk, RankKernel
@@ -50,8 +51,7 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
         try:
             Desk.hooks.enter()
         except BaseException as problem:
-            text = "".join(traceback.format_exception(problem))
-            Desk.control.send(wire.RankFailed(Desk.info.rank, type(problem).__name__, str(problem), text))
+            _cannot_start(Desk.info.rank, problem)
             self.loop.add_callback(self.loop.stop)
             return
         gc.freeze()  # what is here stays: collections look at what cells make
@@ -87,8 +87,7 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     try:
         Desk.hooks = Hooks(spec.plugins, info)
     except Exception as problem:
-        text = "".join(traceback.format_exception(problem))
-        Desk.control.send(wire.RankFailed(spec.rank, type(problem).__name__, str(problem), text))
+        _cannot_start(spec.rank, problem)
         return 1
     Desk.info, Desk.store = info, spec.store
     _run_engine(spec)
@@ -96,6 +95,12 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
 
 
 def _run_engine(spec: wire.RankSpec) -> None:
+def _cannot_start(rank: int, problem: BaseException) -> None:
+    tb = tracebacks.without_kernel(problem.__traceback__, contextlib.__file__)
+    text = "".join(traceback.format_exception(type(problem), problem, tb))
+    Desk.control.send(wire.RankFailed(rank, type(problem).__name__, tracebacks.message(problem), text))
+
+
     config = Config()
     config.IPEngine.enable_nanny = False  # the agent watches, at no cost per rank
     config.IPEngine.max_heartbeat_misses = 0

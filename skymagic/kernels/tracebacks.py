@@ -27,10 +27,11 @@ def walk(tb: TracebackType | None) -> Iterator[TracebackType]:
         tb = tb.tb_next
 
 
-def without_kernel(tb: TracebackType | None) -> TracebackType | None:
-    """The traceback without frames of this package, as where ``input()`` is refused."""
+def without_kernel(tb: TracebackType | None, *others: str) -> TracebackType | None:
+    """The traceback without frames of this package, as where ``input()`` is refused, and of the files `others`."""
+    files = [(link, link.tb_frame.f_code.co_filename) for link in walk(tb)]
     kept: TracebackType | None = None
-    for link in reversed([link for link in walk(tb) if os.path.dirname(link.tb_frame.f_code.co_filename) != HERE]):
+    for link in reversed([link for link, file in files if os.path.dirname(file) != HERE and file not in others]):
         kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
     return kept
 

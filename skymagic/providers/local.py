@@ -32,7 +32,8 @@ class Local:
             made = with_plugins(plan(request, inventory()))
             mistakes = image.missing(made.image, installed()) if made.image.pip else []
         except RequestError as refused:
-            mistakes = list(refused.mistakes)
+            asked = image.Image(pip=request.pip)
+            mistakes = [*refused.mistakes, *(image.missing(asked, installed()) if asked.pip else [])]
         if mistakes or made is None:
             raise RequestError(mistakes)
         return made
@@ -99,7 +100,7 @@ def with_plugins(plan: Plan) -> Plan:
 def inventory() -> Inventory:
     """What this machine has. GPUs are those that nvidia-smi lists; asking torch would open them in this process."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
     return Inventory(
         socket.gethostname(), cpus, memory, gpus(), f"{sys.version_info.major}.{sys.version_info.minor}"
     )
