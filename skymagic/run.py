@@ -20,6 +20,8 @@ SETTLE = 0.1
 """Seconds that other ranks have to fail by themselves, so that an error that all of them raise is told as such."""
 ROOT_CAUSE = 0.5
 """Seconds to wait for the cause when the first news is that a connection closed."""
+RESPITES = 2
+"""How often a rank that is leaving its cell (an ``except`` or ``finally`` of the user's, a slow machine) gets the grace period again."""
 LATE_OUTPUT = 1.0
 """Seconds to wait for the last text of a rank that has died."""
 LOST_OUTPUT = 10.0
@@ -176,6 +178,7 @@ class Run:
         """When the ranks that go on are interrupted and freed, because one has failed."""
         self._free_at: float | None = None
         self._kill_at: float | None = None
+        self._respites = 0
         self._again_at: float | None = None
         """When ranks that took no notice of the first interrupt get another: Python may lose one, in a destructor or a fork."""
         self._hint_at: float | None = None
@@ -226,7 +229,7 @@ class Run:
         plans = (
             (self._stop_at, self._stop_others),
             (self._free_at, self._free),
-            (self._kill_at, self._kill),
+            (self._kill_at, self._kill_stuck),
             (self._hint_at, self._hint),
             (self._again_at, self._interrupt_again),
         )
@@ -302,9 +305,16 @@ class Run:
             self.report.freed = self.report.freed or any(answers.values())
             self._kill_at = time.monotonic() + self._limits.grace
 
-    def _kill(self) -> None:
-        self._kill_at = None
+    def _kill_stuck(self) -> None:
+        """The grace period is over: kill, but leave ranks that are on their way out of the cell a little longer."""
         open_ranks = self._unfinished()
+        leaving = self._agents.ask(open_ranks, "leaving", timeout=STACKS)
+        stuck = [rank for rank in open_ranks if not leaving.get(rank) or self._respites >= RESPITES]
+        self._respites += 1
+        self._kill_at = time.monotonic() + self._limits.grace if len(stuck) < len(open_ranks) else None
+        self._kill(stuck)
+
+    def _kill(self, open_ranks: Sequence[int]) -> None:
         for number in open_ranks:
             self.report.ranks[number].killed = True
         self._agents.signal(open_ranks, signal.SIGKILL)
@@ -312,7 +322,7 @@ class Run:
     def _pressed(self) -> None:
         """The stop button: once interrupts, and frees after the grace period; twice kills."""
         if self.report.interrupted:
-            self._kill()
+            self._kill(self._unfinished())
             return
         self.report.interrupted = self._stopping = True
         self._interrupt()

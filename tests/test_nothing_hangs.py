@@ -232,6 +232,22 @@ def test_the_stop_button(notebook: Notebook, body: str) -> None:
     assert kept(notebook) == [0, 1, 2, 3]
 
 
+def test_what_a_cell_does_upon_an_interrupt_is_waited_for(notebook: Notebook) -> None:
+    """Such as saving a checkpoint: longer than the time after which a rank that does not answer is killed."""
+    notebook.run("%config SkyMagic.grace = 0.5")
+    try:
+        cell = notebook.start(
+            "%%sky_broadcast --only all\ntry:\n    print('begun', flush=True)\n    time.sleep(300)\nfinally:\n"
+            "    time.sleep(1.3)\n    kept = 'saved'"
+        )
+        notebook.watch(cell, lambda shown: shown.text.count("begun") == 4)
+        notebook.interrupt()
+        notebook.finish(cell)
+    finally:
+        notebook.run("%config SkyMagic.grace = 2.0")
+    assert kept(notebook) == ["saved"] * 4
+
+
 def test_pressed_twice_it_kills(notebook: Notebook) -> None:
     notebook.run("%config SkyMagic.grace = 60.0")
     try:

@@ -45,6 +45,7 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
         Desk.control.answers.update(
             release=kernel.free,
             interrupt=kernel.interrupt_again,
+            leaving=kernel.leaving,
             stacks=lambda: stacks.of_main_thread(kernel),
             stop=self._stop_idle,
         )
@@ -94,13 +95,13 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     return 0
 
 
-def _run_engine(spec: wire.RankSpec) -> None:
 def _cannot_start(rank: int, problem: BaseException) -> None:
     tb = tracebacks.without_kernel(problem.__traceback__, contextlib.__file__)
     text = "".join(traceback.format_exception(type(problem), problem, tb))
     Desk.control.send(wire.RankFailed(rank, type(problem).__name__, tracebacks.message(problem), text))
 
 
+def _run_engine(spec: wire.RankSpec) -> None:
     config = Config()
     config.IPEngine.enable_nanny = False  # the agent watches, at no cost per rank
     config.IPEngine.max_heartbeat_misses = 0

@@ -224,12 +224,17 @@ class RankKernel(IPythonParallelKernel):
         Desk.freed = self.busy
         return Desk.hooks.release() if self.busy else 0
 
-    def interrupt_again(self) -> bool:
-        """Called on the control thread: interrupt the cell once more, unless it is tidying up after the first interrupt."""
+    def leaving(self) -> bool:
+        """Called on the control thread: whether the cell is over, or handles an exception."""
         main = threading.main_thread().ident
         handled = sys._current_exceptions().get(main) if main is not None else None
         problem = handled[1] if isinstance(handled, tuple) else handled
-        if not self.busy or main is None or isinstance(problem, KeyboardInterrupt):
+        return not self._interruptible or problem is not None
+
+    def interrupt_again(self) -> bool:
+        """Called on the control thread: interrupt the cell once more, unless it is tidying up after the first interrupt."""
+        main = threading.main_thread().ident
+        if main is None or self.leaving():
             return False
         signal.pthread_kill(main, signal.SIGINT)
         return True
