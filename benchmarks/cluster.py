@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -65,18 +66,21 @@ def run(
 
 
 @contextmanager
-def stop_button(after: float) -> Iterator[None]:
-    """Press it `after` seconds from now: SIGINT to this process, as Jupyter does. The block ends after the press."""
-    pressed = threading.Event()
+def stop_button(after: float) -> Iterator[list[float]]:
+    """Press it `after` seconds from now: SIGINT to this process, as Jupyter does. The block ends after the press.
+
+    Yields a list that holds, after the press, the `time.time()` of it.
+    """
+    pressed: list[float] = []
 
     def press() -> None:
-        pressed.set()
+        pressed.append(time.time())
         os.kill(os.getpid(), signal.SIGINT)
 
     timer = threading.Timer(after, press)
     timer.start()
     try:
-        yield
+        yield pressed
     finally:
         timer.cancel()
         timer.join()
