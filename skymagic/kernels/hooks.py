@@ -55,7 +55,10 @@ class Hooks:
 
     def joined(self) -> bool:
         """Whether each plugin still has what it set up (the user may have destroyed a group)."""
-        return all(plugin.joined() for plugin in self.plugins)
+        try:
+            return all(plugin.joined() for plugin in self.plugins)
+        except Exception:  # a plugin that cannot tell may as well set it up again
+            return False
 
     def leave(self) -> None:
         """Close them; twice is safe."""
