@@ -1,19 +1,16 @@
-"""Modules of the notebook's folder: found and read on the notebook's side, served from memory on a rank."""
+"""Modules of the notebook's folder: they travel as source, with those that they import."""
 
 from __future__ import annotations
 
 import ast
-import importlib
-import importlib.abc
 import importlib.machinery
 import importlib.util
-import linecache
 import os
 import site
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -197,88 +194,6 @@ def _read(path: str, name: str, package: bool) -> _Parsed | None:
         return parsed
     except OSError:
         return None
-
-
-class Served(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Imports modules from sources that the notebook sent; stands first in ``sys.meta_path``."""
-
-    def __init__(self) -> None:
-        self._sources: dict[str, ModuleSource] = {}
-        self._ran: dict[str, str] = {}
-
-    def install(self, modules: Iterable[Mapping[str, Any] | ModuleSource]) -> None:
-        """Take sources in; one that has changed is executed again in the module that exists, as a reload does.
-
-        Raises:
-            Exception: whatever the module's own code raises when it is executed again.
-        """
-        if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)
-        fresh = [each if isinstance(each, ModuleSource) else ModuleSource(**each) for each in modules]
-        changed = [each for each in fresh if self._sources.get(each.name) != each]
-        self._sources.update({each.name: each for each in changed})
-        for each in changed:
-            _show_source(each)
-        for each in _users_last(changed):
-            loaded = sys.modules.get(each.name)
-            if loaded is not None and self._ran.get(each.name) != each.hash:
-                importlib.reload(loaded)
-
-    def remove(self) -> None:
-        """Take this finder out again."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        module = self._sources.get(fullname)
-        if module is None:
-            return None
-        spec = importlib.machinery.ModuleSpec(fullname, self, origin=module.origin, is_package=module.package)
-        spec.has_location = not os.path.isdir(module.origin)
-        if module.package:
-            # The real directory stays searchable: compiled parts and data files are the node's own.
-            directory = module.origin if os.path.isdir(module.origin) else os.path.dirname(module.origin)
-            spec.submodule_search_locations = [directory]
-        return spec
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        source = self._sources[module.__name__]
-        self._ran[module.__name__] = source.hash
-        exec(compile(source.source, source.origin, "exec", dont_inherit=True), module.__dict__)
-
-    def get_source(self, fullname: str) -> str | None:
-        module = self._sources.get(fullname)
-        return None if module is None else module.source
-
-    def is_package(self, fullname: str) -> bool:
-        return self._sources[fullname].package
-
-
-def _users_last(modules: Sequence[ModuleSource]) -> list[ModuleSource]:
-    """Modules after those that they import; in a circle, as they come."""
-    by_name = {each.name: each for each in modules}
-    ordered: dict[str, ModuleSource] = {}
-    seen: set[str] = set()
-
-    def visit(each: ModuleSource) -> None:
-        if each.name not in seen:
-            seen.add(each.name)
-            package = each.name if each.package else each.name.rpartition(".")[0]
-            for name in sorted(imported_names(ast.parse(each.source), package) & by_name.keys()):
-                visit(by_name[name])
-            ordered[each.name] = each
-
-    for each in modules:
-        visit(each)
-    return list(ordered.values())
-
-
-def _show_source(module: ModuleSource) -> None:
-    """Give tracebacks the lines that run, whatever the node's own file says."""
-    text = module.source
-    linecache.cache[module.origin] = (len(text), None, text.splitlines(keepends=True), module.origin)
 
 
 def as_plain(module: ModuleSource) -> dict[str, Any]:

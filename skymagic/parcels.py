@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
-from skymagic.pickling import Pickled
+from skymagic.pickling import Pickled, together
 from skymagic.shelf import Part, Shelf
 from skymagic.store import LARGE, digest
 
@@ -59,32 +59,7 @@ def parts_of(pickled: Pickled) -> list[Part]:
 
 def groups(values: Sequence[Value]) -> list[list[Value]]:
     """Values that share an object or memory, together; in the order given."""
-    parent = list(range(len(values)))
-
-    def root(index: int) -> int:
-        while parent[index] != index:
-            parent[index] = index = parent[parent[index]]
-        return index
-
-    first: dict[int, int] = {}
-    for index, value in enumerate(values):
-        for mark in value.pickled.shared:
-            other = first.setdefault(mark, index)
-            if other != index:
-                parent[root(index)] = root(other)
-    reach, last = -1, 0
-    spans = [
-        (span.start, span.stop, index) for index, value in enumerate(values) for span in value.pickled.spans
-    ]
-    for start, stop, index in sorted(spans):
-        if start < reach:
-            parent[root(index)] = root(last)
-        if stop > reach:
-            reach, last = stop, index
-    found: dict[int, list[Value]] = {}
-    for index, value in enumerate(values):
-        found.setdefault(root(index), []).append(value)
-    return list(found.values())
+    return [[values[index] for index in group] for group in together([value.pickled for value in values])]
 
 
 def bundles(
@@ -134,6 +109,7 @@ class Parcel:
             "buffers": self.spots[count:],
             "imports": self.imports,
             "same": self.same,
+            "code": self.pickled.code,
             "versions": {name: version(name) for name in sorted(self.pickled.packages)},
         }
 

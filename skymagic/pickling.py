@@ -57,6 +57,8 @@ class Pickled(NamedTuple):
     """Memory that it looks at."""
     keep: Any = None
     """Holds everything that the pickle refers to."""
+    code: bool = False
+    """Whether it holds code that this process has compiled."""
     plain: bool = False
     """Whether it is small and consists of Python's own containers, numbers and strings alone."""
 
@@ -106,6 +108,36 @@ def dumps(value: object, namespace: dict[str, Any], *, folder: str | None = None
     second.before = first  # its objects live on, so that no address means two things
     second.dump(value)
     return second.result(value)
+
+
+def together(pickles: Sequence[Pickled]) -> list[list[int]]:
+    """Indices of pickles whose values share an object or memory, in groups; they must be pickled as one to stay so."""
+    parent = list(range(len(pickles)))
+
+    def root(index: int) -> int:
+        while parent[index] != index:
+            parent[index] = index = parent[parent[index]]
+        return index
+
+    first: dict[int, int] = {}
+    for index, pickled in enumerate(pickles):
+        for mark in pickled.shared:
+            other = first.setdefault(mark, index)
+            if other != index:
+                parent[root(index)] = root(other)
+    reach, last = -1, 0
+    spans = [
+        (span.start, span.stop, index) for index, pickled in enumerate(pickles) for span in pickled.spans
+    ]
+    for start, stop, index in sorted(spans):
+        if start < reach:
+            parent[root(index)] = root(last)
+        if stop > reach:
+            reach, last = stop, index
+    found: dict[int, list[int]] = {}
+    for index in range(len(pickles)):
+        found.setdefault(root(index), []).append(index)
+    return list(found.values())
 
 
 def loads(header: Buffer | Sequence[Buffer], buffers: Iterable[Buffer], namespace: dict[str, Any]) -> Any:
@@ -177,6 +209,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.attributes: set[str] = set()
         self.files: set[str] = set()
         self.marks: set[int] = set()
+        self.code = False
         self._kinds: dict[type, Callable[[_Pickler, Any], Any] | None] = {}
 
     def result(self, value: object) -> Pickled:
@@ -199,6 +232,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             marks=frozenset(self.marks),
             spans=tuple(self.tracker.spans),
             keep=(self, value),
+            code=self.code,
         )
 
     def reducer_override(self, obj: Any) -> Any:
@@ -259,6 +293,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if not here and _cloud._should_pickle_by_reference(function):
             self._refer(function.__module__)
             return NotImplemented
+        self.code = True
         where = None if here else _module_of(function.__globals__)
         if not here and where is None:
             return self._dynamic_function_reduce(function)

@@ -82,6 +82,7 @@ class Shipper:
         self._ranks: dict[int, _Rank] = {}
         self._atoms: dict[str, Value] = {}
         self._odd: dict[str, tuple[object, str]] = {}
+        self._opened: dict[str, dict[int, Any]] = {}
 
     def prepare(
         self,
@@ -172,6 +173,18 @@ class Shipper:
             FileNotFoundError: it has been unpacked before.
             Exception: whatever the value's own reconstruction raises.
         """
+        group = ref.get("group")
+        if group is None:
+            return self._open(ref)
+        # Values that share something are one pickle: opened with the first of them, forgotten with the last.
+        with self._lock:
+            values = self._opened[group] = self._opened.get(group) or dict(enumerate(self._open(ref)))
+            value = values.pop(ref["index"])
+            if not values:
+                del self._opened[group]
+            return value
+
+    def _open(self, ref: Mapping[str, Any]) -> Any:
         view = self.store.take(ref["file"]) if ref["file"] else memoryview(b"")
         parts = [
             base64.b64decode(spot) if isinstance(spot, str) else view[spot[0] : spot[0] + spot[1]]

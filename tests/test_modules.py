@@ -13,7 +13,8 @@ from types import ModuleType
 
 import pytest
 
-from skymagic.modules import ModuleSource, Served, as_plain, collect, inside, is_local
+from skymagic.kernels.served import Served
+from skymagic.modules import ModuleSource, as_plain, collect, inside, is_local
 from tests.far import FarError, Notebook, moved
 
 
@@ -196,6 +197,60 @@ def test_dependencies_are_executed_again_before_their_users(served: Served) -> N
     assert top.y == 110
 
 
+def test_users_of_an_edited_module_follow(served: Served) -> None:
+    low = "K = {0}\ndef f(x=1): return {0}\nclass C:\n  def m(self): return {0}\n"
+    served.install(
+        [
+            source("zed_top", "from zed_low import K, f, C\ndef g(): return K, f(), C().m()"),
+            source("zed_low", low.format(1)),
+        ]
+    )
+    top, lower = importlib.import_module("zed_top"), importlib.import_module("zed_low")
+    f, instance = lower.f, lower.C()
+    assert top.g() == (1, 1, 1)
+    served.install([source("zed_low", low.format(2))])
+    assert top.g() == (2, 2, 2)
+    assert f() == 2
+    assert instance.m() == 2
+    assert type(instance) is lower.C is top.C
+
+
+def test_super_and_subclasses_follow_an_edit(served: Served) -> None:
+    base = "class A:\n  def __init__(self): self.made = {0}\n"
+    sub = "from zed_low import A\nclass B(A):\n  def __init__(self): super().__init__(); self.more = {0}\n"
+    served.install([source("zed_low", base.format(1)), source("zed_top", sub.format(1))])
+    B = importlib.import_module("zed_top").B
+    old = B()
+    served.install([source("zed_low", base.format(2)), source("zed_top", sub.format(3))])
+    old.__init__()
+    assert (old.made, old.more) == (2, 3)
+    assert importlib.import_module("zed_top").B is B
+
+
+def test_what_cannot_be_renewed_is_replaced(served: Served) -> None:
+    text = (
+        "import enum, functools\nclass E(enum.Enum):\n  A = {0}\n"
+        "class S:\n  __slots__ = 'x{0}',\nclass D({1}): pass\n@functools.cache\ndef c(): return {0}\n"
+        "def outer(n):\n  def inner(): return n + {0}\n  return inner\nclosed = outer({0})\n"
+    )
+    served.install([source("zed_low", text.format(1, "int"))])
+    module = importlib.import_module("zed_low")
+    served.install([source("zed_low", text.format(2, "str"))])
+    assert (module.E.A.value, module.S.__slots__, module.c(), module.closed()) == (2, ("x2",), 2, 4)
+    assert issubclass(module.D, str)
+
+
+def test_circles_and_failures_of_edits(served: Served) -> None:
+    served.install([source("zed_one", "import zed_two\nx = 1"), source("zed_two", "import zed_one\ny = 1")])
+    one = importlib.import_module("zed_one")
+    with pytest.raises(ZeroDivisionError):
+        served.install([source("zed_one", "import zed_two\nx = 2\n1 / 0")])
+    with pytest.raises(ZeroDivisionError):
+        served.install([])
+    served.install([source("zed_one", "import zed_two\nx = 3")])
+    assert one.x == 3
+
+
 # with a rank
 
 
@@ -255,3 +310,13 @@ def test_module_that_fails_is_named(notebook: Notebook) -> None:
     write(path, "raise RuntimeError('no luck')")
     with pytest.raises(FarError, match="helpers .*RuntimeError: no luck"):
         notebook.there("import helpers")
+
+
+def test_users_of_an_edited_module_follow_on_the_ranks(notebook: Notebook) -> None:
+    write(notebook.folder / "parts.py", "k = 1\nclass Net:\n  def f(self): return 1")
+    write(notebook.folder / "helpers.py", "from parts import k, Net\ndef use(): return k")
+    notebook.here("import helpers\nnet = helpers.Net()")
+    notebook.there("a = helpers.use(), net.f()")
+    write(notebook.folder / "parts.py", "k = 22\nclass Net:\n  def f(self): return 22")
+    notebook.there("import parts\nb = helpers.use(), net.f(), isinstance(net, parts.Net)")
+    assert notebook.values("[*a, *b]") == [[1, 1, 22, 22, True]] * 2

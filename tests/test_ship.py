@@ -620,6 +620,25 @@ def test_version_skew_is_named(notebook: Notebook, tmp_path: Path, monkeypatch: 
         notebook.there("thing")
 
 
+def test_code_of_another_python_is_refused(notebook: Notebook) -> None:
+    notebook.here("def f(): pass\nx = [1]")
+    cargo = notebook.shipper.prepare("f", [0])
+    with pytest.raises(FarError, match=r"f cannot be rebuilt.*2\.7\.1 there, 3\.") as caught:
+        notebook.ranks[0].bind({**cargo.orders, "python": "2.7.1"})
+    assert caught.value.attributes["package"] == "python"
+    cargo = notebook.shipper.prepare("x", [0])
+    notebook.ranks[0].bind({**cargo.orders, "python": "2.7.1"})
+
+
+def test_all_that_cannot_be_rebuilt_is_named(notebook: Notebook) -> None:
+    notebook.here(
+        "class Bad:\n  def __reduce__(self): return (int, ('x',))\none, two, three = Bad(), Bad(), 3"
+    )
+    with pytest.raises(FarError) as caught:
+        notebook.there("one, two, three")
+    assert set(caught.value.attributes["name"].split(", ")) == {"one", "two"}
+
+
 def test_no_room_is_said(notebook: Notebook, monkeypatch: Any) -> None:
     def full(*args: Any) -> str:
         raise OSError(28, "No space left on device")
@@ -659,6 +678,22 @@ def test_results_by_name_and_their_errors(notebook: Notebook) -> None:
     assert refs["ok"]["file"] is None
     assert notebook.shipper.unpack(refs["ok"]) == list(range(10))
     assert notebook.shipper.unpack(refs["large"]) == "x" * BIG
+
+
+def test_results_that_share_something_still_do(notebook: Notebook) -> None:
+    notebook.there(
+        f"import numpy as np\na = np.zeros({BIG}); v = a[2:]; box = [a]; other = [1]; twin = other; alone = 5"
+    )
+    refs = notebook.ranks[0].pack("a", "v", "box", "other", "twin", "alone")
+    back = {name: notebook.shipper.unpack(refs[name]) for name in refs}
+    assert back["box"][0] is back["a"]
+    back["a"][2] = 8
+    assert back["v"][0] == 8
+    assert back["twin"] is back["other"]
+    assert back["alone"] == 5
+    assert notebook.files() == []
+    with pytest.raises(FileNotFoundError):
+        notebook.shipper.unpack(refs["a"])
 
 
 def test_function_from_a_rank_uses_the_notebooks_names(notebook: Notebook) -> None:

@@ -6,13 +6,15 @@ import base64
 import importlib
 import importlib.metadata
 import linecache
+import platform
+import secrets
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from skymagic import pickling
+from skymagic.kernels.served import Served
 from skymagic.kinds import type_name
-from skymagic.modules import Served
 from skymagic.store import Buffer, NodeStore
 
 _INLINE = 64 << 10
@@ -63,9 +65,19 @@ class Hold:
             linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         self._modules(orders)
         bound: dict[str, Any] = {}
+        problems: list[BindError] = []
         for parcel in orders.get("parcels", ()):
             if self._mine(parcel):
-                bound.update(self._open(parcel, orders))
+                try:
+                    bound.update(self._open(parcel, orders))
+                except BindError as problem:
+                    problems.append(problem)
+        if len(problems) > 1:
+            names = ", ".join(problem.name for problem in problems)
+            reasons = "; ".join(dict.fromkeys(problem.reason for problem in problems))
+            raise BindError(names, reasons, problems[0].package) from problems[0]
+        if problems:
+            raise problems[0]
         self.namespace.update(bound)
 
     def leave(self, orders: Mapping[str, Any]) -> None:
@@ -83,7 +95,17 @@ class Hold:
         Returns:
             For each name what ``Shipper.unpack`` takes, or ``{"error": …, "type": …}`` where it cannot be pickled.
         """
-        return {name: self._pack(value) for name, value in values.items()}
+        refs: dict[str, dict[str, Any]] = {}
+        pickles: dict[str, pickling.Pickled] = {}
+        for name, value in values.items():
+            try:
+                pickles[name] = pickling.dumps(value, self.namespace)
+            except Exception as problem:
+                refs[name] = {"error": f"{type(problem).__name__}: {problem}", "type": type_name(value)}
+        names = list(pickles)
+        for group in pickling.together(list(pickles.values())):
+            refs.update(self._pack([names[index] for index in group], values, pickles))
+        return refs
 
     def _mine(self, part: Mapping[str, Any]) -> bool:
         return part["ranks"] is None or self.rank in part["ranks"]
@@ -103,6 +125,7 @@ class Hold:
         if parcel["same"] in self.namespace:
             return {names[0]: self.namespace[parcel["same"]]}
         try:
+            _check_python(orders["python"], parcel["code"])
             for module in parcel["imports"]:
                 importlib.import_module(module)
             maps: dict[int, memoryview] = {}
@@ -130,6 +153,8 @@ class Hold:
         self, names: list[str], problem: Exception, parcel: Mapping[str, Any], orders: Mapping[str, Any]
     ) -> BindError:
         name = ", ".join(names)
+        if isinstance(problem, _OtherPython):
+            return BindError(name, str(problem), "python")
         if isinstance(problem, ModuleNotFoundError) and problem.name:
             package = problem.name.partition(".")[0]
             theirs = parcel["versions"].get(package) or ""
@@ -148,27 +173,52 @@ class Hold:
             return BindError(name, f"{text} (versions differ: {versions})", skew[0][0])
         return BindError(name, text)
 
-    def _pack(self, value: object) -> dict[str, Any]:
+    def _pack(
+        self, names: list[str], values: Mapping[str, object], pickles: Mapping[str, pickling.Pickled]
+    ) -> dict[str, dict[str, Any]]:
+        """References to values that share something: to one pickle of them all."""
+        pickled = pickles[names[0]]
         try:
-            pickled = pickling.dumps(value, self.namespace)
-            parts = [*pickled.pieces, *pickled.buffers]
-            inline = {index for index, part in enumerate(parts) if len(part) < _INLINE}
-            if sum(len(parts[index]) for index in inline) >= _INLINE:
-                inline = set()
-            spots: list[Any] = []
-            rest: list[Buffer] = []
-            offset = 0
-            for index, part in enumerate(parts):
-                if index in inline:
-                    spots.append(base64.b64encode(part).decode())
-                    continue
-                spots.append([offset, len(part)])
-                rest += [part, bytes(-len(part) % _ALIGN)]
-                offset += len(part) + -len(part) % _ALIGN
-            file = self.store.give(rest, offset) if rest else None
-            return {"file": file, "parts": spots, "pieces": len(pickled.pieces), "nbytes": pickled.nbytes}
+            if len(names) > 1:
+                pickled = pickling.dumps(tuple(values[name] for name in names), self.namespace)
+            ref = self._write(pickled)
         except Exception as problem:
-            return {"error": f"{type(problem).__name__}: {problem}", "type": type_name(value)}
+            error = {"error": f"{type(problem).__name__}: {problem}"}
+            return {name: {**error, "type": type_name(values[name])} for name in names}
+        if len(names) == 1:
+            return {names[0]: ref}
+        ref["group"] = secrets.token_hex(8)
+        return {name: {**ref, "index": index, "count": len(names)} for index, name in enumerate(names)}
+
+    def _write(self, pickled: pickling.Pickled) -> dict[str, Any]:
+        parts = [*pickled.pieces, *pickled.buffers]
+        inline = {index for index, part in enumerate(parts) if len(part) < _INLINE}
+        if sum(len(parts[index]) for index in inline) >= _INLINE:
+            inline = set()
+        spots: list[Any] = []
+        rest: list[Buffer] = []
+        offset = 0
+        for index, part in enumerate(parts):
+            if index in inline:
+                spots.append(base64.b64encode(part).decode())
+                continue
+            spots.append([offset, len(part)])
+            rest += [part, bytes(-len(part) % _ALIGN)]
+            offset += len(part) + -len(part) % _ALIGN
+        file = self.store.give(rest, offset) if rest else None
+        return {"file": file, "parts": spots, "pieces": len(pickled.pieces), "nbytes": pickled.nbytes}
+
+
+class _OtherPython(Exception):
+    """Code from another version of Python, which would crash this one."""
+
+
+def _check_python(theirs: str, code: bool) -> None:
+    ours = platform.python_version()
+    if code and theirs.split(".")[:2] != ours.split(".")[:2]:
+        raise _OtherPython(
+            f"functions and classes of a notebook travel between equal versions of Python only: {theirs} there, {ours} here"
+        )
 
 
 def _version(package: str) -> str:
