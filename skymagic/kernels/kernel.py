@@ -307,6 +307,7 @@ class RankKernel(IPythonParallelKernel):
     def _forget_failure(self) -> None:
         """Let go of the last error's frames, which hold what the group that broke was used with."""
         self._result = None
+        self.shell.InteractiveTB.tb = self.shell.last_execution_result = None
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             if hasattr(sys, name):
                 delattr(sys, name)
