@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 
@@ -19,6 +20,24 @@ FLAGS = (
     "--IPController.db_class=ipyparallel.controller.dictdb.DictDB",
     "--log-level=50",
 )
+
+
+PORTS = 16
+"""More than it uses; those that are left over are never listened on."""
+
+
+def reserve(count: int) -> list[socket.socket]:
+    """Bound sockets on ports that nobody else is given, and that this machine lets zmq listen on all the same.
+
+    ipyparallel asks for a free port, closes it, and listens later: whoever is given the same port in between makes it fail.
+    """
+    sockets = []
+    for _ in range(count):
+        holder = socket.socket()
+        holder.bind(("", 0))
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after the bind: others see a port in use
+        sockets.append(holder)
+    return sockets
 
 
 def _end_with_stdin() -> None:
@@ -33,6 +52,9 @@ def main(argv: list[str]) -> None:
     from ipyparallel.controller.app import IPController
 
     app = IPController.instance()
+    if sys.platform == "linux":  # elsewhere a port that is held so cannot be listened on
+        app.holders = reserve(PORTS)
+        app.ports = [holder.getsockname()[1] for holder in app.holders]
     app.initialize([*FLAGS, *argv])
     sys.stdout.write("listening\n")
     sys.stdout.flush()
