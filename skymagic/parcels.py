@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
-from skymagic.pickling import Pickled, together
+from skymagic.pickled import Pickled, together
 from skymagic.shelf import Part, Shelf
 from skymagic.store import LARGE, digest
 

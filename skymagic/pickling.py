@@ -16,72 +16,25 @@ import sys
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import cloudpickle
 from cloudpickle import cloudpickle as _cloud
 
 from skymagic import rebuild
-from skymagic.arrays import SMALL, Span, Tracker, layout, reducer_for
+from skymagic.arrays import reducer_for
 from skymagic.kinds import changeable, is_a, made_by_python, skips_init
+from skymagic.memory import SMALL, Tracker, layout
 from skymagic.modules import is_local
+from skymagic.pickled import CONTAINERS, Pickled
 from skymagic.rebuild import here
+from skymagic.rope import Buffers, Pieces, Rope
 from skymagic.scopes import code_names
-from skymagic.store import LARGE, Buffer
+from skymagic.store import Buffer
 
 _MANY = 1 << 20
 """Bytes of a pickle above which its objects are not listed one by one to find shared ones."""
-
-
-class Pickled(NamedTuple):
-    """A value ready to be written: the pickle's pieces, then the buffers that it refers to."""
-
-    pieces: tuple[Buffer, ...]
-    """The pickle stream; large byte strings by reference."""
-    buffers: tuple[memoryview, ...]
-    """Out-of-band memory, 1-dimensional bytes, in the order of the pickle."""
-    modules: frozenset[str] = frozenset()
-    """Modules of the notebook's folder that it refers to."""
-    packages: frozenset[str] = frozenset()
-    """Top-level packages that it refers to."""
-    uses: Mapping[str, str] = types.MappingProxyType({})
-    """Names of the namespace that its functions use, with the name of a function that does."""
-    attributes: frozenset[str] = frozenset()
-    """Attribute names in its functions' code."""
-    files: frozenset[str] = frozenset()
-    """File names of its functions' code."""
-    marks: frozenset[int] | None = frozenset()
-    """Identities of the changeable objects in it, as long as ``keep`` lives; see ``shared``."""
-    spans: tuple[Span, ...] = ()
-    """Memory that it looks at."""
-    keep: Any = None
-    """Holds everything that the pickle refers to."""
-    code: bool = False
-    """Whether it holds code that this process has compiled."""
-    plain: bool = False
-    """Whether it is small and consists of Python's own containers, numbers and strings alone."""
-
-    @property
-    def header(self) -> bytes:
-        """The whole pickle stream in one piece."""
-        return b"".join(bytes(piece) for piece in self.pieces)
-
-    @property
-    def nbytes(self) -> int:
-        """Length of pickle and buffers, in bytes."""
-        if self.plain:
-            return len(self.pieces[0])
-        return sum(map(len, self.pieces)) + sum(map(len, self.buffers))
-
-    @property
-    def shared(self) -> frozenset[int]:
-        """``marks``, looked for now where nobody has needed them before."""
-        if self.marks is not None:
-            return self.marks
-        pickler, _ = self.keep
-        objects = pickler.memo.copy().items()
-        return frozenset(number for number, (_, each) in objects if type(each) in _CONTAINERS)
 
 
 def dumps(value: object, namespace: dict[str, Any], *, folder: str | None = None) -> Pickled:
@@ -110,36 +63,6 @@ def dumps(value: object, namespace: dict[str, Any], *, folder: str | None = None
     return second.result(value)
 
 
-def together(pickles: Sequence[Pickled]) -> list[list[int]]:
-    """Indices of pickles whose values share an object or memory, in groups; they must be pickled as one to stay so."""
-    parent = list(range(len(pickles)))
-
-    def root(index: int) -> int:
-        while parent[index] != index:
-            parent[index] = index = parent[parent[index]]
-        return index
-
-    first: dict[int, int] = {}
-    for index, pickled in enumerate(pickles):
-        for mark in pickled.shared:
-            other = first.setdefault(mark, index)
-            if other != index:
-                parent[root(index)] = root(other)
-    reach, last = -1, 0
-    spans = [
-        (span.start, span.stop, index) for index, pickled in enumerate(pickles) for span in pickled.spans
-    ]
-    for start, stop, index in sorted(spans):
-        if start < reach:
-            parent[root(index)] = root(last)
-        if stop > reach:
-            reach, last = stop, index
-    found: dict[int, list[int]] = {}
-    for index in range(len(pickles)):
-        found.setdefault(root(index), []).append(index)
-    return list(found.values())
-
-
 def loads(header: Buffer | Sequence[Buffer], buffers: Iterable[Buffer], namespace: dict[str, Any]) -> Any:
     """Rebuild a value; its functions get ``namespace`` as their globals.
 
@@ -150,7 +73,7 @@ def loads(header: Buffer | Sequence[Buffer], buffers: Iterable[Buffer], namespac
     try:
         if isinstance(header, bytes | bytearray | memoryview):
             return pickle.loads(header, buffers=buffers)
-        return pickle.Unpickler(_Rope(header), buffers=buffers).load()
+        return pickle.Unpickler(Rope(header), buffers=buffers).load()
     finally:
         here.namespace = before
 
@@ -171,15 +94,14 @@ class _PlainPickler(pickle.Pickler):
         raise _NotPlain
 
 
-_CONTAINERS = (list, dict, set, bytearray)
-_PLAIN = (*_CONTAINERS, int, float, str, bytes, bool, type(None), tuple, frozenset)
+_PLAIN = (*CONTAINERS, int, float, str, bytes, bool, type(None), tuple, frozenset)
 
 
 def _plainly(value: object) -> Pickled | None:
     """The short way for the values that notebooks have most of: numbers, strings, and lists and dicts of them."""
     if type(value) not in _PLAIN or (type(value) is dict and "__builtins__" in value):
         return None
-    out = _Pieces()
+    out = Pieces()
     pickler = _PlainPickler(out, 5)
     try:
         pickler.dump(value)
@@ -198,8 +120,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def __init__(self, namespace: dict[str, Any], folder: str | None, tracker: Tracker) -> None:
         # Nothing here may refer back to the pickler: it holds the value, which must go when the cell is done.
-        self._out = _Pieces()
-        self._buffers = _Buffers()
+        self._out = Pieces()
+        self._buffers = Buffers()
         super().__init__(self._out, protocol=5, buffer_callback=self._buffers.add)
         self.namespace = namespace
         self.folder = folder
@@ -369,69 +291,6 @@ _REDUCERS: dict[type, Callable[[_Pickler, Any], Any]] = {
     weakref.WeakKeyDictionary: _Pickler._weak_keys,
     typing.NewType: _Pickler._new_type,
 }
-
-
-class _Buffers:
-    """Out-of-band buffers in the order of the pickle; small ones stay in it."""
-
-    def __init__(self) -> None:
-        self.kept: list[memoryview] = []
-
-    def add(self, buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes < SMALL:
-            return True
-        self.kept.append(raw)
-        return False
-
-
-class _Pieces:
-    """A file for the pickler to write to, which keeps large byte strings as they are."""
-
-    def __init__(self) -> None:
-        self._parts: list[Buffer] = []
-        self.write = self._parts.append
-
-    def pieces(self) -> tuple[Buffer, ...]:
-        if len(self._parts) == 1:
-            return (self._parts[0],)
-        joined: list[Buffer] = []
-        small: list[Buffer] = []
-        for part in self._parts:
-            if len(part) >= LARGE:
-                joined += [b"".join(small), part]
-                small = []
-            else:
-                small.append(part)
-        return tuple(part for part in (*joined, b"".join(small)) if part)
-
-
-class _Rope(io.RawIOBase):
-    """Reads pieces as one stream, without joining them."""
-
-    def __init__(self, pieces: Sequence[Buffer]) -> None:
-        self._pieces = [memoryview(piece).cast("B") for piece in pieces]
-
-    def readinto(self, target: Any) -> int:
-        view = memoryview(target).cast("B")
-        done = 0
-        while self._pieces and done < view.nbytes:
-            part = self._pieces[0][: view.nbytes - done]
-            view[done : done + part.nbytes] = part
-            done += part.nbytes
-            rest = self._pieces[0][part.nbytes :]
-            self._pieces[:1] = [rest] if rest else []
-        return done
-
-    def read(self, size: int = -1) -> bytes:
-        if size < 0:
-            size = sum(piece.nbytes for piece in self._pieces)
-        data = bytearray(min(size, sum(piece.nbytes for piece in self._pieces)))
-        self.readinto(data)
-        return bytes(data)
-
-    def readable(self) -> bool:
-        return True
 
 
 def _module_of(namespace: dict[str, Any]) -> str | None:

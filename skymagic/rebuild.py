@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from cloudpickle import cloudpickle as _cloud
 
-from skymagic.arrays import writable
+from skymagic.memory import writable
 
 
 class Here(threading.local):

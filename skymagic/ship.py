@@ -7,59 +7,33 @@ import contextlib
 import platform
 import threading
 import weakref
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from skymagic import modules, pickling
 from skymagic.capture import CellNames, cell_names, reach
+from skymagic.cargo import Cargo, Item
 from skymagic.errors import CaptureError
+from skymagic.holdings import Holdings
 from skymagic.kinds import type_name
 from skymagic.parcels import INLINE, Loading, Parcel, Progress, Value, bundles, groups, parts_of, submodules
 from skymagic.refuse import Refusal, message, no_room, refusal
 from skymagic.shelf import Shelf
 from skymagic.store import NodeStore
 
+__all__ = ["Cargo", "Item", "Shipper"]
+
 _ATOMS = (int, float, bool, type(None), complex, str, bytes)
 
 
-class Item(NamedTuple):
-    """A variable that a cell needs, as ``--dry-run`` shows it."""
-
-    name: str
-    why: str
-    """``"the cell"``, ``"used by train"`` or ``"--push"``."""
-    nbytes: int
-    """Length of the pickled value, in bytes."""
-    moved: bool
-    """Whether some rank has it not yet."""
-    type: str
-
-
-@dataclass(frozen=True, eq=False)
-class Cargo:
-    """What one cell needs on the ranks."""
-
-    orders: dict[str, Any]
-    """For ``Hold.bind``: plain values that JSON can hold."""
-    nbytes: int
-    """Bytes that were written or are sent with the orders."""
-    items: tuple[Item, ...]
-    prints: Mapping[str, str] = field(default_factory=dict)
-    """Name → fingerprint of the notebook's value, for every name that the cell loads or stores."""
-    names: CellNames = field(default_factory=CellNames)
-
-
 @dataclass
-class _Rank:
-    """What a rank has."""
+class _Group:
+    """Values of one pickle, on their way back."""
 
-    prints: dict[str, str] = field(default_factory=dict)
-    """Name → fingerprint that the notebook's value had when the rank's binding was made."""
-    own: set[str] = field(default_factory=set)
-    """Names that a cell has bound on the rank since they were shipped."""
-    sources: dict[str, str] = field(default_factory=dict)
-    """Local modules and cells that it has, with their hashes."""
+    waiting: set[int]
+    """Of those that were neither unpacked nor discarded."""
+    values: tuple[Any, ...] | None = None
 
 
 class Shipper:
@@ -79,10 +53,10 @@ class Shipper:
         self.folder = folder
         self.shelf = Shelf(store)
         self._lock = threading.RLock()
-        self._ranks: dict[int, _Rank] = {}
+        self.holdings = Holdings()
         self._atoms: dict[str, Value] = {}
         self._odd: dict[str, tuple[object, str]] = {}
-        self._opened: dict[str, dict[int, Any]] = {}
+        self._groups: dict[str, _Group] = {}
 
     def prepare(
         self,
@@ -124,7 +98,9 @@ class Shipper:
             )
             sources = self._modules(names, values.values())
             hashes = {name: module.hash for name, module in sources.items()}
-            lacking = self._lacking(values, ranks, values if fresh else extra, hashes)
+            self._identify(values, ranks, hashes)
+            prints = {name: value.print for name, value in values.items()}
+            lacking = self.holdings.lacking(prints, ranks, values if fresh else extra)
             items = tuple(
                 Item(name, why[name], value.pickled.nbytes, bool(lacking[name]), type_name(value.value))
                 for name, value in values.items()
@@ -136,35 +112,24 @@ class Shipper:
     def landed(self, cargo: Cargo, rank: int) -> None:
         """This rank has bound the cargo, and is running or has run its cell; twice is safe."""
         with self._lock:
-            state = self._ranks.setdefault(rank, _Rank())
-            for parcel in cargo.orders.get("parcels", ()):
-                if parcel["ranks"] is None or rank in parcel["ranks"]:
-                    state.own.difference_update(parcel["names"])
-            state.prints.update(cargo.prints)
-            state.own |= cargo.names.stores
-            for name in cargo.names.deletes:
-                state.prints.pop(name, None)
-            state.sources.update({each["name"]: each["hash"] for each in cargo.orders.get("modules", ())})
-            state.sources.update(dict.fromkeys(cargo.orders.get("sources", ()), ""))
+            self.holdings.landed(cargo, rank)
 
     def absent(self, rank: int, names: Iterable[str]) -> None:
         """This rank has no such names after all: a cell that should have made them failed before it did."""
         with self._lock:
-            for name in names:
-                self._ranks.setdefault(rank, _Rank()).prints.pop(name, None)
+            self.holdings.absent(rank, names)
 
     def gathered(self, names: Iterable[str], ranks: Iterable[int]) -> None:
         """The notebook's present values of these names came from these ranks, which keep their own."""
         with self._lock:
             prints = self._standing(names)
             for rank in ranks:
-                self._ranks.setdefault(rank, _Rank()).prints.update(prints)
+                self.holdings.note(rank, prints)
 
     def forget(self, ranks: Iterable[int]) -> None:
         """These ranks were started anew and hold nothing."""
         with self._lock:
-            for rank in ranks:
-                self._ranks.pop(rank, None)
+            self.holdings.forget(ranks)
 
     def unpack(self, ref: Mapping[str, Any]) -> Any:
         """Rebuild a value that ``Hold.pack`` packed; its file is unlinked. The value outlives the pool.
@@ -173,16 +138,33 @@ class Shipper:
             FileNotFoundError: it has been unpacked before.
             Exception: whatever the value's own reconstruction raises.
         """
-        group = ref.get("group")
-        if group is None:
+        if "group" not in ref:
             return self._open(ref)
         # Values that share something are one pickle: opened with the first of them, forgotten with the last.
         with self._lock:
-            values = self._opened[group] = self._opened.get(group) or dict(enumerate(self._open(ref)))
-            value = values.pop(ref["index"])
-            if not values:
-                del self._opened[group]
+            group = self._groups.setdefault(ref["group"], _Group(set(range(ref["count"]))))
+            if group.values is None:
+                group.values = self._open(ref)
+            value = group.values[ref["index"]]
+            self._leave(ref, group)
             return value
+
+    def discard(self, ref: Mapping[str, Any]) -> None:
+        """Unlink the file of a value that ``Hold.pack`` packed and that nobody wants; twice is safe."""
+        with self._lock:
+            if "group" in ref:
+                group = self._groups.setdefault(ref["group"], _Group(set(range(ref["count"]))))
+                self._leave(ref, group)
+                if group.waiting or group.values is not None:
+                    return
+            with contextlib.suppress(FileNotFoundError):
+                if ref.get("file"):
+                    self.store.take(ref["file"])
+
+    def _leave(self, ref: Mapping[str, Any], group: _Group) -> None:
+        group.waiting.discard(ref["index"])
+        if not group.waiting:
+            self._groups.pop(ref["group"], None)
 
     def _open(self, ref: Mapping[str, Any]) -> Any:
         view = self.store.take(ref["file"]) if ref["file"] else memoryview(b"")
@@ -191,12 +173,6 @@ class Shipper:
             for spot in ref["parts"]
         ]
         return pickling.loads(parts[: ref["pieces"]], parts[ref["pieces"] :], self.namespace)
-
-    def discard(self, ref: Mapping[str, Any]) -> None:
-        """Unlink the file of a value that ``Hold.pack`` packed and that nobody wants; twice is safe."""
-        with contextlib.suppress(FileNotFoundError):
-            if ref.get("file"):
-                self.store.take(ref["file"])
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -250,36 +226,20 @@ class Shipper:
         known = self._odd.get(name)
         if known is None or known[0] is not value:
             return False
-        return all(self._print_on(rank, name) == known[1] for rank in ranks)
-
-    def _print_on(self, rank: int, name: str) -> str | None:
-        state = self._ranks.get(rank)
-        return None if state is None else state.prints.get(name)
+        return all(self.holdings.prints(rank).get(name) == known[1] for rank in ranks)
 
     def _modules(self, names: CellNames, values: Iterable[Value]) -> dict[str, modules.ModuleSource]:
         wanted = names.imports.union(*(value.pickled.modules for value in values))
         return modules.collect(sorted(wanted), self.folder) if wanted else {}
 
-    def _lacking(
-        self,
-        values: Mapping[str, Value],
-        ranks: Sequence[int],
-        fresh: Container[str],
-        hashes: Mapping[str, str],
-    ) -> dict[str, list[int]]:
-        """For each name, the ranks that have not got the notebook's value."""
-        held = [(rank, self._ranks[rank].prints if rank in self._ranks else {}) for rank in ranks]
-        lacking = {}
+    def _identify(self, values: Mapping[str, Value], ranks: Sequence[int], hashes: Mapping[str, str]) -> None:
+        """Give all values their fingerprints, except those that nobody can have."""
+        held = [self.holdings.prints(rank) for rank in ranks]
         for name, value in values.items():
             if value.print is None:
-                new = name in fresh or not any(name in prints for _, prints in held)
+                new = not any(name in prints for prints in held)
                 if value.pickled.plain or self.shelf.identify(value.parts, lazily=new):
                     value.seal(hashes)
-            if value.print is None or name in fresh:
-                lacking[name] = list(ranks)
-            else:
-                lacking[name] = [rank for rank, prints in held if prints.get(name) != value.print]
-        return lacking
 
     def _load(
         self,
@@ -367,7 +327,7 @@ class Shipper:
     def _same(self, group: list[Value], needed: list[int], held: Mapping[int, str]) -> str | None:
         """A name for the same object that the ranks have from the notebook, and have not rebound."""
         name = held.get(id(group[0].value))
-        if len(group) > 1 or name is None or any(name in self._ranks[rank].own for rank in needed):
+        if len(group) > 1 or name is None or any(self.holdings.has_rebound(rank, name) for rank in needed):
             return None
         return name
 
@@ -397,19 +357,14 @@ class Shipper:
     ) -> list[dict[str, Any]]:
         found = []
         for name, module in sources.items():
-            need = [rank for rank in ranks if self._sources_on(rank).get(name) != module.hash]
+            need = self.holdings.without(name, module.hash, ranks)
             if need:
                 found.append({**modules.as_plain(module), "ranks": None if len(need) == len(ranks) else need})
         return found
 
     def _lacking_cells(self, values: Iterable[Value], ranks: Sequence[int]) -> dict[str, str]:
         files = frozenset().union(*(value.pickled.files for value in values))
-        known = [self._sources_on(rank) for rank in ranks]
-        return pickling.cell_sources(name for name in files if not all(name in each for each in known))
-
-    def _sources_on(self, rank: int) -> Mapping[str, str]:
-        state = self._ranks.get(rank)
-        return {} if state is None else state.sources
+        return pickling.cell_sources(name for name in files if self.holdings.without(name, "", ranks))
 
     def _tidy(self) -> None:
         """Forget names that the notebook has lost."""

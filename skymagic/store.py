@@ -8,7 +8,6 @@ directory on disk beside it.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import shutil
@@ -22,14 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from skymagic.mapping import map_private
+from skymagic.partial import STEP, Partial
 
 Buffer = bytes | bytearray | memoryview
 
 LARGE = 1 << 20
 """Bytes from which a part of a value is worth a file of its own."""
-
-STEP = 1 << 18
-"""Bytes copied, hashed and written at a time: small enough to stay in the processor's cache, where hashing is free."""
 
 SHARE = 0.5
 """The part of a file system's free space that a store may fill."""
@@ -143,7 +140,7 @@ class NodeStore:
         """
         if key is not None and not self.have([key]):
             return key
-        with _Partial(self._place(nbytes), lambda: self._spill(nbytes)) as partial:
+        with Partial(self._place(nbytes), lambda: self._spill(nbytes)) as partial:
             for piece in pieces:
                 view = memoryview(piece)
                 for start in range(0, view.nbytes, STEP):
@@ -273,71 +270,6 @@ class NodeStore:
                     f"the node store is full: {len(evicted)} of its oldest values will be sent again when used"
                 )
             return True
-
-
-class _Partial:
-    """A file that is being written; it has no name to be found by until it is complete.
-
-    Args:
-        directory: where it goes.
-        spill: makes another directory when this one is full.
-    """
-
-    def __init__(self, directory: Path, spill: Callable[[], Path]) -> None:
-        import xxhash
-
-        self.nbytes = 0
-        self._spill: Callable[[], Path] | None = spill
-        self._hash = xxhash.xxh3_128()
-        self._scratch = memoryview(bytearray(STEP))
-        self._open(directory)
-
-    def __enter__(self) -> _Partial:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        os.close(self._descriptor)
-        self._path.unlink(missing_ok=True)
-
-    def write(self, view: memoryview) -> None:
-        """Append at most STEP bytes."""
-        # The copy is what makes hash and file agree while other threads write to the value.
-        copy = self._scratch[: view.nbytes]
-        copy[:] = view
-        self._hash.update(copy)
-        self.nbytes += copy.nbytes
-        while copy:
-            try:
-                copy = copy[os.write(self._descriptor, copy) :]
-            except OSError as problem:
-                if problem.errno not in (errno.ENOSPC, errno.EDQUOT) or self._spill is None:
-                    raise
-                self._move(self._spill())
-
-    def key(self) -> str:
-        """The hash of what was written so far."""
-        return str(self._hash.hexdigest())
-
-    def finish(self, name: str) -> None:
-        """Give the file its name."""
-        self._path.rename(self._path.with_name(name))
-
-    def _open(self, directory: Path) -> None:
-        self._path = directory / f"{secrets.token_hex(16)}.part"
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-
-    def _move(self, directory: Path) -> None:
-        """Go on in another directory, with what there is."""
-        descriptor, path = self._descriptor, self._path
-        self._spill = None
-        try:
-            self._open(directory)
-            size, done = os.fstat(descriptor).st_size, 0
-            while done < size:
-                done += os.sendfile(self._descriptor, descriptor, done, size - done)
-        finally:
-            os.close(descriptor)
-            path.unlink()
 
 
 def _private(directory: Path) -> None:

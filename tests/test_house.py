@@ -22,17 +22,24 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "scopes",
         "flow",
-        "refuse",
-        "capture",
         "modules",
-        "arrays",
+        "capture",
+        "cargo",
         "kinds",
+        "memory",
+        "tensors",
+        "arrays",
+        "pickled",
+        "rope",
         "rebuild",
         "pickling",
+        "refuse",
         "mapping",
+        "partial",
         "store",
         "shelf",
         "parcels",
+        "holdings",
         "ship",
     ),
     ("results", "display", "bootstrap", "submission"),
@@ -54,7 +61,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 # What runs on the nodes knows little of the notebook's side.
 NODE = {"errors", "wire", "plan", "accelerators", "spelling", "image", "quiet", "runtime", "sharding"}
-KERNELS_MAY = NODE | {"scopes", "arrays", "kinds", "pickling", "modules", "store", "plugins", "kernels"}
+KERNELS_MAY = NODE | {"scopes", "arrays", "kinds", "pickled", "pickling", "modules", "store", "plugins", "kernels"}
 PLUGINS_MAY = NODE | {"plugins", "kernels"}
 
 # Only these may import a library, wherever in the file.

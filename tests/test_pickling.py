@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from skymagic import pickling
-from skymagic.arrays import SMALL
+from skymagic.memory import SMALL
 from tests.far import Notebook
 
 BIG = SMALL  # elements; large enough for a buffer of its own, whatever the type

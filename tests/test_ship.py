@@ -696,6 +696,21 @@ def test_results_that_share_something_still_do(notebook: Notebook) -> None:
         notebook.shipper.unpack(refs["a"])
 
 
+@pytest.mark.parametrize("wanted", [(), ("a",), ("v", "box")])
+def test_discarded_results_leave_nothing_and_take_nothing(
+    notebook: Notebook, wanted: tuple[str, ...]
+) -> None:
+    notebook.there(f"import numpy as np\na = np.zeros({BIG}); v = a[2:]; box = [a]; alone = np.ones({BIG})")
+    refs = notebook.ranks[0].pack("a", "v", "box", "alone")
+    for name in refs:
+        if name not in wanted:
+            notebook.shipper.discard(refs[name])
+    for name in wanted:
+        notebook.shipper.unpack(refs[name])
+    assert notebook.files() == []
+    notebook.shipper.discard(refs["alone"])
+
+
 def test_function_from_a_rank_uses_the_notebooks_names(notebook: Notebook) -> None:
     notebook.there("k = 'there'\ndef f(): return k")
     notebook.here("k = 'here'")

@@ -15,6 +15,7 @@ from typing import Any
 from skymagic import pickling
 from skymagic.kernels.served import Served
 from skymagic.kinds import type_name
+from skymagic.pickled import Pickled, together
 from skymagic.store import Buffer, NodeStore
 
 _INLINE = 64 << 10
@@ -96,14 +97,14 @@ class Hold:
             For each name what ``Shipper.unpack`` takes, or ``{"error": …, "type": …}`` where it cannot be pickled.
         """
         refs: dict[str, dict[str, Any]] = {}
-        pickles: dict[str, pickling.Pickled] = {}
+        pickles: dict[str, Pickled] = {}
         for name, value in values.items():
             try:
                 pickles[name] = pickling.dumps(value, self.namespace)
             except Exception as problem:
                 refs[name] = {"error": f"{type(problem).__name__}: {problem}", "type": type_name(value)}
         names = list(pickles)
-        for group in pickling.together(list(pickles.values())):
+        for group in together(list(pickles.values())):
             refs.update(self._pack([names[index] for index in group], values, pickles))
         return refs
 
@@ -174,7 +175,7 @@ class Hold:
         return BindError(name, text)
 
     def _pack(
-        self, names: list[str], values: Mapping[str, object], pickles: Mapping[str, pickling.Pickled]
+        self, names: list[str], values: Mapping[str, object], pickles: Mapping[str, Pickled]
     ) -> dict[str, dict[str, Any]]:
         """References to values that share something: to one pickle of them all."""
         pickled = pickles[names[0]]
@@ -190,7 +191,7 @@ class Hold:
         ref["group"] = secrets.token_hex(8)
         return {name: {**ref, "index": index, "count": len(names)} for index, name in enumerate(names)}
 
-    def _write(self, pickled: pickling.Pickled) -> dict[str, Any]:
+    def _write(self, pickled: Pickled) -> dict[str, Any]:
         parts = [*pickled.pieces, *pickled.buffers]
         inline = {index for index, part in enumerate(parts) if len(part) < _INLINE}
         if sum(len(parts[index]) for index in inline) >= _INLINE:

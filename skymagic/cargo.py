@@ -1,0 +1,36 @@
+"""What one cell needs on the ranks, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from skymagic.capture import CellNames
+
+
+class Item(NamedTuple):
+    """A variable that a cell needs, as ``--dry-run`` shows it."""
+
+    name: str
+    why: str
+    """``"the cell"``, ``"used by train"`` or ``"--push"``."""
+    nbytes: int
+    """Length of the pickled value, in bytes."""
+    moved: bool
+    """Whether some rank has it not yet."""
+    type: str
+
+
+@dataclass(frozen=True, eq=False)
+class Cargo:
+    """What one cell needs on the ranks; its files stay in the store as long as it is held."""
+
+    orders: dict[str, Any]
+    """For ``Hold.bind``: plain values that JSON can hold."""
+    nbytes: int
+    """Bytes that were written or are sent with the orders."""
+    items: tuple[Item, ...]
+    prints: Mapping[str, str] = field(default_factory=dict)
+    """Name → fingerprint of the notebook's value, for every name that the cell loads or stores."""
+    names: CellNames = field(default_factory=CellNames)

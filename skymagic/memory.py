@@ -1,0 +1,132 @@
+"""Memory that values look at: which of it is shared, and travels as one."""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+SMALL = 16 << 10
+"""Buffers below this many bytes stay in the pickle."""
+
+_ALIGN = 16
+_WASTE = 0.9
+"""A storage of which the tensors in a value use less than this part is cut to the part in use."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Memory that a value uses: addresses, and what owns them."""
+
+    start: int
+    stop: int
+    owner: int
+    """Identity of the array, or the storage's handle."""
+    whole: tuple[int, int] | None = None
+    """A torch storage's full range; None for an array."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Memory that several objects of one value look at; it travels once and they stay views of it."""
+
+    start: int
+    stop: int
+    owner: int
+    """Of its first span; the handle of the storage when it lies on a device."""
+
+
+@dataclass(frozen=True, eq=False)
+class Storage:
+    """A torch storage that consists of a block."""
+
+    block: Block
+
+
+@dataclass
+class Layout:
+    """Which memory of a value must travel as common blocks."""
+
+    blocks: Sequence[Block]
+    storages: dict[int, Storage] = field(default_factory=dict)
+    starts: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.starts = [block.start for block in self.blocks]
+
+    def find(self, start: int, stop: int) -> Block | None:
+        """The block that covers these addresses."""
+        index = bisect_right(self.starts, start) - 1
+        block = self.blocks[index] if index >= 0 else None
+        return block if block is not None and stop <= block.stop else None
+
+
+def layout(spans: Iterable[Span], apart: frozenset[int] | set[int] = frozenset()) -> Layout | None:
+    """Blocks for memory that overlaps, and for storages of which little is used; None when there are none.
+
+    Args:
+        apart: owners that stay as they are.
+    """
+    owners: dict[int, Span] = {}
+    for span in spans:
+        if span.owner in apart:
+            continue
+        known = owners.get(span.owner, span)
+        owners[span.owner] = Span(
+            min(known.start, span.start), max(known.stop, span.stop), span.owner, span.whole
+        )
+    blocks = []
+    for cluster in clusters(list(owners.values())):
+        start, stop = cluster[0].start // _ALIGN * _ALIGN, max(span.stop for span in cluster)
+        if len(cluster) > 1 or _wasteful(cluster[0], stop - start):
+            blocks.append(Block(start, stop, cluster[0].owner))
+    return Layout(blocks) if blocks else None
+
+
+def clusters(spans: list[Span]) -> list[list[Span]]:
+    """Spans that overlap, together; sorted by address."""
+    groups: list[list[Span]] = []
+    reach = -1
+    for span in sorted(spans, key=lambda span: span.start):
+        if span.start < reach:
+            groups[-1].append(span)
+        else:
+            groups.append([span])
+        reach = max(reach, span.stop)
+    return groups
+
+
+def _wasteful(span: Span, used: int) -> bool:
+    if span.whole is None:
+        return False
+    whole = span.whole[1] - span.whole[0]
+    return whole - used > SMALL and used < whole * _WASTE
+
+
+def memory(start: int, stop: int) -> pickle.PickleBuffer:
+    """Raw memory by address; its owner must be kept alive by the caller."""
+    return pickle.PickleBuffer((ctypes.c_ubyte * (stop - start)).from_address(start))
+
+
+def writable(buffer: Any) -> memoryview:
+    """The buffer itself, or a copy of one that cannot be written."""
+    view = memoryview(buffer)
+    return memoryview(bytearray(view)) if view.readonly else view
+
+
+class Tracker:
+    """What one pickling pass has learned about memory, and the layout that it follows."""
+
+    def __init__(self, follow: Layout | None = None) -> None:
+        self.layout = follow
+        self.spans: list[Span] = []
+        self.private: set[int] = set()
+        self.whole: set[int] = set()
+        self.storages: dict[int, Any] = {}
+
+
+Reduced = tuple[Any, ...] | Any
+"""What a reducer returns: a reduce tuple, or NotImplemented."""

@@ -1,0 +1,108 @@
+"""How the memory of torch's tensors travels: by their storages, from whatever device, onto the CPU.
+
+torch is never imported to pickle a value, only used when the value itself has brought it in.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from skymagic.memory import Block, Reduced, Span, Storage, Tracker, memory, writable
+
+
+def reduce_tensor(tracker: Tracker, tensor: Any) -> Reduced:
+    """A tensor as a view of its storage; every kind that torch rebuilds otherwise is left to torch."""
+    torch = sys.modules["torch"]
+    reduced = tensor.__reduce_ex__(5)
+    if reduced[0] is not torch._utils._rebuild_tensor_v2:
+        return reduced
+    typed, offset, size, stride, *rest = reduced[1]
+    storage = _canonical(tracker, typed._untyped_storage)
+    place: Any = storage
+    if storage.nbytes() and tensor.numel() and storage.data_ptr():
+        first = storage.data_ptr() + offset * tensor.element_size()
+        extent = sum((count - 1) * step for count, step in zip(size, stride, strict=True)) + 1
+        stop = first + extent * tensor.element_size()
+        full = (storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+        tracker.spans.append(Span(first, stop, storage._cdata, full))
+        block = tracker.layout.find(first, stop) if tracker.layout is not None else None
+        if block is not None and tracker.layout is not None:
+            place = tracker.layout.storages.setdefault(storage._cdata, Storage(block))
+            offset = (first - block.start) // tensor.element_size()
+    return _tensor, (place, typed.dtype, offset, tuple(size), tuple(stride), *rest)
+
+
+def reduce_typed(tracker: Tracker, storage: Any) -> Reduced:
+    """A storage with a dtype, as torch's other kinds of tensors hold it."""
+    untyped = _canonical(tracker, storage._untyped_storage)
+    tracker.whole.add(untyped._cdata)
+    return _typed, (untyped, storage.dtype)
+
+
+def reduce_block(tracker: Tracker, block: Block) -> Reduced:
+    """The bytes of a block; of a part of a device's storage, only that part comes to the CPU."""
+    storage = tracker.storages.get(block.owner)
+    if storage is None or storage.device.type == "cpu":
+        return _block, (memory(block.start, block.stop),)
+    torch = sys.modules["torch"]
+    whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    first = storage.data_ptr()
+    part = whole[max(block.start - first, 0) : block.stop - first].cpu()
+    tracker.storages[id(part)] = part  # alive until it is written
+    return _block, (memory(part.data_ptr(), part.data_ptr() + part.nbytes),)
+
+
+def reduce_untyped(tracker: Tracker, storage: Any) -> Reduced:
+    """The bytes of a storage; from whatever device, they arrive on the CPU."""
+    known = _canonical(tracker, storage)
+    if known is not storage:
+        return _same, (known,)
+    if storage.device.type != "cpu":
+        storage = storage.cpu()
+        tracker.storages[id(storage)] = storage
+    if not storage.nbytes():
+        return _storage, (b"",)
+    start = storage.data_ptr()
+    return _storage, (memory(start, start + storage.nbytes()),)
+
+
+def _canonical(tracker: Tracker, storage: Any) -> Any:
+    """One Python object for each storage: torch may make a new one at each access."""
+    return tracker.storages.setdefault(storage._cdata, storage)
+
+
+def reduce_planned(tracker: Tracker, storage: Storage) -> Reduced:
+    """A storage that is a block."""
+    return _storage, (storage.block,)
+
+
+def _block(buffer: Any) -> memoryview:
+    return writable(buffer)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _storage(buffer: Any) -> Any:
+    import torch
+
+    view = writable(buffer)
+    return (
+        torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
+        if view.nbytes
+        else torch.UntypedStorage(0)
+    )
+
+
+def _typed(storage: Any, dtype: Any) -> Any:
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _tensor(storage: Any, dtype: Any, *rest: Any) -> Any:
+    import torch
+
+    return torch._utils._rebuild_tensor_v2(_typed(storage, dtype), *rest)
