@@ -29,6 +29,7 @@ from skymagic.errors import (
     RunTimeout,
 )
 from skymagic.plugins import Plugin
+from skymagic.run import Limits
 from skymagic.states import State
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -145,7 +146,7 @@ def test_map_takes_lazy_functions_iterators_and_nothing(pool: Any) -> None:
 def test_calls_from_threads_go_side_by_side(pool: Any, tmp_path: Path) -> None:
     found: list[int] = []
     threads = [
-        threading.Thread(target=lambda a=a, b=b: found.append(meet(str(tmp_path), a, b) >> pool))  # type: ignore[misc]
+        threading.Thread(target=lambda a=a, b=b: found.append(meet(str(tmp_path), a, b) >> pool))
         for a, b in ("xy", "yx")
     ]
     for thread in threads:
@@ -258,7 +259,7 @@ def test_a_large_argument_is_written_once(pool: Any) -> None:
     sizes = []
     for _ in range(2):
         order = calls.order_of(total(array), (0, 1, 2, 3))
-        pool.pool.run(order, calls.Together([0, 1, 2, 3]), calls.Limits())
+        pool.pool.run(order, calls.Together([0, 1, 2, 3]), Limits())
         sizes.append(pool.pool.shipper.prepare(order.source, order.ranks, extra=order.extra).nbytes)
     assert max(sizes) < 100_000
     array[0] = 2

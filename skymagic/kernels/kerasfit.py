@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import random
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -71,7 +72,9 @@ def fit_together(plain: Callable[..., Any], callback: Callable[[], Any]) -> Call
         if ours is not None:
             ours.data = bound.arguments.get("x")
             theirs = bound.arguments.get("callbacks")
-            if theirs is not None and hasattr(theirs, "append") and not isinstance(theirs, list):  # a CallbackList
+            if (
+                theirs is not None and hasattr(theirs, "append") and not isinstance(theirs, list)
+            ):  # a CallbackList
                 theirs.append(ours)
             else:
                 listed = theirs if isinstance(theirs, list | tuple) else [theirs]
@@ -235,6 +238,38 @@ def warn_alone(backend: str) -> None:
 
 
 # -- JAX -------------------------------------------------------------------------------------------------------------
+
+
+class Alike:
+    """Stands for the module `random` where Keras draws seeds of weights and of dropout: the same ones on all ranks.
+
+    Each rank draws its own weights, and they must be equal. A run of some ranks, which others do not see, must not put the
+    ranks out of step: it draws from the process's own numbers, and each run of all begins anew.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._run = -1
+        self._stream = random.Random()
+
+    def randint(self, low: int, high: int) -> int:
+        """A number from `low` to `high`."""
+        from keras.src.utils import rng_utils
+
+        if not whole() or rng_utils.get_random_seed() is not None:  # keras.utils.set_random_seed, by the user
+            return random.randint(low, high)
+        if runtime.run_number() != self._run:
+            self._run = runtime.run_number()
+            self._stream = random.Random(f"{self._seed} {self._run}")
+        return self._stream.randint(low, high)
+
+
+def draw_alike(seed: int) -> None:
+    """From now on Keras draws the same seeds on all ranks; `seed` is known to all of them."""
+    from keras.src.random import seed_generator
+
+    if hasattr(seed_generator, "python_random"):
+        seed_generator.python_random = Alike(seed)
 
 
 @contextlib.contextmanager

@@ -74,7 +74,7 @@ def keras(backend: str = "jax", sync: bool = True) -> Plugin:
 
 
 def distribute(info: InstanceInfo) -> None:
-    """Let Keras spread its batches over the devices of all ranks, from the same random seed; each rank brings its part.
+    """Let Keras spread its batches over the devices of all ranks, from equal weights; each rank brings its part.
 
     JAX must have joined its mesh before; without that there is nothing to spread over.
     """
@@ -83,10 +83,9 @@ def distribute(info: InstanceInfo) -> None:
 
     if not jax.distributed.is_initialized() or info.world_size == 1:
         return
-    from skymagic.kernels import rendezvous
+    from skymagic.kernels import kerasfit, rendezvous
 
     if info.rank == 0:
         rendezvous.tell("keras", int.from_bytes(os.urandom(4), "big"))
-    # Keras draws initial weights on each rank, and takes them for equal
-    keras.utils.set_random_seed(rendezvous.hear("keras"))
+    kerasfit.draw_alike(rendezvous.hear("keras"))
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))

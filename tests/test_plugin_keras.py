@@ -1,0 +1,227 @@
+"""The Keras plugin: the backend before the import, training together on JAX and torch, and never apart without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+import skymagic as sky
+from skymagic.errors import RequestError
+from skymagic.plugins import Cluster, resolve
+
+needs_keras = pytest.mark.skipif(
+    find_spec("keras") is None, reason="keras is not installed: pip install keras"
+)
+needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
+needs_torch = pytest.mark.skipif(
+    find_spec("torch") is None, reason="torch is not installed: pip install torch"
+)
+
+
+# ------------------------------------------------------------------------------------------------------ plans
+
+
+def test_packages_and_the_variable() -> None:
+    made = sky.plugins.keras(backend="torch").transform(sky.Image(pip=["torch==2.3.0"]), Cluster())
+    assert made.pip == ("torch==2.3.0", "keras>=3")
+    assert made.env == {"KERAS_BACKEND": "torch"}
+    gpu = Cluster(accelerator=sky.accelerators.A100())
+    assert sky.plugins.keras(backend="jax").transform(sky.Image(), gpu).pip == ("keras>=3", "jax[cuda12]")
+    assert sky.plugins.keras(backend="tensorflow").transform(sky.Image(), gpu).pip == (
+        "keras>=3",
+        "tensorflow",
+    )
+
+
+def test_jax_is_set_up_first_whatever_the_order() -> None:
+    found = resolve([sky.plugins.keras(backend="jax"), sky.plugins.jax()])
+    assert [plugin.name for plugin in found] == ["jax", "keras"]
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(RequestError, match="no backend 'theano'; it has jax, torch, tensorflow"):
+        sky.plugins.keras(backend="theano")
+    with pytest.raises(RequestError, match="KERAS_BACKEND is 'jax'"):
+        sky.plugins.keras(backend="torch").transform(sky.Image(env={"KERAS_BACKEND": "jax"}), Cluster())
+
+
+# --------------------------------------------------------------------------------------------------- training
+
+
+@sky.function
+def train(
+    items: list[int], *, seed: int | None = None, stop: bool = False, norm: bool = False
+) -> dict[str, Any]:
+    """A small model on this rank's part of the data; `items` says how large that is, by rank."""
+    import keras
+    import numpy as np
+
+    rank = sky.instance_info().rank
+    if seed is not None:
+        keras.utils.set_random_seed(seed + rank)
+    layers: list[Any] = [keras.layers.Input((8,)), keras.layers.Dense(8, activation="relu")]
+    if norm:
+        layers += [keras.layers.BatchNormalization(), keras.layers.Dropout(0.1)]
+    model = keras.Sequential([*layers, keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    x = np.random.RandomState(rank).randn(items[rank], 8).astype("float32")
+    callbacks = []
+    if stop and rank == 0:  # one rank would stop after two epochs, the others go on
+        callbacks.append(keras.callbacks.EarlyStopping(monitor="loss", min_delta=1e9, patience=0))
+    history = model.fit(x, x.sum(1, keepdims=True), epochs=3, batch_size=8, verbose=0, callbacks=callbacks)
+    return {
+        "backend": keras.backend.backend(),
+        "weights": [np.asarray(weight, "float64").sum().item() for weight in model.get_weights()],
+        "epochs": len(history.epoch),
+    }
+
+
+def equal(results: list[dict[str, Any]]) -> bool:
+    return all(each["weights"] == results[0]["weights"] for each in results)
+
+
+@pytest.fixture(scope="module")
+def on_torch() -> Iterator[Any]:
+    with sky.Compute(nodes=2, procs_per_node=2, plugins=["torch", "keras:backend=torch"]) as made:
+        yield made
+
+
+@needs_keras
+@needs_torch
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"seed": 5}, {"stop": True}, {"norm": True}],
+    ids=["plain", "other weights at the start", "one rank stops early", "batch normalisation"],
+)
+def test_torch_trains_one_model(on_torch: Any, options: dict[str, Any]) -> None:
+    results = train([24, 24, 24, 24], **options) @ on_torch
+    assert results[0]["backend"] == "torch"
+    assert equal(results)
+    assert {each["epochs"] for each in results} == {2 if options.get("stop") else 3}
+
+
+@needs_keras
+@needs_torch
+def test_torch_with_more_batches_on_some_ranks(on_torch: Any) -> None:
+    assert equal(train([8, 16, 40, 9]) @ on_torch)
+
+
+@needs_keras
+@needs_torch
+def test_torch_averages_what_all_ranks_found(on_torch: Any) -> None:
+    """One step of plain gradient descent from zero: the mean of the ranks' gradients, by hand."""
+
+    @sky.function
+    def step() -> list[float]:
+        import keras
+        import numpy as np
+
+        rank = sky.instance_info().rank
+        model = keras.Sequential(
+            [keras.layers.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")]
+        )
+        model.compile(keras.optimizers.SGD(0.5), "mse")
+        model.fit(
+            np.ones((4, 1), "float32"), np.full((4, 1), float(rank), "float32"), batch_size=4, verbose=0
+        )
+        return [float(weight.ravel()[0]) for weight in model.get_weights()]
+
+    # the gradient is -2 * target on each rank, the targets' mean is 1.5
+    assert step() @ on_torch == [[1.5, 1.5]] * 4
+
+
+@needs_keras
+@needs_torch
+def test_a_training_loop_of_ones_own_on_torch(on_torch: Any) -> None:
+    @sky.function
+    def loop() -> float:
+        import keras
+        import torch
+
+        keras.utils.set_random_seed(sky.instance_info().rank)
+        model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.Adam(0.01)
+        for _ in range(3):
+            x = torch.randn(16, 8)
+            model.zero_grad()
+            (model(x) - x.sum(1, keepdim=True)).pow(2).mean().backward()
+            with torch.no_grad():
+                optimizer.apply([v.value.grad for v in model.trainable_weights], model.trainable_weights)
+        return float(sum(weight.sum() for weight in model.get_weights()))
+
+    assert len(set(loop() @ on_torch)) == 1
+
+
+@needs_keras
+@needs_torch
+def test_one_rank_trains_a_model_of_its_own_on_torch(on_torch: Any) -> None:
+    assert (train([16] * 4) >> on_torch)["epochs"] == 3
+    assert equal(train([16] * 4) @ on_torch)
+
+
+@needs_keras
+@needs_torch
+@pytest.mark.parametrize("options", ["", ",sync=false"])
+def test_apart_only_with_a_word(options: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with sky.Compute(nodes=2, plugins=[f"keras:backend=torch{options}"]) as pool:
+        results = train([16, 16]) @ pool
+    assert not equal(results)
+    assert ("trains on each rank for itself" in capsys.readouterr().err) is (not options)
+
+
+@pytest.fixture(scope="module")
+def on_jax() -> Iterator[Any]:
+    with sky.Compute(nodes=2, plugins=["keras:backend=jax", "jax"]) as made:
+        yield made
+
+
+@needs_keras
+@needs_jax
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "batch normalisation"])
+def test_jax_trains_one_model(on_jax: Any, norm: bool) -> None:
+    results = train([24, 24], norm=norm) @ on_jax
+    assert results[0]["backend"] == "jax"
+    assert equal(results)
+
+
+@needs_keras
+@needs_jax
+@pytest.mark.parametrize(
+    ("items", "words"), [([8, 24], "equally many batches"), ([23, 24], "equally many items")]
+)
+def test_unequal_parts_are_refused_on_jax(on_jax: Any, items: list[int], words: str) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        train(items) @ on_jax
+    assert "drop_last=True" in str(caught.value)
+
+
+@needs_keras
+@needs_jax
+def test_one_rank_trains_a_model_of_its_own_on_jax(on_jax: Any) -> None:
+    assert (train([16, 16]) >> on_jax)["epochs"] == 3
+    assert equal(train([16, 16]) @ on_jax)
+
+
+@needs_keras
+@needs_jax
+def test_a_model_of_all_ranks_is_not_trained_by_one(on_jax: Any) -> None:
+    @sky.function
+    def make() -> None:
+        import keras
+
+        globals()["shared"] = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(1)])
+        globals()["shared"].compile("sgd", "mse")
+
+    @sky.function
+    def use() -> None:
+        import numpy as np
+
+        globals()["shared"].fit(np.ones((8, 8)), np.ones((8, 1)), verbose=0)
+
+    make() @ on_jax
+    with pytest.raises(RuntimeError, match="on the devices of all 2 ranks, and only 1 takes part"):
+        use() >> on_jax
+    use() @ on_jax

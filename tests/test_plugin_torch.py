@@ -1,0 +1,352 @@
+"""The torch plugin: wheels, the process group of a rank, DDP on it, and collectives that some ranks alone cannot do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skymagic as sky
+from skymagic.errors import ProvisionError, RequestError
+from skymagic.plugins import Cluster
+
+pytestmark = pytest.mark.skipif(
+    find_spec("torch") is None, reason="torch is not installed: pip install torch"
+)
+
+CPU = Cluster(nodes=2)
+GPU = Cluster(nodes=2, accelerator=sky.accelerators.A100(count=8))
+OTHER = Cluster(nodes=2, accelerator=sky.accelerators.MI300X())
+INDEX = "https://download.pytorch.org/whl/"
+
+
+def image(cluster: Cluster, before: sky.Image | None = None, **options: Any) -> sky.Image:
+    made: sky.Image = sky.plugins.torch(**options).transform(before or sky.Image(), cluster)
+    return made
+
+
+# ---------------------------------------------------------------------------------------------------- wheels
+
+
+@pytest.mark.parametrize(
+    ("options", "packages"),
+    [
+        ({}, ("torch",)),
+        ({"version": "latest"}, ("torch",)),
+        ({"version": "2.3.0"}, ("torch==2.3.0",)),
+        ({"version": ">=2.3"}, ("torch>=2.3",)),
+        ({"version": "~=2.3"}, ("torch~=2.3",)),
+        ({"vision": "latest"}, ("torch", "torchvision")),
+        ({"audio": "latest"}, ("torch", "torchaudio")),
+        (
+            {"version": "2.3.0", "vision": "0.18.0", "audio": ">=2"},
+            ("torch==2.3.0", "torchvision==0.18.0", "torchaudio>=2"),
+        ),
+    ],
+    ids=str,
+)
+def test_packages(options: dict[str, str], packages: tuple[str, ...]) -> None:
+    assert image(GPU, **options).pip == packages
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options", "index"),
+    [
+        (GPU, {}, "cu128"),
+        (GPU, {"cuda": "cu124"}, "cu124"),
+        (CPU, {}, "cpu"),
+        (CPU, {"cuda": "cu124"}, "cpu"),
+        (OTHER, {}, "cpu"),
+    ],
+    ids=str,
+)
+def test_the_index_follows_the_accelerator(cluster: Cluster, options: dict[str, str], index: str) -> None:
+    assert image(cluster, **options).pip_indexes == (INDEX + index,)
+
+
+def test_what_the_image_had_stays_before_it() -> None:
+    before = sky.Image(pip=["numpy", "einops"], pip_indexes=["https://example.org/simple"], env={"A": "b"})
+    after = image(CPU, before)
+    assert after.pip == ("numpy", "einops", "torch")
+    assert after.pip_indexes == ("https://example.org/simple", INDEX + "cpu")
+    assert after.env == {"A": "b"}
+
+
+def test_versions_that_contradict_the_image() -> None:
+    with pytest.raises(RequestError, match="torch cannot be all of"):
+        sky.Compute(
+            image=sky.Image(pip=["torch==2.3.0"]), plugins=[sky.plugins.torch(version="2.4.0")]
+        ).start()
+
+
+# ------------------------------------------------------------------------------------------------- the group
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Any]:
+    with sky.Compute(nodes=2, procs_per_node=2, plugins=[sky.plugins.torch()]) as made:
+        yield made
+
+
+@sky.function
+def reduced() -> float:
+    import torch
+    import torch.distributed as dist
+
+    value = torch.tensor([float(dist.get_rank() + 1)])
+    dist.all_reduce(value)
+    return value.item()
+
+
+def test_the_group_is_there_before_the_first_cell(pool: Any) -> None:
+    @sky.function
+    def where() -> dict[str, Any]:
+        import torch.distributed as dist
+
+        names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR".split()
+        return {
+            **{name: os.environ[name] for name in names},
+            "port": int(os.environ["MASTER_PORT"]) > 0,
+            "group": (dist.get_rank(), dist.get_world_size(), dist.get_backend()),
+        }
+
+    for rank, found in enumerate(where() @ pool):
+        assert found == {
+            "RANK": str(rank),
+            "WORLD_SIZE": "4",
+            "LOCAL_RANK": str(rank % 2),
+            "LOCAL_WORLD_SIZE": "2",
+            "NODE_RANK": str(rank // 2),
+            "MASTER_ADDR": "127.0.0.1",
+            "port": True,
+            "group": (rank, 4, "gloo"),
+        }
+    assert reduced() @ pool == [10.0] * 4
+
+
+def test_the_group_is_formed_once_and_stays(pool: Any) -> None:
+    @sky.function
+    def store() -> int:
+        import torch.distributed as dist
+
+        return id(dist.group.WORLD)
+
+    assert store() @ pool == store() @ pool
+
+
+def test_a_world_of_one_has_a_group_too() -> None:
+    with sky.Compute(nodes=1, plugins=["torch"]) as pool:
+        assert reduced() @ pool == [1.0]
+        assert reduced() >> pool == 1.0
+
+
+def test_a_backend_that_is_not_built_in() -> None:
+    with pytest.raises(ProvisionError, match="built without the backend 'mpi'"):
+        sky.Compute(nodes=2, plugins=[sky.plugins.torch(backend="mpi")]).start()
+
+
+def test_the_group_is_destroyed_when_the_pool_ends(tmp_path: Path) -> None:
+    @sky.function
+    def watch(folder: str) -> None:
+        import torch.distributed as dist
+
+        destroy = dist.destroy_process_group
+
+        def told(*args: Any) -> None:
+            destroy(*args)
+            Path(folder, os.environ["RANK"]).write_text(str(dist.is_initialized()))
+
+        dist.destroy_process_group = told
+
+    with sky.Compute(nodes=2, plugins=["torch"]) as pool:
+        watch(str(tmp_path)) @ pool
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "False", "1": "False"}
+
+
+def weights(model: Any) -> list[float]:
+    return [parameter.double().sum().item() for parameter in model.parameters()]
+
+
+@sky.function
+def train(steps: int) -> list[float]:
+    import torch
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    torch.manual_seed(int(os.environ["RANK"]))
+    model = DDP(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(steps):
+        x = torch.randn(16, 8)
+        loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return weights(model)
+
+
+def test_ddp_keeps_the_ranks_equal(pool: Any) -> None:
+    trained = train(5) @ pool
+    assert all(each == trained[0] for each in trained)
+    assert trained[0] != (train(0) @ pool)[0]
+
+
+def test_a_failure_in_the_middle_of_training_leaves_a_working_group(pool: Any) -> None:
+    @sky.function
+    def fails() -> None:
+        import torch.distributed as dist
+
+        if dist.get_rank() == 2:
+            raise ValueError("planted")
+        dist.barrier()
+
+    with pytest.raises(ValueError, match="planted"):
+        fails() @ pool
+    assert reduced() @ pool == [10.0] * 4
+
+
+# ------------------------------------------------------------------------------------------ who takes part
+
+
+@sky.function
+def collective(name: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    x, four = torch.ones(4), [torch.ones(1) for _ in range(4)]
+    objects: list[Any] = [None] * 4
+    {
+        "all_reduce": lambda: dist.all_reduce(x),
+        "async": lambda: dist.all_reduce(x, async_op=True).wait(),
+        "broadcast": lambda: dist.broadcast(x, 0),
+        "barrier": lambda: dist.barrier(),
+        "all_gather": lambda: dist.all_gather(four, torch.ones(1)),
+        "all_gather_object": lambda: dist.all_gather_object(objects, 1),
+        "broadcast_object_list": lambda: dist.broadcast_object_list(objects),
+        "scatter": lambda: dist.scatter(torch.ones(1), four if dist.get_rank() == 0 else None),
+        "reduce_scatter": lambda: dist.reduce_scatter(torch.ones(1), four),
+        "new_group": lambda: dist.new_group([0, 1]),
+        "explicit": lambda: dist.all_reduce(x, group=dist.group.WORLD),
+        "DDP": lambda: torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2)),
+    }[name]()
+
+
+NAMES = (
+    "all_reduce async broadcast barrier all_gather all_gather_object broadcast_object_list scatter reduce_scatter "
+    "new_group explicit DDP"
+).split()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_some_ranks_alone_cannot_do_a_collective_of_all(pool: Any, name: str) -> None:
+    with pytest.raises(RuntimeError, match="waits for ranks 0 to 3, and only rank . takes part"):
+        collective(name) >> pool
+
+
+def test_all_of_these_work_on_all_ranks(pool: Any) -> None:
+    for name in NAMES:
+        collective(name) @ pool
+    assert reduced() @ pool == [10.0] * 4
+
+
+def test_the_forward_pass_of_a_wrapper_made_before(pool: Any) -> None:
+    @sky.function
+    def make() -> None:
+        import torch
+
+        globals()["wrapper"] = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+
+    @sky.function
+    def use() -> None:
+        import torch
+
+        globals()["wrapper"](torch.ones(1, 2)).sum().backward()
+
+    make() @ pool
+    with pytest.raises(RuntimeError, match="the forward pass"):
+        use() >> pool
+    use() @ pool
+
+
+def test_a_group_of_those_that_take_part(pool: Any) -> None:
+    @sky.function
+    def alone() -> float:
+        import torch
+        import torch.distributed as dist
+
+        mine = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        value = torch.ones(1)
+        dist.all_reduce(value, group=mine)
+        return value.item()
+
+    assert alone() >> pool == 1.0
+    assert reduced() @ pool == [10.0] * 4
+
+
+# -------------------------------------------------------------------------------------------- one function
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[Any]:
+    with sky.Compute(nodes=2, procs_per_node=2) as made:
+        yield made
+
+
+@sky.function
+@sky.integrations.torch
+def decorated(fail: int | None = None) -> tuple[float, int, int]:
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == fail:
+        raise ValueError("planted")
+    value = torch.ones(1)
+    dist.all_reduce(value)
+    return value.item(), dist.get_rank(), dist.get_world_size()
+
+
+def test_a_decorated_function_has_a_group_on_a_pool_without_the_plugin(bare: Any) -> None:
+    for _ in range(2):
+        assert decorated() @ bare == [(4.0, rank, 4) for rank in range(4)]
+    assert decorated() >> bare == (1.0, 0, 1)
+
+
+def test_the_group_of_a_decorated_function_ends_with_it(bare: Any) -> None:
+    @sky.function
+    def there() -> bool:
+        import torch.distributed as dist
+
+        return dist.is_initialized()
+
+    decorated() @ bare
+    assert there() @ bare == [False] * 4
+
+
+def test_a_decorated_function_that_fails_frees_the_others(bare: Any) -> None:
+    with pytest.raises(ValueError, match="planted"):
+        decorated(fail=1) @ bare
+    assert decorated() @ bare == [(4.0, rank, 4) for rank in range(4)]
+
+
+def test_the_pools_own_group_serves_a_decorated_function(pool: Any) -> None:
+    assert decorated() @ pool == [(4.0, rank, 4) for rank in range(4)]
+    assert reduced() @ pool == [10.0] * 4
+
+
+def test_a_decorated_function_with_options_and_outside_a_pool(bare: Any) -> None:
+    @sky.integrations.torch(backend="gloo")
+    def backend() -> Any:
+        import torch.distributed as dist
+
+        return dist.get_backend() if dist.is_initialized() else None
+
+    assert backend() is None
+    assert sky.function(backend)() @ bare == ["gloo"] * 4
+
+
+def test_only_functions_are_decorated() -> None:
+    with pytest.raises(TypeError, match="decorates a function"):
+        sky.integrations.torch(3)  # type: ignore[call-overload]
