@@ -313,3 +313,14 @@ def test_logs_of_all_ranks_are_labelled(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast --only 0\nprint('logged by', rank)")
     assert notebook.run("%sky_logs -n 1").lines == ["[0] logged by 0", "[1] logged by 1"]
     assert notebook.run("%sky_logs --rank 1 -n 1").lines == ["logged by 1"]
+
+
+def test_progress_bars_are_text(notebook: Notebook) -> None:
+    """A widget would be lost in the saved notebook."""
+    shown = notebook.run(
+        "%%sky_broadcast\nfrom tqdm.auto import tqdm\nfor _ in tqdm(range(7), desc='train', mininterval=0):\n    pass"
+    )
+    assert set(shown.kinds) == {"stderr"}
+    last = shown.stderr.rstrip("\n").split("\r")[-1]
+    assert "train: 100%" in last
+    assert "7/7" in last

@@ -42,6 +42,8 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
         """Register, then run the plugins' hooks while the controller waits for the first heartbeat."""
         await super().complete_registration(msg, connect, maybe_tunnel)
         kernel = self.kernel
+        # tqdm.auto takes this for a notebook of its own and would make a widget, which a saved notebook cannot show
+        kernel.shell.config.pop("IPKernelApp", None)
         Desk.control.answers.update(
             release=kernel.free,
             interrupt=kernel.interrupt_again,
