@@ -191,16 +191,11 @@ class Notebook:
         """Press the stop button."""
         self._manager.interrupt_kernel()
 
-    def kill(self) -> None:
-        """SIGKILL, as the system does when memory runs out."""
-        self._client.stop_channels()
-        self._manager.shutdown_kernel(now=True)
-
     def close(self) -> None:
         """Shut the kernel down, as closing a notebook does; twice is safe."""
         self._client.stop_channels()
         if self._manager.has_kernel:
-            self._manager.shutdown_kernel()
+            self._manager.shutdown_kernel(now=not self._manager.is_alive())
         self._manager.cleanup_resources()
 
 
