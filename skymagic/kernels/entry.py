@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import importlib
 import os
 import signal
 import socket
 import sys
 import traceback
+import types
 import warnings
 from typing import Any
 
@@ -42,8 +44,6 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
         """Register, then run the plugins' hooks while the controller waits for the first heartbeat."""
         await super().complete_registration(msg, connect, maybe_tunnel)
         kernel = self.kernel
-        # tqdm.auto takes this for a notebook of its own and would make a widget, which a saved notebook cannot show
-        kernel.shell.config.pop("IPKernelApp", None)
         Desk.control.answers.update(
             release=kernel.free,
             interrupt=kernel.interrupt_again,
@@ -85,6 +85,7 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     warnings.filterwarnings("ignore", "To exit: use", UserWarning)  # IPython's advice to who calls sys.exit()
     runtime.enter(info)
     _silenced_into_log(spec.log)
+    _progress_bars_as_text()
     Desk.control = Control(socket.socket(fileno=control_fd), spec.rank)
     rendezvous.attach(Desk.control, spec.generation)
     try:
@@ -133,6 +134,13 @@ def _silenced_into_log(path: str) -> None:
     """What user code silences (``@sky.silent``) is not shown, and is in the log all the same."""
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     runtime.quiet_target.update(stdout=log, stderr=log)
+
+
+def _progress_bars_as_text() -> None:
+    """tqdm.auto takes a rank for a notebook and would make a widget, which a saved notebook cannot show."""
+    plain = types.ModuleType("tqdm.autonotebook", "tqdm's choice on a rank: text")
+    plain.__getattr__ = lambda name: getattr(importlib.import_module("tqdm.std"), name)  # type: ignore[method-assign]
+    sys.modules.setdefault(plain.__name__, plain)
 
 
 def _reseed() -> None:
