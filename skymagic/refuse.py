@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from skymagic.kinds import type_name
 
+_INSIDE = "make it inside the function, or make {name} in the cell"
+_NESTED = "leave it out of its owner's state with __getstate__, or make {name} in the cell"
 _BUDGET = 300
 """Parts tried while looking for the one that cannot be pickled."""
 
@@ -55,6 +57,7 @@ def refusal(
     reason, remedy = explain(culprit, problem)
     if path:
         reason = f"{name}{path} ({named}) {reason}"
+        remedy = _INSIDE if "<" in path else _NESTED
     return Refusal(name, type_name(value), why, reason, remedy.format(name=name))
 
 
@@ -87,7 +90,7 @@ _KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
             "asyncio.locks.Lock",
         ),
         "is a lock of this process",
-        "make it in the cell, or leave it out with __getstate__",
+        "make it in the cell",
     ),
     (
         ("generator", "async_generator"),
