@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -152,9 +153,8 @@ def of_raise(found: Rounds, again: float) -> Iterator[Figure]:
     end = median([ran.ended - at for ran, at in runs])
     what = f"rank {VICTIM} raises"
     yield Figure(f"{what}: to the error, median", median(found.ended), "s", end, "torchrun's end", limit=0.3)
-    yield Figure(
-        f"{what}: to the error, worst of {RAISES}", max(found.ended), "s", message, "its message", limit=1.0
-    )
+    yield Figure(f"{what}: to the error, worst of {RAISES}", max(found.ended), limit=1.0)
+    yield Figure(f"{what}: to the error, median", median(found.ended), "s", message, "torchrun's message")
     yield Figure(f"{what}: next all_reduce, median", median(found.after), "s", again, "torchrun", limit=0.5)
     yield Figure(f"{what}: next all_reduce, worst of {RAISES}", max(found.after), "s", again, "torchrun")
     yield Figure(f"{what}: variables intact", float(found.intact), "×", limit=float(RAISES), least=True)
@@ -225,11 +225,11 @@ import torch.distributed as dist
 dist.init_process_group("gloo", "file://{STAMP}-store", rank=rank, world_size={RANKS})''', block=True)
 try:
     client[:].execute({RAISE!r}).get(timeout={PATIENCE / 2})
-    print("no error")
+    print("it ended well")
 except TimeoutError:
-    print("hangs")
-except Exception as problem:
-    print("error", time.time())
+    print("it hangs")
+except Exception:
+    print("error at", time.time())
 os._exit(0)
 """
 TORCHRUNX = f"""
@@ -241,7 +241,7 @@ if __name__ == "__main__":
     try:
         torchrunx.Launcher(hostnames=["localhost"], workers_per_host={RANKS}, backend="gloo").run(work)
     except Exception as problem:
-        print("error", time.time(), flush=True)
+        print("error at", time.time(), flush=True)
 """
 NBDISTRIBUTED = f"""
 import os, time
@@ -249,8 +249,9 @@ from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()
 shell.run_line_magic("load_ext", "nbdistributed")
 shell.run_line_magic("dist_init", "-n {RANKS}")
+time.sleep(10)  # it says too early that it is ready, and loses what is sent before
 shell.run_cell_magic("distributed", "", {RAISE!r})
-print("error", time.time(), flush=True)
+print("error at", time.time(), flush=True)
 os._exit(0)
 """
 
@@ -259,24 +260,30 @@ def others(ours: float) -> Iterator[Figure]:
     """The first failure with what a notebook's user may have instead, each in a process of its own, beside our median."""
     what = f"rank {VICTIM} raises: to the error, median"
     say("ipyparallel")
-    yield Figure(what, ours, "s", seconds(IPYPARALLEL, ""), "ipyparallel")
+    yield Figure(what, ours, peer=seconds(IPYPARALLEL, ""), who="ipyparallel")
     for package, script, needs in (
-        ("torchrunx", TORCHRUNX, ("fabric", "invoke", "deprecated", "wrapt")),
+        ("torchrunx", TORCHRUNX, ("fabric",)),
         ("nbdistributed", NBDISTRIBUTED, ()),
     ):
-        say(f"installing {package}")
+        say(package)
         with peers.installed(package, *needs) as folder:
             if folder is None:
                 yield Figure(f"{what} ({package} could not be installed)", ours)
+                continue
+            theirs = seconds(script, folder)
+            if math.isnan(theirs):
+                yield Figure(f"{what} ({package} did not run here)", ours)
             else:
-                yield Figure(what, ours, "s", seconds(script, folder), package)
+                yield Figure(what, ours, peer=theirs, who=package)
 
 
 def seconds(script: str, folder: str) -> float:
-    """From the failure to the error with another tool that lies in a folder; infinite when there was none."""
+    """From the failure to the error with another tool that lies in a folder; infinite without an error, NaN without a failure."""
     STAMP.unlink(missing_ok=True)
     path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
-    ran = peers.python(script, env={"PYTHONPATH": path}, limit=PATIENCE + 20)
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    ran = peers.python(script, env={"PYTHONPATH": path, "PATH": programs}, limit=PATIENCE + 20)
     if not math.isfinite(stamp()):
-        raise RuntimeError(f"the script came to no failure:\n{ran.text[-4000:]}")
-    return ran.number("error") - stamp() if "error " in ran.text else math.inf
+        say(f"  it came to no failure:\n{ran.text[-4000:]}")
+        return math.nan
+    return ran.seen("error at") - stamp()
