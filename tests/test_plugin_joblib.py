@@ -63,7 +63,7 @@ def test_pools_that_end_in_any_order() -> None:
     from joblib import parallel
 
     def world() -> int:
-        return in_parallel(where, range(2))[0][1]  # type: ignore[no-any-return]
+        return in_parallel(where, range(2))[0][1]
 
     first, second = (sky.Compute(nodes=n, plugins=["joblib"]).start() for n in (1, 2))
     try:

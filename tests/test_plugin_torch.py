@@ -349,4 +349,4 @@ def test_a_decorated_function_with_options_and_outside_a_pool(bare: Any) -> None
 
 def test_only_functions_are_decorated() -> None:
     with pytest.raises(TypeError, match="decorates a function"):
-        sky.integrations.torch(3)  # type: ignore[call-overload]
+        sky.integrations.torch(3)
