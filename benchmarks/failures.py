@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +28,8 @@ PATIENCE = 40.0
 
 STAMP = Path(tempfile.gettempdir()) / f"bench-failed-at-{os.getpid()}"
 """Where the victim writes when it failed."""
+STORE = STAMP.with_name(STAMP.name + "-store")
+"""Where ipyparallel's engines meet."""
 FAIL = f"""\
 import os, signal, time, torch, torch.distributed as dist
 ones = torch.ones(1)
@@ -143,7 +146,8 @@ def figures() -> Iterator[Figure]:
         yield from of_stop(pressed, again)
         yield from others(median(raised.ended))
     finally:
-        STAMP.unlink(missing_ok=True)
+        for path in (STAMP, STORE):
+            path.unlink(missing_ok=True)
 
 
 def of_raise(found: Rounds, again: float) -> Iterator[Figure]:
@@ -199,13 +203,13 @@ def interrupted_torchrun() -> float:
     STAMP.unlink(missing_ok=True)
     ready = f"if dist.get_rank() == {VICTIM}:\n    open({str(STAMP)!r}, 'w').close()\n"
 
-    def press(process: object) -> None:
+    def press(process: subprocess.Popen[str]) -> None:
         deadline = time.monotonic() + PATIENCE
         while not STAMP.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.5)
         pressed.append(time.time())
-        os.killpg(process.pid, signal.SIGINT)  # type: ignore[attr-defined]
+        os.killpg(process.pid, signal.SIGINT)
 
     ran = peers.torchrun(peers.INIT + ready + STUCK, RANKS, meanwhile=press, limit=PATIENCE)
     return ran.ended - pressed[0]
@@ -222,7 +226,7 @@ for rank in range({RANKS}):
     client[rank].push({{"rank": rank}}, block=True)
 client[:].execute('''
 import torch.distributed as dist
-dist.init_process_group("gloo", "file://{STAMP}-store", rank=rank, world_size={RANKS})''', block=True)
+dist.init_process_group("gloo", "file://{STORE}", rank=rank, world_size={RANKS})''', block=True)
 try:
     client[:].execute({RAISE!r}).get(timeout={PATIENCE / 2})
     print("it ended well")
