@@ -12,7 +12,7 @@ from typing import Any
 
 from skymagic import broadcast, pool
 from skymagic.plan import Defaults, Only, PluginSpec, PoolRequest, RunRequest
-from skymagic.run import Limits
+from skymagic.report import Limits
 
 
 class Quiet:

@@ -12,10 +12,12 @@ from skymagic import display
 from skymagic.agents import describe
 from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
 from skymagic.kernels.order import LAST_VALUE
+from skymagic.order import Order
 from skymagic.plan import RunRequest
-from skymagic.pool import Order, Pool
+from skymagic.pool import Pool
+from skymagic.report import Limits, Report
 from skymagic.results import Failure, Unavailable, error_of, rank_words
-from skymagic.run import Limits, Report, Screen, Stop
+from skymagic.run import Screen, Stop
 from skymagic.screen import NotebookScreen
 from skymagic.states import State
 

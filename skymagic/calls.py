@@ -20,8 +20,10 @@ from typing import Any
 
 from skymagic import broadcast, runtime
 from skymagic.errors import CaptureError, RankError, RunInterrupted
-from skymagic.pool import Order, Pool
-from skymagic.run import Limits, Screen, Stop
+from skymagic.order import Order
+from skymagic.pool import Pool
+from skymagic.report import Limits
+from skymagic.run import Screen, Stop
 from skymagic.screen import NotebookScreen, in_ipython
 
 FUNCTION = "_sky_call"

@@ -63,7 +63,7 @@ def process_group(backend: str | None = None) -> Iterator[None]:
         yield
         return
     from skymagic.kernels import rendezvous
-    from skymagic.kernels.kernel import Desk
+    from skymagic.kernels.desk import Desk
     from skymagic.plugins import _torch
 
     info = among(runtime.participants(), runtime.instance_info())

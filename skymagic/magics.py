@@ -20,8 +20,8 @@ from skymagic.config import SkyMagic
 from skymagic.errors import RequestError
 from skymagic.plan import Only, PoolRequest, RunRequest
 from skymagic.providers.local import gpus as local_gpus
+from skymagic.report import Limits
 from skymagic.results import rank_words
-from skymagic.run import Limits
 
 T = TypeVar("T")
 

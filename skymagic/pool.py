@@ -12,17 +12,19 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skymagic import display, plugins, providers, states, wire
 from skymagic.agents import Agents, describe
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
+from skymagic.order import Order
 from skymagic.plan import Defaults, Plan, PoolRequest, fits
+from skymagic.report import Limits, Report
 from skymagic.results import rank_words
-from skymagic.run import Limits, Report, Run, Screen, Stop, stop_button
+from skymagic.run import Run, Screen, Stop, stop_button
 from skymagic.runtime import InstanceInfo, Peer
+from skymagic.screen import Nowhere, Progress
 from skymagic.states import Event, State
 from skymagic.submission import Submission
 from skymagic.turns import Turn, Turns
@@ -35,30 +37,6 @@ START_TIMEOUT = 120.0
 REJOIN_TIMEOUT = 20.0
 TOLD_AT_ONCE = 0.2
 """Seconds for which an error waits for what mending finds out, so that it is told with the error."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """What a run asks of the ranks that take part."""
-
-    source: str
-    """What the ranks execute."""
-    plain: str
-    """The same as plain Python, without IPython's syntax."""
-    ranks: tuple[int, ...]
-    shown: tuple[int, ...]
-    want: tuple[int, ...] = ()
-    """Ranks that send back the value of the cell's last expression."""
-    gather: tuple[str, ...] = ()
-    """Variables that come back."""
-    givers: tuple[int, ...] = ()
-    """Ranks that send them."""
-    push: tuple[str, ...] = ()
-    no_push: bool | tuple[str, ...] = False
-    fresh: bool = False
-    execution_count: int = 1
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """Values by name that only this order brings: arguments of a call. The ranks forget them afterwards."""
 
 
 class Pool:
@@ -544,47 +522,6 @@ class Pool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class Progress:
-    """Tells what is being shipped once that takes longer than half a second, and then when it is done.
-
-    Args:
-        tell: takes a line.
-    """
-
-    PATIENCE = 0.5
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
-        self._begun = time.monotonic()
-        self._said: set[str] = set()
-        self._total = 0
-
-    def __call__(self, name: str, done: int, total: int) -> None:
-        """`done` of `total` bytes are written; `name` is next or under way."""
-        self._total = total
-        if time.monotonic() - self._begun > self.PATIENCE and name not in self._said:
-            self._said.add(name)
-            self._tell(f"[shipping {name}: {display.size(done)} of {display.size(total)}]\n")
-
-    def finish(self) -> None:
-        """Shipping is over."""
-        if self._said:
-            self._tell(f"[shipped {display.size(self._total)} in {time.monotonic() - self._begun:.1f} s]\n")
-
-
-class Nowhere:
-    """A screen that shows nothing."""
-
-    def text(self, rank: int, name: str, text: str) -> None:
-        """Not shown."""
-
-    def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
-        """Not shown."""
-
-    def note(self, text: str) -> None:
-        """Not shown."""
 
 
 # -- all pools of this process ---------------------------------------------------------------------------------------

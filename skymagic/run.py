@@ -8,12 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from skymagic import display, wire
+from skymagic import display
 from skymagic.agents import Agents
+from skymagic.report import Limits, RankRun, Report
 from skymagic.results import is_connection_error, rank_words
+from skymagic.stall import Stall
 from skymagic.submission import Event, Submission
 
 SETTLE = 0.1
@@ -22,18 +23,10 @@ ROOT_CAUSE = 0.5
 """Seconds to wait for the cause when the first news is that a connection closed."""
 RESPITES = 2
 """How often a rank that is leaving its cell (an ``except`` or ``finally`` of the user's, a slow machine) gets the grace period again."""
-LATE_OUTPUT = 1.0
-"""Seconds to wait for the last text of a rank that has died."""
-LOST_OUTPUT = 10.0
-"""Seconds without news to wait for the last text of a rank whose cell is over; it comes at once, unless its agent is gone."""
 HINT = 0.7
 """Seconds after an interrupt until the user is told of the second press."""
 STACKS = 0.5
 """Seconds that ranks have to say where they are."""
-
-
-WORKING = 0.1
-"""Seconds on the processor between two looks that count as work."""
 
 
 class Screen(Protocol):
@@ -47,75 +40,6 @@ class Screen(Protocol):
 
     def note(self, text: str) -> None:
         """A line of skymagic's own."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Times of a run, in seconds."""
-
-    timeout: float | None = None
-    grace: float = 2.0
-    """From an interrupt to freeing, and from freeing to killing."""
-    stall_after: float = 30.0
-
-
-@dataclass
-class RankRun:
-    """One rank's part of a run."""
-
-    outcome: Mapping[str, Any] | None = None
-    ended: bool = False
-    """Its output is complete."""
-    died: wire.RankExited | None = None
-    died_at: float = 0.0
-    stopped: bool = False
-    """It was interrupted or freed because of another rank's failure, a timeout or the user."""
-    killed: bool = False
-    finished_at: float | None = None
-    heard_at: float = 0.0
-
-    @property
-    def settled(self) -> bool:
-        """Nothing more is to come."""
-        return self.ended and (self.outcome is not None or self.died is not None)
-
-    @property
-    def silent_at(self) -> float | None:
-        """When it counts as silent, though its last output has not come; None while that may still come, or has."""
-        if self.ended or not (self.died or self.outcome):
-            return None
-        return self.died_at + LATE_OUTPUT if self.died else self.heard_at + LOST_OUTPUT
-
-    @property
-    def failed(self) -> bool:
-        """It died, or its cell did not end well."""
-        return self.died is not None or (self.outcome is not None and self.outcome["status"] != "ok")
-
-
-@dataclass
-class Report:
-    """How a run ended."""
-
-    ranks: dict[int, RankRun]
-    interrupted: bool = False
-    timed_out: bool = False
-    where: Mapping[int, Mapping[str, Any] | None] = field(default_factory=dict)
-    """Stacks of the ranks that had not ended when the time was over or the user stopped them."""
-    freed: bool = False
-    """Connections of process groups were shut down: groups must be formed anew."""
-    notes: list[str] = field(default_factory=list)
-    """What could not be carried over, and the like."""
-
-    @property
-    def good(self) -> bool:
-        """Every rank ended well."""
-        return not (self.interrupted or self.timed_out or any(rank.failed for rank in self.ranks.values()))
-
-    @property
-    def out_of_step(self) -> bool:
-        """Whether ranks have begun different numbers of collectives in a run that failed: the next would never match."""
-        begun = {rank.outcome.get("collectives") for rank in self.ranks.values() if rank.outcome is not None}
-        return not self.good and len(begun) > 1
 
 
 class Stop:
@@ -366,76 +290,3 @@ class Run:
         if many and (note := self._stall.seen(ended, self._where(waiting), now)):
             self._screen.note(note)
         self._stall.wait(now)
-
-
-class Stall:
-    """Notices that ranks have stood still for a while, some behind others. Pure: the caller brings stacks and time.
-
-    Args:
-        after: seconds without progress until it is told, once.
-        now: monotonic seconds.
-    """
-
-    LOOKS = 3
-    """Looks in the time that must pass."""
-
-    def __init__(self, after: float, now: float) -> None:
-        self._after = after
-        self._last: Mapping[int, Mapping[str, Any] | None] = {}
-        self._since = now
-        self._told = False
-        self.due: float | None = None
-        self.wait(now)
-
-    def wait(self, now: float) -> None:
-        """Set the time of the next look."""
-        self.due = None if self._told else now + self._after / self.LOOKS
-
-    def seen(
-        self, ended: Sequence[int], stacks: Mapping[int, Mapping[str, Any] | None], now: float
-    ) -> str | None:
-        """What one look found; a line for the user when ranks have stood still for long enough.
-
-        Args:
-            ended: ranks whose cell is over.
-            stacks: of all others, as ranks tell them: frames, and the number of collectives begun.
-        """
-        before, self._last = self._last, stacks
-        if not before or not stand_still(before, stacks):
-            self._since = now
-            return None
-        begun = {rank: (stack or {}).get("collectives") for rank, stack in stacks.items()}
-        counts = {count for count in begun.values() if count is not None}
-        if now - self._since < self._after * (1 - 1 / self.LOOKS) or not (ended or len(counts) > 1):
-            return None
-        self._told = True
-        behind = (
-            [rank for rank, count in begun.items() if counts and count == min(counts)]
-            if len(counts) > 1
-            else []
-        )
-        whole = f"no progress for {now - self._since:.0f} s"
-        first = (
-            f"{rank_words(ended)} ended"
-            if ended
-            else f"{rank_words(behind)} {'is' if len(behind) == 1 else 'are'} behind"
-        )
-        return f"[{whole}: {first}]\n" + "".join(
-            f"[  {line}]\n" for line in display.stacks(stacks).splitlines()
-        )
-
-
-def stand_still(
-    before: Mapping[int, Mapping[str, Any] | None], now: Mapping[int, Mapping[str, Any] | None]
-) -> bool:
-    """Whether no rank got on between two looks: the same frames, and no time on the processor but for waiting in a collective."""
-
-    def same(one: Mapping[str, Any] | None, two: Mapping[str, Any] | None) -> bool:
-        if one is None or two is None:
-            return one is two
-        if (one["frames"], one["collectives"]) != (two["frames"], two["collectives"]):
-            return False
-        waits = any("distributed" in str(frame.get("file")) for frame in two["frames"])
-        return waits or two["cpu"] - one["cpu"] < WORKING
-
-    return before.keys() == now.keys() and all(same(before[rank], now[rank]) for rank in now)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from skymagic import display
@@ -65,3 +66,44 @@ def show(content: Mapping[str, Any], *, update: bool = False) -> None:
         )
     else:
         display.write("stdout", f"{data.get('text/plain', '')}\n")
+
+
+class Progress:
+    """Tells what is being shipped once that takes longer than half a second, and then when it is done.
+
+    Args:
+        tell: takes a line.
+    """
+
+    PATIENCE = 0.5
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._begun = time.monotonic()
+        self._said: set[str] = set()
+        self._total = 0
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        """`done` of `total` bytes are written; `name` is next or under way."""
+        self._total = total
+        if time.monotonic() - self._begun > self.PATIENCE and name not in self._said:
+            self._said.add(name)
+            self._tell(f"[shipping {name}: {display.size(done)} of {display.size(total)}]\n")
+
+    def finish(self) -> None:
+        """Shipping is over."""
+        if self._said:
+            self._tell(f"[shipped {display.size(self._total)} in {time.monotonic() - self._begun:.1f} s]\n")
+
+
+class Nowhere:
+    """A screen that shows nothing."""
+
+    def text(self, rank: int, name: str, text: str) -> None:
+        """Not shown."""
+
+    def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
+        """Not shown."""
+
+    def note(self, text: str) -> None:
+        """Not shown."""

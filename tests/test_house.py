@@ -42,7 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "holdings",
         "ship",
     ),
-    ("results", "display", "bootstrap", "submission"),
+    ("results", "display", "bootstrap", "submission", "order", "report", "stall"),
     ("plugins",),
     ("kernels",),
     ("ssh", "link", "agents"),

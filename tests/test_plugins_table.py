@@ -188,7 +188,7 @@ def test_a_plugin_by_hand_does_nothing_where_nothing_is_said() -> None:
     assert list(plugin.bootstrap(cluster)) == []
     with plugin.around_app(info), plugin.around_client(object()):
         pass
-    assert (plugin.release(), list(plugin.rejoin(info)), plugin.joined()) == (0, [], True)
+    assert (plugin.release(), list(plugin.rejoin(info)), plugin.joined()) == (0, [], True)  # type: ignore[misc]
     assert plugin.spec is None
     assert plugins.resolve([plugin]) == (plugin,)
 

@@ -23,14 +23,15 @@ from typing import IO, Any
 
 from skymagic import wire
 from skymagic.kernels import forkserver, stacks
-from skymagic.kernels.streams import PIPE_BYTES, Pipe, RankOutput
+from skymagic.kernels.iopub import Iopub
+from skymagic.kernels.memory import oom_kills
+from skymagic.kernels.streams import Pipe, RankOutput, enlarge
 
 GRACE = 1.0
 """Seconds that idle ranks have to run their plugins' teardown before they are killed."""
 DUMP_SECONDS = 0.1
 """For which a rank may write its stack."""
 SHM = Path("/dev/shm")
-F_SETPIPE_SZ = 1031
 
 
 class Rank:
@@ -274,7 +275,9 @@ class Agent:
             self.controller_end = -1
         status = self.controller.wait()
         log = (self.directory / "agent.log").read_text(errors="replace") if status > 0 else ""
-        self.tell(wire.AgentFailed(f"ipyparallel's controller ended with status {status}\n{log[-2000:]}".strip()))
+        self.tell(
+            wire.AgentFailed(f"ipyparallel's controller ended with status {status}\n{log[-2000:]}".strip())
+        )
 
     def _connect(self, engine: dict[str, Any]) -> None:
         self.iopub = Iopub(engine)
@@ -441,72 +444,6 @@ class Agent:
             self.controller.wait()
         for directory in (self.store, self.directory):
             shutil.rmtree(directory, ignore_errors=True)
-
-
-class Iopub:
-    """The agent's own place on the controller's iopub channel, under the ranks' names.
-
-    The high water mark is off on every hop, so that nothing is dropped.
-    """
-
-    def __init__(self, engine: dict[str, Any]) -> None:
-        import zmq
-        from jupyter_client.session import Session
-
-        self.session = Session(
-            key=engine["key"].encode(), signature_scheme=engine["signature_scheme"],
-            packer=engine["pack"], unpacker=engine["unpack"],
-        )  # fmt: skip
-        self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.XPUB)
-        self.socket.sndhwm = 0
-        self.socket.linger = 2000
-        if engine.get("curve_serverkey"):
-            self.socket.curve_publickey, self.socket.curve_secretkey = zmq.curve_keypair()
-            self.socket.curve_serverkey = engine["curve_serverkey"].encode()
-        self.socket.connect(f"{engine['interface']}:{engine['iopub']}")
-        self.subscribed = False
-
-    def send(self, ident: str, parent: dict[str, Any], content: dict[str, Any]) -> None:
-        """Put a content on the channel, for the client that sent `parent`."""
-        if not self.subscribed:  # before the controller has subscribed, messages would be dropped
-            self.subscribed = bool(self.socket.poll(5000)) and bool(self.socket.recv())
-        self.session.send(
-            self.socket,
-            "sky_output",
-            content,
-            parent=parent,
-            ident=ident.encode(),
-            metadata={"engine": ident},
-        )
-        if (
-            content["kind"] == "end"
-        ):  # "idle" lets the client forget the request: it must come after all output
-            idle = {"execution_state": "idle"}
-            self.session.send(
-                self.socket, "status", idle, parent=parent, ident=ident.encode(), metadata={"engine": ident}
-            )
-
-
-def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory, in this cgroup and on this machine."""
-    count = 0
-    for path in ("/proc/vmstat", "/sys/fs/cgroup/memory.events"):
-        with contextlib.suppress(OSError):
-            for line in Path(path).read_text().splitlines():
-                key, _, value = line.partition(" ")
-                if key == "oom_kill":
-                    count += int(value)
-    return count
-
-
-def enlarge(pipe: int) -> None:
-    """Give a pipe more room, where the system lets us."""
-    if sys.platform == "linux":
-        import fcntl
-
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(pipe, F_SETPIPE_SZ, PIPE_BYTES)
 
 
 def read_spec(link: int) -> wire.AgentSpec:

@@ -35,7 +35,9 @@ def reserve(count: int) -> list[socket.socket]:
     for _ in range(count):
         holder = socket.socket()
         holder.bind(("", 0))
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after the bind: others see a port in use
+        holder.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # after the bind: others see a port in use
         sockets.append(holder)
     return sockets
 

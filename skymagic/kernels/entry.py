@@ -24,8 +24,9 @@ from traitlets.config import Config
 from skymagic import runtime, wire
 from skymagic.kernels import rendezvous, stacks, tracebacks
 from skymagic.kernels.control import Control
+from skymagic.kernels.desk import Desk
 from skymagic.kernels.hooks import Hooks
-from skymagic.kernels.kernel import Desk, RankKernel
+from skymagic.kernels.kernel import RankKernel
 from skymagic.kernels.network import environment, interfaces
 
 # ipyparallel has no trait for the kernel's class, but looks it up here.

@@ -8,7 +8,9 @@ through here.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,6 +18,7 @@ from typing import Any, BinaryIO
 from skymagic.wire import Begin, Publish
 
 PIPE_BYTES = 1 << 20
+F_SETPIPE_SZ = 1031
 BATCH_SECONDS = 0.01
 """Text that follows within this time is sent together, so that a flood of short lines costs a hundred messages a second at most."""
 REFILL_SHARE = 0.25
@@ -192,3 +195,12 @@ class RankOutput:
                 view = view[self._log.write(view) :]
             except OSError:  # a full disk must not stop the run; the screen still has it
                 return
+
+
+def enlarge(pipe: int) -> None:
+    """Give a pipe more room, where the system lets us."""
+    if sys.platform == "linux":
+        import fcntl
+
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(pipe, F_SETPIPE_SZ, PIPE_BYTES)

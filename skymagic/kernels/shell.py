@@ -1,0 +1,159 @@
+"""IPython's shell on a rank: what is displayed goes by way of the agent, errors are returned and not published."""
+
+from __future__ import annotations
+
+import base64
+import sys
+import threading
+import traceback
+from typing import Any
+
+from ipykernel.zmqshell import ZMQInteractiveShell
+from IPython.core import page
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from traitlets import Type
+
+from skymagic import wire
+from skymagic.kernels import tracebacks
+from skymagic.kernels.desk import Desk
+
+
+class RankDisplayHook(DisplayHook):
+    """Remembers the value of the cell's last expression, also where ``;`` silences it, and publishes its repr."""
+
+    value: Any = None
+    cell = ""
+    topic = None
+    msg = None
+
+    def __call__(self, result: Any = None) -> None:
+        self.value = result
+        super().__call__(result)
+
+    def quiet(self) -> bool:
+        """Whether the cell ends in ``;`` (IPython would look into its history, which ranks do not keep)."""
+        return bool(self.semicolon_at_end_of_expression(self.cell))
+
+    def check_for_underscore(self) -> None:
+        """Leave builtins alone."""
+
+    def start_displayhook(self) -> None:
+        """No prompt goes before."""
+
+    def write_output_prompt(self) -> None:
+        """The notebook has its own."""
+
+    def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
+        """Publish all representations of the value."""
+        publish("execute_result", {"data": format_dict, "metadata": md_dict or {}})
+
+    def finish_displayhook(self) -> None:
+        """Nothing is held back."""
+
+    def set_parent(self, parent: dict[str, Any]) -> None:
+        """The agent knows to which request output belongs."""
+
+
+class RankDisplayPublisher(DisplayPublisher):
+    """``display(…)`` on a rank."""
+
+    topic = None
+
+    def publish(
+        self,
+        data: dict[str, Any],
+        metadata: dict[str, Any] | None = None,
+        *,
+        transient: dict[str, Any] | None = None,
+        update: bool = False,
+        **_: Any,
+    ) -> None:
+        """Publish rich output after the text written so far."""
+        kind = "update_display_data" if update else "display_data"
+        publish(kind, {"data": data, "metadata": metadata or {}, "transient": transient or {}})
+
+    def clear_output(self, wait: bool = False) -> None:
+        """Clear the cell's output in the notebook."""
+        publish("clear_output", {"wait": wait})
+
+    def set_parent(self, parent: dict[str, Any]) -> None:
+        """The agent knows to which request output belongs."""
+
+
+class RankShell(ZMQInteractiveShell):
+    """IPython's shell with a rank's displays; errors are returned, not published."""
+
+    displayhook_class = Type(RankDisplayHook)
+    display_pub_class = Type(RankDisplayPublisher)
+
+    def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Format the error: whole also for SystemExit, and of groups, whose tracebacks IPython would print."""
+        kind, problem, tb = exc_tuple or sys.exc_info()
+        if problem is None or Desk.freed or isinstance(problem, KeyboardInterrupt):
+            # a consequence of something else; reading all sources may take seconds
+            self._last_traceback = traceback.format_exception_only(kind, problem)
+        elif tracebacks.is_group(problem):
+            self._last_traceback = tracebacks.of_group(problem, self.compile._filename_map)
+        else:
+            kwargs["exception_only"] = False
+            super().showtraceback((kind, problem, tracebacks.without_kernel(tb)), *args, **kwargs)
+
+    def _showtraceback(self, etype: type[BaseException], evalue: BaseException, stb: list[str]) -> None:
+        self._last_traceback = stb
+
+    def init_hooks(self) -> None:
+        """Help (``name?``) is displayed: a rank's reply has no place for the pager's payload."""
+        super().init_hooks()
+        self.set_hook("show_in_pager", page.as_hook(page.display_page), 0)
+
+    def ask_exit(self) -> None:
+        """``exit`` in a cell ends the cell, not the rank."""
+        raise SystemExit
+
+
+def publish(kind: str, content: dict[str, Any]) -> None:
+    """Send rich output by way of the agent, which puts it in order with the text."""
+    flush_text()
+    Desk.control.request(wire.Publish(Desk.info.rank, kind, plain(content)))
+
+
+def plain(value: Any) -> Any:
+    """The same with only what JSON can say: images as base64, as Jupyter's messages have them."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
+
+
+def flush_text() -> None:
+    """Bring what Python still buffers into the pipes."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+
+
+class Flusher:
+    """Shows text without a newline (``print(".", end="")``) while the cell goes on."""
+
+    EVERY = 0.1
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+
+    def __enter__(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="skymagic-flush", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.wait(self.EVERY):
+            try:
+                flush_text()
+            except Exception:  # the cell has put something else in the place of a stream, or closed it
+                continue
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()

@@ -1,0 +1,83 @@
+"""How a run is limited, and how it ended: rank by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from skymagic import wire
+
+LATE_OUTPUT = 1.0
+"""Seconds to wait for the last text of a rank that has died."""
+LOST_OUTPUT = 10.0
+"""Seconds without news to wait for the last text of a rank whose cell is over; it comes at once, unless its agent is gone."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Times of a run, in seconds."""
+
+    timeout: float | None = None
+    grace: float = 2.0
+    """From an interrupt to freeing, and from freeing to killing."""
+    stall_after: float = 30.0
+
+
+@dataclass
+class RankRun:
+    """One rank's part of a run."""
+
+    outcome: Mapping[str, Any] | None = None
+    ended: bool = False
+    """Its output is complete."""
+    died: wire.RankExited | None = None
+    died_at: float = 0.0
+    stopped: bool = False
+    """It was interrupted or freed because of another rank's failure, a timeout or the user."""
+    killed: bool = False
+    finished_at: float | None = None
+    heard_at: float = 0.0
+
+    @property
+    def settled(self) -> bool:
+        """Nothing more is to come."""
+        return self.ended and (self.outcome is not None or self.died is not None)
+
+    @property
+    def silent_at(self) -> float | None:
+        """When it counts as silent, though its last output has not come; None while that may still come, or has."""
+        if self.ended or not (self.died or self.outcome):
+            return None
+        return self.died_at + LATE_OUTPUT if self.died else self.heard_at + LOST_OUTPUT
+
+    @property
+    def failed(self) -> bool:
+        """It died, or its cell did not end well."""
+        return self.died is not None or (self.outcome is not None and self.outcome["status"] != "ok")
+
+
+@dataclass
+class Report:
+    """How a run ended."""
+
+    ranks: dict[int, RankRun]
+    interrupted: bool = False
+    timed_out: bool = False
+    where: Mapping[int, Mapping[str, Any] | None] = field(default_factory=dict)
+    """Stacks of the ranks that had not ended when the time was over or the user stopped them."""
+    freed: bool = False
+    """Connections of process groups were shut down: groups must be formed anew."""
+    notes: list[str] = field(default_factory=list)
+    """What could not be carried over, and the like."""
+
+    @property
+    def good(self) -> bool:
+        """Every rank ended well."""
+        return not (self.interrupted or self.timed_out or any(rank.failed for rank in self.ranks.values()))
+
+    @property
+    def out_of_step(self) -> bool:
+        """Whether ranks have begun different numbers of collectives in a run that failed: the next would never match."""
+        begun = {rank.outcome.get("collectives") for rank in self.ranks.values() if rank.outcome is not None}
+        return not self.good and len(begun) > 1

@@ -1,0 +1,85 @@
+"""Noticing that ranks stand still, some of them behind others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from skymagic import display
+from skymagic.results import rank_words
+
+WORKING = 0.1
+"""Seconds on the processor between two looks that count as work."""
+
+
+class Stall:
+    """Notices that ranks have stood still for a while, some behind others. Pure: the caller brings stacks and time.
+
+    Args:
+        after: seconds without progress until it is told, once.
+        now: monotonic seconds.
+    """
+
+    LOOKS = 3
+    """Looks in the time that must pass."""
+
+    def __init__(self, after: float, now: float) -> None:
+        self._after = after
+        self._last: Mapping[int, Mapping[str, Any] | None] = {}
+        self._since = now
+        self._told = False
+        self.due: float | None = None
+        self.wait(now)
+
+    def wait(self, now: float) -> None:
+        """Set the time of the next look."""
+        self.due = None if self._told else now + self._after / self.LOOKS
+
+    def seen(
+        self, ended: Sequence[int], stacks: Mapping[int, Mapping[str, Any] | None], now: float
+    ) -> str | None:
+        """What one look found; a line for the user when ranks have stood still for long enough.
+
+        Args:
+            ended: ranks whose cell is over.
+            stacks: of all others, as ranks tell them: frames, and the number of collectives begun.
+        """
+        before, self._last = self._last, stacks
+        if not before or not stand_still(before, stacks):
+            self._since = now
+            return None
+        begun = {rank: (stack or {}).get("collectives") for rank, stack in stacks.items()}
+        counts = {count for count in begun.values() if count is not None}
+        if now - self._since < self._after * (1 - 1 / self.LOOKS) or not (ended or len(counts) > 1):
+            return None
+        self._told = True
+        behind = (
+            [rank for rank, count in begun.items() if counts and count == min(counts)]
+            if len(counts) > 1
+            else []
+        )
+        whole = f"no progress for {now - self._since:.0f} s"
+        first = (
+            f"{rank_words(ended)} ended"
+            if ended
+            else f"{rank_words(behind)} {'is' if len(behind) == 1 else 'are'} behind"
+        )
+        return f"[{whole}: {first}]\n" + "".join(
+            f"[  {line}]\n" for line in display.stacks(stacks).splitlines()
+        )
+
+
+def stand_still(
+    before: Mapping[int, Mapping[str, Any] | None], now: Mapping[int, Mapping[str, Any] | None]
+) -> bool:
+    """Whether no rank got on between two looks: the same frames, and no time on the processor but for waiting in a collective."""
+
+    def same(one: Mapping[str, Any] | None, two: Mapping[str, Any] | None) -> bool:
+        if one is None or two is None:
+            return one is two
+        if (one["frames"], one["collectives"]) != (two["frames"], two["collectives"]):
+            return False
+        waits = any("distributed" in str(frame.get("file")) for frame in two["frames"])
+        return waits or two["cpu"] - one["cpu"] < WORKING
+
+    return before.keys() == now.keys() and all(same(before[rank], now[rank]) for rank in now)
