@@ -47,11 +47,11 @@ def dumps(value: object, namespace: dict[str, Any], *, folder: str | None = None
     Raises:
         Exception: whatever the value's own reduction raises; pickle.PicklingError and TypeError most often.
     """
+    if value is namespace:
+        value = _Namespace()
     plain = _plainly(value)
     if plain is not None:
         return plain
-    if value is namespace:
-        value = _Namespace()
     first = _Pickler(namespace, folder, Tracker())
     first.dump(value)
     shared = layout(first.tracker.spans, first.tracker.whole)
@@ -99,7 +99,7 @@ _PLAIN = (*CONTAINERS, int, float, str, bytes, bool, type(None), tuple, frozense
 
 def _plainly(value: object) -> Pickled | None:
     """The short way for the values that notebooks have most of: numbers, strings, and lists and dicts of them."""
-    if type(value) not in _PLAIN or (type(value) is dict and "__builtins__" in value):
+    if type(value) not in _PLAIN:
         return None
     out = Pieces()
     pickler = _PlainPickler(out, 5)

@@ -45,6 +45,9 @@ def outer_parts(scope: Scope) -> Iterator[ast.expr]:
     """Expressions of a definition that are evaluated where it stands, in order."""
     if not isinstance(scope, ast.Lambda):
         yield from scope.decorator_list
+        for parameter in getattr(scope, "type_params", ()):
+            parts = (getattr(parameter, name, None) for name in ("bound", "default_value"))
+            yield from (part for part in parts if part is not None)
     if isinstance(scope, ast.ClassDef):
         yield from scope.bases
         yield from (keyword.value for keyword in scope.keywords)

@@ -28,6 +28,32 @@ def notebook(tmp_path: Path) -> Iterator[Notebook]:
     made.close()
 
 
+RICH = f"""
+import numpy as np, pandas as pd, torch
+class C:
+  k = 1
+  def __init__(self): self.n = 1; self.inner = type(self).__new__(C); self.inner.values = np.zeros({BIG})
+a, b, s, o = np.zeros({BIG}), {{'x': [1]}}, 'text', C()
+frame = pd.DataFrame({{'p': np.zeros({BIG})}})
+tensor = torch.zeros({BIG})
+model = torch.nn.Linear(1000, 1000)
+big = b'x' * 3_000_000
+array_of_objects = np.array([[], {{}}], dtype=object)
+numbers = {{1}}
+def f(): return 1
+"""
+RICH_CELL = "C, a, b, s, o, frame, tensor, model, f, big, array_of_objects, numbers"
+
+
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """A notebook with a value of each kind."""
+    made = Notebook(tmp_path_factory.mktemp("rich"), 2)
+    made.here(RICH)
+    yield made
+    made.close()
+
+
 # what travels, and when
 
 
@@ -83,30 +109,13 @@ def test_unchanged_values_stay(notebook: Notebook) -> None:
         "numbers.add(5)",
     ],
 )
-def test_changes_are_seen(notebook: Notebook, change: str) -> None:
-    notebook.here(
-        f"""
-import numpy as np, pandas as pd, torch
-class C:
-  k = 1
-  def __init__(self): self.n = 1; self.inner = type(self).__new__(C); self.inner.values = np.zeros({BIG})
-a, b, s, o = np.zeros({BIG}), {{'x': [1]}}, 'text', C()
-frame = pd.DataFrame({{'p': np.zeros({BIG})}})
-tensor = torch.zeros({BIG})
-model = torch.nn.Linear(1000, 1000)
-big = b'x' * 3_000_000
-array_of_objects = np.array([[], {{}}], dtype=object)
-numbers = {{1}}
-def f(): return 1
-"""
-    )
-    cell = "C, a, b, s, o, frame, tensor, model, f, big, array_of_objects, numbers"
-    notebook.there(cell)
-    assert moved(notebook.there(cell)) == []
-    notebook.here(change)
+def test_changes_are_seen(rich: Notebook, change: str) -> None:
+    rich.there(RICH_CELL)
+    assert moved(rich.there(RICH_CELL)) == []
+    rich.here(change)
     name = change.split("=")[0].split("[")[0].split(".")[0].split("(")[0].replace("def ", "").strip()
-    assert name in moved(notebook.there(cell))
-    assert moved(notebook.there(cell)) == []
+    assert name in moved(rich.there(RICH_CELL))
+    assert moved(rich.there(RICH_CELL)) == []
 
 
 def test_each_rank_gets_what_it_lacks(notebook: Notebook) -> None:
