@@ -92,7 +92,12 @@ def traces() -> set[Path]:
 
 
 def _in_use_elsewhere(path: Path) -> bool:
-    """Whether a process that is not of this run works with `path`: another notebook, another run of the tests."""
+    """Whether a process that is not of this run works with `path`: another notebook, another run of the tests.
+
+    A pool has two folders, ``skymagic-POOL-ID-…`` each, and only one is in a command line.
+    """
+    stem = path.name.rpartition("-")[0]
+    name = stem if stem.count("-") >= 2 else str(path)
     for process in psutil.process_iter():
         try:
             if process.environ().get(MARK) == RUN_ID:
@@ -100,7 +105,7 @@ def _in_use_elsewhere(path: Path) -> bool:
             words = [*process.cmdline(), process.cwd(), *(file.path for file in process.open_files())]
         except (psutil.Error, OSError):
             continue
-        if process.pid != os.getpid() and any(str(path) in word for word in words):
+        if process.pid != os.getpid() and any(name in word for word in words):
             return True
     return False
 
@@ -109,13 +114,15 @@ def left_behind(before: set[Path]) -> list[str]:
     """What this run has left, in words; what is on its way out has PATIENCE seconds to go."""
     deadline = time.monotonic() + PATIENCE
     _, alive = psutil.wait_procs(marked_processes(), timeout=PATIENCE)
-    paths = traces() - before
+    paths = _ours(before)
     while paths and time.monotonic() < deadline:
         time.sleep(0.05)  # a folder's removal has no event to wait for
-        paths = traces() - before
-    return [_describe(process) for process in alive] + [
-        f"{path}" for path in sorted(paths) if not _in_use_elsewhere(path)
-    ]
+        paths = _ours(before)
+    return [_describe(process) for process in alive] + [f"{path}" for path in paths]
+
+
+def _ours(before: set[Path]) -> list[Path]:
+    return sorted(path for path in traces() - before if not _in_use_elsewhere(path))
 
 
 def _describe(process: psutil.Process) -> str:
