@@ -56,6 +56,6 @@ $(READY): pyproject.toml constraints.txt
 	  "$$found" -m venv --clear "$(VENV)" || { \
 	    echo "$$found could not make an environment. On Debian and Ubuntu its package python3-venv is needed." >&2; exit 1; }; \
 	fi
-	@echo "installing skymagic with its tools and torch into $(VENV) (minutes the first time)"
-	@"$(RUN)" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,torch]"
+	@echo "installing skymagic with its tools and the frameworks into $(VENV) (minutes the first time)"
+	@"$(RUN)" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,frameworks]"
 	@touch "$@"
