@@ -248,6 +248,20 @@ def test_what_a_cell_does_upon_an_interrupt_is_waited_for(notebook: Notebook) ->
     assert kept(notebook) == ["saved"] * 4
 
 
+def test_an_import_is_not_torn(notebook: Notebook) -> None:
+    """What was imported by half could not be imported again."""
+    path = notebook.folder / "slow_to_import.py"
+    path.write_text("import time\nprint('importing', flush=True)\ntime.sleep(0.6)\nwhole = True\n")
+    cell = notebook.start("%%sky_broadcast --only all\nimport slow_to_import\nnever = 1\ntime.sleep(300)")
+    notebook.watch(cell, lambda shown: shown.text.count("importing") == 4)
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert cell.error is not None
+    assert cell.error.ename == "RunInterrupted"
+    notebook.run("%%sky_broadcast -o whole\nslow_to_import.whole, 'kept' in globals()")
+    assert notebook.value("whole") == [(True, True)] * 4
+
+
 def test_pressed_twice_it_kills(notebook: Notebook) -> None:
     notebook.run("%config SkyMagic.grace = 60.0")
     try:

@@ -48,7 +48,7 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
         Desk.control.answers.update(
             release=kernel.free,
             interrupt=kernel.interrupt_again,
-            leaving=kernel.leaving,
+            leaving=kernel.on_its_way,
             stacks=lambda: stacks.of_main_thread(kernel),
             stop=self._stop_idle,
         )

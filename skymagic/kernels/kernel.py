@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 from ipyparallel.engine.kernel import IPythonParallelKernel
@@ -30,6 +30,21 @@ from skymagic.kernels.stdio import Stdio
 INPUT_REFUSED = "input() cannot ask from a rank: ask in a plain cell of the notebook, and use the variable in the broadcast cell"
 
 
+IMPORT_LOOK = 0.05
+"""Seconds after which an interrupt that came during an import is tried again."""
+
+
+def importing(frame: FrameType | None) -> bool:
+    """Whether this stack is inside an import."""
+    while frame is not None:
+        if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename.startswith(
+            "<frozen importlib"
+        ):
+            return True
+        frame = frame.f_back
+    return False
+
+
 class RankKernel(IPythonParallelKernel):
     """Carries out orders; everything else is ipyparallel's."""
 
@@ -44,6 +59,8 @@ class RankKernel(IPythonParallelKernel):
         self._result: Any = None
         self.busy = False
         self._interruptible = False
+        self._served = 0
+        """Counts orders, so that what belongs to one does not fall into the next."""
         self.shell.events.register("post_run_cell", self._remember)
 
     def _remember(self, result: Any) -> None:
@@ -71,7 +88,12 @@ class RankKernel(IPythonParallelKernel):
         main = threading.main_thread().ident
         handled = sys._current_exceptions().get(main) if main is not None else None
         problem = handled[1] if isinstance(handled, tuple) else handled
-        return not self._interruptible or problem is not None
+        return not self._interruptible or isinstance(problem, BaseException)
+
+    def on_its_way(self) -> bool:
+        """Called on the control thread: whether the rank will leave its cell by itself if it is given time."""
+        main = threading.main_thread().ident
+        return self.leaving() or (main is not None and importing(sys._current_frames().get(main)))
 
     def interrupt_again(self) -> bool:
         """Called on the control thread: interrupt the cell once more, unless it is tidying up after the first interrupt."""
@@ -98,10 +120,11 @@ class RankKernel(IPythonParallelKernel):
         rank = Desk.info.rank
         Desk.control.request(wire.Begin(rank, header, rank in order["shown"], order["screen_limit"]))
         Desk.freed, self.busy = False, True
+        self._served += 1
         try:
             with runtime.taking_part(order["ranks"], order.get("run", 0)), Desk.hooks.around_run(), Flusher():
                 try:
-                    self._interruptible = True
+                    self._interruptible = order["kind"] == "cell"
                     outcome = await self._carry_out(order, source)
                 finally:
                     self._interruptible = False
@@ -123,9 +146,15 @@ class RankKernel(IPythonParallelKernel):
         """Between cells there is nothing to interrupt."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def _on_interrupt(self, *_: object) -> None:
-        if self._interruptible:
-            raise KeyboardInterrupt
+    def _on_interrupt(self, _: int, frame: FrameType | None) -> None:
+        if not self._interruptible:
+            return
+        if importing(frame):
+            # a module that is torn while it is imported can never be imported again (torch._dynamo is one)
+            served = self._served
+            threading.Timer(IMPORT_LOOK, lambda: served == self._served and self.interrupt_again()).start()
+            return
+        raise KeyboardInterrupt
 
     async def _carry_out(self, order: dict[str, Any], source: str) -> dict[str, Any]:
         if order["kind"] == "rejoin":
