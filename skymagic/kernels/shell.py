@@ -97,7 +97,8 @@ class RankShell(ZMQInteractiveShell):
             self._last_traceback = tracebacks.of_group(problem, self.compile._filename_map)
         else:
             kwargs["exception_only"] = False
-            super().showtraceback((kind, problem, tracebacks.without_kernel(tb)), *args, **kwargs)
+            with tracebacks.undisturbed():
+                super().showtraceback((kind, problem, tracebacks.without_kernel(tb)), *args, **kwargs)
 
     def _showtraceback(self, etype: type[BaseException], evalue: BaseException, stb: list[str]) -> None:
         self._last_traceback = stb

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 
 HERE = os.path.dirname(__file__)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ignore interrupts inside: the cell has ended, and IPython would print that it was interrupted while it looks for the lines."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def message(problem: BaseException | None) -> str:
