@@ -271,6 +271,19 @@ def test_functions_reach_what_they_use(notebook: Notebook) -> None:
     assert values(notebook, "[added(i) for i in (1.5, 2.5)]") == [[216.5, 218.5]] * 2
 
 
+def test_names_in_comprehensions_annotations_and_class_bodies(notebook: Notebook) -> None:
+    notebook.run(
+        "from dataclasses import dataclass\nbase = 3\ndef times(x): return x * base\nkinds = (int, float)\n"
+        "class Holder:\n    table = {i: times(i) for i in range(3)}\n    def read(self, *, of: kinds[0] = base) -> kinds[1]:\n        return self.table[2] + of\n"
+        "@dataclass\nclass Settings:\n    size: kinds[0] = base\n    def values(self): return [times(x) for x in range(self.size) if times(x)]"
+    )
+    notebook.run(
+        "%%sky_broadcast -o r\nimport typing\n(Holder().read(), Settings().values(), [f(2) for f in [lambda y: times(y)]], {k: times(v) for k, v in {'a': 1}.items()},\n"
+        " typing.get_type_hints(Holder.read)['return'].__name__, Settings.__dataclass_fields__['size'].type.__name__)"
+    )
+    assert notebook.value("r") == [(9, [3, 6], [6], {"a": 3}, "float", "int")] * 2
+
+
 def test_changed_function_is_sent_again(notebook: Notebook) -> None:
     notebook.run("def version(): return 1\ndef user(): return version()")
     assert values(notebook, "user()") == [1, 1]

@@ -115,6 +115,15 @@ def test_different_errors_are_summed_up_under_the_first(notebook: Notebook) -> N
     ]
 
 
+def test_ranks_that_fail_a_little_later_by_themselves_say_nothing_of_interrupts(notebook: Notebook) -> None:
+    body = "import json, time\ntime.sleep(0.095 * (rank > 0))\njson.loads('{' * 5)"  # others are interrupted after 0.1 s
+    for _ in range(3):
+        shown = notebook.finish(notebook.start(f"%%sky_broadcast --only all\n{body}"))
+        assert shown.error is not None
+        assert shown.error.ename == "JSONDecodeError"
+        assert shown.text == ""
+
+
 def test_targets_are_numbered_as_in_the_pool(notebook: Notebook) -> None:
     error = notebook.fail("%%sky_broadcast -t 1:\nraise ValueError('of some')")
     assert f"[rank 1 of 3 on {HOST}] and the same on rank 2" in error.text
