@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,9 @@ def test_what_is_saved_reads_well(path: Path) -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_every_notebook_runs(path: Path, tmp_path: Path) -> None:
+    needed = nbformat.read(path, as_version=4).metadata.get("skymagic", {}).get("needs", [])
+    if missing := [name for name in needed if find_spec(name) is None]:
+        pytest.skip(f"not installed: {', '.join(missing)}")
     saved = tmp_path / "saved.ipynb"
     result = call(ROOT / "notebooks" / "show.py", path, "--save", saved, "--timeout", "100", folder=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr

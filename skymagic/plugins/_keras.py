@@ -80,6 +80,7 @@ def distribute(info: InstanceInfo) -> None:
     """
     import jax
     import keras
+    from jax.experimental import multihost_utils
 
     if not jax.distributed.is_initialized() or info.world_size == 1:
         return
@@ -88,4 +89,5 @@ def distribute(info: InstanceInfo) -> None:
     if info.rank == 0:
         rendezvous.tell("keras", int.from_bytes(os.urandom(4), "big"))
     kerasfit.draw_alike(rendezvous.hear("keras"))
+    multihost_utils.sync_global_devices("skymagic")  # a mesh that cannot connect is told at the start
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
