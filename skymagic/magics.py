@@ -22,8 +22,14 @@ from skymagic.plan import Only, PoolRequest, RunRequest
 from skymagic.providers.local import gpus as local_gpus
 from skymagic.report import Limits
 from skymagic.results import rank_words
+from skymagic.spelling import Names
 
 T = TypeVar("T")
+
+
+# Other packages may bring more; looking for those takes longer than many a cell.
+PLUGINS = Names(plugins.TABLE, plugins.names)
+PROVIDERS = Names(("auto", *providers.TABLE), lambda: ["auto", *providers.names()])
 
 
 def usage(call: Callable[[], T]) -> T:
@@ -55,8 +61,8 @@ class SkyMagics(Magics):
                 line,
                 self.settings.defaults(),
                 body=cell,
-                plugins=plugins.names(),
-                providers=["auto", *providers.names()],
+                plugins=PLUGINS,
+                providers=PROVIDERS,
             )
         )
         if request.dry_run:
@@ -138,8 +144,8 @@ class SkyMagics(Magics):
             lambda: arguments.parse_broadcast(
                 line,
                 self.settings.defaults(),
-                plugins=plugins.names(),
-                providers=["auto", *providers.names()],
+                plugins=PLUGINS,
+                providers=PROVIDERS,
             )
         )
         return self._run(request, cell or "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from difflib import get_close_matches
 
 
@@ -18,3 +18,25 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def _fold(word: str) -> str:
     return word.casefold().translate(str.maketrans("oil", "011", "-–—_"))
+
+
+class Names(Collection[str]):
+    """Known names: a few at hand, and all of them where finding them takes time.
+
+    Args:
+        at_hand: looked at first.
+        all_of_them: called for a name that is not at hand, and to iterate.
+    """
+
+    def __init__(self, at_hand: Collection[str], all_of_them: Callable[[], Collection[str]]) -> None:
+        self._at_hand = at_hand
+        self._all = all_of_them
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._at_hand or name in self._all()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
