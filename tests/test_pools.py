@@ -127,22 +127,19 @@ def test_sky_pool_again_is_the_same_pool(notebook: Notebook) -> None:
     assert notebook.value("pids == again") is True
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_another_shape_under_the_same_name_is_refused(notebook: Notebook) -> None:
+    notebook.run("%sky_pool --nodes 1")
+    before = {process.pid for process in family(notebook)}
+    for line in (
         "%sky_pool --nodes 2",
         "%%sky_broadcast --nodes 2\n1",
         "%sky_pool main --plugin torch",
         "%sky_pool main --env A=1",
-    ],
-)
-def test_another_shape_under_the_same_name_is_refused(notebook: Notebook, line: str) -> None:
-    notebook.run("%sky_pool --nodes 1")
-    before = {process.pid for process in family(notebook)}
-    error = notebook.fail(line)
-    assert error.ename == "UsageError"
-    assert "'main' runs already" in error.text
-    assert "%sky_down main" in error.text
+    ):
+        error = notebook.fail(line)
+        assert error.ename == "UsageError"
+        assert "'main' runs already" in error.text
+        assert "%sky_down main" in error.text
     assert {process.pid for process in family(notebook)} == before
 
 
@@ -426,8 +423,8 @@ def test_two_notebooks_do_not_disturb_each_other(notebook: Notebook, tmp_path: P
 
 BUSY = {
     "idle": "pass",
-    "asleep with a child": "import subprocess, time\nchild = subprocess.Popen(['sleep', '600'])\nprint('busy', flush=True)\ntime.sleep(600)",
-    "deaf": "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('busy', flush=True)\ntime.sleep(600)",
+    "deaf, with a child": "import signal, subprocess, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "child = subprocess.Popen(['sleep', '600'])\nprint('busy', flush=True)\ntime.sleep(600)",
     "in a collective": "import torch, torch.distributed as dist\nprint('busy', flush=True)\ndist.all_reduce(torch.ones(1)) if dist.get_rank() else __import__('time').sleep(600)",
 }
 
