@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
-from skymagic.pickled import Pickled, together
+from skymagic.pickled import Pickled
+from skymagic.pickling import together
 from skymagic.shelf import Part, Shelf
 from skymagic.store import LARGE, digest
 

@@ -31,7 +31,7 @@ class Pickled(NamedTuple):
     files: frozenset[str] = frozenset()
     """File names of its functions' code."""
     marks: frozenset[int] | None = frozenset()
-    """Identities of the changeable objects in it, as long as ``keep`` lives; see ``shared``."""
+    """Identities of the changeable objects in it, as long as ``keep`` lives; None where nobody has looked yet."""
     spans: tuple[Span, ...] = ()
     """Memory that it looks at."""
     keep: Any = None
@@ -53,18 +53,13 @@ class Pickled(NamedTuple):
             return len(self.pieces[0])
         return sum(map(len, self.pieces)) + sum(map(len, self.buffers))
 
-    @property
-    def shared(self) -> frozenset[int]:
-        """``marks``, looked for now where nobody has needed them before."""
-        if self.marks is not None:
-            return self.marks
-        pickler, _ = self.keep
-        objects = pickler.memo.copy().items()
-        return frozenset(number for number, (_, each) in objects if type(each) in CONTAINERS)
 
+def groups(pickles: Sequence[Pickled], marks: Sequence[frozenset[int]]) -> list[list[int]]:
+    """Indices of pickles whose values share an object or memory, in groups; they must be pickled as one to stay so.
 
-def together(pickles: Sequence[Pickled]) -> list[list[int]]:
-    """Indices of pickles whose values share an object or memory, in groups; they must be pickled as one to stay so."""
+    Args:
+        marks: the identities of each one's changeable objects.
+    """
     parent = list(range(len(pickles)))
 
     def root(index: int) -> int:
@@ -73,8 +68,8 @@ def together(pickles: Sequence[Pickled]) -> list[list[int]]:
         return index
 
     first: dict[int, int] = {}
-    for index, pickled in enumerate(pickles):
-        for mark in pickled.shared:
+    for index, numbers in enumerate(marks):
+        for mark in numbers:
             other = first.setdefault(mark, index)
             if other != index:
                 parent[root(index)] = root(other)

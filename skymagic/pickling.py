@@ -13,6 +13,7 @@ import io
 import linecache
 import pickle
 import sys
+import threading
 import types
 import typing
 import weakref
@@ -27,7 +28,7 @@ from skymagic.arrays import reducer_for
 from skymagic.kinds import changeable, is_a, made_by_python, skips_init
 from skymagic.memory import SMALL, Tracker, layout
 from skymagic.modules import is_local
-from skymagic.pickled import CONTAINERS, Pickled
+from skymagic.pickled import CONTAINERS, Pickled, groups
 from skymagic.rebuild import here
 from skymagic.rope import Buffers, Pieces, Rope
 from skymagic.scopes import code_names
@@ -63,6 +64,11 @@ def dumps(value: object, namespace: dict[str, Any], *, folder: str | None = None
     return second.result(value)
 
 
+def together(pickles: Sequence[Pickled]) -> list[list[int]]:
+    """Indices of pickles whose values share an object or memory, in groups; they must be pickled as one to stay so."""
+    return groups(pickles, [_containers(each.keep) if each.marks is None else each.marks for each in pickles])
+
+
 def loads(header: Buffer | Sequence[Buffer], buffers: Iterable[Buffer], namespace: dict[str, Any]) -> Any:
     """Rebuild a value; its functions get ``namespace`` as their globals.
 
@@ -90,27 +96,49 @@ class _NotPlain(Exception):
 
 
 class _PlainPickler(pickle.Pickler):
+    """Pickles what Python pickles all by itself; one for each thread, for they are many small values."""
+
+    def __init__(self) -> None:
+        self.out = Pieces()
+        super().__init__(self.out, 5)
+
     def reducer_override(self, obj: object) -> Any:
         raise _NotPlain
 
 
-_PLAIN = (*CONTAINERS, int, float, str, bytes, bool, type(None), tuple, frozenset)
+class _Local(threading.local):
+    pickler: _PlainPickler | None = None
+
+
+_local = _Local()
+_PLAIN = frozenset((*CONTAINERS, int, float, str, bytes, bool, type(None), tuple, frozenset))
 
 
 def _plainly(value: object) -> Pickled | None:
     """The short way for the values that notebooks have most of: numbers, strings, and lists and dicts of them."""
     if type(value) not in _PLAIN:
         return None
-    out = Pieces()
-    pickler = _PlainPickler(out, 5)
+    pickler = _local.pickler or _PlainPickler()
+    _local.pickler = None  # in use
     try:
         pickler.dump(value)
     except _NotPlain:
         return None
-    pieces = out.pieces()
-    small = len(pieces) == 1 and len(pieces[0]) < SMALL
+    pieces = pickler.out.pieces()
+    if len(pieces) == 1 and len(pieces[0]) < SMALL:
+        pickler.out.clear()
+        pickler.clear_memo()
+        _local.pickler = pickler
+        return Pickled(pieces, (), marks=None, keep=value, plain=True)
     marks = None if sum(map(len, pieces)) < _MANY else frozenset((id(value),))
-    return Pickled(pieces, (), marks=marks, keep=(pickler, value), plain=small)
+    return Pickled(pieces, (), marks=marks, keep=value)
+
+
+def _containers(value: object) -> frozenset[int]:
+    """Identities of the lists, dicts and sets in a value of Python's own types."""
+    pickler = _PlainPickler()
+    pickler.dump(value)
+    return frozenset(number for number, (_, each) in pickler.memo.copy().items() if type(each) in CONTAINERS)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -190,7 +218,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return NotImplemented
 
     def _refer(self, module: str | None) -> None:
-        if module:
+        if module and not module.startswith("skymagic."):
             self.referred.add(module)
 
     def _class(self, cls: type) -> Any:

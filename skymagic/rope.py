@@ -33,6 +33,10 @@ class Pieces:
         self._parts: list[Buffer] = []
         self.write = self._parts.append
 
+    def clear(self) -> None:
+        """Begin anew."""
+        self._parts.clear()
+
     def pieces(self) -> tuple[Buffer, ...]:
         """What was written; small parts joined."""
         if len(self._parts) == 1:

@@ -15,7 +15,7 @@ from typing import Any
 from skymagic import pickling
 from skymagic.kernels.served import Served
 from skymagic.kinds import type_name
-from skymagic.pickled import Pickled, together
+from skymagic.pickled import Pickled
 from skymagic.store import Buffer, NodeStore
 
 _INLINE = 64 << 10
@@ -104,7 +104,7 @@ class Hold:
             except Exception as problem:
                 refs[name] = {"error": f"{type(problem).__name__}: {problem}", "type": type_name(value)}
         names = list(pickles)
-        for group in together(list(pickles.values())):
+        for group in pickling.together(list(pickles.values())):
             refs.update(self._pack([names[index] for index in group], values, pickles))
         return refs
 
