@@ -17,7 +17,7 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 from skymagic import arguments, auto, broadcast, completing, display, plugins, pool, providers
 from skymagic.api import Compute
 from skymagic.config import SkyMagic
-from skymagic.errors import RequestError
+from skymagic.errors import RequestError, SkyError
 from skymagic.plan import Only, PoolRequest, RunRequest
 from skymagic.providers.local import gpus as local_gpus
 from skymagic.report import Limits
@@ -178,11 +178,20 @@ class SkyMagics(Magics):
         """Run a cell and keep its values; with --noblock, return at once."""
         if request.noblock:
             context = contextvars.copy_context()  # output of the thread belongs to this cell
-            pending = Pending(lambda: context.run(self._run_now, request, body))
+            pending = Pending(lambda: context.run(self._run_beside, request, body))
             self.pending = [*(one for one in self.pending if not one.done()), pending]
             return pending
         self._run_now(request, body)
         return None
+
+    def _run_beside(self, request: RunRequest, body: str) -> broadcast.Values | None:
+        """Run a cell on a thread, where nobody else shows what it raises."""
+        try:
+            return self._run_now(request, body)
+        except (SkyError, UsageError) as problem:
+            lines = problem._render_traceback_() if isinstance(problem, SkyError) else [f"UsageError: {problem}"]
+            display.write("stderr", "\n".join([*lines, ""]))
+            raise
 
     def _run_now(self, request: RunRequest, body: str) -> broadcast.Values | None:
         values = self._values(request, body)

@@ -41,6 +41,10 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
     def redirect_output(self, iopub_socket: Any) -> None:
         """The agent reads the file descriptors; Python's own streams stay."""
 
+    def init_signal(self) -> None:
+        """Ranks end with their control socket. Handlers of ours would be inherited by what user code forks, and print there."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
     async def complete_registration(self, msg: Any, connect: Any, maybe_tunnel: Any) -> None:
         """Register, then run the plugins' hooks while the controller waits for the first heartbeat."""
         await super().complete_registration(msg, connect, maybe_tunnel)

@@ -201,6 +201,8 @@ class RankKernel(IPythonParallelKernel):
         if reply["status"] != "ok" or error is not None:
             outcome.update(self._failure(error, lines=reply.get("traceback") or [], ename=reply.get("ename")))
             return
+        if shell._last_traceback:  # of something that does not fail a cell, such as a __repr__
+            print("\n".join(shell._last_traceback), file=sys.stderr)
         gather = order["gather"] if Desk.info.rank in order["givers"] else []
         wanted = {name: shell.user_ns[name] for name in gather if name in shell.user_ns}
         missing = [name for name in gather if name not in shell.user_ns]

@@ -12,6 +12,7 @@ from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core import page
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
+from IPython.core.error import UsageError
 from traitlets import Type
 
 from skymagic import wire
@@ -93,6 +94,8 @@ class RankShell(ZMQInteractiveShell):
         if problem is None or Desk.freed or isinstance(problem, KeyboardInterrupt):
             # a consequence of something else; reading all sources may take seconds
             self._last_traceback = traceback.format_exception_only(kind, problem)
+        elif kind is UsageError:  # misuse of a magic is one line, which IPython would print
+            self._last_traceback = [f"UsageError: {problem}"]
         elif tracebacks.is_group(problem):
             self._last_traceback = tracebacks.of_group(problem, self.compile._filename_map)
         else:
@@ -113,9 +116,15 @@ class RankShell(ZMQInteractiveShell):
         raise SystemExit
 
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
+"""A reference to a model in the kernel: the notebook has no such model, and would show an error in the place of the text."""
+
+
 def publish(kind: str, content: dict[str, Any]) -> None:
     """Send rich output by way of the agent, which puts it in order with the text."""
     flush_text()
+    if "data" in content:
+        content = {**content, "data": {mime: data for mime, data in content["data"].items() if mime != WIDGET}}
     Desk.control.request(wire.Publish(Desk.info.rank, kind, plain(content)))
 
 
