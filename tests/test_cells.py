@@ -71,6 +71,14 @@ def test_timeit_in_the_body_uses_the_notebooks_values(notebook: Notebook) -> Non
     assert "loop" in notebook.run("%%sky_broadcast\n%timeit -n1 -r1 factor * 2").stdout
 
 
+def test_magic_that_does_not_exist(notebook: Notebook) -> None:
+    shown = notebook.finish(notebook.start("%%sky_broadcast\n%no_such_magic 3"))
+    assert shown.error is not None
+    assert shown.text == ""
+    assert "`%no_such_magic` not found" in shown.error.text
+    assert len(shown.error.text.splitlines()) == 2
+
+
 def test_help_on_a_rank(notebook: Notebook) -> None:
     shown = notebook.run("%%sky_broadcast\ndef documented():\n    'what it says'\ndocumented?")
     assert "what it says" in shown.text + "".join(data["text/plain"] for data in shown.rich)
@@ -174,6 +182,20 @@ def test_display_is_updated_and_cleared(notebook: Notebook) -> None:
     assert [data["text/plain"] for data in shown.rich] == ["'second'"]
 
 
+def test_what_cannot_show_itself_says_so_and_fails_nothing(notebook: Notebook) -> None:
+    shown = notebook.run(
+        "%%sky_broadcast -o r\nclass Shy:\n    def __repr__(self): return 1 / 0\ndisplay(Shy())\n5"
+    )
+    assert "ZeroDivisionError" in shown.stderr
+    assert notebook.value("r") == [5, 5]
+
+
+def test_widgets_are_shown_as_text(notebook: Notebook) -> None:
+    shown = notebook.run("%%sky_broadcast\nimport ipywidgets\nipywidgets.IntSlider(3)")
+    assert [list(data) for data in shown.rich] == [["text/plain"]]
+    assert "IntSlider(value=3)" in shown.rich[0]["text/plain"]
+
+
 # ------------------------------------------------------------------------------------------ lines of errors
 
 
@@ -211,6 +233,21 @@ def test_syntax_error_names_the_line_that_the_user_sees(notebook: Notebook) -> N
     assert error.ename == "CellSyntaxError"
     assert "line 3 of the cell" in error.text
     assert "def f(:" in error.text
+
+
+# ------------------------------------------------------------------------------------------ processes
+
+
+def test_processes_of_user_code_end_quietly(notebook: Notebook) -> None:
+    shown = notebook.run(
+        "%%sky_broadcast --only all -o r\nimport multiprocessing, os, signal\nfrom concurrent.futures import ProcessPoolExecutor\ndef square(x): return x * x\n"
+        "with multiprocessing.get_context('fork').Pool(2) as pool:\n    forked = pool.map(square, range(3))\n"
+        "with ProcessPoolExecutor(1) as pool:\n    other = list(pool.map(square, [4]))\n"
+        "child = multiprocessing.get_context('fork').Process(target=signal.pause); child.start(); child.terminate(); child.join()\n"
+        "(forked, other, child.exitcode == -signal.SIGTERM);"
+    )
+    assert shown.outputs == []
+    assert notebook.value("r") == [([0, 1, 4], [16], True)] * 2
 
 
 # ------------------------------------------------------------------------------------------ state

@@ -382,6 +382,14 @@ def test_noblock_failure_raises_when_asked(notebook: Notebook) -> None:
     assert "failed" in notebook.value("repr(future)")
 
 
+def test_noblock_failure_is_shown_in_its_cell(notebook: Notebook) -> None:
+    shown = notebook.run("%%sky_broadcast -a\nx = 1\nrank / 0")
+    notebook.watch(shown, lambda cell: "on ranks 1, 2" in cell.stderr)
+    assert "ZeroDivisionError" in shown.stderr
+    shown = notebook.run("%%sky_broadcast -a -t 7\n1")
+    notebook.watch(shown, lambda cell: "UsageError" in cell.stderr)
+
+
 def test_a_cell_waits_for_one_that_runs_beside(notebook: Notebook) -> None:
     fifo = gate(notebook)
     notebook.run(f"%%sky_broadcast -a -t 0\nopen({str(fifo)!r}).read()\nmade_beside = 1")
