@@ -13,7 +13,7 @@ help:
 	@echo "make check   ruff, formatting, mypy"
 	@echo "make format  let ruff mend and format the code"
 	@echo "make bench   the figures, each as a ratio measured in this run"
-	@echo "make soak    the same cell many times: nothing may grow"
+	@echo "make soak    random faults, and random changes of values, for minutes: nothing may break or grow"
 	@echo "make clean   remove what make has made"
 
 demo: $(READY)
@@ -36,6 +36,7 @@ bench: $(READY)
 
 soak: $(READY)
 	@$(RUN) benchmarks/soak.py $(ARGS)
+	@$(RUN) benchmarks/soak_values.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

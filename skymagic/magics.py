@@ -189,7 +189,9 @@ class SkyMagics(Magics):
         try:
             return self._run_now(request, body)
         except (SkyError, UsageError) as problem:
-            lines = problem._render_traceback_() if isinstance(problem, SkyError) else [f"UsageError: {problem}"]
+            lines = (
+                problem._render_traceback_() if isinstance(problem, SkyError) else [f"UsageError: {problem}"]
+            )
             display.write("stderr", "\n".join([*lines, ""]))
             raise
 

@@ -20,6 +20,7 @@ from skymagic.agents import Agents, describe
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
 from skymagic.order import Order
 from skymagic.plan import Defaults, Plan, PoolRequest, fits
+from skymagic.plugins import packing
 from skymagic.report import Limits, Report
 from skymagic.results import rank_words
 from skymagic.run import Run, Screen, Stop, stop_button
@@ -61,7 +62,7 @@ class Pool:
         self.namespace = namespace
         self.plugins = plugins.resolve(plan.request.plugins)
         for plugin in self.plugins:
-            plugins.packed(plugin)  # one that cannot travel is refused before anything starts
+            packing.packed(plugin)  # one that cannot travel is refused before anything starts
         self._provider = providers.load(plan.provider)
         self._agents: Agents | None = None
         self._engine: Engine | None = None
@@ -158,7 +159,11 @@ class Pool:
 
         controller = self._agents.wait_controller(START_TIMEOUT)
         self._engine = Engine(controller.client)
-        self._shipper = Shipper(NodeStore(controller.store), self.namespace, str(Path.cwd()))
+        self._shipper = Shipper(
+            NodeStore(controller.store, notify=lambda said: self._notes.append(said)),
+            self.namespace,
+            str(Path.cwd()),
+        )
         self._agents.wait_ready(START_TIMEOUT)
         self._bind(range(self.world_size))
 
@@ -183,7 +188,7 @@ class Pool:
 
     def _rank_specs(self, members: Sequence[Any]) -> dict[int, tuple[int, wire.RankSpec]]:
         shape, plan = self.plan.topology, self.plan
-        specs = tuple(map(plugins.packed, self.plugins))
+        specs = tuple(map(packing.packed, self.plugins))
         peers = tuple(
             Peer(
                 node,

@@ -18,7 +18,19 @@ PACKAGE = ROOT / "skymagic"
 
 # Lower knows nothing of higher. Modules of one layer may import each other, never in a circle.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "wire", "plan", "accelerators", "spelling", "image", "states", "turns", "quiet", "runtime", "sharding"),
+    (
+        "errors",
+        "wire",
+        "plan",
+        "accelerators",
+        "spelling",
+        "image",
+        "states",
+        "turns",
+        "quiet",
+        "runtime",
+        "sharding",
+    ),
     (
         "scopes",
         "flow",
@@ -51,6 +63,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("run", "screen"),
     ("pool",),
     ("broadcast",),
+    ("tasks",),
     ("calls",),
     ("api", "integrations", "parallel"),
     ("arguments", "config", "widgets", "auto"),
@@ -61,7 +74,17 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 # What runs on the nodes knows little of the notebook's side.
 NODE = {"errors", "wire", "plan", "accelerators", "spelling", "image", "quiet", "runtime", "sharding"}
-KERNELS_MAY = NODE | {"scopes", "arrays", "kinds", "pickled", "pickling", "modules", "store", "plugins", "kernels"}
+KERNELS_MAY = NODE | {
+    "scopes",
+    "arrays",
+    "kinds",
+    "pickled",
+    "pickling",
+    "modules",
+    "store",
+    "plugins",
+    "kernels",
+}
 PLUGINS_MAY = NODE | {"plugins", "kernels"}
 
 # Only these may import a library, wherever in the file.

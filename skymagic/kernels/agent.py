@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from skymagic import wire
+from skymagic import store, wire
 from skymagic.kernels import forkserver, stacks
 from skymagic.kernels.iopub import Iopub
 from skymagic.kernels.memory import oom_kills
@@ -442,8 +442,12 @@ class Agent:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.controller.pid, signal.SIGKILL)  # its heartbeat is a process of its own
             self.controller.wait()
-        for directory in (self.store, self.directory):
-            shutil.rmtree(directory, ignore_errors=True)
+        self.remove_directories()
+
+    def remove_directories(self) -> None:
+        """Delete what the node has written; twice is safe."""
+        store.remove(self.store)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def read_spec(link: int) -> wire.AgentSpec:
@@ -469,8 +473,7 @@ def main() -> None:
     try:
         agent.start()
     except BaseException:
-        for directory in (agent.store, agent.directory):
-            shutil.rmtree(directory, ignore_errors=True)
+        agent.remove_directories()
         raise
     agent.run()
 

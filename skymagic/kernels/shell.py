@@ -124,7 +124,10 @@ def publish(kind: str, content: dict[str, Any]) -> None:
     """Send rich output by way of the agent, which puts it in order with the text."""
     flush_text()
     if "data" in content:
-        content = {**content, "data": {mime: data for mime, data in content["data"].items() if mime != WIDGET}}
+        content = {
+            **content,
+            "data": {mime: data for mime, data in content["data"].items() if mime != WIDGET},
+        }
     Desk.control.request(wire.Publish(Desk.info.rank, kind, plain(content)))
 
 
