@@ -6,13 +6,17 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import zmq
 
+from skymagic.kernels.controller import reserve
 from tests.notebook import ROOT, Notebook, opened
 
 SOON = 15.0  # seconds after which nothing may be left of a notebook that was killed
@@ -388,6 +392,22 @@ def test_ranks_listen_on_no_public_address(notebook: Notebook) -> None:
     ]
     assert listening
     assert {address for address in listening if not address.startswith("127.")} <= {"::1"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ports are held on Linux only")
+def test_a_port_that_is_held_goes_to_nobody_else_and_can_be_listened_on() -> None:
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(holder).getsockname()[1] for holder in reserve(20)]
+        assert len(set(held)) == 20
+        other = stack.enter_context(socket.socket())
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", held[0]))
+        found = [stack.enter_context(socket.socket()) for _ in range(200)]
+        for one in found:
+            one.bind(("", 0))
+        assert not {one.getsockname()[1] for one in found} & set(held)
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as server:
+            server.bind(f"tcp://127.0.0.1:{held[0]}")
 
 
 # ------------------------------------------------------------------------------------------ two notebooks
