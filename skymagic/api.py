@@ -23,7 +23,7 @@ from typing import Any, overload
 from skymagic import plan, plugins
 from skymagic import pool as pools
 from skymagic.accelerators import Accelerator
-from skymagic.calls import Call, Calls, Function, positive, side_by_side
+from skymagic.calls import Call, Calls, Function, positive
 from skymagic.errors import PoolStateError, RequestError
 from skymagic.image import Image
 from skymagic.plan import AtLeast, Defaults, PluginSpec, PoolRequest
@@ -32,6 +32,7 @@ from skymagic.pool import Pool
 from skymagic.providers import Choice
 from skymagic.screen import in_ipython
 from skymagic.states import State
+from skymagic.tasks import Task, side_by_side
 
 _numbers = itertools.count(1)
 
@@ -201,7 +202,7 @@ class Compute:
             RunError: of the first that failed, also of its own type; the others are stopped.
         """
         lazy = body if isinstance(body, Function) else Function(body)
-        return side_by_side([Call(lazy.local, (item,), timeout=lazy.timeout) for item in items], self.pool)
+        return side_by_side([Task(lazy.local, (item,), timeout=lazy.timeout) for item in items], self.pool)
 
     def __enter__(self) -> Compute:
         return self.start()

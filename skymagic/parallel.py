@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from skymagic.calls import Call, run
 from skymagic.errors import RunInterrupted
 from skymagic.pool import Pool
 from skymagic.run import Stop
+from skymagic.tasks import Task, run
 
 NAME = "skymagic"
 _open: list[Pool] = []
@@ -84,7 +84,7 @@ class Crew:
         try:
             if self._ended:
                 raise RunInterrupted("stopped before it began")
-            return run(Call(batch), self._pool, (rank,), stop=stop)[0]
+            return run(Task(batch), self._pool, (rank,), stop=stop)[0]
         finally:
             self._stops.discard(stop)
             self._free.put(rank)

@@ -163,6 +163,11 @@ def taking_part(ranks: Iterable[int] | None, run: int = 0) -> Iterator[None]:
         _taking_part, _run = before
 
 
+def everyone() -> bool:
+    """Whether all ranks of the pool take part in the present run."""
+    return _taking_part is None or len(_taking_part) == instance_info().world_size
+
+
 def run_number() -> int:
     """The number of the present run, the same on all ranks that take part; 0 between runs."""
     return _run

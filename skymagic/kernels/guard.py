@@ -84,7 +84,7 @@ def looking(collective: Callable[..., Any], unless: str = "") -> Callable[..., A
     @functools.wraps(collective)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True  # IPython leaves this frame out
-        if not everyone() and not (unless and kwargs.get(unless)):
+        if not runtime.everyone() and not (unless and kwargs.get(unless)):
             group = args[place] if len(args) > place else kwargs.get("group")
             check(group, f"dist.{collective.__name__}")
         return collective(*args, **kwargs)
@@ -98,17 +98,11 @@ def ddp_looking(method: Callable[..., Any], what: str) -> Callable[..., Any]:
     @functools.wraps(method)
     def guarded(module: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if not everyone():
+        if not runtime.everyone():
             check(module.__dict__.get("process_group", kwargs.get("process_group")), what)
         return method(module, *args, **kwargs)
 
     return guarded
-
-
-def everyone() -> bool:
-    """Whether all ranks of the pool take part in the present run."""
-    part = runtime.participants()
-    return len(part) == runtime.instance_info().world_size
 
 
 def check(group: Any, what: str) -> None:

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from skymagic import plugins
 from skymagic.kernels import rendezvous
+from skymagic.plugins import packing
 from skymagic.runtime import InstanceInfo
 
 
@@ -16,7 +16,7 @@ class Hooks:
 
     def __init__(self, specs: Sequence[dict[str, Any]], info: InstanceInfo) -> None:
         self.info = info
-        self.plugins = [plugins.unpacked(spec) for spec in specs]
+        self.plugins = [packing.unpacked(spec) for spec in specs]
         self._stack = contextlib.ExitStack()
 
     def enter(self) -> None:

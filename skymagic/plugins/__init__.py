@@ -7,12 +7,9 @@ parameters that return a `Plugin`. Everything here is safe on a node, and loaded
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
 import inspect
-import json
-import pickle
 import typing
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -235,59 +232,6 @@ def order(plugins: Iterable[Plugin]) -> tuple[Plugin, ...]:
         waiting.remove(first)
         done.append(first)
     return tuple(done)
-
-
-def image_for(asked: Iterable[Plugin | PluginSpec], image: Image, cluster: Cluster) -> Image:
-    """`image` as these plugins want it, each in its turn.
-
-    Raises:
-        RequestError: what `resolve` refuses, requirements that contradict, or a `transform` that fails.
-    """
-    for plugin in resolve(asked):
-        try:
-            image = plugin.transform(image, cluster)
-        except RequestError as refused:
-            raise RequestError(
-                [f"the plugin {plugin.name!r}: {mistake}" for mistake in refused.mistakes]
-            ) from None
-        except Exception as problem:
-            raise RequestError(
-                f"the plugin {plugin.name!r} failed in transform: {_words(problem)}"
-            ) from problem
-        if not isinstance(image, Image):
-            raise RequestError(
-                f"the plugin {plugin.name!r} is broken: its transform returns {image!r}, not an Image"
-            )
-    return image
-
-
-def packed(plugin: Plugin) -> dict[str, Any]:
-    """A plugin as values that JSON can hold, for `unpacked` on a rank: its options, or, built by hand, itself.
-
-    Raises:
-        RequestError: it was built by hand and holds what cannot travel.
-    """
-    options = None if plugin.options is None else dict(plugin.options)
-    if options is not None:
-        with contextlib.suppress(TypeError):
-            return {"name": plugin.name, "options": json.loads(json.dumps(options))}
-    import cloudpickle
-
-    try:
-        data = cloudpickle.dumps(plugin)
-    except Exception as problem:
-        raise RequestError(
-            f"the plugin {plugin.name!r} cannot travel to the ranks: {_words(problem)}"
-        ) from problem
-    return {"name": plugin.name, "pickle": base64.b64encode(data).decode()}
-
-
-def unpacked(values: Mapping[str, Any]) -> Plugin:
-    """The plugin that `packed` packed."""
-    if "pickle" in values:
-        plugin: Plugin = pickle.loads(base64.b64decode(values["pickle"]))
-        return plugin
-    return load(PluginSpec(values["name"], values["options"]))
 
 
 def __getattr__(name: str) -> Factory:

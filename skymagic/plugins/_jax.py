@@ -110,4 +110,3 @@ def bind_collectives(interface: str | None) -> None:
     make = getattr(xla_bridge._jax, "make_gloo_tcp_collectives", None)
     if make is not None and interface:
         xla_bridge._jax.make_gloo_tcp_collectives = functools.partial(make, interface=interface)
-

@@ -62,9 +62,9 @@ def keras(backend: str = "jax", sync: bool = True) -> Plugin:
     def around_run() -> contextlib.AbstractContextManager[None]:
         if backend != "jax" or not sync:
             return contextlib.nullcontext()
-        from skymagic.kernels import kerasfit
+        from skymagic.kernels import kerasmesh
 
-        return kerasfit.around_jax_run()
+        return kerasmesh.around_run()
 
     # with the variable set by transform the import is right, and each rank finds it done
     preload = ("keras",) if backend != "tensorflow" else ()
@@ -84,10 +84,10 @@ def distribute(info: InstanceInfo) -> None:
 
     if not jax.distributed.is_initialized() or info.world_size == 1:
         return
-    from skymagic.kernels import kerasfit, rendezvous
+    from skymagic.kernels import kerasmesh, rendezvous
 
     if info.rank == 0:
         rendezvous.tell("keras", int.from_bytes(os.urandom(4), "big"))
-    kerasfit.draw_alike(rendezvous.hear("keras"))
+    kerasmesh.draw_alike(rendezvous.hear("keras"))
     multihost_utils.sync_global_devices("skymagic")  # a mesh that cannot connect is told at the start
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))

@@ -17,6 +17,7 @@ from skymagic import image, plugins
 from skymagic.agents import Member
 from skymagic.errors import RequestError
 from skymagic.plan import Inventory, Plan, PoolRequest, plan
+from skymagic.plugins import packing
 
 ADDRESS = "127.0.0.1"
 
@@ -94,7 +95,7 @@ class ChildTransport:
 def with_plugins(plan: Plan) -> Plan:
     """The plan with the image as the request's plugins want it."""
     cluster = plugins.Cluster(plan.topology.nodes, plan.topology.procs_per_node, plan.request.gpu)
-    return replace(plan, image=plugins.image_for(plan.request.plugins, plan.image, cluster))
+    return replace(plan, image=packing.image_for(plan.request.plugins, plan.image, cluster))
 
 
 def inventory() -> Inventory:
