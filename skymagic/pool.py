@@ -287,9 +287,10 @@ class Pool:
                 cargo = self._load(order, screen)
                 report = self._carry_out(order, cargo, screen, limits, stop or Stop())
             self._mend_after(report)
-        if self._mending is not None and not report.good:
-            self._mending.join(TOLD_AT_ONCE)
-            if not self._mending.is_alive():
+        mending = self._present_mending()
+        if mending is not None and not report.good:
+            mending.join(TOLD_AT_ONCE)
+            if not mending.is_alive():
                 report.notes, self._notes = self._notes, []
         return report
 
@@ -405,6 +406,11 @@ class Pool:
             )
             self._mending.start()
 
+    def _present_mending(self) -> threading.Thread | None:
+        """The mending begun last; it is started, for who begins one holds the lock until then."""
+        with self._news:
+            return self._mending
+
     def _mend_in(self, turn: Turn) -> None:
         with turn:
             with self._news:
@@ -488,12 +494,14 @@ class Pool:
                 f"pool {self.name!r} has ranks 0 to {self.world_size - 1}, not {rank_words(wrong)}"
             )
         self.agents.signal(chosen, signal.SIGKILL)
-        if self._mending is not None:
-            self._mending.join(START_TIMEOUT)
+        before = self._present_mending()
+        if before is not None:
+            before.join(START_TIMEOUT)
         self._mend_problem = None
         self._mend(chosen)
-        assert self._mending is not None
-        self._mending.join(START_TIMEOUT)
+        mending = self._present_mending()
+        assert mending is not None
+        mending.join(START_TIMEOUT)
         if self._mend_problem is not None:
             problem, self._mend_problem = self._mend_problem, None
             raise PoolError(f"the ranks did not come back: {problem}") from problem
