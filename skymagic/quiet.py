@@ -110,7 +110,7 @@ class Stream:
             if writes_to(stream, self.fd):
                 with contextlib.suppress(OSError, ValueError):
                     stream.flush()
-        _flush_c(self.name)
+        flush_c(self.name)
 
     def after_fork(self) -> None:
         """A child has one thread, and no use for a lock that another one held."""
@@ -315,7 +315,7 @@ def _write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _flush_c(name: str) -> None:
+def flush_c(name: str) -> None:
     """fflush one stream of the C library, whose text would otherwise come out on the wrong side of a silence.
 
     Only this one: flushing all of them waits for whoever is reading from another.

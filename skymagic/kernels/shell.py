@@ -15,7 +15,7 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
 from traitlets import Type
 
-from skymagic import wire
+from skymagic import quiet, wire
 from skymagic.kernels import tracebacks
 from skymagic.kernels.desk import Desk
 
@@ -143,10 +143,11 @@ def plain(value: Any) -> Any:
 
 
 def flush_text() -> None:
-    """Bring what Python still buffers into the pipes."""
+    """Bring what Python and the C library still buffer into the pipes."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
+    quiet.flush_c("stdout")  # a pipe makes the C library hold back whole pages
 
 
 class Flusher:
