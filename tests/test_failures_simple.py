@@ -172,9 +172,9 @@ def test_an_exception_of_any_kind_fails_the_cell(notebook: Notebook, kind: str) 
     error = notebook.fail(f"%%sky_broadcast\n{body}")
     assert f"{ename}" in error.text
     assert text in error.text
-    assert f"[rank 0 of 3 on {HOST}]" in error.text
+    assert f" of 3 on {HOST}] and the same on ranks " in error.text  # of any, for some take long to be formatted
     notebook.run("e = sys.last_value")
-    assert notebook.value("e.ename, e.rank, type(e.__cause__).__name__") == (ename, 0, ename)
+    assert notebook.value("e.ename, type(e.__cause__).__name__") == (ename, ename)
 
 
 def test_an_error_of_several_lines_is_one_line_where_it_is_not_the_first(notebook: Notebook) -> None:
