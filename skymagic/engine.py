@@ -92,7 +92,7 @@ class Engine:
         def hook(future: Any) -> None:
             rank = next(pending)
             submission.futures[rank] = future
-            future.iopub_callbacks.append(lambda message: _on_iopub(submission, message))
+            future.iopub_callbacks.append(lambda message: _on_iopub(submission, future, message))
             future.add_done_callback(lambda done: _on_reply(submission, rank, done))
 
         with self._sending:
@@ -127,10 +127,15 @@ class Engine:
             self._client.close(linger=0)
 
 
-def _on_iopub(submission: Submission, message: Mapping[str, Any]) -> None:
-    if message["header"]["msg_type"] == "sky_output":
-        content = message["content"]
-        submission.put("output", content["rank"], content)
+def _on_iopub(submission: Submission, future: Any, message: Mapping[str, Any]) -> None:
+    if message["header"]["msg_type"] != "sky_output":
+        return
+    content = message["content"]
+    submission.put("output", content["rank"], content)
+    if content["kind"] == "end" and not future.output.done():
+        future.output.set_result(
+            None
+        )  # all output has come: the client may forget the request, once it is replied to
 
 
 def _on_reply(submission: Submission, rank: int, future: Any) -> None:

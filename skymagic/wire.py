@@ -188,7 +188,7 @@ class End:
 
 @dataclass(frozen=True)
 class Done:
-    """Agent → rank: the last Begin, Publish or End has been carried out."""
+    """Agent → rank: the last Publish has been carried out."""
 
 
 Message = (

@@ -345,12 +345,15 @@ class Agent:
         )  # fmt: skip
 
     def _on_text(self, rank: Rank, pipe: Pipe) -> None:
+        self._on_rank(rank)  # a Begin that was said before this text was written
         if not rank.output.read(pipe, time.monotonic()):
             self._unwatch(pipe.fd)
 
     def _on_rank(self, rank: Rank) -> None:
         try:
-            data = rank.control.recv(1 << 20)
+            data = rank.control.recv(1 << 20, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
         except OSError:
             data = b""
         if not data:
@@ -364,13 +367,11 @@ class Agent:
         match message:
             case wire.Begin():
                 rank.output.begin(message, now)
-                rank.tell(wire.Done())
             case wire.Publish():
                 rank.output.publish(message, now)
                 rank.tell(wire.Done())
             case wire.End():
                 rank.output.end(now)
-                rank.tell(wire.Done())
             case wire.Offer():
                 self._spread(message)
                 self.tell(message)

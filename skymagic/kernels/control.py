@@ -37,7 +37,7 @@ class Control:
         with self._write:
             self._socket.sendall(wire.encode(message))
 
-    def request(self, message: wire.Begin | wire.Publish | wire.End) -> None:
+    def request(self, message: wire.Publish) -> None:
         """Say something and wait until the agent has carried it out."""
         if os.getpid() != self._pid:
             return

@@ -41,10 +41,3 @@ class Iopub:
             ident=ident.encode(),
             metadata={"engine": ident},
         )
-        if (
-            content["kind"] == "end"
-        ):  # "idle" lets the client forget the request: it must come after all output
-            idle = {"execution_state": "idle"}
-            self.session.send(
-                self.socket, "status", idle, parent=parent, ident=ident.encode(), metadata={"engine": ident}
-            )

@@ -118,7 +118,7 @@ class RankKernel(IPythonParallelKernel):
     async def _serve(self, order: dict[str, Any], source: str) -> dict[str, Any]:
         header = {key: str(value) for key, value in self.get_parent("shell")["header"].items()}
         rank = Desk.info.rank
-        Desk.control.request(wire.Begin(rank, header, rank in order["shown"], order["screen_limit"]))
+        Desk.control.send(wire.Begin(rank, header, rank in order["shown"], order["screen_limit"]))
         Desk.freed, self.busy = False, True
         self._served += 1
         try:
@@ -135,7 +135,7 @@ class RankKernel(IPythonParallelKernel):
         quiet.end_all()  # a silence that the cell left open
         self._stdio.mend()
         flush_text()
-        Desk.control.request(wire.End(rank))
+        Desk.control.send(wire.End(rank))
         return outcome
 
     def pre_handler_hook(self) -> None:

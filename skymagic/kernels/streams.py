@@ -97,8 +97,8 @@ class RankOutput:
         """Where the present request begins in the log, in bytes."""
 
     def begin(self, message: Begin, now: float) -> None:
-        """Attribute all that comes from now on to a request; earlier text leaves under the earlier one."""
-        self.drain(now)
+        """Attribute to a request all that comes from now on, and what waits in the pipes: the cell may have begun to print."""
+        self.flush(now)
         self._since = self._logged()
         self._parent = message.parent
         self._screen = Screen(message.limit, now) if message.shown else None
