@@ -531,3 +531,17 @@ def test_extension_is_loaded_again_and_unloaded(tmp_path: Path) -> None:
         processes = family(one)
         one.run("%unload_ext skymagic")
         assert gone(processes) == []
+
+
+def test_a_group_of_the_users_own_without_a_plugin(tmp_path: Path) -> None:
+    """The environment is complete; also that of a rank that was started anew."""
+    pytest.importorskip("torch")
+    body = (
+        "%%sky_broadcast -o sums\nimport torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "one = torch.ones(1)\ndist.all_reduce(one)\ndist.destroy_process_group()\none.item()"
+    )
+    with opened(tmp_path, "%sky_pool --nodes 2", body) as notebook:
+        assert notebook.value("sums") == [2.0, 2.0]
+        notebook.run("%sky_restart --rank 0")
+        notebook.run(body)
+        assert notebook.value("sums") == [2.0, 2.0]

@@ -308,7 +308,8 @@ class Agent:
             self._close(old)
             if old.pid is not None:
                 self.leaving[old.pid] = old
-        self.offers = [offer for offer in self.offers if offer.key.endswith(f"/{spec.generation}")]
+        lasting = ("", str(spec.generation))  # what is told once for all, and what belongs to this generation
+        self.offers = [offer for offer in self.offers if offer.key.partition("/")[2] in lasting]
         self.spawned += 1
         ident = f"{self.spec.job_id}-{spec.rank}-{self.spawned}"
         ours, theirs = socket.socketpair()

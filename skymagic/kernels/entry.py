@@ -58,6 +58,8 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
         )
         try:
             Desk.hooks.enter()
+            if "MASTER_PORT" not in os.environ:  # no plugin has a store of its own
+                os.environ["MASTER_PORT"] = str(rendezvous.master_port(Desk.info.rank, Desk.info.head_addr))
         except BaseException as problem:
             _cannot_start(Desk.info.rank, problem)
             self.loop.add_callback(self.loop.stop)

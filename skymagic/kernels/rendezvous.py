@@ -6,6 +6,7 @@ Values go rank → agent → all ranks, so that no port has to be guessed. Each 
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from skymagic.kernels.control import Control
 
 TIMEOUT = 60.0
+MASTER_PORT = "master port"
+"""Key of an offer that holds for all generations."""
 _state: dict[str, Any] = {"control": None, "generation": 0, "aside": ""}
 
 
@@ -63,3 +66,22 @@ def hear(name: str, timeout: float = TIMEOUT) -> Any:
         TimeoutError: nobody told it within `timeout` seconds.
     """
     return _state["control"].wait_for(_key(name), timeout)
+
+
+def master_port(rank: int, address: str) -> int:
+    """A port for process groups of the user's own, free on the head when rank 0 chose it; the same in the whole life of a pool.
+
+    Args:
+        rank: this rank; 0 chooses, unless it has been started anew and finds the choice.
+        address: the head's.
+    """
+    control = _state["control"]
+    if rank != 0:
+        return int(control.wait_for(MASTER_PORT, TIMEOUT))
+    try:
+        return int(control.wait_for(MASTER_PORT, 0.0))
+    except TimeoutError:
+        with socket.create_server((address, 0)) as free:
+            port = int(free.getsockname()[1])
+        control.offer(MASTER_PORT, port)
+        return port
