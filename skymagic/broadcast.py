@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +53,6 @@ class Values:
     ranks: tuple[int, ...]
     value: list[Any] = field(default_factory=list)
     variables: dict[str, list[Any]] = field(default_factory=dict)
-    seconds: float = 0.0
     problems: tuple[str, ...] = ()
 
 
@@ -134,16 +132,13 @@ def broadcast(
         RunError: a rank failed, died or was interrupted; the time was over; or values could not come back.
         CaptureError: names cannot travel.
     """
-    begun = time.monotonic()
     notebook = NotebookScreen(order.shown)
     report = pool.run(order, screen or notebook, limits, stop)
     notebook.finish()
     if not report.good:
         discard(report, pool)
         raise failure(report, pool, limits)
-    values = collect(report, order, pool)
-    values.seconds = time.monotonic() - begun
-    return values
+    return collect(report, order, pool)
 
 
 def discard(report: Report, pool: Pool) -> None:

@@ -28,8 +28,10 @@ T = TypeVar("T")
 
 
 # Other packages may bring more; looking for those takes longer than many a cell.
-PLUGINS = Names(plugins.TABLE, plugins.names)
-PROVIDERS = Names(("auto", *providers.TABLE), lambda: ["auto", *providers.names()])
+KNOWN = {
+    "plugins": Names(plugins.TABLE, plugins.names),
+    "providers": Names(("auto", *providers.TABLE), lambda: ["auto", *providers.names()]),
+}
 
 
 def usage(call: Callable[[], T]) -> T:
@@ -56,15 +58,7 @@ class SkyMagics(Magics):
 
     @line_cell_magic
     def sky_pool(self, line: str, cell: str | None = None) -> Compute | None:
-        request = usage(
-            lambda: arguments.parse_pool(
-                line,
-                self.settings.defaults(),
-                body=cell,
-                plugins=PLUGINS,
-                providers=PROVIDERS,
-            )
-        )
+        request = usage(lambda: arguments.parse_pool(line, self.settings.defaults(), body=cell, **KNOWN))
         if request.dry_run:
             print(usage(lambda: providers.load(request.provider).plan(request)).text())
             return None
@@ -140,14 +134,7 @@ class SkyMagics(Magics):
 
     @line_cell_magic
     def sky_broadcast(self, line: str, cell: str | None = None) -> Any:
-        request = usage(
-            lambda: arguments.parse_broadcast(
-                line,
-                self.settings.defaults(),
-                plugins=PLUGINS,
-                providers=PROVIDERS,
-            )
-        )
+        request = usage(lambda: arguments.parse_broadcast(line, self.settings.defaults(), **KNOWN))
         return self._run(request, cell or "")
 
     @cell_magic

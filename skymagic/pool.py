@@ -148,7 +148,7 @@ class Pool:
             [
                 wire.AgentSpec(
                     pool=self.name, job_id=self.job_id, node=member.node, head=index == 0,
-                    preload=self._preload(), env=self._environment(), parent_pid=os.getpid(),
+                    preload=self._preload(), env=self._environment(),
                 )
                 for index, member in enumerate(members)
             ]

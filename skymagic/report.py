@@ -36,7 +36,6 @@ class RankRun:
     stopped: bool = False
     """It was interrupted or freed because of another rank's failure, a timeout or the user."""
     killed: bool = False
-    finished_at: float | None = None
     heard_at: float = 0.0
 
     @property

@@ -178,7 +178,7 @@ class Run:
         if event.kind == "output":
             self._show(event.rank, rank, event.content)
         elif event.kind == "outcome":
-            rank.outcome, rank.finished_at = event.content, time.monotonic()
+            rank.outcome = event.content
         elif event.kind == "died" and rank.outcome is None:
             rank.died, rank.died_at = event.content["exited"], time.monotonic()
         if rank.failed and not self._stopping and self._unfinished():

@@ -27,9 +27,6 @@ class AgentSpec:
     """Modules that the forkserver imports before it forks ranks."""
     env: dict[str, str] = field(default_factory=dict)
     """Environment of everything on the node; never logged."""
-    workdir: str = ""
-    """Working directory of the ranks; empty: the agent's own."""
-    parent_pid: int = 0
 
 
 @dataclass(frozen=True)

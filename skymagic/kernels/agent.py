@@ -98,8 +98,6 @@ class Agent:
         os.dup2(log, 2)
         os.close(log)
         os.environ.update(self.spec.env)
-        if self.spec.workdir:
-            os.chdir(self.spec.workdir)
         if self.spec.head:
             self._start_controller()
         self._start_forkserver()

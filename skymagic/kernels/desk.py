@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from skymagic import runtime
 from skymagic.kernels.control import Control
 from skymagic.kernels.hooks import Hooks
@@ -16,6 +14,5 @@ class Desk:
     hooks: Hooks
     info: runtime.InstanceInfo
     store: str
-    on_registered: Callable[[], None]
     freed = False
     """This run was let out of a collective, or is being stopped, because of something else: its own error is of no interest."""
