@@ -18,6 +18,12 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 QUICKSTART = ROOT / "notebooks" / "quickstart.ipynb"
 WIDGETS = "application/vnd.jupyter.widget"
+IPYKERNEL_ENDS = re.compile(
+    r"ERROR:tornado\.general:Uncaught exception in ZMQStream callback\n"
+    r".*?_publish_status.*?zmq\.error\.ZMQError: Socket operation on non-socket\n",
+    re.DOTALL,
+)
+"""A kernel that ends sometimes says "idle" on its control thread after it has closed the socket: ipykernel's, and harmless."""
 
 
 def call(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -90,7 +96,7 @@ def test_every_notebook_runs(path: Path, tmp_path: Path) -> None:
     saved = tmp_path / "saved.ipynb"
     result = call(ROOT / "notebooks" / "show.py", path, "--save", saved, "--timeout", "100", folder=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stderr == ""
+    assert IPYKERNEL_ENDS.sub("", result.stderr) == ""
     assert "%%sky_broadcast" in result.stdout
     executed = nbformat.read(saved, as_version=4)
     assert all(cell.execution_count for cell in executed.cells if cell.cell_type == "code")
