@@ -20,6 +20,7 @@ from skymagic.plan import Inventory, Plan, PoolRequest, plan
 from skymagic.plugins import packing
 
 ADDRESS = "127.0.0.1"
+AGENT = (sys.executable, "-m", "skymagic.kernels.agent")
 
 
 class Local:
@@ -41,19 +42,23 @@ class Local:
 
     def acquire(self, plan: Plan, pool: str) -> Sequence[Member]:
         """One agent serves all ranks of this machine."""
-        return [Member(0, socket.gethostname(), ADDRESS, ChildTransport)]
+        return [Member(0, socket.gethostname(), ADDRESS, lambda: ChildTransport(AGENT))]
 
     def release(self) -> None:
         """Nothing was acquired."""
 
 
 class ChildTransport:
-    """An agent as a child process, spoken to over pipes."""
+    """An agent, or another process, as a child that is spoken to over pipes.
 
-    def __init__(self) -> None:
+    Args:
+        command: what to run.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "skymagic.kernels.agent"],
+            list(command),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
             start_new_session=True,  # a terminal's Ctrl-C is for the notebook, which passes it on
         )  # fmt: skip
