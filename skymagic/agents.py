@@ -30,20 +30,35 @@ class RankState:
 
 @dataclass(frozen=True)
 class Member:
-    """One node of the cluster, as a provider gives it."""
+    """A machine of the cluster, as a provider gives it.
 
-    node: int
+    Attributes:
+        name: what users call it.
+        address: where the others reach it; None: they find out when they meet.
+        open: a new link to its node agent.
+        forward: an address and port on that machine → a port of 127.0.0.1 here that leads there; None where the
+            machine is this one.
+    """
+
+    name: str
+    address: str | None
+    open: Callable[[], Transport] = field(repr=False, compare=False)
+    forward: Callable[[str, int], int] | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node is, once the nodes have met: its own hostname, and its address among them."""
+
     hostname: str
     address: str
-    open: Callable[[], Transport] = field(repr=False, compare=False)
 
 
 class Agents:
     """Owns the links to all agents of a pool.
 
     Args:
-        members: the nodes that have an agent of their own, the head first.
-        ranks: rank → (index into `members`, its specification).
+        members: the machines, each with an agent of its own, the head first.
         died: called (on a link's thread) when a rank ended that nobody asked to end.
         lost: called (on a link's thread) when an agent is gone, with the node and a reason.
     """
@@ -51,13 +66,16 @@ class Agents:
     def __init__(
         self,
         members: Sequence[Member],
-        ranks: Mapping[int, tuple[int, wire.RankSpec]],
         died: Callable[[wire.RankExited], None],
         lost: Callable[[int, str], None],
     ) -> None:
         self.members = tuple(members)
-        self.specs = dict(ranks)
-        self.ranks = {rank: self._fresh(rank) for rank in ranks}
+        self.specs: dict[int, tuple[int, wire.RankSpec]] = {}
+        """Rank → (index into `members`, its specification)."""
+        self.ranks: dict[int, RankState] = {}
+        self.places: tuple[Place, ...] = ()
+        self._hellos: dict[int, wire.Hello] = {}
+        self._ways: dict[int, dict[str, str]] = {}
         self.controller: wire.ControllerUp | None = None
         self._died, self._lost = died, lost
         self._links: list[Link] = []
@@ -68,17 +86,80 @@ class Agents:
         self._closing = False
 
     def _fresh(self, rank: int) -> RankState:
-        member = self.members[self.specs[rank][0]]
-        return RankState(member.node, member.hostname)
+        index, spec = self.specs[rank]
+        return RankState(spec.info["node"], self.places[index].hostname)
 
     # -- lifecycle ---------------------------------------------------------------------------------------------------
 
     def start(self, specs: Sequence[wire.AgentSpec]) -> None:
-        """Open all links and order the ranks; returns at once. `specs` has one for each member."""
-        for index, (member, spec) in enumerate(zip(self.members, specs, strict=True)):
-            link = Link(member.open(), index, self._heard)
-            self._links.append(link)
-            link.send(spec)
+        """Open all links; `specs` has one for each member."""
+        opened: list[Transport | BaseException] = [OSError("not opened")] * len(specs)
+
+        def open_one(index: int) -> None:
+            try:
+                opened[index] = self.members[index].open()
+            except BaseException as problem:
+                opened[index] = problem
+
+        threads = [
+            threading.Thread(target=open_one, args=(index,), daemon=True) for index in range(1, len(specs))
+        ]
+        for thread in threads:
+            thread.start()
+        open_one(0)
+        for thread in threads:
+            thread.join()
+        for index, (transport, spec) in enumerate(zip(opened, specs, strict=True)):
+            if not isinstance(transport, BaseException):
+                link = Link(transport, index, self._heard)
+                self._links.append(link)
+                link.send(spec)
+        if problem := next((one for one in opened if isinstance(one, BaseException)), None):
+            raise problem
+
+    def meet(self, word: str, timeout: float) -> tuple[Place, ...]:
+        """Find out where the nodes reach each other, and have the head's controller listen there.
+
+        Args:
+            word: by which the others know the head.
+
+        Raises:
+            ProvisionError: no private address of the head can be reached by all others.
+        """
+        if all(member.address is not None for member in self.members):
+            self.places = tuple(Place(m.name, m.address) for m in self.members if m.address is not None)
+            return self.places
+        self._wait(lambda: len(self._hellos) == len(self.members), timeout, "the node agents")
+        hellos = [self._hellos[index] for index in range(len(self.members))]
+        if len({hello.machine for hello in hellos}) == 1:
+            addresses = ["127.0.0.1"] * len(hellos)
+        else:
+            addresses = self._reach(hellos[0].places, word, timeout)
+        self._links[0].send(wire.Lead(addresses[0]))
+        self.places = tuple(
+            Place(hello.hostname, address) for hello, address in zip(hellos, addresses, strict=True)
+        )
+        return self.places
+
+    def _reach(self, places: Mapping[str, int], word: str, timeout: float) -> list[str]:
+        others = range(1, len(self.members))
+        for index in others:
+            self._links[index].send(wire.Reach(dict(places), word))
+        self._wait(lambda: len(self._ways) == len(others), timeout, "the way from node to node")
+        for address in places:
+            if all(address in self._ways[index] for index in others):
+                return [address, *(self._ways[index][address] for index in others)]
+        head = self.members[0].name
+        lost = [self.members[index].name for index in others if not self._ways[index]]
+        raise ProvisionError(
+            f"{', '.join(lost) or 'the nodes'} cannot reach {head} at a private address that serves all "
+            f"({head} has {', '.join(places) or 'none'}); the nodes of a pool must be in one network, and let each other in"
+        )
+
+    def order(self, specs: Mapping[int, tuple[int, wire.RankSpec]]) -> None:
+        """Order the ranks (rank → index into `members`, specification); returns at once."""
+        self.specs = dict(specs)
+        self.ranks = {rank: self._fresh(rank) for rank in specs}
         self._order(self.ranks, 0)
 
     def _order(self, ranks: Iterable[int], generation: int) -> None:
@@ -86,8 +167,11 @@ class Agents:
             mine = [rank for rank in ranks if self.specs[rank][0] == index]
             if mine:
                 specs = tuple(vars(self.specs[rank][1]) | {"generation": generation} for rank in mine)
-                connection = self.controller.engine if self.controller is not None and index > 0 else None
-                link.send(wire.Spawn(specs, connection))
+                link.send(wire.Spawn(specs, self._connection(index)))
+
+    def _connection(self, index: int) -> dict[str, Any] | None:
+        """What engines need to find the controller; the head's agent has it, and so does one that was told before."""
+        return self.controller.engine if self.controller is not None and index > 0 else None
 
     def wait_controller(self, timeout: float) -> wire.ControllerUp:
         """The controller's connection info.
@@ -189,12 +273,18 @@ class Agents:
             match message:
                 case None:
                     said = self._links[index].complaint if index < len(self._links) else ""
-                    ended = f"the agent on {self.members[index].hostname} ended"
+                    ended = f"the agent on {self.members[index].name} ended"
                     self._trouble = self._trouble or (f"{ended}:\n{said}" if said else ended)
+                case wire.Hello():
+                    self._hellos[index] = message
+                case wire.Reached():
+                    self._ways[index] = message.ways
                 case wire.ControllerUp():
                     self.controller = message
+                    for link in self._links[1:]:  # their ranks wait for it
+                        link.send(wire.Spawn((), message.engine))
                 case wire.AgentFailed():
-                    self._trouble = f"{self.members[index].hostname}: {message.reason}"
+                    self._trouble = f"{self.members[index].name}: {message.reason}"
                 case wire.RankForked():
                     state = self.ranks[message.rank]
                     state.pid, state.ident = message.pid, message.ident

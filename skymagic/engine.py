@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import ipyparallel as ipp
@@ -47,15 +48,19 @@ class Engine:
 
     Args:
         connection: the controller's connection info for clients.
+        forward: for a controller on another machine: an address and port there → a port of 127.0.0.1 that leads there.
 
     Raises:
         ProvisionError: the controller does not answer.
     """
 
-    def __init__(self, connection: Mapping[str, Any]) -> None:
+    def __init__(
+        self, connection: Mapping[str, Any], forward: Callable[[str, int], int] | None = None
+    ) -> None:
         logging.getLogger("ipyparallel").setLevel(logging.ERROR)
         try:
-            self._client = _Client(dict(connection), timeout=20)
+            here = forwarded(connection, forward) if forward is not None else dict(connection)
+            self._client = _Client(here, timeout=20)
         except (TimeoutError, OSError) as problem:
             raise ProvisionError(f"the controller does not answer: {problem}") from problem
         self._engines: dict[int, int] = {}
@@ -125,6 +130,13 @@ class Engine:
         """Close the connections; twice is safe."""
         with contextlib.suppress(Exception):
             self._client.close(linger=0)
+
+
+def forwarded(connection: Mapping[str, Any], forward: Callable[[str, int], int]) -> dict[str, Any]:
+    """The connection info with its ports led through to 127.0.0.1: seven, whatever the number of ranks."""
+    address = connection["interface"].partition("://")[2]
+    ports = {name: forward(address, value) for name, value in connection.items() if type(value) is int}
+    return {**connection, **ports, "interface": "tcp://127.0.0.1", "location": socket.gethostname()}
 
 
 def _on_iopub(submission: Submission, future: Any, message: Mapping[str, Any]) -> None:

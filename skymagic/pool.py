@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skymagic import display, plugins, providers, states, wire
-from skymagic.agents import Agents, describe
+from skymagic.agents import Agents, Place, describe
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
 from skymagic.order import Order
 from skymagic.plan import Defaults, Plan, PoolRequest, fits
@@ -33,6 +33,7 @@ from skymagic.turns import Turn, Turns
 if TYPE_CHECKING:
     from skymagic.engine import Engine
     from skymagic.ship import Cargo, Shipper
+    from skymagic.store import NodeStore
 
 START_TIMEOUT = 120.0
 REJOIN_TIMEOUT = 20.0
@@ -142,30 +143,31 @@ class Pool:
                 raise
 
     def _bring_up(self) -> None:
-        members = self._provider.acquire(self.plan, self.name)
-        self._agents = Agents(members, self._rank_specs(members), self._on_death, self._on_loss)
+        members = self._provider.acquire(self.plan, self.job_id)
+        self._agents = Agents(members, self._on_death, self._on_loss)
         self._agents.start(
             [
                 wire.AgentSpec(
-                    pool=self.name, job_id=self.job_id, node=member.node, head=index == 0,
-                    preload=self._preload(), env=self._environment(),
+                    pool=self.name, job_id=self.job_id, node=index, head=index == 0, preload=self._preload(),
+                    env=self._environment(), address=member.address, curve=self.plan.remote,
                 )
                 for index, member in enumerate(members)
             ]
         )  # fmt: skip
         from skymagic.engine import Engine  # imports ipyparallel, while the agents start
         from skymagic.ship import Shipper
-        from skymagic.store import NodeStore
 
+        self._agents.order(self._rank_specs(self._agents.meet(self.job_id, START_TIMEOUT)))
         controller = self._agents.wait_controller(START_TIMEOUT)
-        self._engine = Engine(controller.client)
-        self._shipper = Shipper(
-            NodeStore(controller.store, notify=lambda said: self._notes.append(said)),
-            self.namespace,
-            str(Path.cwd()),
-        )
+        self._engine = Engine(controller.client, members[0].forward)
+        self._shipper = Shipper(self._open_store(controller), self.namespace, str(Path.cwd()))
         self._agents.wait_ready(START_TIMEOUT)
         self._bind(range(self.world_size))
+
+    def _open_store(self, controller: wire.ControllerUp) -> NodeStore:
+        from skymagic.store import NodeStore
+
+        return NodeStore(controller.store, notify=lambda said: self._notes.append(said))
 
     def _bind(self, ranks: Iterable[int]) -> None:
         assert self._engine is not None and self._agents is not None
@@ -177,7 +179,7 @@ class Pool:
 
     def _environment(self) -> dict[str, str]:
         shape = self.plan.topology
-        on_machine = shape.world_size if self.plan.provider == "local" else shape.procs_per_node
+        on_machine = shape.procs_per_node if self.plan.remote else shape.world_size
         env = (
             {"OMP_NUM_THREADS": str(max(1, self.plan.cpus // on_machine))}
             if "OMP_NUM_THREADS" not in os.environ
@@ -186,28 +188,27 @@ class Pool:
         secret = {name: os.environ[name] for name in self.plan.request.secrets if name in os.environ}
         return {**env, **dict(self.plan.image.env), **dict(self.plan.request.env), **secret}
 
-    def _rank_specs(self, members: Sequence[Any]) -> dict[int, tuple[int, wire.RankSpec]]:
+    def _rank_specs(self, places: Sequence[Place]) -> dict[int, tuple[int, wire.RankSpec]]:
+        """Rank → (index of its machine, its specification)."""
         shape, plan = self.plan.topology, self.plan
         specs = tuple(map(packing.packed, self.plugins))
+        machines = [min(node, len(places) - 1) for node in range(shape.nodes)]
         peers = tuple(
-            Peer(
-                node,
-                members[min(node, len(members) - 1)].address,
-                members[min(node, len(members) - 1)].hostname,
-            )
-            for node in range(shape.nodes)
+            Peer(node, places[index].address, places[index].hostname) for node, index in enumerate(machines)
         )
         found = {}
         for rank in range(shape.world_size):
             node = shape.node_of(rank)
-            index = min(node, len(members) - 1)
             info = InstanceInfo(
-                node=node, total_nodes=shape.nodes, head_addr=members[0].address, head_port=0,
+                node=node, total_nodes=shape.nodes, head_addr=places[0].address, head_port=0,
                 accelerators=plan.request.gpu.count if plan.request.gpu else 0, peers=peers, rank=rank,
                 world_size=shape.world_size, local_rank=shape.local_rank(rank), local_world_size=shape.procs_per_node,
-                hostname=members[index].hostname, job_id=self.job_id,
+                hostname=peers[node].hostname, job_id=self.job_id,
             )  # fmt: skip
-            found[rank] = (index, wire.RankSpec(rank, info.plain(), specs, self._rank_environment(node)))
+            found[rank] = (
+                machines[node],
+                wire.RankSpec(rank, info.plain(), specs, self._rank_environment(node)),
+            )
         return found
 
     def _rank_environment(self, node: int) -> dict[str, str]:
@@ -236,7 +237,7 @@ class Pool:
             return
         self._agents.close()
         controller = self._agents.controller
-        if self.plan.provider == "local" and controller is not None:  # an agent that was killed could not
+        if not self.plan.remote and controller is not None:  # an agent that was killed could not
             for folder in (controller.directory, controller.store):
                 shutil.rmtree(folder, ignore_errors=True)
 

@@ -27,6 +27,43 @@ class AgentSpec:
     """Modules that the forkserver imports before it forks ranks."""
     env: dict[str, str] = field(default_factory=dict)
     """Environment of everything on the node; never logged."""
+    address: str | None = "127.0.0.1"
+    """Where the controller listens; None: the nodes meet first, and `Lead` says it."""
+    curve: bool = False
+    """Whether the controller lets in, and talks to, only those who have its key."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Agent → notebook, first of all: who answers."""
+
+    hostname: str
+    machine: str
+    """Equal for agents that reach each other by 127.0.0.1."""
+    places: dict[str, int] = field(default_factory=dict)
+    """Address → port where the head waits for the others; empty on all other nodes, and when nobody needs to meet."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Notebook → agent: try to reach these places, where `word` is said."""
+
+    places: dict[str, int]
+    word: str
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Agent → notebook: the places that answered, each with this node's own address on the way there."""
+
+    ways: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Lead:
+    """Notebook → agent of the head: start the controller, to listen at this address."""
+
+    address: str
 
 
 @dataclass(frozen=True)
@@ -189,7 +226,7 @@ class Done:
 
 
 Message = (
-    AgentSpec | RankSpec | Spawn | Signal | Ask | Answer | Offer | Shutdown | ControllerUp | AgentFailed
+    AgentSpec | Hello | Reach | Reached | Lead | RankSpec | Spawn | Signal | Ask | Answer | Offer | Shutdown | ControllerUp | AgentFailed
     | RankForked | RankReady | RankFailed | RankExited | Begin | Publish | End | Done
 )  # fmt: skip
 
@@ -197,6 +234,10 @@ KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         AgentSpec,
+        Hello,
+        Reach,
+        Reached,
+        Lead,
         RankSpec,
         Spawn,
         Signal,

@@ -16,13 +16,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 from skymagic import store, wire
-from skymagic.kernels import forkserver, stacks
+from skymagic.kernels import forkserver, meeting, stacks
 from skymagic.kernels.iopub import Iopub
 from skymagic.kernels.memory import oom_kills
 from skymagic.kernels.streams import Pipe, RankOutput, enlarge
@@ -81,6 +82,7 @@ class Agent:
         self.controller: subprocess.Popen[bytes] | None = None
         self.controller_end = -1
         """A descriptor that says when the controller has ended, where the system has such."""
+        self.places = meeting.Places()
         self.engine_file = ""
         self.iopub: Iopub | None = None
         self.offers: list[wire.Offer] = []
@@ -98,19 +100,47 @@ class Agent:
         os.dup2(log, 2)
         os.close(log)
         os.environ.update(self.spec.env)
-        if self.spec.head:
-            self._start_controller()
+        if self.spec.head and self.spec.address is not None:
+            self._start_controller(self.spec.address)
         self._start_forkserver()
         self._watch(self.link_in, self._on_link)
+        if self.spec.head and self.spec.address is None:
+            self.places = meeting.Places(self.spec.job_id)
+            for listener in self.places.listeners:
+                self._watch(listener, lambda listener=listener: self.places.answer(listener))  # type: ignore[misc]
+        self.tell(wire.Hello(socket.gethostname(), meeting.machine(), self.places.ports))
 
-    def _start_controller(self) -> None:
+    def _lead(self, address: str) -> None:
+        for listener in self.places.listeners:
+            self._unwatch(listener)
+        self.places.close()
+        self._start_controller(address)
+
+    def _reach(self, message: wire.Reach) -> None:
+        """Look for the head beside the event loop: a place that drops packets takes its time."""
+        ours, theirs = socket.socketpair()
+
+        def look() -> None:
+            with theirs:
+                theirs.sendall(json.dumps(meeting.reach(message.places, message.word)).encode())
+
+        def found() -> None:
+            self._unwatch(ours)
+            with ours:
+                self.tell(wire.Reached(json.loads(ours.recv(1 << 16))))
+
+        self._watch(ours, found)
+        threading.Thread(target=look, name="skymagic-reach", daemon=True).start()
+
+    def _start_controller(self, address: str) -> None:
         self.profile = self.directory / "profile"
         command = [
             sys.executable,
             "-m",
             "skymagic.kernels.controller",
             f"--profile-dir={self.profile}",
-            "--ip=127.0.0.1",
+            f"--ip={address}",
+            f"--IPController.enable_curve={self.spec.curve}",
         ]
         self.controller = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
@@ -217,6 +247,10 @@ class Agent:
                         self.ranks[rank].tell(message)
             case wire.Offer():
                 self._spread(message)
+            case wire.Reach():
+                self._reach(message)
+            case wire.Lead():
+                self._lead(message.address)
             case wire.Shutdown():
                 self.stop_at = time.monotonic() + GRACE
                 for known in self.ranks.values():
@@ -432,6 +466,7 @@ class Agent:
 
     def close(self) -> None:
         """End everything that was started and remove the node's directories."""
+        self.places.close()
         for rank in [*self.ranks.values(), *self.leaving.values()]:
             rank.kill()
         self.forkserver.close()

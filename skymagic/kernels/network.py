@@ -24,16 +24,22 @@ def interface_to(address: str) -> str | None:
         mine = probe.getsockname()[0]
         if mine.startswith("127."):
             return "lo0" if sys.platform == "darwin" else "lo"
-        if sys.platform != "linux":
-            return None
-        import fcntl
+    return next((name for name, address in interface_addresses().items() if address == mine), None)
 
+
+def interface_addresses() -> dict[str, str]:
+    """The IPv4 address of each interface of this machine; empty where the system does not tell."""
+    found: dict[str, str] = {}
+    if sys.platform != "linux":
+        return found
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # an interface without an address
                 packed = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
-                if socket.inet_ntoa(packed[20:24]) == mine:
-                    return name
-    return None
+                found[name] = socket.inet_ntoa(packed[20:24])
+    return found
 
 
 def environment(info: InstanceInfo) -> dict[str, str]:

@@ -59,6 +59,7 @@ class Plan:
         devices: for each node, the indices of the GPUs that it takes; empty when none were asked for.
         cpus: CPU cores that a node may use. memory_gb: its memory.
         price: dollars per hour for the whole pool.
+        remote: whether the nodes are other machines than the notebook's, each with files of its own.
     """
 
     provider: str
@@ -70,6 +71,7 @@ class Plan:
     memory_gb: float
     devices: tuple[tuple[int, ...], ...] = ()
     price: float = 0.0
+    remote: bool = False
 
     def devices_of(self, rank: int) -> tuple[int, ...]:
         """The GPUs of `rank`: an equal share of its node's, as indices of devices on its machine."""

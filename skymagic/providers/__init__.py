@@ -24,7 +24,7 @@ class Provider(Protocol):
     def plan(self, request: PoolRequest) -> Plan:
         """What would be made, with its price; starts nothing. Raises RequestError with all mistakes."""
 
-    def acquire(self, plan: Plan, pool: str) -> Sequence[Member]:
+    def acquire(self, plan: Plan, job_id: str) -> Sequence[Member]:
         """Machines that can run an agent, the head first. Called once per pool; releases all if it raises."""
 
     def release(self) -> None:

@@ -40,9 +40,9 @@ class Local:
             raise RequestError(mistakes)
         return made
 
-    def acquire(self, plan: Plan, pool: str) -> Sequence[Member]:
+    def acquire(self, plan: Plan, job_id: str) -> Sequence[Member]:
         """One agent serves all ranks of this machine."""
-        return [Member(0, socket.gethostname(), ADDRESS, lambda: ChildTransport(AGENT))]
+        return [Member(socket.gethostname(), ADDRESS, lambda: ChildTransport(AGENT))]
 
     def release(self) -> None:
         """Nothing was acquired."""

@@ -1,0 +1,98 @@
+"""How the nodes of a cluster find out by which addresses they reach each other; the notebook may use others."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+
+from skymagic.kernels.network import interface_addresses
+
+PATIENCE = 3.0
+"""Seconds in which a place must answer."""
+
+
+def machine() -> str:
+    """The same text for all processes that reach each other by 127.0.0.1, and for no others."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
+    return f"{socket.gethostname()} {sys.platform}"
+
+
+def addresses() -> list[str]:
+    """This machine's private IPv4 addresses other than loopback; public ones are no place to listen."""
+    found = {address for address in [*interface_addresses().values(), *_of_hostname()] if _private(address)}
+    return sorted(found, key=ipaddress.IPv4Address)
+
+
+def _private(address: str) -> bool:
+    known = ipaddress.IPv4Address(address)
+    shared = known in ipaddress.IPv4Network("100.64.0.0/10")  # carriers' and tailnets'
+    return (known.is_private or shared) and not known.is_loopback and not known.is_unspecified
+
+
+def _of_hostname() -> list[str]:
+    with contextlib.suppress(OSError):
+        return [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+    return []
+
+
+class Places:
+    """Listens on each private address of this machine, and says a word to whoever comes.
+
+    Args:
+        word: what is said; without one nothing listens.
+    """
+
+    def __init__(self, word: str = "") -> None:
+        self._word = word
+        self.listeners: list[socket.socket] = []
+        for address in addresses() if word else ():
+            with contextlib.suppress(OSError):
+                self.listeners.append(socket.create_server((address, 0)))
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Address → port."""
+        return dict(listener.getsockname()[:2] for listener in self.listeners)
+
+    def answer(self, listener: socket.socket) -> None:
+        """Say the word to one who came."""
+        with contextlib.suppress(OSError):
+            guest, _ = listener.accept()
+            with guest:
+                guest.sendall(self._word.encode())
+
+    def close(self) -> None:
+        """Stop listening; twice is safe."""
+        for listener in self.listeners:
+            listener.close()
+        self.listeners = []
+
+
+def reach(places: Mapping[str, int], word: str) -> dict[str, str]:
+    """The addresses at which the word is said, each with the address that this machine has on the way there."""
+    ways: dict[str, str] = {}
+    threads = [
+        threading.Thread(target=_try, args=(address, port, word, ways), daemon=True)
+        for address, port in places.items()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * PATIENCE)
+    return dict(ways)
+
+
+def _try(address: str, port: int, word: str, ways: dict[str, str]) -> None:
+    with contextlib.suppress(OSError), socket.create_connection((address, port), PATIENCE) as guest:
+        mine = str(guest.getsockname()[0])
+        said = b""
+        while piece := guest.recv(1024):
+            said += piece
+        if said == word.encode():
+            ways[address] = mine
