@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from skymagic import broadcast, pool
+from skymagic import broadcast, pools
 from skymagic.plan import Defaults, Only, PluginSpec, PoolRequest, RunRequest
+from skymagic.pool import Pool
 from skymagic.report import Limits
 
 
@@ -34,24 +35,24 @@ class Quiet:
         self.notes.append(text)
 
 
-def start(ranks: int, *plugins: str) -> pool.Pool:
+def start(ranks: int, *plugins: str) -> Pool:
     """A pool of its own on this machine."""
-    name = f"bench-{os.getpid()}-{len(pool.every())}"
+    name = f"bench-{os.getpid()}-{len(pools.every())}"
     request = PoolRequest(
         name=name, provider="local", nodes=ranks, plugins=tuple(PluginSpec(name) for name in plugins)
     )
-    return pool.ensure(request, {}, Defaults(), lambda text: None)
+    return pools.ensure(request, {}, Defaults(), lambda text: None)
 
 
 @contextmanager
-def started(ranks: int, *plugins: str) -> Iterator[pool.Pool]:
+def started(ranks: int, *plugins: str) -> Iterator[Pool]:
     """A pool that ends with the block."""
     with start(ranks, *plugins) as one:
         yield one
 
 
 def run(
-    one: pool.Pool,
+    one: Pool,
     body: str,
     *,
     timeout: float | None = None,

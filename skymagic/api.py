@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, overload
 
-from skymagic import plan, plugins
-from skymagic import pool as pools
+from skymagic import plan, plugins, pools
 from skymagic.accelerators import Accelerator
 from skymagic.calls import Call, Calls, Function, positive
 from skymagic.errors import PoolStateError, RequestError

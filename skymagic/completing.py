@@ -8,7 +8,7 @@ from typing import Any
 from IPython.core.completer import SimpleCompletion, context_matcher
 from IPython.core.interactiveshell import InteractiveShell
 
-from skymagic import arguments, plugins, pool, providers
+from skymagic import arguments, plugins, pools, providers
 
 LINE = re.compile(r"%{1,2}(sky_\w+)[ \t]+(.*)$", re.DOTALL)
 
@@ -39,7 +39,7 @@ def complete(text: str, namespace: dict[str, Any]) -> tuple[str, list[str]] | No
     if line is None or line[1] not in arguments.MAGICS:
         return None
     names = arguments.Names(
-        pools=tuple(one.name for one in pool.every()),
+        pools=tuple(one.name for one in pools.every()),
         variables=tuple(name for name in namespace if not name.startswith("_")),
         plugins=tuple(plugins.names()),
         providers=("auto", *providers.names()),

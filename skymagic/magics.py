@@ -14,11 +14,12 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
-from skymagic import arguments, auto, broadcast, completing, display, plugins, pool, providers
+from skymagic import arguments, auto, broadcast, completing, display, plugins, pools, providers
 from skymagic.api import Compute
 from skymagic.config import SkyMagic
 from skymagic.errors import RequestError, SkyError
 from skymagic.plan import Only, PoolRequest, RunRequest
+from skymagic.pool import Pool
 from skymagic.providers.local import gpus as local_gpus
 from skymagic.report import Limits
 from skymagic.results import rank_words
@@ -64,20 +65,20 @@ class SkyMagics(Magics):
             return None
         return Compute.of(self._ensure(request))
 
-    def _ensure(self, request: PoolRequest) -> pool.Pool:
+    def _ensure(self, request: PoolRequest) -> Pool:
         defaults = self.settings.defaults()
-        return usage(lambda: pool.ensure(request, self.shell.user_ns, defaults, say))
+        return usage(lambda: pools.ensure(request, self.shell.user_ns, defaults, say))
 
-    def _pool_of(self, request: PoolRequest) -> pool.Pool:
+    def _pool_of(self, request: PoolRequest) -> Pool:
         """The pool that a run asks for: by options, by name, or the one used last."""
         if request.given() - {"name"}:
             return self._ensure(request)
-        return pool.find(request.name)
+        return pools.find(request.name)
 
     @line_magic
     def sky_down(self, line: str) -> None:
         request = usage(lambda: arguments.parse_down(line))
-        chosen = pool.every() if request.all else [pool.find(request.name)]
+        chosen = pools.every() if request.all else [pools.find(request.name)]
         for one in chosen:
             one.close()
             print(f"pool {one.name!r} is stopped")
@@ -85,7 +86,7 @@ class SkyMagics(Magics):
     @line_magic
     def sky_restart(self, line: str) -> None:
         request = usage(lambda: arguments.parse_restart(line))
-        one = pool.find(request.pool)
+        one = pools.find(request.pool)
         chosen = request.ranks
         ranks = None if chosen is None else usage(lambda: chosen.ranks(one.world_size))
         one.restart(ranks)
@@ -96,7 +97,7 @@ class SkyMagics(Magics):
     @line_magic
     def sky_status(self, line: str) -> None:
         name = usage(lambda: arguments.parse_status(line))
-        chosen = [pool.find(name)] if name else pool.every()
+        chosen = [pools.find(name)] if name else pools.every()
         print(
             "\n\n".join(map(status_text, chosen))
             or "no pool is running: make one with %sky_pool --nodes 2 --plugin torch"
@@ -105,7 +106,7 @@ class SkyMagics(Magics):
     @line_magic
     def sky_logs(self, line: str) -> None:
         request = usage(lambda: arguments.parse_logs(line))
-        one = pool.find(request.pool)
+        one = pools.find(request.pool)
         chosen = request.rank or Only("all")
         ranks = usage(lambda: chosen.ranks(one.world_size))
         for rank in ranks:
@@ -122,7 +123,7 @@ class SkyMagics(Magics):
     @line_magic
     def sky_cost(self, line: str) -> None:
         name = usage(lambda: arguments.parse_cost(line))
-        chosen = [pool.find(name)] if name else pool.every()
+        chosen = [pools.find(name)] if name else pools.every()
         print(display.cost([(one.name, one.plan.price, one.started_at) for one in chosen], time.time()))
 
     @line_magic
@@ -282,7 +283,7 @@ def named(name: str | None) -> PoolRequest:
     return PoolRequest(name=name, stated=frozenset())
 
 
-def status_text(one: pool.Pool) -> str:
+def status_text(one: Pool) -> str:
     """A pool and its ranks as text."""
     rows = [("rank", "node", "host", "pid", "state"), *one.status()]
     return f"{one!r}\n{display.table(rows)}"
@@ -301,4 +302,4 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """End all pools; the magics themselves IPython keeps."""
-    pool.close_all()
+    pools.close_all()

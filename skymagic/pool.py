@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
 import os
@@ -18,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from skymagic import display, plugins, providers, states, wire
 from skymagic.agents import Agents, Place, describe
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
+from skymagic.mending import Mending
 from skymagic.order import Order
-from skymagic.plan import Defaults, Plan, PoolRequest, fits
+from skymagic.plan import Defaults, Plan
 from skymagic.plugins import packing
 from skymagic.report import Limits, Report
 from skymagic.results import rank_words
@@ -28,7 +28,7 @@ from skymagic.runtime import InstanceInfo, Peer
 from skymagic.screen import Nowhere, Progress
 from skymagic.states import Event, State
 from skymagic.submission import Submission
-from skymagic.turns import Turn, Turns
+from skymagic.turns import Turns
 
 if TYPE_CHECKING:
     from skymagic.engine import Engine
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from skymagic.store import NodeStore
 
 START_TIMEOUT = 120.0
-REJOIN_TIMEOUT = 20.0
 TOLD_AT_ONCE = 0.2
 """Seconds for which an error waits for what mending finds out, so that it is told with the error."""
 
@@ -49,9 +48,17 @@ class Pool:
         plan: what to make.
         namespace: the notebook's variables.
         defaults: limits and such.
+        ended: called once, when nothing of it is left.
     """
 
-    def __init__(self, name: str, plan: Plan, namespace: dict[str, Any], defaults: Defaults) -> None:
+    def __init__(
+        self,
+        name: str,
+        plan: Plan,
+        namespace: dict[str, Any],
+        defaults: Defaults,
+        ended: Callable[[Pool], None] = lambda pool: None,
+    ) -> None:
         self.name = name
         self.plan = plan
         self.job_id = f"{name}-{secrets.token_hex(4)}"
@@ -61,6 +68,7 @@ class Pool:
         self.runs = 0
         self.defaults = defaults
         self.namespace = namespace
+        self._ended = ended
         self.plugins = plugins.resolve(plan.request.plugins)
         for plugin in self.plugins:
             packing.packed(plugin)  # one that cannot travel is refused before anything starts
@@ -68,7 +76,6 @@ class Pool:
         self._agents: Agents | None = None
         self._engine: Engine | None = None
         self._shipper: Shipper | None = None
-        self._generation = 0
         self.turns = Turns()
         """Runs wait here for their ranks."""
         self._news = threading.Lock()
@@ -77,12 +84,9 @@ class Pool:
         self._numbers = itertools.count(1)
         self._running = 0
         """Runs that have begun and not ended."""
-        self._to_replace: set[int] = set()
-        self._mend_waits = False
         self._clients = contextlib.ExitStack()
         """What plugins have open in the notebook."""
-        self._mending: threading.Thread | None = None
-        self._mend_problem: Exception | None = None
+        self._mending = Mending(self, self.turns, self.world_size, inseparable=self.inseparable)
         self._notes: list[str] = []
         """What the user must hear before the next run."""
 
@@ -112,19 +116,20 @@ class Pool:
             raise PoolStateError(f"pool {self.name!r} is {self.state.value}: {self.state.sentence}")
         return self._shipper
 
-    def _move(self, event: Event) -> None:
+    def move(self, event: Event) -> None:
+        """Something has happened to the pool; refused where it is not allowed."""
         self.state = states.move(self.state, event, self.name)
 
     def start(self) -> Pool:
         """Acquire the machines and bring up all ranks; whatever goes wrong, nothing is left running."""
         begun = time.monotonic()
-        self._move(Event.START)
+        self.move(Event.START)
         try:
             self._bring_up()
         except BaseException:
             self.close()
             raise
-        self._move(Event.STARTED)
+        self.move(Event.STARTED)
         self.started_at = time.time()
         self.start_seconds = time.monotonic() - begun
         self._enter_clients()
@@ -167,7 +172,7 @@ class Pool:
     def _open_store(self, controller: wire.ControllerUp) -> NodeStore:
         from skymagic.store import NodeStore
 
-        return NodeStore(controller.store, notify=lambda said: self._notes.append(said))
+        return NodeStore(controller.store, notify=self.tell)
 
     def _bind(self, ranks: Iterable[int]) -> None:
         assert self._engine is not None and self._agents is not None
@@ -221,12 +226,12 @@ class Pool:
         """End all ranks and release all machines; legal in every state, twice is safe."""
         if self.state is State.STOPPED:
             return
-        self._move(Event.STOP)
+        self.move(Event.STOP)
         for release in (self._clients.close, self._close_engine, self._close_agents, self._provider.release):
             with contextlib.suppress(Exception):
                 release()
-        self._move(Event.STOPPED)
-        _pools.pop(self.name, None) if _pools.get(self.name) is self else None
+        self.move(Event.STOPPED)
+        self._ended(self)
 
     def _close_engine(self) -> None:
         if self._engine is not None:
@@ -250,7 +255,7 @@ class Pool:
             current.put("died", exited.rank, {"exited": exited})
         elif self.state in (State.READY, State.RUNNING) and not exited.expected:
             host = self.agents.ranks[exited.rank].hostname
-            self._notes.append(
+            self.tell(
                 f"rank {exited.rank} on {host} had died ({describe(exited)}); it was started anew and lost its variables"
             )
             self._mend([exited.rank])
@@ -258,11 +263,11 @@ class Pool:
     def _on_loss(self, node: int, reason: str) -> None:
         if self.state in (State.STOPPING, State.STOPPED, State.STARTING, State.LOST):
             return
-        self._move(Event.LOSE)
+        self.move(Event.LOSE)
         with self._news:
             under_way = list(self._under_way)
         if not under_way:
-            self._notes.append(f"pool {self.name!r} is lost: {reason}")
+            self.tell(f"pool {self.name!r} is lost: {reason}")
         for current in under_way:
             for rank in current.ranks:
                 gone = wire.RankExited(rank, 0, None, False, tail=reason)
@@ -282,20 +287,22 @@ class Pool:
             RunInterrupted: it was stopped before it began.
         """
         with self.turns.ask(order.ranks):
-            self._check_mended()
-            self._tell(screen)
+            self._mending.check()
+            self._show_notes(screen)
             with self._counted():
                 cargo = self._load(order, screen)
                 report = self._carry_out(order, cargo, screen, limits, stop or Stop())
             self._mend_after(report)
-        mending = self._present_mending()
-        if mending is not None and not report.good:
-            mending.join(TOLD_AT_ONCE)
-            if not mending.is_alive():
-                report.notes, self._notes = self._notes, []
+        if not report.good and self._mending.wait(TOLD_AT_ONCE):
+            report.notes, self._notes = self._notes, []
         return report
 
-    def _tell(self, screen: Screen) -> None:
+    def tell(self, note: str) -> None:
+        """Let the user hear this before the next run; the same twice is told once."""
+        if note not in self._notes:
+            self._notes.append(note)
+
+    def _show_notes(self, screen: Screen) -> None:
         notes, self._notes = self._notes, []
         for note in notes:
             screen.note(f"[{note}]\n")
@@ -305,7 +312,7 @@ class Pool:
         """The pool is running while there is a run: the first one says so, and the last one."""
         with self._news:
             if self.state is not State.RUNNING:
-                self._move(Event.RUN)
+                self.move(Event.RUN)
             self._running += 1
             self.runs += 1
         try:
@@ -314,7 +321,7 @@ class Pool:
             with self._news:
                 self._running -= 1
                 if not self._running:
-                    self._move(Event.DONE)
+                    self.move(Event.DONE)
 
     def _load(self, order: Order, screen: Screen, *, dry_run: bool = False) -> Cargo:
         """What the order needs on its ranks, written into the store; says so when it takes long."""
@@ -331,7 +338,6 @@ class Pool:
         return self._load(order, Nowhere(), dry_run=True)
 
     def _carry_out(self, order: Order, cargo: Cargo, screen: Screen, limits: Limits, stop: Stop) -> Report:
-        assert self._engine is not None
         envelope = {
             "kind": "cell",
             "run": next(self._numbers),
@@ -348,16 +354,24 @@ class Pool:
             raise RunInterrupted("stopped before it began")
         submission = Submission(order.ranks)
         stop.aim(submission)
-        try:
-            with stop_button(submission):
-                self._submit(submission, envelope, order.source)
-                report = Run(submission, self.agents, screen, limits).wait()
-        finally:
-            self._under_way.discard(submission)
+        with stop_button(submission):
+            report = self.send(submission, envelope, order.source, screen, limits)
         for number, rank in report.ranks.items():
             if rank.outcome is not None and rank.outcome.get("bound"):
                 self.shipper.landed(cargo, number)
                 self.shipper.absent(number, rank.outcome.get("absent", ()))
+        return report
+
+    def send(
+        self, submission: Submission, envelope: Mapping[str, Any], source: str, screen: Screen, limits: Limits
+    ) -> Report:
+        """Have an order carried out by ranks whose turn it is; waits for them."""
+        assert self._engine is not None
+        try:
+            self._submit(submission, envelope, source)
+            report = Run(submission, self.agents, screen, limits).wait()
+        finally:
+            self._under_way.discard(submission)
         self._engine.purge(submission)
         return report
 
@@ -376,7 +390,7 @@ class Pool:
             self._under_way.discard(submission)
             raise
 
-    # -- mending -----------------------------------------------------------------------------------------------------
+    # -- mending --------------------------------------------------------------------------------------------------------
 
     def _mend_after(self, report: Report) -> None:
         dead = [number for number, rank in report.ranks.items() if rank.died is not None]
@@ -391,96 +405,20 @@ class Pool:
             self._mend(dead)
 
     def _mend(self, dead: Iterable[int]) -> None:
-        """Start ranks anew and form the process groups again, beside the user; runs that wait go on after it.
-
-        It needs all ranks, and so begins when the runs that have begun are over.
-        """
         states.move(self.state, Event.MEND, self.name)  # refuses where it is not allowed
-        with self._news:
-            self._to_replace.update(dead)
-            if self._mend_waits:
-                return
-            self._mend_waits = True
-            turn = self.turns.ask(range(self.world_size), urgent=True)
-            self._mending = threading.Thread(
-                target=self._mend_in, args=(turn,), name="skymagic-mend", daemon=True
-            )
-            self._mending.start()
+        self._mending.begin(dead)
 
-    def _present_mending(self) -> threading.Thread | None:
-        """The mending begun last; it is started, for who begins one holds the lock until then."""
-        with self._news:
-            return self._mending
-
-    def _mend_in(self, turn: Turn) -> None:
-        with turn:
-            with self._news:
-                dead, self._to_replace, self._mend_waits = sorted(self._to_replace), set(), False
-            self._mend_now(list(range(self.world_size)) if dead and self.inseparable else dead)
-
-    def _mend_now(self, dead: list[int]) -> None:
-        try:
-            self._move(Event.MEND)
-            if not self._bring_back(dead) and not self._bring_back(range(self.world_size)):
-                raise PoolError(f"the ranks of pool {self.name!r} did not come back")
-        except Exception as problem:
-            self._mend_problem = problem
-            self._move(Event.DEGRADE)
-        else:
-            self._move(Event.MENDED)
-
-    def _bring_back(self, dead: Iterable[int]) -> bool:
-        """Replace the dead, and let all others join a new group with them; whether that worked."""
-        engine = self._engine
-        assert engine is not None
-        dead = sorted(set(dead))
-        self._generation += 1
-        engine.forget(dead)
-        self.shipper.forget(dead)
-        self.agents.respawn(dead, self._generation)
-        alive = [rank for rank in range(self.world_size) if rank not in dead]
-        problem = self._rejoin(alive)
-        if problem is not None:
-            self._notes.append(
-                f"the process group could not be formed again ({problem}): all ranks were started anew and lost their variables"
-            )
-            return False
-        self.agents.wait_ready(START_TIMEOUT, dead)
-        self._bind(dead)
-        return True
-
-    def _rejoin(self, alive: Sequence[int]) -> str | None:
-        """Let ranks that live form a new group; why that did not work, or None."""
+    def replace(self, ranks: Sequence[int], generation: int) -> None:
+        """End what is left of these ranks and begin to start them anew; what they held is forgotten."""
         assert self._engine is not None
-        if not alive:
-            return None
-        envelope = {  # those that are being replaced take part too, from their side
-            "kind": "rejoin", "ranks": list(range(self.world_size)), "shown": [], "screen_limit": 1, "generation": self._generation,
-        }  # fmt: skip
-        submission = Submission(alive)
-        try:
-            self._submit(submission, envelope, "")
-            report = Run(submission, self.agents, Nowhere(), Limits(timeout=REJOIN_TIMEOUT, grace=0.1)).wait()
-        finally:
-            self._under_way.discard(submission)
-        self._engine.purge(submission)
-        for number, rank in report.ranks.items():
-            outcome = rank.outcome or {}
-            if rank.failed and not rank.stopped:
-                return (
-                    f"rank {number}: {describe(rank.died)}"
-                    if rank.died
-                    else f"rank {number}: {outcome['ename']}: {outcome['evalue']}"
-                )
-            self._notes += [note for note in outcome.get("notes", ()) if note not in self._notes]
-        return None if report.good else f"not within {REJOIN_TIMEOUT:.0f} s"
+        self._engine.forget(ranks)
+        self.shipper.forget(ranks)
+        self.agents.respawn(ranks, generation)
 
-    def _check_mended(self) -> None:
-        if self._mend_problem is not None:
-            problem, self._mend_problem = self._mend_problem, None
-            raise PoolStateError(
-                f"pool {self.name!r} lost ranks that did not come back: {problem}; try %sky_restart"
-            )
+    def take_up(self, ranks: Sequence[int]) -> None:
+        """Wait for ranks that are starting, and bind them."""
+        self.agents.wait_ready(START_TIMEOUT, ranks)
+        self._bind(ranks)
 
     def restart(self, ranks: Sequence[int] | None = None) -> None:
         """Start ranks anew (all of them): their variables are gone. Legal in every state but the end.
@@ -495,16 +433,11 @@ class Pool:
                 f"pool {self.name!r} has ranks 0 to {self.world_size - 1}, not {rank_words(wrong)}"
             )
         self.agents.signal(chosen, signal.SIGKILL)
-        before = self._present_mending()
-        if before is not None:
-            before.join(START_TIMEOUT)
-        self._mend_problem = None
+        self._mending.wait()
+        self._mending.forgive()
         self._mend(chosen)
-        mending = self._present_mending()
-        assert mending is not None
-        mending.join(START_TIMEOUT)
-        if self._mend_problem is not None:
-            problem, self._mend_problem = self._mend_problem, None
+        self._mending.wait()
+        if (problem := self._mending.forgive()) is not None:
             raise PoolError(f"the ranks did not come back: {problem}") from problem
 
     # -- looking -----------------------------------------------------------------------------------------------------
@@ -536,82 +469,3 @@ class Pool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-# -- all pools of this process ---------------------------------------------------------------------------------------
-
-_pools: dict[str, Pool] = {}
-DEFAULT_NAME = "main"
-
-
-def find(name: str | None = None) -> Pool:
-    """The pool of this name, or the one used last.
-
-    Raises:
-        PoolError: there is none; the message says how to make one.
-    """
-    if name is not None and name in _pools:
-        return _pools[name]
-    if name is None and _pools:
-        return next(reversed(_pools.values()))
-    there = f"there are {', '.join(_pools)}" if _pools else "there is none"
-    wanted = f"there is no pool {name!r}; {there}" if name else "there is no pool yet"
-    raise PoolError(f"{wanted}: make one with %sky_pool {name or ''} --nodes 2 --plugin torch")
-
-
-def every() -> list[Pool]:
-    """All pools, the one used last at the end."""
-    return list(_pools.values())
-
-
-def ensure(
-    request: PoolRequest, namespace: dict[str, Any], defaults: Defaults, tell: Callable[[str], None]
-) -> Pool:
-    """The pool that a request describes: the running one where it fits, else a new one.
-
-    Args:
-        tell: told in a line what is done.
-
-    Raises:
-        RequestError: all mistakes of the request; or a pool of this name runs and is another.
-    """
-    plan = providers.load(request.provider).plan(request)
-    name = request.name or DEFAULT_NAME
-    there = _pools.get(name)
-    if request.name is None:
-        there = next((pool for pool in reversed(_pools.values()) if not fits(request, pool.plan)), there)
-    if there is not None:
-        differences = fits(request, there.plan)
-        if differences:
-            raise RequestError(
-                [f"pool {there.name!r} runs already and {reason}" for reason in differences]
-                + [
-                    f"end it first (%sky_down {there.name}), or give the new one another name (%sky_pool NAME …)"
-                ]
-            )
-        use(there)
-        return there
-    pool = Pool(name, plan, namespace, defaults)
-    tell(f"starting {display.count(pool.world_size, 'rank')} on {', '.join(plan.hosts)} …")
-    _pools[name] = pool
-    try:
-        pool.start()
-    except BaseException:
-        _pools.pop(name, None)
-        raise
-    tell(f"ready in {pool.start_seconds:.1f} s")
-    return pool
-
-
-def use(pool: Pool) -> None:
-    """Make a pool the one used last."""
-    _pools[pool.name] = _pools.pop(pool.name)
-
-
-def close_all() -> None:
-    """End every pool."""
-    for pool in every():
-        pool.close()
-
-
-atexit.register(close_all)

@@ -50,7 +50,7 @@ def kept(notebook: Notebook) -> list[object]:
 
 
 def pids(notebook: Notebook) -> list[int]:
-    return list(notebook.value("[row[3] for row in __import__('skymagic').pool.find().status()]"))
+    return list(notebook.value("[row[3] for row in __import__('skymagic').pools.find().status()]"))
 
 
 def fail(notebook: Notebook, body: str, options: str = "") -> Failed:

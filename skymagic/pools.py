@@ -1,0 +1,93 @@
+"""All pools of this process, by name: the one used last comes last."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable
+from typing import Any
+
+from skymagic import display, providers
+from skymagic.errors import PoolError, RequestError
+from skymagic.plan import Defaults, PoolRequest, fits
+from skymagic.pool import Pool
+
+DEFAULT_NAME = "main"
+_pools: dict[str, Pool] = {}
+
+
+def find(name: str | None = None) -> Pool:
+    """The pool of this name, or the one used last.
+
+    Raises:
+        PoolError: there is none; the message says how to make one.
+    """
+    if name is not None and name in _pools:
+        return _pools[name]
+    if name is None and _pools:
+        return next(reversed(_pools.values()))
+    there = f"there are {', '.join(_pools)}" if _pools else "there is none"
+    wanted = f"there is no pool {name!r}; {there}" if name else "there is no pool yet"
+    raise PoolError(f"{wanted}: make one with %sky_pool {name or ''} --nodes 2 --plugin torch")
+
+
+def every() -> list[Pool]:
+    """All pools, the one used last at the end."""
+    return list(_pools.values())
+
+
+def ensure(
+    request: PoolRequest, namespace: dict[str, Any], defaults: Defaults, tell: Callable[[str], None]
+) -> Pool:
+    """The pool that a request describes: the running one where it fits, else a new one.
+
+    Args:
+        tell: told in a line what is done.
+
+    Raises:
+        RequestError: all mistakes of the request; or a pool of this name runs and is another.
+    """
+    plan = providers.load(request.provider).plan(request)
+    name = request.name or DEFAULT_NAME
+    there = _pools.get(name)
+    if request.name is None:
+        there = next((pool for pool in reversed(_pools.values()) if not fits(request, pool.plan)), there)
+    if there is not None:
+        differences = fits(request, there.plan)
+        if differences:
+            raise RequestError(
+                [f"pool {there.name!r} runs already and {reason}" for reason in differences]
+                + [
+                    f"end it first (%sky_down {there.name}), or give the new one another name (%sky_pool NAME …)"
+                ]
+            )
+        use(there)
+        return there
+    pool = Pool(name, plan, namespace, defaults, _drop)
+    tell(f"starting {display.count(pool.world_size, 'rank')} on {', '.join(plan.hosts)} …")
+    _pools[name] = pool
+    try:
+        pool.start()
+    except BaseException:
+        _pools.pop(name, None)
+        raise
+    tell(f"ready in {pool.start_seconds:.1f} s")
+    return pool
+
+
+def use(pool: Pool) -> None:
+    """Make a pool the one used last."""
+    _pools[pool.name] = _pools.pop(pool.name)
+
+
+def _drop(pool: Pool) -> None:
+    if _pools.get(pool.name) is pool:
+        del _pools[pool.name]
+
+
+def close_all() -> None:
+    """End every pool."""
+    for pool in every():
+        pool.close()
+
+
+atexit.register(close_all)
