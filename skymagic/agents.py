@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from skymagic import wire
-from skymagic.errors import ProvisionError
+from skymagic.errors import PoolError, ProvisionError
 from skymagic.link import Link, Transport
 
 
@@ -246,16 +247,49 @@ class Agents:
     def ask(self, ranks: Iterable[int], what: str, timeout: float) -> dict[int, Any]:
         """Ask ranks' control threads, also while their cells run; the answers that came within `timeout` seconds."""
         wanted = [rank for rank in ranks if self.ranks[rank].exited is None]
+        with self._question() as (number, answers):
+            for link, mine in self._by_link(wanted):
+                link.send(wire.Ask(mine, what, number))
+            self._hear(lambda: len(answers) >= len(wanted), timeout)
+            return dict(answers)
+
+    def log(self, rank: int, lines: int, timeout: float) -> tuple[str, int]:
+        """The last lines of a rank's log, and where it ended, in bytes; a rank that has ended has one too.
+
+        Raises:
+            PoolError: its node did not answer within `timeout` seconds.
+        """
+        found = self._log(rank, timeout, lines=lines)
+        if found is None:
+            host = self.ranks[rank].hostname
+            raise PoolError(f"{host} does not tell the log of rank {rank}: no answer within {timeout:.0f} s")
+        return found
+
+    def log_since(self, rank: int, start: int, timeout: float) -> tuple[str, int]:
+        """What a rank's log holds from byte `start` on, and where that ends; waits up to `timeout` seconds for it."""
+        return self._log(rank, timeout, start=start) or ("", start)
+
+    def _log(self, rank: int, timeout: float, **what: int) -> tuple[str, int] | None:
+        with self._question() as (number, answers):
+            self._links[self.specs[rank][0]].send(wire.ReadLog(rank, number, **what))
+            self._hear(lambda: rank in answers, timeout)
+            return (answers[rank]["text"], answers[rank]["end"]) if rank in answers else None
+
+    @contextlib.contextmanager
+    def _question(self) -> Iterator[tuple[int, dict[int, Any]]]:
+        """A number for a question, and where its answers arrive, by rank."""
         number = next(self._numbers)
         answers = self._answers.setdefault(number, {})
-        for link, mine in self._by_link(wanted):
-            link.send(wire.Ask(mine, what, number))
+        try:
+            yield number, answers
+        finally:
+            self._answers.pop(number, None)
+
+    def _hear(self, enough: Callable[[], bool], timeout: float) -> None:
         end = time.monotonic() + timeout
         with self._news:
-            while len(answers) < len(wanted) and (left := end - time.monotonic()) > 0:
+            while not enough() and (left := end - time.monotonic()) > 0:
                 self._news.wait(left)
-            self._answers.pop(number, None)
-        return dict(answers)
 
     def _by_link(self, ranks: Iterable[int]) -> list[tuple[Link, tuple[int, ...]]]:
         chosen = sorted(set(ranks))

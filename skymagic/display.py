@@ -71,6 +71,11 @@ def last_state(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2] if "\r" in line else line
 
 
+def log_lines(text: str, label: str) -> str:
+    """Lines of a log, each behind a label, as a terminal would have left them."""
+    return "".join(f"{label}{last_state(line)}\n" for line in text.splitlines())
+
+
 def size(nbytes: float) -> str:
     """A number of bytes in words: "1.2 MB"."""
     for unit in ("bytes", "KB", "MB", "GB"):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 from IPython.core.error import UsageError
@@ -26,6 +26,8 @@ from skymagic.results import rank_words
 from skymagic.spelling import Names
 
 T = TypeVar("T")
+LOG_TIMEOUT = 20.0
+"""Seconds in which a node must tell a log."""
 
 
 # Other packages may bring more; looking for those takes longer than many a cell.
@@ -109,11 +111,16 @@ class SkyMagics(Magics):
         one = pools.find(request.pool)
         chosen = request.rank or Only("all")
         ranks = usage(lambda: chosen.ranks(one.world_size))
+        labels = {rank: f"[{rank}] " if len(ranks) > 1 else "" for rank in ranks}
+        ends = {}
         for rank in ranks:
-            text = Path(one.log_path(rank)).read_text(errors="replace")
-            lines = text.splitlines()[-request.lines :]
-            label = f"[{rank}] " if len(ranks) > 1 else ""
-            print("\n".join(label + display.last_state(text) for text in lines))
+            text, ends[rank] = one.agents.log(rank, request.lines, LOG_TIMEOUT)
+            print(display.log_lines(text, labels[rank]), end="")
+        with contextlib.suppress(KeyboardInterrupt):
+            while request.follow:  # until the stop button
+                for rank in ranks:
+                    text, ends[rank] = one.agents.log_since(rank, ends[rank], 1.0 / len(ranks))
+                    print(display.log_lines(text, labels[rank]), end="", flush=True)
 
     @line_magic
     def sky_gpus(self, line: str) -> None:

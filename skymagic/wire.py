@@ -115,8 +115,18 @@ class Ask:
 
 
 @dataclass(frozen=True)
+class ReadLog:
+    """Notebook → agent: the last lines of a rank's log, or what follows byte `start` as soon as there is something."""
+
+    rank: int
+    number: int
+    lines: int = 0
+    start: int | None = None
+
+
+@dataclass(frozen=True)
 class Answer:
-    """Rank → agent → notebook."""
+    """Rank → agent → notebook, or from the agent itself."""
 
     rank: int
     number: int
@@ -226,7 +236,7 @@ class Done:
 
 
 Message = (
-    AgentSpec | Hello | Reach | Reached | Lead | RankSpec | Spawn | Signal | Ask | Answer | Offer | Shutdown | ControllerUp | AgentFailed
+    AgentSpec | Hello | Reach | Reached | Lead | RankSpec | Spawn | Signal | Ask | ReadLog | Answer | Offer | Shutdown | ControllerUp | AgentFailed
     | RankForked | RankReady | RankFailed | RankExited | Begin | Publish | End | Done
 )  # fmt: skip
 
@@ -242,6 +252,7 @@ KINDS: dict[str, type[Any]] = {
         Spawn,
         Signal,
         Ask,
+        ReadLog,
         Answer,
         Offer,
         Shutdown,

@@ -315,6 +315,17 @@ def test_logs_of_all_ranks_are_labelled(notebook: Notebook) -> None:
     assert notebook.run("%sky_logs --rank 1 -n 1").lines == ["logged by 1"]
 
 
+def test_logs_can_be_followed_until_the_stop_button(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast -a\nimport time\nwhile not os.path.exists('enough'):\n    print('round', flush=True)\n    time.sleep(0.05)"
+    )
+    following = notebook.start("%sky_logs --rank 1 -n 1 -f")
+    notebook.watch(following, lambda so_far: so_far.lines.count("round") > 5)
+    notebook.interrupt()
+    assert notebook.finish(following).error is None
+    notebook.run("open('enough', 'w').close()")
+
+
 def test_progress_bars_are_text(notebook: Notebook) -> None:
     """A widget would be lost in the saved notebook."""
     shown = notebook.run(

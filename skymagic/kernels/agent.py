@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from skymagic import store, wire
-from skymagic.kernels import forkserver, meeting, stacks
+from skymagic.kernels import forkserver, logs, meeting, stacks
 from skymagic.kernels.iopub import Iopub
 from skymagic.kernels.memory import oom_kills
 from skymagic.kernels.streams import Pipe, RankOutput, enlarge
@@ -90,6 +90,8 @@ class Agent:
         self.stop_at: float | None = None
         self.later: list[tuple[float, Callable[[], None]]] = []
         self.oom_before = oom_kills()
+        self.readers: dict[int, wire.ReadLog] = {}
+        """By rank: who follows its log."""
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -245,6 +247,12 @@ class Agent:
                 for rank in message.ranks:
                     if rank in self.ranks:
                         self.ranks[rank].tell(message)
+            case wire.ReadLog() if message.start is None:
+                found = logs.last(str(self._log(message.rank)), message.lines)
+                self.tell(wire.Answer(message.rank, message.number, found))
+            case wire.ReadLog():
+                self.readers[message.rank] = message
+                self._read_on(message.rank)
             case wire.Offer():
                 self._spread(message)
             case wire.Reach():
@@ -381,6 +389,16 @@ class Agent:
         self._on_rank(rank)  # a Begin that was said before this text was written
         if not rank.output.read(pipe, time.monotonic()):
             self._unwatch(pipe.fd)
+        if rank.rank in self.readers:
+            self._read_on(rank.rank)
+
+    def _read_on(self, number: int) -> None:
+        """Tell the one who follows a log what is new in it, once there is something."""
+        asked = self.readers[number]
+        found = logs.since(str(self._log(number)), asked.start or 0)
+        if found["text"]:
+            del self.readers[number]
+            self.tell(wire.Answer(number, asked.number, found))
 
     def _on_rank(self, rank: Rank) -> None:
         try:
