@@ -15,7 +15,7 @@ class Transport(Protocol):
     def read(self) -> bytes:
         """Bytes that have come, at least one; b"" at the end. Called by the link's thread only."""
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Send all of these bytes; raises OSError when the other end is gone."""
 
     def complaint(self) -> str:

@@ -69,7 +69,7 @@ class ChildTransport:
         """Bytes from the agent."""
         return os.read(self._out, 1 << 16)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Bytes to the agent."""
         view = memoryview(data)
         while view:
