@@ -63,7 +63,7 @@ class SkyMagics(Magics):
     def sky_pool(self, line: str, cell: str | None = None) -> Compute | None:
         request = usage(lambda: arguments.parse_pool(line, self.settings.defaults(), body=cell, **KNOWN))
         if request.dry_run:
-            print(usage(lambda: providers.load(request.provider).plan(request)).text())
+            print(usage(lambda: pools.preview(request, say)).text())
             return None
         return Compute.of(self._ensure(request))
 

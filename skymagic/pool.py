@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skymagic import display, plugins, providers, states, wire
+from skymagic import display, plugins, states, wire
 from skymagic.agents import Agents, Place, describe
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
 from skymagic.mending import Mending
@@ -32,6 +32,7 @@ from skymagic.turns import Turns
 
 if TYPE_CHECKING:
     from skymagic.engine import Engine
+    from skymagic.providers import Provider
     from skymagic.ship import Cargo, Shipper
     from skymagic.store import NodeStore
 
@@ -46,6 +47,7 @@ class Pool:
     Args:
         name: what users call it.
         plan: what to make.
+        provider: who made the plan, and gives the machines.
         namespace: the notebook's variables.
         defaults: limits and such.
         ended: called once, when nothing of it is left.
@@ -55,6 +57,7 @@ class Pool:
         self,
         name: str,
         plan: Plan,
+        provider: Provider,
         namespace: dict[str, Any],
         defaults: Defaults,
         ended: Callable[[Pool], None] = lambda pool: None,
@@ -72,7 +75,7 @@ class Pool:
         self.plugins = plugins.resolve(plan.request.plugins)
         for plugin in self.plugins:
             packing.packed(plugin)  # one that cannot travel is refused before anything starts
-        self._provider = providers.load(plan.provider)
+        self._provider = provider
         self._agents: Agents | None = None
         self._engine: Engine | None = None
         self._shipper: Shipper | None = None
@@ -120,12 +123,12 @@ class Pool:
         """Something has happened to the pool; refused where it is not allowed."""
         self.state = states.move(self.state, event, self.name)
 
-    def start(self) -> Pool:
+    def start(self, say: Callable[[str], None] = lambda said: None) -> Pool:
         """Acquire the machines and bring up all ranks; whatever goes wrong, nothing is left running."""
         begun = time.monotonic()
         self.move(Event.START)
         try:
-            self._bring_up()
+            self._bring_up(say)
         except BaseException:
             self.close()
             raise
@@ -147,8 +150,8 @@ class Pool:
                 self.close()
                 raise
 
-    def _bring_up(self) -> None:
-        members = self._provider.acquire(self.plan, self.job_id)
+    def _bring_up(self, say: Callable[[str], None]) -> None:
+        members = self._provider.acquire(self.plan, self.job_id, say)
         self._agents = Agents(members, self._on_death, self._on_loss)
         self._agents.start(
             [

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from skymagic import display, providers
 from skymagic.errors import PoolError, RequestError
-from skymagic.plan import Defaults, PoolRequest, fits
+from skymagic.plan import Defaults, Plan, PoolRequest, fits
 from skymagic.pool import Pool
 
 DEFAULT_NAME = "main"
@@ -46,32 +46,55 @@ def ensure(
     Raises:
         RequestError: all mistakes of the request; or a pool of this name runs and is another.
     """
-    plan = providers.load(request.provider).plan(request)
     name = request.name or DEFAULT_NAME
     there = _pools.get(name)
     if request.name is None:
         there = next((pool for pool in reversed(_pools.values()) if not fits(request, pool.plan)), there)
-    if there is not None:
-        differences = fits(request, there.plan)
-        if differences:
-            raise RequestError(
-                [f"pool {there.name!r} runs already and {reason}" for reason in differences]
-                + [
-                    f"end it first (%sky_down {there.name}), or give the new one another name (%sky_pool NAME …)"
-                ]
-            )
+    differences = fits(request, there.plan) if there is not None else []
+    if there is not None and not differences:
         use(there)
         return there
-    pool = Pool(name, plan, namespace, defaults, _drop)
-    tell(f"starting {display.count(pool.world_size, 'rank')} on {', '.join(plan.hosts)} …")
-    _pools[name] = pool
+    provider = providers.serving(request)
     try:
-        pool.start()
+        plan = provider.plan(request, tell)
+        if there is not None:
+            raise _another(there, differences)
+        return _make(Pool(name, plan, provider, namespace, defaults, _drop), tell)
     except BaseException:
-        _pools.pop(name, None)
+        provider.release()
+        raise
+
+
+def _another(there: Pool, differences: Iterable[str]) -> RequestError:
+    return RequestError(
+        [f"pool {there.name!r} runs already and {reason}" for reason in differences]
+        + [f"end it first (%sky_down {there.name}), or give the new one another name (%sky_pool NAME …)"]
+    )
+
+
+def _make(pool: Pool, tell: Callable[[str], None]) -> Pool:
+    tell(f"starting {display.count(pool.world_size, 'rank')} on {', '.join(pool.plan.hosts)} …")
+    _pools[pool.name] = pool
+    try:
+        pool.start(tell)
+    except BaseException:
+        _drop(pool)
         raise
     tell(f"ready in {pool.start_seconds:.1f} s")
     return pool
+
+
+def preview(request: PoolRequest, tell: Callable[[str], None]) -> Plan:
+    """What `ensure` would make; nothing is started.
+
+    Raises:
+        RequestError: all mistakes of the request.
+    """
+    provider = providers.serving(request)
+    try:
+        return provider.plan(request, tell)
+    finally:
+        provider.release()
 
 
 def use(pool: Pool) -> None:

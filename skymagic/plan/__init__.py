@@ -12,7 +12,7 @@ or with every reason why not.
 
 from skymagic.accelerators import Accelerator
 from skymagic.plan.only import Only, ranks
-from skymagic.plan.planning import fits, plan
+from skymagic.plan.planning import fits, plan, plan_over
 from skymagic.plan.plans import Inventory, Plan, Topology, topology
 from skymagic.plan.requests import PROVIDERS, Defaults, PluginSpec, PoolRequest, RunRequest, plugin_specs
 from skymagic.plan.units import AtLeast, at_least, duration, duration_text, memory
@@ -35,6 +35,7 @@ __all__ = [
     "fits",
     "memory",
     "plan",
+    "plan_over",
     "plugin_specs",
     "ranks",
     "topology",

@@ -1,9 +1,13 @@
-"""From a request to a plan, or to every reason why not; and whether a pool that runs serves a request."""
+"""From a request to a plan, on this machine or on several, or to every reason why not; whether a pool serves a request."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from skymagic.accelerators import matches
 from skymagic.errors import RequestError
+from skymagic.image import Image
 from skymagic.plan.plans import Inventory, Plan, Topology, topology
 from skymagic.plan.requests import PoolRequest
 
@@ -17,11 +21,8 @@ def plan(request: PoolRequest, inventory: Inventory) -> Plan:
     shape = topology(request)
     devices, mistakes = _devices(request, shape, inventory)
     mistakes += [*_elsewhere(request), *_too_small(request, shape, inventory)]
-    image = request.image
-    try:
-        image = request.whole_image()
-    except RequestError as wrong:
-        mistakes += wrong.mistakes
+    image, wrong = _image(request)
+    mistakes += wrong
     python = image.python or ""
     if inventory.python and python and python.split(".")[:2] != inventory.python.split(".")[:2]:
         mistakes.append(
@@ -41,6 +42,82 @@ def plan(request: PoolRequest, inventory: Inventory) -> Plan:
     )
 
 
+def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: str) -> Plan:
+    """How `request` is met on machines of its own, one for each node; machines that are not needed are left out.
+
+    Raises:
+        RequestError: every reason why it cannot be, of all machines.
+    """
+    shape = topology(replace(request, nodes=request.nodes or len(inventories)))
+    mistakes = _rented(request)
+    if shape.nodes > len(inventories):
+        mistakes.append(f"--nodes {shape.nodes} needs as many hosts, and {len(inventories)} are named")
+    devices: list[tuple[int, ...]] = []
+    taken: dict[str, set[int]] = {}
+    for inventory in inventories[: shape.nodes]:
+        used = taken.setdefault(
+            inventory.machine or inventory.hostname, set()
+        )  # one machine may be two nodes
+        names = enumerate(inventory.gpus) if request.gpu else ()
+        here = [i for i, name in names if request.gpu and i not in used and matches(request.gpu.name, name)]
+        mistakes += _too_few(request, here, inventory) + _too_weak(request, inventory)
+        devices.append(tuple(here[: request.gpu.count]) if request.gpu else ())
+        used.update(devices[-1])
+    if request.gpu and request.gpu.count % shape.procs_per_node:
+        mistakes.append(_uneven(request.gpu.count, shape))
+    image, wrong = _image(request)
+    mistakes += wrong
+    if mistakes:
+        raise RequestError(mistakes)
+    chosen = inventories[: shape.nodes]
+    return Plan(
+        provider=provider,
+        request=request,
+        topology=shape,
+        image=image,
+        hosts=tuple(inventory.hostname for inventory in chosen),
+        cpus=min(inventory.cpus for inventory in chosen),
+        memory_gb=min(inventory.memory_gb for inventory in chosen),
+        devices=tuple(devices) if request.gpu else (),
+        remote=True,
+    )
+
+
+def _image(request: PoolRequest) -> tuple[Image, list[str]]:
+    """(the image as far as it adds up, mistakes)."""
+    try:
+        return request.whole_image(), []
+    except RequestError as wrong:
+        return request.image, list(wrong.mistakes)
+
+
+def _too_few(request: PoolRequest, here: list[int], inventory: Inventory) -> list[str]:
+    gpu = request.gpu
+    if gpu is None or len(here) >= gpu.count:
+        return []
+    has = f"{len(here)} {gpu.name} of {gpu.count}" if here else f"no {gpu.name}"
+    return [f"{inventory.hostname} has {has} (it has: {', '.join(inventory.gpus) or 'none'})"]
+
+
+def _too_weak(request: PoolRequest, inventory: Inventory) -> list[str]:
+    wanted = (
+        ("--cpus", request.cpus, inventory.cpus, "CPUs"),
+        ("--memory", request.memory, inventory.memory_gb, "GB"),
+    )
+    return [
+        f"{option} {asked} is more than {inventory.hostname} has ({has:.12g} {unit})"
+        for option, asked, has, unit in wanted
+        if asked is not None and asked.amount > has
+    ]
+
+
+def _uneven(count: int, shape: Topology) -> str:
+    return (
+        f"{count} GPUs per node cannot be shared by {shape.procs_per_node} ranks per node equally; "
+        "leave --procs-per-node out for one rank per GPU"
+    )
+
+
 def _devices(
     request: PoolRequest, shape: Topology, inventory: Inventory
 ) -> tuple[tuple[tuple[int, ...], ...], list[str]]:
@@ -50,10 +127,7 @@ def _devices(
         return (), []
     mistakes = []
     if gpu.count % shape.procs_per_node:
-        mistakes.append(
-            f"{gpu.count} GPUs per node cannot be shared by {shape.procs_per_node} ranks per node equally; "
-            "leave --procs-per-node out for one rank per GPU"
-        )
+        mistakes.append(_uneven(gpu.count, shape))
     here = [index for index, name in enumerate(inventory.gpus) if matches(gpu.name, name)]
     if len(here) < shape.nodes * gpu.count:
         has = f"no {gpu.name}" if not here else f"{len(here)} {gpu.name} of {shape.nodes * gpu.count}"
@@ -70,11 +144,13 @@ def _elsewhere(request: PoolRequest) -> list[str]:
         mistakes.append(f"this machine is --provider local, and --provider {request.provider} is asked for")
     if request.hosts:
         mistakes.append("--hosts is for other machines: add --provider ssh")
-    if request.region:
-        mistakes.append("--region is for rented machines: add --provider aws")
-    if request.spot:
-        mistakes.append("--spot is for rented machines: add --provider aws")
-    return mistakes
+    return mistakes + _rented(request)
+
+
+def _rented(request: PoolRequest) -> list[str]:
+    """What has no meaning on machines that nobody is paid for."""
+    options = (("--region", request.region), ("--spot", request.spot))
+    return [f"{option} is for rented machines: add --provider aws" for option, said in options if said]
 
 
 def _too_small(request: PoolRequest, shape: Topology, inventory: Inventory) -> list[str]:

@@ -41,13 +41,17 @@ def topology(request: PoolRequest) -> Topology:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What a machine has; `gpus` are the names that its driver gives, in the order of its devices."""
+    """What a machine has; `gpus` are the names that its driver gives, in the order of its devices.
+
+    Two hosts of one `machine` are one machine; empty where nobody knows.
+    """
 
     hostname: str
     cpus: int
     memory_gb: float
     gpus: tuple[str, ...] = ()
     python: str = ""
+    machine: str = ""
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,21 @@ TABLE: dict[str, str] = {"local": "skymagic.providers.local:Local"}
 GROUP = "skymagic.providers"
 
 
+Say = Callable[[str], None]
+"""Told in a line what is being done, and how far it is."""
+
+
 class Provider(Protocol):
-    """Acquire, watch, release."""
+    """Acquire, watch, release: one object for each pool."""
 
-    def plan(self, request: PoolRequest) -> Plan:
-        """What would be made, with its price; starts nothing. Raises RequestError with all mistakes."""
+    def plan(self, request: PoolRequest, say: Say) -> Plan:
+        """What would be made, with its price; looks, and starts nothing. Raises RequestError with all mistakes."""
 
-    def acquire(self, plan: Plan, job_id: str) -> Sequence[Member]:
-        """Machines that can run an agent, the head first. Called once per pool; releases all if it raises."""
+    def acquire(self, plan: Plan, job_id: str, say: Say) -> Sequence[Member]:
+        """Machines that can run an agent, the head first. Called once, after `plan`; releases all if it raises."""
 
     def release(self) -> None:
-        """Give everything back. Called after the agents have ended, also when acquiring failed; twice is safe."""
+        """Give everything back. Called after the agents have ended, also when planning or acquiring failed; twice is safe."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +81,23 @@ def names() -> list[str]:
     return sorted({*TABLE, *(entry.name for entry in entry_points(group=GROUP))})
 
 
+def serving(request: PoolRequest) -> Provider:
+    """A provider for a request: the one that it names; where it names none, this machine, or its hosts.
+
+    Raises:
+        RequestError: there is no such provider.
+    """
+    if request.provider != "auto":
+        return load(request.provider)
+    return load("ssh" if request.hosts else "local")
+
+
 def load(name: str) -> Provider:
-    """The provider of this name; ``auto`` is this machine, the one provider that needs no configuration.
+    """The provider of this name.
 
     Raises:
         RequestError: there is none, with the nearest name.
     """
-    name = "local" if name == "auto" else name
     if name in TABLE:
         module, _, attribute = TABLE[name].partition(":")
         make: Callable[[], Provider] = getattr(importlib.import_module(module), attribute)

@@ -18,6 +18,7 @@ from skymagic.agents import Member
 from skymagic.errors import RequestError
 from skymagic.plan import Inventory, Plan, PoolRequest, plan
 from skymagic.plugins import packing
+from skymagic.providers import Say
 
 ADDRESS = "127.0.0.1"
 AGENT = (sys.executable, "-m", "skymagic.kernels.agent")
@@ -26,7 +27,7 @@ AGENT = (sys.executable, "-m", "skymagic.kernels.agent")
 class Local:
     """The provider that needs nothing."""
 
-    def plan(self, request: PoolRequest) -> Plan:
+    def plan(self, request: PoolRequest, say: Say) -> Plan:
         """Check the request against this machine."""
         mistakes: list[str] = []
         made: Plan | None = None
@@ -40,7 +41,7 @@ class Local:
             raise RequestError(mistakes)
         return made
 
-    def acquire(self, plan: Plan, job_id: str) -> Sequence[Member]:
+    def acquire(self, plan: Plan, job_id: str, say: Say) -> Sequence[Member]:
         """One agent serves all ranks of this machine."""
         return [Member(socket.gethostname(), ADDRESS, lambda: ChildTransport(AGENT))]
 
