@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?|/[^\0\n]+")
 _LISTS = ("pip", "pip_indexes", "apt", "includes", "excludes")
 
 
@@ -21,7 +22,8 @@ class Image:
     """What a rank's environment holds. Lists keep their order; what is repeated word for word is kept once.
 
     Args:
-        python: Python's version, as ``"3.12"``; None for the notebook's own.
+        python: Python's version, as ``"3.12"``, or the absolute path of an interpreter on the nodes that has all
+            packages already; None for the notebook's own version.
         pip: requirements as pip takes them (``"torch>=2.3"``), also URLs and paths of wheels; no options.
         pip_indexes: URLs of package indexes, searched beside pip's own.
         apt: names of system packages, for machines that skymagic acquires.
@@ -95,28 +97,33 @@ class Image:
 
 
 def missing(image: Image, installed: Mapping[str, str]) -> list[str]:
-    """Which requirements an environment does not satisfy, a sentence for each with how to install it.
+    """Which requirements this environment does not satisfy, a sentence for each with how to install it.
 
     Args:
         image: its `pip` is looked at. A requirement without a project's name (a URL, a path) cannot be checked.
         installed: version by name of project, in any spelling of the name.
     """
+    sentences = []
+    for requirement, version in lacking(image.pip, installed):
+        if version is None:
+            found = f"{requirement.name} is not installed here"
+        else:
+            found = f"{requirement} is needed and {requirement.name} {version} is installed here"
+        sentences.append(f"{found}: run {_install(requirement, image.pip_indexes)}, then restart the pool")
+    return sentences
+
+
+def lacking(pip: Iterable[str], installed: Mapping[str, str]) -> Iterator[tuple[Requirement, str | None]]:
+    """The requirements that an environment does not satisfy, each with the version that it has instead."""
     from packaging.utils import canonicalize_name
 
     here: dict[str, str] = {canonicalize_name(name): version for name, version in installed.items()}
-    sentences = []
-    for requirement in _parsed(image.pip, []):
+    for requirement in _parsed(pip, []):
         if requirement.marker and not requirement.marker.evaluate():
             continue
         version = here.get(_name(requirement))
-        if version is None:
-            found = f"{requirement.name} is not installed here"
-        elif not requirement.specifier.contains(version, prereleases=True):
-            found = f"{requirement} is needed and {requirement.name} {version} is installed here"
-        else:
-            continue
-        sentences.append(f"{found}: run {_install(requirement, image.pip_indexes)}, then restart the pool")
-    return sentences
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            yield requirement, version
 
 
 def _install(requirement: Requirement, indexes: Iterable[str]) -> str:
@@ -138,8 +145,10 @@ def _tuple(name: str, value: object, mistakes: list[str]) -> tuple[str, ...]:
 
 def _malformed(image: Image) -> list[str]:
     mistakes = []
-    if image.python is not None and not re.fullmatch(r"3\.\d{1,2}(\.\d{1,2})?", str(image.python)):
-        mistakes.append(f"python is a version like '3.12', not {image.python!r}")
+    if image.python is not None and not _PYTHON.fullmatch(str(image.python)):
+        mistakes.append(
+            f"python is a version like '3.12' or an interpreter's absolute path, not {image.python!r}"
+        )
     elif not isinstance(image.python, str | None):
         mistakes.append("python is a string, '3.12', not a number: 3.10 would be 3.1")
     for name in ("pip_indexes", "apt", "includes", "excludes"):
@@ -166,7 +175,7 @@ def _parsed(pip: Iterable[str], mistakes: list[str]) -> list[Requirement]:
             mistakes.append(
                 f"pip: {text!r} is not a requirement; options of pip are not taken, pip_indexes holds URLs"
             )
-        elif not _is_place(text):
+        elif not is_place(text):
             try:
                 found.append(Requirement(text))
             except InvalidRequirement as wrong:
@@ -174,9 +183,14 @@ def _parsed(pip: Iterable[str], mistakes: list[str]) -> list[Requirement]:
     return found
 
 
-def _is_place(text: str) -> bool:
+def is_place(text: str) -> bool:
     """A URL or path instead of a project's name."""
     return bool(re.match(r"([a-z+]+://|[./~]|[A-Za-z]:[\\/])", text)) or text.endswith((".whl", ".tar.gz"))
+
+
+def project(text: str) -> str | None:
+    """The canonical name of the project that a requirement names; None for a URL or path."""
+    return None if is_place(text) else next(iter(map(_name, _parsed((text,), []))), None)
 
 
 def _name(requirement: Requirement) -> str:

@@ -1,0 +1,129 @@
+"""What is known of a host: the probe's answer as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from skymagic.bootstrap.shell import MARK
+from skymagic.plan import Inventory
+
+
+@dataclass(frozen=True)
+class Python:
+    """An interpreter on a host.
+
+    Attributes:
+        version: major and minor, as ``"3.11"``.
+        path: where it is.
+        venv: whether it can make environments. pip: whether it can put pip into them.
+    """
+
+    version: str
+    path: str
+    venv: bool = True
+    pip: bool = True
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A host as the probe saw it.
+
+    Attributes:
+        system, machine: as uname says: ``Linux``, ``x86_64``.
+        libc: ``"glibc 2.36"``, ``"musl"``, or "" where neither.
+        home: ``$HOME`` as a command over SSH sees it. folder: where skymagic keeps its things there.
+        clock: seconds since 1970 by the host's clock.
+        boot: changes with every boot; "" where the system does not tell.
+        disk_kb, shm_kb, memory_kb: free space at `folder` and in /dev/shm (None: not usable), memory of the machine.
+        refusal: why nothing can be written at `folder`; "" when it can.
+        noexec: the folder whose file system runs no programs; "" when it does.
+        foreign: `folder` as ls shows it when it belongs to another user.
+        addresses: (interface, address) of all interfaces that are up, loopback too; interface "-" where unknown.
+        pythons: interpreters; not looked for when the environment is ready.
+        uv: path of a uv on the host.
+        env: name of the environment for what is wanted. ready: whether it is there and its interpreter starts.
+        code: whether skymagic's code is there.
+        packages: name → version, for an interpreter that is used as it is.
+    """
+
+    system: str
+    machine: str
+    hostname: str
+    home: str
+    folder: str
+    user: str = ""
+    uid: int = -1
+    libc: str = ""
+    clock: int = 0
+    boot: str = ""
+    cpus: int = 1
+    memory_kb: int = 0
+    disk_kb: int | None = None
+    shm_kb: int | None = None
+    refusal: str = ""
+    noexec: str = ""
+    foreign: str = ""
+    gpus: tuple[str, ...] = ()
+    addresses: tuple[tuple[str, str], ...] = ()
+    pythons: tuple[Python, ...] = ()
+    uv: str | None = None
+    env: str = ""
+    ready: bool = False
+    code: bool = False
+    packages: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def inventory(self, python: str = "") -> Inventory:
+        """The host as planning sees it."""
+        memory_gb = round(self.memory_kb * 1024 / 1e9, 1)
+        return Inventory(self.hostname, self.cpus, memory_gb, self.gpus, python)
+
+
+def parse(out: str) -> Facts:
+    """What the probe said, whatever else was printed before or between.
+
+    Raises:
+        ValueError: it did not come to its end, or this is no POSIX system.
+    """
+    said: dict[str, list[str]] = {}
+    for line in out.splitlines():
+        _, mark, rest = line.partition(MARK)
+        if mark and not _:
+            name, _, value = rest.partition(" ")
+            said.setdefault(name, []).append(value.strip())
+    if "end" not in said:
+        raise ValueError("its shell did not run the probe to its end")
+
+    def one(name: str) -> str:
+        return said.get(name, [""])[-1]
+
+    def number(name: str) -> int | None:
+        return int(one(name)) if one(name).isdigit() else None
+
+    return Facts(
+        **{name: one(name) for name in ("system", "machine", "hostname", "home", "folder", "user", "libc")},
+        **{name: one(name) for name in ("boot", "refusal", "noexec", "foreign", "env")},
+        uid=number("uid") or 0,
+        clock=number("clock") or 0,
+        cpus=number("cpus") or 1,
+        memory_kb=number("memory_kb") or 0,
+        disk_kb=number("disk_kb"),
+        shm_kb=number("shm_kb"),
+        gpus=tuple(said.get("gpu", ())),
+        addresses=tuple(_pair(value) for value in said.get("address", ())),
+        pythons=tuple(dict.fromkeys(map(_python, said.get("python", ())))),
+        uv=one("uv") or None,
+        ready="ready" in said,
+        code="code" in said,
+        packages=dict(_pair(value) for value in said.get("package", ())),
+    )
+
+
+def _pair(value: str) -> tuple[str, str]:
+    first, _, second = value.partition(" ")
+    return first, second
+
+
+def _python(value: str) -> Python:
+    version, venv, pip, path = (value.split(" ", 3) + [""] * 4)[:4]
+    return Python(version, path, venv == "venv", pip == "pip")

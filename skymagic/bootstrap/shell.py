@@ -1,0 +1,43 @@
+"""Text that a shell takes as it is meant: sh itself, or whatever shell a user logs in with."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+MARK = "@sky "
+"""Begins each line that our scripts say to us; all other lines are other programs' output."""
+
+TELL = f"tell() {{ printf '{MARK}%s\\n' \"$*\"; }}"
+"""A shell function that says such a line."""
+
+_SAFE = re.compile(r"[A-Za-z0-9_./:=@%+-]+")
+_PLAIN = re.compile(r"[A-Za-z0-9_./:=@%+ ,~-]")
+
+
+def quote(text: str) -> str:
+    """`text` as one word of sh."""
+    return shlex.quote(text)
+
+
+def anywhere(script: str) -> str:
+    """A line of sh, as a command that sh, bash, zsh, fish, csh and tcsh all understand in the same way.
+
+    Args:
+        script: without single quotes, newlines and exclamation marks; other text goes through `word`.
+    """
+    assert not set(script) & set("'!\n"), script
+    return f"/bin/sh -c '{script}'"
+
+
+def word(text: str) -> str:
+    """`text` as one word within `anywhere`: what any of the shells might read otherwise is written in octal.
+
+    Fish reads backslashes in single quotes, but only before a quote or another backslash. Newlines at the end are lost.
+    """
+    if _SAFE.fullmatch(text):
+        return text
+    octal = "".join(
+        char if _PLAIN.match(char) else "".join(f"\\0{byte:03o}" for byte in char.encode()) for char in text
+    )
+    return f'"$(printf %b "{octal}")"'

@@ -1,0 +1,45 @@
+"""What a node must have, as one value with a key: equal keys may share an environment."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An image in a node's terms.
+
+    Attributes:
+        python: the minor version, as ``"3.11"``, or the absolute path of an interpreter on the node that is used as
+            it is. minor: the minor version in either case.
+        packages: requirements; those that name a file of the notebook's machine are in `files` instead.
+        indexes: URLs of package indexes beside the node's own; they may hold passwords.
+        files: wheels and source archives to upload, as (path here, sha256 of the content).
+        commands: shell commands that run once packages are there.
+        code: digest of skymagic's own code.
+        folder: where on the node, absolute; None for ``$SKYMAGIC_HOME`` as it is there, else ``$HOME/.skymagic``.
+    """
+
+    python: str
+    minor: str
+    packages: tuple[str, ...] = ()
+    indexes: tuple[str, ...] = field(default=(), repr=False)
+    files: tuple[tuple[str, str], ...] = ()
+    commands: tuple[str, ...] = ()
+    code: str = ""
+    folder: str | None = None
+
+    @property
+    def prepared(self) -> bool:
+        """Whether the node's own environment is used and none is made."""
+        return self.python.startswith("/")
+
+    @property
+    def key(self) -> str:
+        """Names the environment; skymagic's own code is not in it and does not count."""
+        digests = [digest for _, digest in self.files]
+        parts = [self.python, self.packages, self.indexes, digests, self.commands]
+        digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return f"{digest[:16]}-py{self.minor}"

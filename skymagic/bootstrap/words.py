@@ -1,0 +1,136 @@
+"""Why a host cannot be set up, and what to do about it, in words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from skymagic.bootstrap.facts import Facts
+from skymagic.bootstrap.wanted import Wanted
+from skymagic.image import lacking
+
+LEAST_KB = 300 * 1024
+"""Free space below which no environment fits."""
+
+
+def without_passwords(text: str) -> str:
+    """`text` without what URLs hold before their @."""
+    return re.sub(r"(?<=://)[^/\s@]+@", "****@", text)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An installation that ended early.
+
+    Attributes:
+        step: what it was doing. command: the command that failed; "" when the script itself ended.
+        status: exit status; None when nobody could tell.
+        last: the last lines that the step printed.
+        free_kb: free space at that moment.
+    """
+
+    step: str
+    command: str
+    status: int | None
+    last: tuple[str, ...] = ()
+    free_kb: int | None = None
+
+    def text(self, host: str, facts: Facts) -> str:
+        """The error as the user reads it."""
+        how = f"exit code {self.status}" if self.status is not None else "the connection ended"
+        lines = [f"{host} cannot be set up: {self.step} failed ({how})"]
+        if self.command:
+            lines.append(f"command: {without_passwords(self.command)}")
+        lines += [f"  {line}" for line in self.last]
+        return "\n".join([*lines, self.remedy(facts)])
+
+    def remedy(self, facts: Facts) -> str:
+        """What to do, as far as the last lines tell."""
+        text = "\n".join(self.last).lower()
+        for pattern, advice in ADVICE:
+            if re.search(pattern, text):
+                return advice.format(folder=facts.folder, free=_size(self.free_kb), host=facts.hostname)
+        if self.free_kb is not None and self.free_kb < 50 * 1024:
+            return ADVICE[0][1].format(folder=facts.folder, free=_size(self.free_kb), host=facts.hostname)
+        return "Nothing half-made was left there; once this is mended, make the pool again."
+
+
+ADVICE = (
+    (
+        r"no space left|disk quota exceeded|errno 28|errno 122",
+        "The disk is full ({free} free at {folder}). Make room there (environments that are not used any more are in "
+        "{folder}/env), or name another folder with --env SKYMAGIC_HOME=/path.",
+    ),
+    (
+        r"no matching distribution|could not find a version|no solution found|not found in the package registry",
+        "The package indexes that {host} uses do not have this. Check the name and the version, and name further "
+        "indexes with sky.Image(pip_indexes=[…]).",
+    ),
+    (
+        r"connection (refused|reset|to .* timed out)|failed to establish|name or service not known|"
+        r"temporary failure in name resolution|network is unreachable|error sending request|certificate",
+        "{host} does not reach its package index. Check pip's configuration there (`pip config list`), name an index "
+        "that it reaches with sky.Image(pip_indexes=[…]), or use an environment that is there already with "
+        "sky.Image(python='/path/to/bin/python').",
+    ),
+    (
+        r"resolutionimpossible|conflicting dependencies|unsatisfiable",
+        "The packages contradict each other: the lines above say which. Change --pip or the plugins' versions.",
+    ),
+)
+
+
+def _size(kb: int | None) -> str:
+    if kb is None:
+        return "nobody could tell how much is"
+    return f"{kb / 1024:.0f} MB" if kb < 10 * 1024 * 1024 else f"{kb / 1024 / 1024:.0f} GB"
+
+
+def refusals(facts: Facts, wanted: Wanted) -> list[str]:
+    """Why nothing can be set up on such a host; sentences with what to do, empty when nothing is in the way."""
+    found = _prepared(facts, wanted) if wanted.prepared else []
+    if facts.code and (facts.ready or wanted.prepared):
+        return found
+    return [*found, *_place(facts, wanted)]
+
+
+def _place(facts: Facts, wanted: Wanted) -> list[str]:
+    elsewhere = "name a folder where you may write with --env SKYMAGIC_HOME=/path"
+    if not facts.folder.startswith("/"):
+        return [f"its folder {facts.folder!r} is not an absolute path: {elsewhere}"]
+    if facts.foreign:
+        return [f"{facts.folder} belongs to another user ({facts.foreign}): {elsewhere}"]
+    if facts.refusal:
+        if "space" in facts.refusal.lower() or "quota" in facts.refusal.lower():
+            return [f"its disk is full at {facts.folder} ({facts.refusal}): make room, or {elsewhere}"]
+        return [f"nothing can be written at {facts.folder} ({facts.refusal}): {elsewhere}"]
+    if facts.noexec and not wanted.prepared:
+        return [
+            f"programs cannot be run from {facts.noexec} (its file system is mounted noexec), so that compiled packages "
+            f"do not load: {elsewhere}"
+        ]
+    if facts.disk_kb is not None and facts.disk_kb < LEAST_KB and not facts.ready and not wanted.prepared:
+        return [
+            f"its disk is nearly full: {_size(facts.disk_kb)} free at {facts.folder}, and an environment needs more than "
+            f"{_size(LEAST_KB)}: make room, or {elsewhere}"
+        ]
+    return []
+
+
+def _prepared(facts: Facts, wanted: Wanted) -> list[str]:
+    """What keeps an interpreter from being used as it is."""
+    named = "name another with sky.Image(python='/path/to/bin/python'), or leave python out to have one made"
+    if not facts.pythons:
+        return [f"{wanted.python} is not there, or does not start: {named}"]
+    problems = []
+    if facts.pythons[0].version != wanted.minor:
+        problems.append(
+            f"{wanted.python} is Python {facts.pythons[0].version} and this notebook runs {wanted.minor}; functions travel "
+            f"only between equal versions: {named}"
+        )
+    lacks = list(lacking(wanted.packages, facts.packages))
+    if lacks:
+        said = ", ".join(f"{each} (it has {has})" if has else str(each) for each, has in lacks)
+        words = " ".join(f'"{each}"' for each, _ in lacks)
+        problems.append(f"{wanted.python} lacks {said}: run `{wanted.python} -m pip install {words}` there")
+    return problems

@@ -1,0 +1,316 @@
+"""A host made ready: looked at, given an environment and skymagic's own code; reused when all that is there."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Protocol
+
+from skymagic import wheel
+from skymagic.bootstrap import Facts, Recipe, Wanted, install_script, parse, prepare_script, probe_script
+from skymagic.bootstrap.shell import MARK, anywhere, word
+from skymagic.bootstrap.words import Failure, refusals, without_passwords
+from skymagic.errors import ProvisionError, RequestError
+from skymagic.image import Image, is_place, project
+
+NEEDED = {
+    "ipyparallel": ">=9,<10",
+    "ipykernel": ">=6.29",
+    "ipython": ">=8.18",
+    "cloudpickle": ">=3.1",
+    "xxhash": ">=3",
+    "packaging": "",
+}
+"""What ranks need of skymagic's dependencies. A new environment gets the notebook's own versions, for they talk to each
+other; an interpreter that is used as it is may have any of these."""
+
+PIECE = 1 << 20
+SKEW = 120
+"""Seconds that a host's clock may be off before it is said."""
+LAST_LINES = 15
+TOLD = ("Downloading ", "Building ", "Installing ", "Resolved ", "Prepared ", "Installed ")
+"""Beginnings of an installer's lines that the user sees."""
+
+Say = Callable[[str], None]
+
+
+class Done(Protocol):
+    """How a script ended."""
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status; None where the connection ended first."""
+
+    @property
+    def out(self) -> str:
+        """What it wrote to standard output."""
+
+    @property
+    def err(self) -> str:
+        """What it wrote to standard error."""
+
+
+class Host(Protocol):
+    """A machine that scripts can be run on, as a connection over SSH gives it."""
+
+    @property
+    def label(self) -> str:
+        """What the user calls it."""
+
+    def run(
+        self, script: str, *, lines: Callable[[str], None] | None = None, timeout: float | None = None
+    ) -> Done:
+        """Run `script` with ``/bin/sh -s``, in a process group of its own; `lines` hears each line of its output.
+
+        Called several times, one after the other. Raises HostError when the host cannot be reached.
+        """
+
+    def upload(self, path: str, pieces: Iterable[memoryview], nbytes: int) -> None:
+        """Write a file at an absolute path whose folder exists; once for each path."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A host that can run skymagic's modules.
+
+    Attributes:
+        python: absolute path of the interpreter there.
+        facts: the host as it was found.
+        folder: where skymagic keeps its things there.
+        code: folder with skymagic's code there.
+    """
+
+    python: str
+    facts: Facts
+    code: str
+    wanted: Wanted = field(repr=False)
+
+    @property
+    def folder(self) -> str:
+        return self.facts.folder
+
+    def command(self, module: str, *args: str) -> str:
+        """A command line that runs a module of skymagic there, whatever the login shell is.
+
+        Args:
+            args: any text without NUL; newlines at an argument's end are lost.
+        """
+        keep = "${PYTHONPATH:+:$PYTHONPATH}" if self.wanted.prepared else ""
+        settings = [
+            f"PYTHONPATH={word(self.code)}{keep}",
+            f"PATH={word(str(Path(self.python).parent))}:$PATH",
+        ]
+        if not self.wanted.prepared:
+            settings.append(f"VIRTUAL_ENV={word(str(Path(self.python).parent.parent))}")
+        words = [word(text) for text in (self.python, "-m", module, *args)]
+        return anywhere(f"export {' '.join(settings)}; exec {' '.join(words)}")
+
+
+# ------------------------------------------------------------------------------------ what a node must have
+
+
+def wanted(image: Image, commands: Sequence[str] = ()) -> Wanted:
+    """What `image` means for a node of this notebook.
+
+    Args:
+        commands: shell commands of the plugins, run once in a new environment.
+
+    Raises:
+        RequestError: files among the packages that are not here; all at once.
+    """
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    python = image.python or here
+    prepared = python.startswith("/")
+    minor = here if prepared else ".".join(python.split(".")[:2])
+    mistakes: list[str] = []
+    packages: list[str] = []
+    files: list[tuple[str, str]] = []
+    for text in image.pip:
+        if not is_place(text) or "://" in text:
+            packages.append(text)
+            continue
+        path = Path(text).expanduser()
+        if path.is_file():
+            files.append((str(path.resolve()), sha256(path.read_bytes()).hexdigest()))
+        else:
+            kind = (
+                "is a folder: build a wheel of it, and name that" if path.is_dir() else "is not a file here"
+            )
+            mistakes.append(f"pip: {text} {kind}")
+    if mistakes:
+        raise RequestError(mistakes)
+    given = {project(text) for text in packages}
+    own = [
+        f"{name}{bounds if prepared else '==' + version(name)}"
+        for name, bounds in NEEDED.items()
+        if name not in given or prepared
+    ]
+    return Wanted(
+        python=python if prepared else minor,
+        minor=minor,
+        packages=(*own, *packages),
+        indexes=image.pip_indexes,
+        files=tuple(files),
+        commands=tuple(commands),
+        code=wheel.running()[0],
+        folder=image.env.get("SKYMAGIC_HOME"),
+    )
+
+
+# ------------------------------------------------------------------------------------ looking and making
+
+
+def look(host: Host, want: Wanted) -> Facts:
+    """The host as it is; changes nothing.
+
+    Raises:
+        ProvisionError: its shell did not run the probe.
+    """
+    done = host.run(probe_script(want), timeout=60.0)
+    try:
+        return parse(done.out)
+    except ValueError as problem:
+        said = (done.err.strip() or done.out.strip())[-2000:]
+        raise ProvisionError(
+            f"{host.label} cannot be looked at: {problem} (exit code {done.status})"
+            + (f"; it said:\n{said}" if said else "")
+            + f"\nTry `ssh {host.label} /bin/sh -c uname`: it must print the name of a Linux or another Unix."
+        ) from None
+
+
+def setup(
+    host: Host, image: Image, say: Say, *, commands: Sequence[str] = (), facts: Facts | None = None
+) -> Ready:
+    """Make a host ready to run skymagic's modules; a host that is ready costs one round trip.
+
+    Args:
+        say: hears each step in words, and what installers print about it.
+        commands: shell commands of the plugins, run once in a new environment.
+        facts: what `look` said of this host for the same image and commands.
+
+    Raises:
+        RequestError: the image cannot be, wherever.
+        ProvisionError: what failed on the host, its last lines and what can be done; nothing half-made stays there.
+    """
+    want = wanted(image, commands)
+    facts = facts or look(host, want)
+    _tell_clock(facts, say)
+    if problems := refusals(facts, want):
+        raise ProvisionError(f"{host.label} cannot be set up: " + "\n".join(problems))
+    if not (facts.code and (facts.ready or want.prepared)):
+        _install(host, want, facts, say)
+    python = want.python if want.prepared else f"{facts.folder}/env/{facts.env}/bin/python"
+    return Ready(python, facts, f"{facts.folder}/code/{want.code}", want)
+
+
+def _tell_clock(facts: Facts, say: Say) -> None:
+    off = round(facts.clock - time.time())
+    if facts.clock and abs(off) > SKEW:
+        say(f"its clock is {abs(off) // 60} minutes {'ahead of' if off > 0 else 'behind'} this machine's")
+
+
+def _install(host: Host, want: Wanted, facts: Facts, say: Say) -> None:
+    recipe = choose(want, facts)
+    token = secrets.token_hex(8)
+    place = _prepared(host, want, token)
+    _, name, data = wheel.running()
+    files: list[tuple[str, bytes]] = [] if facts.code else [(name, data)]
+    uploads = [] if facts.ready or want.prepared else [Path(path) for path, _ in want.files]
+    files += [(path.name, path.read_bytes()) for path in uploads]
+    for file, content in files:
+        host.upload(f"{place}/{file}", _pieces(content), len(content))
+    recipe = Recipe(
+        recipe.wanted, recipe.env, recipe.python, recipe.uv, token,
+        "" if facts.code else name, tuple(path.name for path in uploads), recipe.environ,
+    )  # fmt: skip
+    listener = Listener(say)
+    done = host.run(install_script(recipe, facts), lines=listener.hear)
+    if not listener.done:
+        failure = listener.failure(done.status, done.err)
+        raise ProvisionError(failure.text(host.label, facts))
+
+
+def choose(want: Wanted, facts: Facts) -> Recipe:
+    """How the environment is made on this host.
+
+    Raises:
+        ProvisionError: nothing there can make it.
+    """
+    if want.prepared:
+        return Recipe(want, "", want.python)
+    fitting = [python for python in facts.pythons if python.version == want.python]
+    whole = next((python for python in fitting if python.venv and python.pip), None)
+    if facts.ready or whole is not None:
+        return Recipe(want, facts.env, whole.path if whole else "")
+    raise ProvisionError(f"no Python {want.python} with venv")
+
+
+def _prepared(host: Host, want: Wanted, token: str) -> str:
+    done = host.run(prepare_script(want, token), timeout=60.0)
+    for line in done.out.splitlines():
+        if line.startswith(f"{MARK}prepared "):
+            return line.removeprefix(f"{MARK}prepared ")
+    said = (done.out + done.err).strip()[-2000:]
+    raise ProvisionError(f"{host.label} cannot be set up: its folder could not be made:\n{said}")
+
+
+def _pieces(data: bytes) -> Iterable[memoryview]:
+    view = memoryview(data)
+    for start in range(0, len(view), PIECE):
+        yield view[start : start + PIECE]
+
+
+class Listener:
+    """Hears an installation line by line: tells of steps, and remembers how it ended."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self.done = False
+        self._step, self._command = "starting", ""
+        self._free: int | None = None
+        self._status: int | None = None
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
+
+    def hear(self, line: str) -> None:
+        """One line of the script's output."""
+        if not line.startswith(MARK):
+            self._note(line)
+            return
+        name, _, value = line.removeprefix(MARK).partition(" ")
+        if name == "step":
+            self._step, self._command = value.strip(), ""
+            self._last.clear()
+            self._say(without_passwords(self._step))
+        elif name == "waiting":
+            self._say("waiting for another pool that makes the same environment")
+        elif name == "command":
+            self._command = value.strip()
+        elif name == "free":
+            self._free = int(value) if value.strip().isdigit() else None
+        elif name == "failed":
+            self._status = int(value)
+        elif name == "done":
+            self.done = True
+
+    def _note(self, line: str) -> None:
+        text = without_passwords(line.rstrip())
+        if text:
+            self._last.append(text)
+        if text.lstrip().startswith(TOLD):
+            self._say(text.strip())
+
+    def failure(self, status: int | None, err: str) -> Failure:
+        """What went wrong, when the script has ended and is not done."""
+        with contextlib.suppress(IndexError):
+            if not self._last and err.strip():
+                self._last.extend(without_passwords(err.strip()).splitlines())
+        code = status if self._status is None else self._status
+        return Failure(self._step, self._command, code, tuple(self._last), self._free)
