@@ -8,6 +8,8 @@
     ├── CaptureError             names that cannot travel, or cannot be bound on a rank
     ├── PoolError                a pool cannot be made, found or used
     │   ├── ProvisionError       machines or ranks did not come up
+    │   │   ├── HostError        a host could not be reached or used: which, why, and what to try
+    │   │   └── HostsError       several hosts at once; holds one HostError for each
     │   └── PoolStateError       the pool is not in a state that allows this
     └── RunError                 a cell failed on the ranks
         ├── RankError            a rank raised; the original exception is ``__cause__`` where it can be rebuilt
@@ -61,6 +63,40 @@ class PoolError(SkyError):
 
 class ProvisionError(PoolError):
     """Machines or ranks did not come up; what had been started is released."""
+
+
+class HostError(ProvisionError):
+    """A host could not be reached or used.
+
+    Args:
+        host: as the user named it.
+        reason: what happened, without the host's name.
+        remedy: what to try next; may be empty.
+    """
+
+    def __init__(self, host: str, reason: str, remedy: str = "") -> None:
+        self.host, self.reason, self.remedy = host, reason, remedy
+        super().__init__(f"{host}: {reason}" + (f"\n  {remedy}" if remedy else ""))
+
+    def __reduce__(self) -> tuple[type[HostError], tuple[str, str, str]]:
+        return type(self), (self.host, self.reason, self.remedy)
+
+
+class HostsError(ProvisionError):
+    """Several hosts could not be reached or used.
+
+    Args:
+        failures: one for each host, in the user's order; at least one.
+        asked: how many hosts there were in all.
+    """
+
+    def __init__(self, failures: Sequence[HostError], asked: int) -> None:
+        self.failures, self.asked = tuple(failures), asked
+        lines = [f"{len(self.failures)} of {asked} hosts could not be used", *map(str, self.failures)]
+        super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> tuple[type[HostsError], tuple[tuple[HostError, ...], int]]:
+        return type(self), (self.failures, self.asked)
 
 
 class PoolStateError(PoolError):

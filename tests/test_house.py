@@ -210,8 +210,8 @@ def test_libraries_have_one_door(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=str)
 def test_heavy_libraries_are_imported_on_use(path: Path) -> None:
     top = {imported.split(".")[0] for imported in imports(path, top_level=True)}
-    if path.parts[0] == "ssh.py" or path == Path("providers/aws.py"):
-        top -= {"paramiko", "boto3", "botocore"}  # these modules are themselves imported on use
+    if path == Path("providers/aws.py"):
+        top -= {"boto3", "botocore"}  # this module is itself imported on use
     assert not top & INSIDE_FUNCTIONS
 
 

@@ -1,0 +1,150 @@
+"""Making connections: all hosts at once, all failures in one error, nothing left of a failure or an interrupt."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+from skymagic.errors import HostError, HostsError
+from skymagic.ssh import login, sockets
+from skymagic.ssh.connection import Connection
+from skymagic.ssh.patience import Cancelled, Patience
+from skymagic.ssh.settings import Endpoint
+
+Ask = Callable[[str], str]
+
+
+class Progress(Protocol):
+    """Told of each host as it goes on; called on the caller's thread."""
+
+    def __call__(self, endpoint: Endpoint, state: str) -> None:
+        """`state` is "connected", or how it failed."""
+
+
+def connect(endpoint: Endpoint, ask: Ask | None = None) -> Connection:
+    """Connect to one host.
+
+    Args:
+        endpoint: from ``Settings.endpoint``.
+        ask: asks the user for a passphrase; called on the caller's thread. Without it no encrypted key is used.
+
+    Raises:
+        HostError: with the reason and what to try.
+    """
+    return connect_all([endpoint], ask)[0]
+
+
+def connect_all(
+    endpoints: Sequence[Endpoint], ask: Ask | None = None, progress: Progress | None = None
+) -> list[Connection]:
+    """Connect to all hosts at once.
+
+    The work is done on threads and the caller only waits, so that an interrupt finds it in a known place.
+
+    Returns:
+        The connections, in the order of the endpoints.
+
+    Raises:
+        HostError: one host failed.
+        HostsError: several did. Those that did connect are closed again.
+    """
+    crew = _Crew(endpoints, ask is not None)
+    try:
+        crew.start()
+        crew.serve(ask, progress)
+        failures = [failure for failure in crew.failures if failure is not None]
+        if len(failures) == 1 and len(endpoints) == 1:
+            raise failures[0]
+        if failures:
+            raise HostsError(failures, len(endpoints)) from failures[0]
+        return [connection for connection in crew.connections if connection is not None]
+    except BaseException:
+        crew.abandon()
+        raise
+
+
+class _Crew:
+    """Threads that connect, one for each host."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], may_ask: bool) -> None:
+        self.endpoints, self.may_ask = endpoints, may_ask
+        self.connections: list[Connection | None] = [None] * len(endpoints)
+        self.failures: list[HostError | None] = [None] * len(endpoints)
+        self._unexpected: list[BaseException] = []
+        self._patience = Patience()
+        self._news: queue.SimpleQueue[tuple[int | None, str, Future[str] | None]] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(
+                target=self._work, args=(index,), name=f"skymagic-connect-{each.label}", daemon=True
+            )
+            for index, each in enumerate(endpoints)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def serve(self, ask: Ask | None, progress: Progress | None) -> None:
+        """On the caller's thread: answer questions, until all are done."""
+        left = len(self.endpoints)
+        while left:
+            index, words, answer = self._news.get()
+            if answer is not None and ask is not None:
+                answer.set_result(ask(words))
+            elif index is not None:
+                left -= 1
+                if self._unexpected:
+                    raise self._unexpected[0]
+                if progress is not None:
+                    progress(self.endpoints[index], words)
+
+    def abandon(self) -> None:
+        """End the threads and close what they have made."""
+        self._patience.cancel()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(timeout=5.0)
+        for connection in self.connections:
+            if connection is not None:
+                connection.close()
+
+    def _work(self, index: int) -> None:
+        endpoint = self.endpoints[index]
+        words = "connected"
+        try:
+            self.connections[index] = _connected(
+                endpoint, self._question if self.may_ask else None, self._patience
+            )
+        except HostError as failure:
+            self.failures[index] = failure
+            words = failure.reason
+        except Cancelled:
+            return
+        except BaseException as problem:
+            self._unexpected.append(problem)
+        self._news.put((index, words, None))
+
+    def _question(self, words: str) -> str:
+        """On a worker's thread: have the caller's thread ask."""
+        answer: Future[str] = Future()
+        done = threading.Event()
+        answer.add_done_callback(lambda _: done.set())
+        self._news.put((None, words, answer))
+        while not self._patience.wait(done, 3600.0):
+            pass
+        return answer.result()
+
+
+def _connected(endpoint: Endpoint, ask: Ask | None, patience: Patience) -> Connection:
+    with contextlib.ExitStack() as below:
+        stream = sockets.dial(endpoint, patience)
+        below.callback(stream.close)
+        transport = login.start(stream, endpoint, patience)
+        below.callback(transport.close)
+        login.authenticate(transport, endpoint, ask, patience)
+        patience.check()
+        return Connection(endpoint, transport, below.pop_all())

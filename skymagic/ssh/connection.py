@@ -1,0 +1,189 @@
+"""A connection to one host: processes, scripts and files over it."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from skymagic.errors import HostError
+from skymagic.ssh.process import Process
+from skymagic.ssh.settings import Endpoint
+
+if TYPE_CHECKING:
+    import paramiko
+
+WINDOW = 1 << 24
+"""Bytes that a host may send on a channel before they are read."""
+OPEN = 15.0
+"""Seconds that a channel may take to open."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a script."""
+
+    status: int
+    """Its exit status; -1 when a signal ended it."""
+    out: str
+    err: str
+
+
+class Connection:
+    """A connection to one host, with the connections to the hosts that it goes through; made by ``connecting``.
+
+    Usable from any thread. A lost connection stays lost: make another.
+
+    Args:
+        endpoint: the host.
+        transport: an authenticated transport.
+        below: what is closed after it: sockets and connections that it goes through.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, transport: paramiko.Transport, below: contextlib.ExitStack
+    ) -> None:
+        self.endpoint = endpoint
+        self.label = endpoint.label
+        self._transport, self._below = transport, below
+        self._closing = threading.Lock()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the connection is there, as far as is known: a dead peer is noticed only after a while."""
+        return self._transport.is_active()
+
+    def open(self, command: str) -> Process:
+        """Start a process; several may run at once.
+
+        Args:
+            command: a text for POSIX sh, run in the user's home; what is written to the process is its standard input.
+
+        Raises:
+            HostError: the connection is lost, or the host allows no further process.
+        """
+        return Process(self._channel(), self.label, command, self._kill)
+
+    def run(
+        self, script: str, *, lines: Callable[[str], None] | None = None, timeout: float | None = None
+    ) -> Done:
+        """Run a script in the user's home, with nothing on its standard input, and wait for its end.
+
+        On a timeout or an interrupt it is killed with all that it started.
+
+        Args:
+            script: a text for POSIX sh.
+            lines: called with each line of its output as it comes, without the line's end.
+            timeout: seconds.
+
+        Raises:
+            HostError: it took too long, or the connection was lost.
+        """
+        process = self.open(script)
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        watch = threading.Timer(timeout or 0.0, end)
+        watch.daemon = True
+        try:
+            if timeout is not None:
+                watch.start()
+            process.end_input()
+            out = _gathered(process, lines)
+            status = process.finish(5.0)
+        finally:
+            watch.cancel()
+            process.kill()
+        if late.is_set():
+            raise HostError(self.label, f"a step took longer than {timeout:.0f} s and was ended", "")
+        if not self.alive and (status is None or status < 0):
+            raise HostError(self.label, "the connection was lost while a step ran", "try again")
+        return Done(-1 if status is None else status, out, process.errors())
+
+    def upload(self, path: str, pieces: Iterable[memoryview], nbytes: int, mode: int = 0o600) -> None:
+        """Write a file; it has its name only when it is complete.
+
+        Args:
+            path: absolute, or relative to the user's home; its folder is made.
+            pieces: the content; pieces of about 1 MB are best.
+            nbytes: how many bytes the pieces have together.
+            mode: the file's permissions.
+
+        Raises:
+            HostError: it could not be written, or the connection was lost.
+        """
+        process = self.open(_receive(path, nbytes, mode))
+        try:
+            with contextlib.suppress(BrokenPipeError, ConnectionError):  # then its complaint tells more
+                for piece in pieces:
+                    process.write(piece)
+            process.end_input()
+            while process.read():
+                pass
+            status = process.finish(60.0)
+        finally:
+            process.close()
+        if status != 0:
+            said = process.complaint() or ("it ended early" if self.alive else "the connection was lost")
+            raise HostError(self.label, f"{path} could not be written: {said}", "")
+
+    def close(self) -> None:
+        """Close the connection and all that goes over it; twice is safe."""
+        with self._closing:
+            self._transport.close()
+            self._transport.join(timeout=5.0)
+            self._below.close()
+
+    def _channel(self) -> paramiko.Channel:
+        import paramiko
+
+        try:
+            return self._transport.open_session(window_size=WINDOW, timeout=OPEN)
+        except paramiko.ChannelException as problem:
+            raise HostError(
+                self.label,
+                f"sshd allows no further process on this connection ({problem.text})",
+                "raise MaxSessions in the host's sshd_config",
+            ) from problem
+        except (paramiko.SSHException, OSError, EOFError) as problem:
+            raise HostError(self.label, "the connection is lost", "") from problem
+
+    def _kill(self, pid: int) -> None:
+        """End a process that leads its session, and all of its group: politely, then not."""
+        script = f"kill -TERM -{pid}; n=0; while kill -0 -{pid} && [ $n -lt 10 ]; do n=$((n+1)); sleep 0.2 || sleep 1; done; kill -KILL -{pid}"
+        process = self.open(f"exec 2>/dev/null\n{script}")
+        process.end_input()
+        process.finish(5.0)
+        process.close()
+
+
+def _gathered(process: Process, lines: Callable[[str], None] | None) -> str:
+    """All output; whole lines are told as they come."""
+    out, told = bytearray(), 0
+    while data := process.read():
+        out += data
+        while lines is not None and (end := out.find(b"\n", told)) >= 0:
+            lines(out[told:end].decode(errors="replace"))
+            told = end + 1
+    if lines is not None and told < len(out):
+        lines(out[told:].decode(errors="replace"))
+    return out.decode(errors="replace")
+
+
+def _receive(path: str, nbytes: int, mode: int) -> str:
+    """A script that takes a file from its input."""
+    place = shlex.quote(path if path.startswith("/") else f"./{path}")
+    return (
+        f"umask 077; path={place}; part=$path.$$.part\n"
+        'trap \'rm -f "$part"\' EXIT; trap "exit 1" HUP INT TERM PIPE\n'
+        'mkdir -p "$(dirname "$path")" && cat > "$part" || exit 1\n'
+        'size=$(wc -c < "$part")\n'
+        f'[ "$size" -eq {nbytes} ] || {{ echo "$((size)) of {nbytes} bytes came" >&2; exit 1; }}\n'
+        f'chmod {mode:o} "$part" && mv -f "$part" "$path"'
+    )

@@ -1,0 +1,129 @@
+"""Hosts as the user writes them: ``gpu[1-8]``, ``ubuntu@10.0.0.7:2222``, ``[fe80::1]:22``, ``@file``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from skymagic.errors import RequestError
+
+MOST = 1024
+"""Hosts that one word may mean; more is a slip."""
+_RANGE = re.compile(r"\[([0-9,\- ]*)\]")
+_NAME = re.compile(
+    r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^\s:@\[\]]+))(?::(?P<port>[^:]*))?"
+)
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """One host as it was asked for."""
+
+    text: str
+    """How the user wrote it, ranges resolved; its label in all output."""
+    name: str
+    """The name or address, to be looked up in ~/.ssh/config."""
+    user: str | None = None
+    port: int | None = None
+
+
+def expand(words: Iterable[str]) -> tuple[HostSpec, ...]:
+    """All hosts that these words name, in order; the same host twice is two nodes on it.
+
+    Args:
+        words: each a host, a range of hosts, several separated by commas, or ``@FILE`` (one per line, # comments).
+
+    Raises:
+        RequestError: with all mistakes.
+    """
+    mistakes: list[str] = []
+    specs = [spec for word in words for spec in _word(word.strip(), mistakes)]
+    if not specs and not mistakes:
+        mistakes.append("no hosts: name some, for example gpu1,gpu2 or @hosts.txt")
+    if mistakes:
+        raise RequestError(mistakes)
+    return tuple(specs)
+
+
+def _word(word: str, mistakes: list[str]) -> list[HostSpec]:
+    if word.startswith("@"):
+        return _file(word[1:], mistakes)
+    return [
+        spec for part in _split(word) for text in _ranges(part, mistakes) for spec in _host(text, mistakes)
+    ]
+
+
+def _file(name: str, mistakes: list[str]) -> list[HostSpec]:
+    try:
+        lines = Path(name).expanduser().read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = getattr(problem, "strerror", None) or "it is not text"
+        mistakes.append(f"the file of hosts {name!r} cannot be read: {reason}")
+        return []
+    found: list[HostSpec] = []
+    for number, line in enumerate(lines, 1):
+        wrong: list[str] = []
+        for word in line.partition("#")[0].split():
+            if word.startswith("@"):
+                wrong.append(f"{word!r}: a file of hosts cannot name another one")
+            else:
+                found += _word(word, wrong)
+        mistakes += [f"{name} line {number}: {each}" for each in wrong]
+    if not found and not mistakes:
+        mistakes.append(f"the file of hosts {name!r} names no host")
+    return found
+
+
+def _split(word: str) -> list[str]:
+    """At the commas that are not within brackets."""
+    return [part for part in re.split(r",(?![^\[]*\])", word) if part]
+
+
+def _ranges(text: str, mistakes: list[str]) -> list[str]:
+    found = _RANGE.search(text)
+    if found is None:
+        return [text]
+    numbers = _numbers(found[1])
+    if numbers is None:
+        mistakes.append(f"{text!r}: [{found[1]}] is not a range; write gpu[1-8] or gpu[01-08,11]")
+        return []
+    if len(numbers) > MOST:
+        mistakes.append(f"{text!r} means {len(numbers)} hosts; at most {MOST} are allowed")
+        return []
+    head, tail = text[: found.start()], text[found.end() :]
+    return [head + number + rest for number in numbers for rest in _ranges(tail, mistakes)]
+
+
+def _numbers(text: str) -> list[str] | None:
+    numbers: list[str] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if match is None:
+            return None
+        first, last = match[1], match[2] or match[1]
+        if int(last) < int(first):
+            return None
+        width = len(first) if first.startswith("0") or len(first) == len(last) else 0
+        numbers += [
+            str(number).zfill(width) for number in range(int(first), min(int(last), int(first) + MOST) + 1)
+        ]
+    return numbers
+
+
+def _host(text: str, mistakes: list[str]) -> list[HostSpec]:
+    match = _NAME.fullmatch(text)
+    if match is None or text.startswith("-"):
+        hint = "; an IPv6 address stands in brackets: [fe80::1]:22" if text.count(":") > 1 else ""
+        mistakes.append(f"{text!r} is not a host; write NAME, USER@NAME or USER@NAME:PORT{hint}")
+        return []
+    port = match["port"]
+    if port is not None and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        mistakes.append(f"{text!r}: the port is a number from 1 to 65535, not {port!r}")
+        return []
+    name = match["six"] or match["name"]
+    if name.startswith("-") or (match["user"] or "").startswith("-"):
+        mistakes.append(f"{text!r}: a name cannot begin with '-'")
+        return []
+    return [HostSpec(text, name, match["user"], int(port) if port else None)]

@@ -1,0 +1,194 @@
+"""From a socket to an authenticated transport: the host's key is checked, then the user's keys are tried."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from skymagic.errors import HostError
+from skymagic.ssh.keys import Tried, candidates
+from skymagic.ssh.known import Entry, Known, fingerprint, spelled
+from skymagic.ssh.patience import Patience
+from skymagic.ssh.settings import Endpoint
+
+if TYPE_CHECKING:
+    import paramiko
+
+    Stream = socket.socket | paramiko.Channel
+
+LOG = "skymagic.ssh.paramiko"
+CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+"""First choices: several times faster here than counter mode with a separate checksum."""
+WINDOW = 1 << 24
+
+
+def start(stream: Stream, endpoint: Endpoint, patience: Patience) -> paramiko.Transport:
+    """A transport over this stream whose host has shown the key that the user knows.
+
+    Raises:
+        HostError: it is no SSH server, or its key is unknown or another one.
+    """
+    import paramiko
+
+    names = _names(endpoint)
+    known = Known(endpoint.known_hosts)
+    transport = paramiko.Transport(stream, default_window_size=WINDOW)
+    try:
+        _quiet(transport)
+        _prefer(transport, [entry.kind for entry in known.of(names)])
+        done = threading.Event()
+        transport.start_client(event=done)
+        if not patience.wait(done, endpoint.timeout) or not transport.is_active():
+            raise _no_server(endpoint, transport.get_exception())
+        key = transport.get_remote_server_key()
+        _check(endpoint, known, names, key.get_name(), key.get_base64(), key.asbytes())
+        return transport
+    except BaseException:
+        transport.close()
+        transport.join(timeout=2.0)
+        raise
+
+
+def authenticate(
+    transport: paramiko.Transport, endpoint: Endpoint, ask: Callable[[str], str] | None, patience: Patience
+) -> None:
+    """Log in with one of the user's keys.
+
+    Raises:
+        HostError: the host wants none of them.
+    """
+    import paramiko
+
+    tried = Tried()
+    for name, key in candidates(endpoint, ask, tried):
+        done = threading.Event()
+        try:
+            transport.auth_publickey(endpoint.user, key, event=done)
+            came = patience.wait(done, 30.0)
+        except (paramiko.SSHException, OSError, EOFError):
+            came = True
+        if transport.is_authenticated():
+            return
+        tried.refused.append(name)
+        problem = transport.get_exception()
+        if isinstance(problem, paramiko.ssh_exception.PartialAuthentication):
+            wants = ", ".join(problem.allowed_types)
+            raise HostError(
+                endpoint.label, f"the host wants more than a key: {wants}", "skymagic uses keys alone"
+            )
+        if isinstance(problem, paramiko.BadAuthenticationType):
+            wants = ", ".join(problem.allowed_types)
+            raise HostError(
+                endpoint.label, f"the host takes no keys, only: {wants}", "skymagic uses keys alone"
+            )
+        if not came or not transport.is_active():
+            break
+    raise _refused(endpoint, tried, transport.is_active())
+
+
+def _quiet(transport: paramiko.Transport) -> None:
+    """What paramiko logs (tracebacks of what is an error here anyway) never reaches the notebook."""
+    log = logging.getLogger(LOG)
+    if not log.handlers:
+        log.addHandler(logging.NullHandler())
+        log.propagate = False
+    transport.set_log_channel(LOG)
+
+
+def _prefer(transport: paramiko.Transport, kinds: list[str]) -> None:
+    """The fast ciphers, and those kinds of host key that are known, first."""
+    options = transport.get_security_options()
+    options.ciphers = _first(CIPHERS, tuple(options.ciphers))
+    wanted = [
+        k for kind in kinds for k in (("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,))
+    ]
+    options.key_types = _first(tuple(wanted), tuple(options.key_types))
+
+
+def _first(wanted: tuple[str, ...], there: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([*(each for each in wanted if each in there), *there]))
+
+
+def _names(endpoint: Endpoint) -> tuple[str, ...]:
+    """What the host is called in known_hosts; a key without a port speaks for all ports, as openssh has it."""
+    if endpoint.host_key_alias:
+        return (endpoint.host_key_alias.lower(),)
+    return (spelled(endpoint.hostname, endpoint.port),)
+
+
+def _check(
+    endpoint: Endpoint, known: Known, names: tuple[str, ...], kind: str, key: str, blob: bytes
+) -> None:
+    verdict = known.judge(names, kind, key)
+    if verdict.state == "unknown" and endpoint.port != 22 and not endpoint.host_key_alias:
+        portless = known.judge((spelled(endpoint.hostname, 22),), kind, key)
+        verdict = portless if portless.state in ("known", "revoked") else verdict
+    if verdict.state == "known":
+        return
+    shown = f"{kind} {fingerprint(blob)}"
+    if verdict.state == "unknown":
+        raise _unknown(endpoint, shown)
+    raise _changed(endpoint, names[0], shown, verdict.entries, verdict.state)
+
+
+def _unknown(endpoint: Endpoint, shown: str) -> HostError:
+    remedy = f"if that is the host's key, accept it once in a terminal: {_command(endpoint)}"
+    if endpoint.strict in ("no", "off", "accept-new"):
+        remedy += f"\n  (StrictHostKeyChecking {endpoint.strict} is not followed: skymagic sends your data and secrets there)"
+    return HostError(endpoint.label, f"its host key is not known: {shown}", remedy)
+
+
+def _changed(endpoint: Endpoint, name: str, shown: str, entries: tuple[Entry, ...], state: str) -> HostError:
+    places = ", ".join(dict.fromkeys(f"{entry.file} line {entry.line}" for entry in entries))
+    if state == "revoked":
+        return HostError(
+            endpoint.label, f"its host key {shown} is revoked by {places}", "ask who runs the host"
+        )
+    return HostError(
+        endpoint.label,
+        f"its host key has CHANGED: it shows {shown}, and {places} has another one. Somebody may be listening in",
+        f"only if you know why it changed: ssh-keygen -R '{name}' -f {entries[0].file}, then once: {_command(endpoint)}",
+    )
+
+
+def _command(endpoint: Endpoint) -> str:
+    """The ssh command line that reaches this endpoint."""
+    name, _, port = endpoint.label.rpartition(":")
+    if name and port.isdigit() and (name.count(":") == 0 or name.endswith("]")):
+        return f"ssh -p {port} {name.replace('[', '').replace(']', '')}"
+    return f"ssh {endpoint.label}"
+
+
+def _no_server(endpoint: Endpoint, problem: BaseException | None) -> HostError:
+    where = f"{endpoint.hostname} port {endpoint.port}"
+    if problem is None:
+        return HostError(
+            endpoint.label,
+            f"{where} took the connection, and then said nothing for {endpoint.timeout:.0f} s",
+            "is that sshd, and is the host overloaded?",
+        )
+    if "Incompatible" in str(problem) or type(problem).__name__ == "IncompatiblePeer":
+        return HostError(endpoint.label, f"{where} has no method in common with us: {problem}", "")
+    said = str(problem) or "it closed the connection"
+    return HostError(
+        endpoint.label,
+        f"{where} does not speak SSH with us: {said}",
+        f"is that sshd's port? It may also refuse more connections for now (MaxStartups). Try: {_command(endpoint)}",
+    )
+
+
+def _refused(endpoint: Endpoint, tried: Tried, active: bool) -> HostError:
+    keys = ", ".join(tried.refused) or "none"
+    reason = f"{endpoint.user}@{endpoint.hostname} accepts none of your keys (tried: {keys})"
+    if tried.unused:
+        reason += f"; not usable: {', '.join(tried.unused)}"
+    if not active and len(tried.refused) > 1:
+        reason += "; the host ended the connection, maybe for too many keys (IdentitiesOnly yes and an IdentityFile help)"
+    return HostError(
+        endpoint.label,
+        reason,
+        f"is {endpoint.user!r} the right user? To install a key there: ssh-copy-id -p {endpoint.port} {endpoint.user}@{endpoint.hostname}",
+    )

@@ -1,0 +1,197 @@
+"""A process on a host: its streams over one channel of a connection."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from skymagic.errors import HostError
+
+if TYPE_CHECKING:
+    import paramiko
+
+PIECE = 1 << 16
+KEPT = 1 << 20
+"""Bytes of standard error that are kept."""
+BEGIN = 60.0
+"""Seconds that a login shell's profile may take."""
+GRACE = 5.0
+"""Seconds that a process has to end when its input has ended."""
+# Works as a command line of sh, bash, zsh, fish and csh alike, and leaves one process, which leads its session.
+SHELL = "exec /bin/sh -s"
+
+
+class Process:
+    """A shell text that runs on a host; a Transport.
+
+    The text goes to ``/bin/sh`` over standard input, so that no login shell's grammar matters and nothing of it stands in a
+    process list. What profiles print is dropped: the output begins after a mark. The process begins in the user's home.
+
+    Args:
+        channel: a fresh channel, which the process owns from now on.
+        host: the host's label, for errors.
+        text: what to run, in the grammar of POSIX sh. It may read the standard input that is written here.
+        kill: called with the process's number when it does not end by itself; it ends it and all that it started.
+
+    Raises:
+        HostError: it did not begin.
+    """
+
+    def __init__(self, channel: paramiko.Channel, host: str, text: str, kill: Callable[[int], None]) -> None:
+        self.host = host
+        self._channel, self._kill = channel, kill
+        self._errors = bytearray()
+        self._mark = f"skymagic-{secrets.token_hex(8)}"
+        self._rest = b""
+        self._thread = threading.Thread(target=self._collect, name=f"skymagic-ssh-{host}", daemon=True)
+        try:
+            channel.settimeout(BEGIN)
+            channel.exec_command(SHELL)
+            self._thread.start()
+            self.write(_wrapped(self._mark, text).encode())
+            self.pid = self._begin()
+            """The number of the process on its host; it leads its own session."""
+            channel.settimeout(None)
+        except Exception as problem:
+            self._abandon()
+            if isinstance(problem, HostError):
+                raise
+            raise HostError(
+                host, f"no process could be started: {problem}", f"try: ssh {host} true"
+            ) from problem
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _begin(self) -> int:
+        """Read up to the mark; what a profile printed before it is dropped."""
+        seen = b""
+        while (found := re.search(rb"%s (\d+)\n" % self._mark.encode(), seen)) is None:
+            data = self._channel.recv(PIECE)
+            if not data:
+                self._thread.join(timeout=1.0)
+                said = b"\n".join(filter(None, (seen.strip(), bytes(self._errors).strip())))[-4000:]
+                words = ":\n" + said.decode(errors="replace") if said else " without a word"
+                raise HostError(self.host, f"the login shell ended before it ran anything{words}")
+            seen += data
+        self._rest = seen[found.end() :]
+        return int(found[1])
+
+    # -- Transport ---------------------------------------------------------------------------------------------------
+
+    def read(self) -> bytes:
+        """Bytes of its standard output, at least one; b"" when it has ended or the connection is lost."""
+        if self._rest:
+            data, self._rest = self._rest, b""
+            return data
+        return self._channel.recv(PIECE)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Send all of these bytes to its standard input.
+
+        Raises:
+            OSError: it has ended, or the connection is lost.
+        """
+        view = memoryview(data).cast("B")
+        while view:
+            try:
+                # paramiko copies what it is given before it cuts off a packet
+                sent = self._channel.send(view[:PIECE])  # type: ignore[arg-type]
+            except EOFError as problem:
+                raise BrokenPipeError(f"{self.host}: the connection is lost") from problem
+            if sent == 0:
+                raise BrokenPipeError(f"{self.host}: the input of the process is closed")
+            view = view[sent:]
+
+    def complaint(self) -> str:
+        """The end of what it wrote to standard error."""
+        return self.errors()[-4000:].strip()
+
+    def close(self) -> None:
+        """End its input, wait until it has ended, kill it when it does not; twice is safe."""
+        self.end_input()
+        self.kill(GRACE)
+
+    def kill(self, grace: float = 0.0) -> None:
+        """End it now, or after so many seconds, with all that it started; close the channel. Twice is safe."""
+        if not self._channel.closed and self.alive and not self._ended(grace):
+            with contextlib.suppress(Exception):
+                self._kill(self.pid)
+            self._ended(GRACE)
+        self._abandon()
+
+    # -- beyond --------------------------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> bool:
+        """Whether its connection is there."""
+        transport = self._channel.get_transport()
+        return transport is not None and transport.is_active()
+
+    def status(self) -> int | None:
+        """Its exit status, None while it runs, -1 when a signal ended it or the connection was lost."""
+        if self._channel.exit_status_ready():
+            return self._channel.recv_exit_status()
+        return -1 if self._channel.closed else None
+
+    def errors(self) -> str:
+        """All that it wrote to standard error, the first part left out where it is long."""
+        text = bytes(self._errors).decode(errors="replace")
+        return text.partition(f"{self._mark}\n")[2] if f"{self._mark}\n" in text else text
+
+    def end_input(self) -> None:
+        """Close its standard input; twice is safe."""
+        with contextlib.suppress(Exception):
+            self._channel.shutdown_write()
+
+    def finish(self, timeout: float | None = None) -> int | None:
+        """Wait for its exit status after its output has ended; None when the time is over."""
+        self._channel.status_event.wait(timeout)
+        self._thread.join(timeout=1.0)
+        return self.status()
+
+    def _ended(self, seconds: float) -> bool:
+        """Whether it ends within so many seconds; output that nobody reads must not hold it up."""
+        end = time.monotonic() + seconds
+        while not self._channel.status_event.wait(0.02):
+            if time.monotonic() >= end:
+                return False
+            with contextlib.suppress(OSError):
+                while self._channel.recv_ready():
+                    self._channel.recv(PIECE)
+        return True
+
+    def _abandon(self) -> None:
+        with contextlib.suppress(Exception):
+            self._channel.close()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=5.0)
+
+    def _collect(self) -> None:
+        """Read standard error all the time: unread, it would hold up the channel."""
+        while True:
+            try:
+                data = self._channel.recv_stderr(PIECE)
+            except TimeoutError:  # the channel's timeout is for the login shell
+                continue
+            if not data:
+                return
+            self._errors += data
+            if len(self._errors) > 2 * KEPT:
+                del self._errors[:-KEPT]
+
+
+def _wrapped(mark: str, text: str) -> str:
+    """What the shell reads: all of it before it runs any of it, for what follows is the text's own input.
+
+    The mark is not spelled out in it, so that a shell that shows what it reads shows no mark.
+    """
+    head, tail = mark[:12], mark[12:]
+    return (
+        f"{{ cd; printf '%s%s\\n' {head} {tail} >&2; printf '%s%s %s\\n' {head} {tail} $$\n{text}\nexit\n}}\n"
+    )

@@ -1,0 +1,191 @@
+"""From a host's name to all that is needed to connect: ~/.ssh/config, /etc/ssh/ssh_config and what was written."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from skymagic.errors import RequestError
+from skymagic.ssh.hosts import HostSpec, expand
+
+SYSTEM = Path("/etc/ssh/ssh_config")
+DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ed25519")
+PATIENCE = 15.0
+"""Seconds to connect within, unless ConnectTimeout says."""
+DEPTH = 16
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One host, with all that is needed to connect to it; paths are absolute."""
+
+    label: str
+    """As the user named it; shown in output and errors."""
+    hostname: str
+    port: int = 22
+    user: str = ""
+    identities: tuple[str, ...] = ()
+    """Private keys, in the order in which they are tried."""
+    identities_given: bool = False
+    """They come from the user's settings; else they are the usual ones, and need not be there."""
+    identities_only: bool = False
+    """Use no key of the agent that is not among `identities`."""
+    agent: str | None = ""
+    """The agent's socket, "" for the environment's, None for no agent."""
+    proxy_jump: tuple[Endpoint, ...] = ()
+    proxy_command: str | None = None
+    known_hosts: tuple[str, ...] = ()
+    host_key_alias: str | None = None
+    strict: str = "ask"
+    """StrictHostKeyChecking as written; unknown keys are never accepted here, whatever it says."""
+    timeout: float = PATIENCE
+
+
+class Settings:
+    """What the user's ssh configuration says.
+
+    Args:
+        path: read this file alone; by default ~/.ssh/config, then the system's. Files that are not there are empty.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        home = Path.home() / ".ssh"
+        self._text = _included(Path(path) if path else home / "config", home, 0)
+        if path is None:
+            self._text += "\nHost *\n" + _included(SYSTEM, SYSTEM.parent, 0)
+
+    def endpoint(self, spec: HostSpec) -> Endpoint:
+        """All that is needed to connect to this host.
+
+        Raises:
+            RequestError: the configuration cannot be read.
+        """
+        return self._endpoint(spec, ())
+
+    def _endpoint(self, spec: HostSpec, path: tuple[str, ...]) -> Endpoint:
+        if spec.text in path:
+            raise RequestError(f"ProxyJump goes in a circle: {' → '.join((*path, spec.text))}")
+        found = self._lookup(spec)
+        hostname, user = found.get("hostname", spec.name), found.get("user") or getpass.getuser()
+        port = _number(found, "port", 22, spec)
+        tokens = {"%": "%", "h": hostname, "n": spec.name, "p": str(port), "r": user, "u": getpass.getuser()}
+        tokens |= {"d": str(Path.home()), "k": found.get("hostkeyalias", hostname)}
+        jumps, command = self._proxy(found, spec, (*path, spec.text))
+        given = [name for name in found.get("identityfile", []) if name.lower() != "none"]
+        usual = [str(Path.home() / ".ssh" / name) for name in DEFAULT_KEYS]
+        return Endpoint(
+            label=spec.text,
+            hostname=hostname,
+            port=port,
+            user=user,
+            identities=tuple(_path(name, tokens) for name in given)
+            if "identityfile" in found
+            else tuple(usual),
+            identities_given="identityfile" in found,
+            identities_only=found.get("identitiesonly", "no").lower() == "yes",
+            agent=_agent(found.get("identityagent", ""), tokens),
+            proxy_jump=jumps,
+            proxy_command=command,
+            known_hosts=_known_hosts(found, tokens),
+            host_key_alias=found.get("hostkeyalias"),
+            strict=found.get("stricthostkeychecking", "ask").lower(),
+            timeout=float(_number(found, "connecttimeout", int(PATIENCE), spec)) or PATIENCE,
+        )
+
+    def _lookup(self, spec: HostSpec) -> Mapping[str, Any]:
+        import paramiko
+
+        # the first value obtained counts, so what was written on the magic line comes first
+        over = f"Host *\nPort {spec.port}\n" if spec.port else ""
+        over += f'Host *\nUser "{spec.user}"\n' if spec.user else ""
+        try:
+            return paramiko.SSHConfig.from_text(f"{over}Host *\n{self._text}").lookup(spec.name)
+        except (paramiko.SSHException, ImportError, ValueError, KeyError, OSError) as problem:
+            raise RequestError(
+                f"the ssh configuration cannot be read for {spec.text}: {problem}"
+            ) from problem
+
+    def _proxy(
+        self, found: Mapping[str, Any], spec: HostSpec, path: tuple[str, ...]
+    ) -> tuple[tuple[Endpoint, ...], str | None]:
+        for key in found:  # whichever of the two comes first counts
+            if key == "proxycommand":
+                return (), found[key]
+            if key == "proxyjump":
+                if found[key].lower() == "none":
+                    return (), None
+                jumps = [self._endpoint(jump, path) for jump in _jumps(found[key], spec)]
+                # the first jump is reached as its own settings say, each further one through the one before it
+                rest = [replace(jump, proxy_jump=(), proxy_command=None) for jump in jumps[1:]]
+                return (jumps[0], *rest), None
+        return (), None
+
+
+def _jumps(value: str, spec: HostSpec) -> list[HostSpec]:
+    try:
+        words = [word.strip().removeprefix("ssh://").rstrip("/") for word in value.split(",")]
+        return [host for word in words for host in expand([word])]
+    except RequestError as refused:
+        raise RequestError([f"ProxyJump of {spec.text}: {each}" for each in refused.mistakes]) from None
+
+
+def _number(found: Mapping[str, Any], key: str, default: int, spec: HostSpec) -> int:
+    value = str(found.get(key, default))
+    if not (value.isascii() and value.isdigit()):
+        raise RequestError(f"the ssh configuration gives {spec.text} the {key} {value!r}, which is no number")
+    return int(value)
+
+
+def _agent(value: str, tokens: Mapping[str, str]) -> str | None:
+    if value.lower() == "none":
+        return None
+    if value in ("", "SSH_AUTH_SOCK"):
+        return ""
+    return _path(value, tokens)
+
+
+def _known_hosts(found: Mapping[str, Any], tokens: Mapping[str, str]) -> tuple[str, ...]:
+    home = Path.home() / ".ssh"
+    mine = found.get("userknownhostsfile", f'"{home / "known_hosts"}" "{home / "known_hosts2"}"')
+    all_users = found.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2")
+    # paramiko takes the quotes off a value only when it is quoted as a whole
+    words = [
+        word
+        for value in (mine, all_users)
+        for word in ([value] if Path(value).exists() else shlex.split(value))
+    ]
+    return tuple(_path(word, tokens) for word in words if word.lower() != "none")
+
+
+def _path(text: str, tokens: Mapping[str, str]) -> str:
+    text = re.sub(r"%(.)", lambda match: tokens.get(match[1], match[0]), text)
+    return str(Path(text).expanduser())
+
+
+def _included(path: Path, home: Path, depth: int) -> str:
+    """A configuration file with what it includes; the block in which an Include stood goes on after it.
+
+    An included file's own Host blocks count by themselves, also where the Include stands within another block.
+    """
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    out, block = [], "Host *"
+    for line in lines:
+        word, _, rest = line.strip().replace("=", " ", 1).partition(" ")
+        if word.lower() in ("host", "match"):
+            block = line
+        if word.lower() == "include" and depth < DEPTH:
+            for name in shlex.split(rest):
+                place = Path(name).expanduser()
+                base = place if place.is_absolute() else home / place
+                out += [_included(found, home, depth + 1) for found in sorted(base.parent.glob(base.name))]
+            line = block
+        out.append(line)
+    return "\n".join(out)

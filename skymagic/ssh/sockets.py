@@ -1,0 +1,105 @@
+"""TCP connections to hosts: made within a time, called off when asked, quick to notice a dead peer."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import socket
+import time
+
+from skymagic.errors import HostError
+from skymagic.ssh.patience import SLICE, Patience
+from skymagic.ssh.settings import Endpoint
+
+DEAD = 15
+"""Seconds after which a peer that does not acknowledge is dead."""
+_UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL}
+
+
+def dial(endpoint: Endpoint, patience: Patience) -> socket.socket:
+    """A connected socket; all addresses of the name are tried.
+
+    Raises:
+        HostError: with the reason.
+    """
+    where = f"{endpoint.hostname} port {endpoint.port}"
+    end = time.monotonic() + endpoint.timeout
+    problem: OSError | None = None
+    for family, kind, protocol, _, address in _addresses(endpoint):
+        patience.check()
+        sock = socket.socket(family, kind, protocol)
+        try:
+            _connect(sock, address, end, patience)
+            tune(sock)
+            return sock
+        except OSError as failed:
+            problem = failed
+            sock.close()
+        except BaseException:
+            sock.close()
+            raise
+    assert problem is not None
+    raise HostError(endpoint.label, *_words(problem, where, endpoint)) from problem
+
+
+def _addresses(endpoint: Endpoint) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
+    try:
+        return socket.getaddrinfo(endpoint.hostname, endpoint.port, type=socket.SOCK_STREAM)  # type: ignore[return-value]
+    except (OSError, UnicodeError) as problem:
+        raise HostError(
+            endpoint.label,
+            f"the name {endpoint.hostname!r} is not known",
+            "check its spelling, or give it a HostName in ~/.ssh/config",
+        ) from problem
+
+
+def _connect(sock: socket.socket, address: tuple[object, ...], end: float, patience: Patience) -> None:
+    sock.setblocking(False)
+    code = sock.connect_ex(address)
+    waiting = (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY)
+    if code not in (0, *waiting):
+        raise OSError(code, os.strerror(code))
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, selectors.EVENT_WRITE)
+        while code in waiting:
+            patience.check()
+            if time.monotonic() >= end:
+                raise TimeoutError(errno.ETIMEDOUT, "no answer")
+            if selector.select(SLICE):
+                code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if code:
+                    raise OSError(code, os.strerror(code))
+    sock.setblocking(True)
+
+
+def tune(sock: socket.socket) -> None:
+    """No delay for small writes, and a dead peer is noticed also while nothing is sent; where the system can."""
+    wanted = [
+        (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
+        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 5),
+        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 3),
+        (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
+        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", DEAD * 1000),
+    ]
+    for level, name, value in wanted:
+        option = getattr(socket, name, None)
+        if option is not None:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(level, option, value)
+
+
+def _words(problem: OSError, where: str, endpoint: Endpoint) -> tuple[str, str]:
+    """What went wrong, and what to try."""
+    if isinstance(problem, TimeoutError) or problem.errno == errno.ETIMEDOUT:
+        return (
+            f"{where} did not answer within {endpoint.timeout:.0f} s",
+            "is the host up, and may this machine reach it (VPN, firewall, ProxyJump)?",
+        )
+    if problem.errno == errno.ECONNREFUSED:
+        return f"{where} refused the connection", "is sshd running there, and is this its port?"
+    if problem.errno in _UNREACHABLE:
+        return f"there is no route to {where}", "is the network (VPN) up, or is a ProxyJump needed?"
+    return f"{where} cannot be reached: {problem.strerror or problem}", f"try: ssh {endpoint.label}"

@@ -1,0 +1,328 @@
+"""Real hosts for the tests: sshd's on loopback addresses, each with a home and a key of its own.
+
+::
+
+    with loopback(tmp_path, 2) as hosts:
+        hosts.config                       # an ssh_config in which they are called h1, h2
+        hosts[0].kill_sessions()           # what a host can suffer
+
+A host's processes carry its name in their environment, so that what is left of them is found and reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.conftest import MARK
+
+SBIN = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"])
+NAME = "SKYMAGIC_TEST_HOST"
+PATIENCE = 10.0
+
+
+def keygen(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
+    """A fresh key pair; the path of its private half."""
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)], check=True
+    )
+    return path
+
+
+@dataclass
+class Host:
+    """One sshd, and what runs behind it. The processes of a host are this machine's; its home is its own.
+
+    Attributes:
+        name: its name in the ssh_config.
+        env: what its sessions have in their environment.
+        options: further lines of its sshd_config.
+    """
+
+    name: str
+    address: str
+    folder: Path
+    authorized: Path
+    env: dict[str, str] = field(default_factory=dict)
+    options: Sequence[str] = ()
+    home_name: str = "home"
+
+    port: int = 0
+    log: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True)
+        self.home = self.folder / self.home_name
+        self.home.mkdir()
+        self.hostkey = keygen(self.folder / "hostkey")
+        self.mark = f"{self.name}-{uuid.uuid4().hex}"
+        self._news = threading.Condition()
+        self._sshd: subprocess.Popen[str] | None = None
+        self._known: set[psutil.Process] = set()
+        self._thread: threading.Thread | None = None
+
+    # -- the listener --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start its sshd, on the port that it had before if it had one; it listens when this returns."""
+        for _ in range(5):
+            port = self.port or _free_port(self.address)
+            begun = len(self.log)
+            self._sshd = self._listen(port)
+            if self.wait_log("Server listening on", begun):
+                self.port = port
+                return
+            self.stop()
+        raise AssertionError(f"sshd did not start:\n{chr(10).join(self.log)}")
+
+    def _listen(self, port: int) -> subprocess.Popen[str]:
+        config = self.folder / "sshd_config"
+        config.write_text(self._config(port))
+        program = shutil.which("sshd", path=SBIN)
+        assert program is not None, "the test lacks needs('sshd')"
+        if os.geteuid() == 0:
+            Path("/run/sshd").mkdir(exist_ok=True)
+        sshd = subprocess.Popen(
+            [program, "-D", "-e", "-f", str(config)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        self._thread = threading.Thread(target=self._read_log, args=(sshd,), daemon=True)
+        self._thread.start()
+        return sshd
+
+    def _config(self, port: int) -> str:
+        # only the first SetEnv counts
+        env = {"HOME": str(self.home), NAME: self.mark, MARK: os.environ.get(MARK, ""), **self.env}
+        lines = [
+            *self.options,
+            f"ListenAddress {self.address}", f"Port {port}", f"HostKey {self.hostkey}", "PidFile none",
+            f'AuthorizedKeysFile "{self.authorized}"', "StrictModes no", "UsePAM no", "PasswordAuthentication no",
+            "KbdInteractiveAuthentication no", "PermitRootLogin prohibit-password", "UseDNS no", "X11Forwarding no",
+            "PrintMotd no", "MaxStartups 100", "MaxSessions 100", "LogLevel VERBOSE",
+            "SetEnv " + " ".join(f'"{key}={value}"' for key, value in env.items()),
+        ]  # fmt: skip
+        return "\n".join(lines) + "\n"
+
+    def _read_log(self, sshd: subprocess.Popen[str]) -> None:
+        assert sshd.stderr is not None
+        for line in sshd.stderr:
+            with self._news:
+                self.log.append(line.rstrip())
+                self._news.notify_all()
+        sshd.stderr.close()
+        with self._news:
+            self._news.notify_all()
+
+    def wait_log(self, text: str, begun: int = 0) -> bool:
+        """Whether its sshd's log says so, from this line on, before it ends."""
+
+        def told() -> bool:
+            return any(text in line for line in self.log[begun:])
+
+        def ended() -> bool:
+            return self._sshd is None or self._sshd.poll() is not None
+
+        with self._news:
+            self._news.wait_for(lambda: told() or ended(), PATIENCE)
+            return told()
+
+    def stop(self) -> None:
+        """End the listener; the sessions go on."""
+        if self._sshd is not None:
+            self._daemons()  # the sessions are nobody's children from here on
+            self._sshd.kill()
+            self._sshd.wait()
+            self._sshd = None
+
+    # -- what a host can suffer ----------------------------------------------------------------------------------------
+
+    def sessions(self) -> list[psutil.Process]:
+        """The sshd processes of its connections."""
+        return [p for p in self._daemons() if self._sshd is None or p.pid != self._sshd.pid]
+
+    def kill_sessions(self) -> None:
+        """Kill the sshd processes of its connections, as ``kill -9`` of them does; what they started may go on."""
+        _kill(self.sessions())
+
+    def freeze(self) -> None:
+        """Stop (SIGSTOP) all of its sshd: connections hang, and nobody is told."""
+        for process in self._daemons():
+            _signal(process, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let its sshd go on."""
+        for process in self._daemons():
+            _signal(process, signal.SIGCONT)
+
+    def power_cut(self) -> None:
+        """Kill its sshd and all that was ever started over it."""
+        self.stop()
+        _kill([*self.sessions(), *self.processes()])
+
+    def processes(self) -> list[psutil.Process]:
+        """What runs on it, daemons too; sshd is not among them."""
+        return [process for process in psutil.process_iter() if _environ(process).get(NAME) == self.mark]
+
+    def _daemons(self) -> list[psutil.Process]:
+        """All sshd processes; those of sessions overwrite their environment, so they are found from the listener down."""
+        if self._sshd is not None:
+            with contextlib.suppress(psutil.Error):
+                listener = psutil.Process(self._sshd.pid)
+                self._known |= {
+                    listener,
+                    *(p for p in listener.children(recursive=True) if _name(p).startswith("sshd")),
+                }
+        self._known = {
+            process for process in self._known if process.is_running() and _name(process).startswith("sshd")
+        }
+        return list(self._known)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> list[str]:
+        """End it; what still ran on it although nobody is connected any more, in words."""
+        self.thaw()
+        self.stop()
+        _kill(self.sessions())
+        _, left = psutil.wait_procs(self.processes(), timeout=PATIENCE)
+        words = [f"{self.name}: {shlex.join(_cmdline(process))}" for process in left]
+        _kill(left)
+        if self._thread is not None:
+            self._thread.join(timeout=PATIENCE)
+        return words
+
+
+class Hosts(Sequence[Host]):
+    """Some hosts, and the user's side of them: a key, known_hosts, an ssh_config.
+
+    Attributes:
+        config: the path of an ssh_config in which each host stands under its name.
+        key: the path of the key that they all accept.
+        known_hosts: the path of the file with their host keys.
+    """
+
+    def __init__(self, folder: Path, hosts: Sequence[Host], key: Path) -> None:
+        self.folder, self.key = folder, key
+        self.config, self.known_hosts = folder / "ssh_config", folder / "known_hosts"
+        self._hosts = list(hosts)
+
+    def __getitem__(self, index):
+        return self._hosts[index]
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names in the ssh_config."""
+        return tuple(host.name for host in self._hosts)
+
+    def write(self, *more: str) -> None:
+        """Write known_hosts and ssh_config, with these lines at the end of each host's block."""
+        keys = [
+            f"[{host.address}]:{host.port} {' '.join(Path(f'{host.hostkey}.pub').read_text().split()[:2])}"
+            for host in self._hosts
+        ]
+        self.known_hosts.write_text("\n".join(keys) + "\n")
+        self.config.write_text("\n".join(self.block(host, *more) for host in self._hosts))
+
+    def block(self, host: Host, *more: str) -> str:
+        """A host's lines in the ssh_config."""
+        lines = (
+            f"HostName {host.address}", f"Port {host.port}", f"User {getpass.getuser()}", f'IdentityFile "{self.key}"',
+            "IdentitiesOnly yes", "IdentityAgent none", f'UserKnownHostsFile "{self.known_hosts}"',
+            "GlobalKnownHostsFile none", *more,
+        )  # fmt: skip
+        return f"Host {host.name}\n" + "".join(f"  {line}\n" for line in lines)
+
+
+@contextmanager
+def loopback(
+    folder: Path,
+    count: int = 1,
+    *,
+    env: dict[str, str] | None = None,
+    options: Sequence[str] = (),
+    home: str = "home",
+) -> Iterator[Hosts]:
+    """Unprivileged sshd's on 127.0.0.2, 127.0.0.3, …; mark the test ``needs("sshd")``.
+
+    They share this machine's network, files and hostname. At the end nothing may run on them any more.
+
+    Args:
+        folder: an empty folder; the hosts' homes are in it.
+        count: how many.
+        env: further variables of their sessions.
+        options: lines of sshd_config, before all others: the first one of a kind counts.
+        home: the name of the folder that is a host's HOME.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    key = keygen(folder / "key")
+    hosts: list[Host] = []
+    try:
+        for number in range(1, count + 1):
+            name, address = f"h{number}", f"127.0.0.{number + 1}"
+            hosts.append(Host(name, address, folder / name, Path(f"{key}.pub"), env or {}, options, home))
+            hosts[-1].start()
+        made = Hosts(folder, hosts, key)
+        made.write()
+        yield made
+    except BaseException:
+        for host in hosts:
+            host.close()
+        raise
+    left = [words for host in hosts for words in host.close()]
+    assert not left, f"still running on the hosts: {left}"
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as sock:
+        sock.bind((address, 0))
+        return sock.getsockname()[1]
+
+
+def _environ(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""
+
+
+def _cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return [f"process {process.pid}"]
+
+
+def _signal(process: psutil.Process, signum: int) -> None:
+    with contextlib.suppress(psutil.Error):
+        process.send_signal(signum)
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        _signal(process, signal.SIGKILL)
+    psutil.wait_procs(processes, timeout=PATIENCE)
