@@ -23,7 +23,7 @@ from skymagic.pool import Pool
 from skymagic.providers.local import gpus as local_gpus
 from skymagic.report import Limits
 from skymagic.results import rank_words
-from skymagic.spelling import Names
+from skymagic.spelling import Known
 
 T = TypeVar("T")
 LOG_TIMEOUT = 20.0
@@ -32,8 +32,8 @@ LOG_TIMEOUT = 20.0
 
 # Other packages may bring more; looking for those takes longer than many a cell.
 KNOWN = {
-    "plugins": Names(plugins.TABLE, plugins.names),
-    "providers": Names(("auto", *providers.TABLE), lambda: ["auto", *providers.names()]),
+    "plugins": Known(plugins.TABLE, plugins.names),
+    "providers": Known(("auto", *providers.TABLE), lambda: ["auto", *providers.names()]),
 }
 
 

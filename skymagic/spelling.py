@@ -20,7 +20,7 @@ def _fold(word: str) -> str:
     return word.casefold().translate(str.maketrans("oil", "011", "-–—_"))
 
 
-class Names(Collection[str]):
+class Known(Collection[str]):
     """Known names: a few at hand, and all of them where finding them takes time.
 
     Args:

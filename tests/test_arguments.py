@@ -47,6 +47,7 @@ from skymagic.arguments import (
 from skymagic.config import SkyMagic
 from skymagic.errors import RequestError
 from skymagic.plan import AtLeast, Defaults, Only, PluginSpec, PoolRequest, RunRequest, plugin_specs
+from skymagic.spelling import Known
 
 PARSERS: dict[str, Callable[[str], Any]] = {
     name: getattr(arguments, name.replace("sky_", "parse_")) for name in MAGICS
@@ -370,9 +371,20 @@ def test_options_that_go_together(line: str) -> None:
 def test_names_that_exist_come_from_outside() -> None:
     assert parse_pool("--plugin mine", plugins=["mine"]).plugins == (PluginSpec("mine"),)
     assert parse_pool("--provider mine", providers=["mine"]).provider == "mine"
-    assert parse_pool("--provider auto", providers=["mine"]).provider == "auto"
+    assert parse_pool("--provider auto", providers=["auto", "mine"]).provider == "auto"
     assert "known are auto, mine" in mistakes(parse_pool, "--provider zzz", providers=["auto", "mine"])[0]
     assert "no plugin is called 'torch'" in mistakes(parse_pool, "--plugin torch", plugins=[])[0]
+
+
+def test_installed_packages_are_looked_through_only_for_a_name_that_is_not_at_hand() -> None:
+    def looked() -> list[str]:
+        raise AssertionError("it takes longer than many a cell")
+
+    plugins, providers = Known(["torch"], looked), Known(["auto", "local"], looked)
+    assert parse_broadcast("--plugin torch --provider local", plugins=plugins, providers=providers)
+    assert parse_broadcast("-o x", plugins=plugins, providers=providers)
+    with pytest.raises(AssertionError, match="longer"):
+        parse_broadcast("--plugin mine", plugins=plugins, providers=providers)
 
 
 # ------------------------------------------------------------------------------------------------------ defaults

@@ -68,9 +68,7 @@ def pool_of(
     stated = {key: value for key, value in line.values.items() if key in POOL_FIELDS}
     labels = {key: line.labels.get(key, f"%config SkyMagic.{key}") for key in ("provider", "plugins")}
     values = {**configured, **stated}
-    line.mistakes += _unknown(
-        labels["provider"], "provider", [values["provider"]], {"auto": 0, **dict.fromkeys(providers)}
-    )
+    line.mistakes += _unknown(labels["provider"], "provider", [values["provider"]], providers)
     names = [spec.name for spec in values["plugins"]]
     line.mistakes += _unknown(labels["plugins"], "plugin", names, plugins)
     line.mistakes += [
