@@ -20,6 +20,11 @@ from skymagic.errors import ProvisionError
 from skymagic.kernels.order import ORDER
 from skymagic.submission import Submission
 
+PURGE_AFTER = 100
+"""Requests of runs that are over that the hub may remember: to make it forget takes time that the next cell would wait for."""
+PURGE_BYTES = 4 << 20
+"""The same in bytes of what was sent."""
+
 
 class _Client(ipp.Client):  # type: ignore[misc]  # untyped base
     """ipyparallel's client without its magics, with callbacks that are in place before anything is sent."""
@@ -66,6 +71,11 @@ class Engine:
         self._engines: dict[int, int] = {}
         self._sending = threading.Lock()
         """The client's hook serves one order at a time."""
+        self._over: list[str] = []
+        """Requests of runs that are over and that the hub still remembers."""
+        self._over_bytes = 0
+        self._unanswered: set[Any] = set()
+        """Requests of runs that are over, to ranks that are gone."""
 
     def bind(self, idents: Mapping[int, str], timeout: float) -> None:
         """Learn which engine serves each of these ranks.
@@ -91,6 +101,7 @@ class Engine:
         """Send an order to the submission's ranks; returns at once."""
         ranks = submission.ranks
         code = f"{ORDER}{json.dumps(order, separators=(',', ':'))}\n{source}"
+        submission.nbytes = len(code) * len(ranks)
         by_engine = {self._engines[rank]: rank for rank in ranks}
         pending = iter(ranks)  # DirectView sends to its targets in their order
 
@@ -110,16 +121,27 @@ class Engine:
                 self._client.hook = None
 
     def purge(self, submission: Submission) -> None:
-        """Let the hub and the client forget a run that is over."""
-        ids = [future.msg_id for future in submission.futures.values()]
+        """Let the client forget a run that is over, and now and then the hub those since the last time.
+
+        What has not been replied to, of ranks that are gone, is forgotten when ipyparallel has given it up.
+        """
         client = self._client
         with self._sending:
-            for msg_id in ids:
-                client.history.remove(msg_id) if msg_id in client.history else None
-        done = [future.msg_id for future in submission.futures.values() if future.done()]
-        content = {"msg_ids": done}
+            for future in submission.futures.values():
+                client.history.remove(future.msg_id) if future.msg_id in client.history else None
+            due = self._over if len(self._over) > PURGE_AFTER or self._over_bytes > PURGE_BYTES else []
+            if due:
+                self._over, self._over_bytes = [], 0
+            self._unanswered.update(submission.futures.values())
+            answered = {future for future in self._unanswered if future.done()}
+            self._unanswered -= answered
+            self._over += [future.msg_id for future in answered]
+            self._over_bytes += submission.nbytes
+        if not due:
+            return
+        # This run's own come the next time: the hub may have them still to do, and would refuse them all.
         with contextlib.suppress(Exception):  # a controller that is gone has nothing to forget
-            client._send(client._query_socket, "purge_request", content=content)
+            client._send(client._query_socket, "purge_request", content={"msg_ids": due})
 
     def forget(self, ranks: Iterable[int]) -> None:
         """These ranks' engines are gone."""

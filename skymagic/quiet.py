@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import sys
 import threading
@@ -321,6 +322,13 @@ def flush_c(name: str) -> None:
     Only this one: flushing all of them waits for whoever is reading from another.
     """
     with contextlib.suppress(AttributeError, OSError, ValueError):
-        library = ctypes.CDLL(None)
-        symbol = name if sys.platform.startswith("linux") else f"__{name}p"
-        library.fflush(ctypes.c_void_p.in_dll(library, symbol))
+        library, stream = _c_stream(name)
+        library.fflush(stream)
+
+
+@functools.cache
+def _c_stream(name: str) -> tuple[ctypes.CDLL, ctypes.c_void_p]:
+    """The C library, and its variable that holds this stream."""
+    library = ctypes.CDLL(None)
+    symbol = name if sys.platform.startswith("linux") else f"__{name}p"
+    return library, ctypes.c_void_p.in_dll(library, symbol)

@@ -24,6 +24,8 @@ class Submission:
         self.ranks = tuple(ranks)
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.futures: dict[int, Any] = {}
+        self.nbytes = 0
+        """What was sent, to all ranks together."""
 
     def put(self, kind: str, rank: int, content: Mapping[str, Any] | None = None) -> None:
         """Add an event; safe on any thread, and in a signal handler."""

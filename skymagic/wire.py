@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 MAX_LINE = 256 * 1024 * 1024
@@ -272,7 +272,7 @@ KINDS: dict[str, type[Any]] = {
 
 def encode(message: Message) -> bytes:
     """The message as one line, newline included."""
-    return json.dumps([type(message).__name__, asdict(message)], separators=(",", ":")).encode() + b"\n"
+    return json.dumps([type(message).__name__, vars(message)], separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes) -> Any:

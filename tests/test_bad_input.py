@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from skymagic.engine import PURGE_AFTER, PURGE_BYTES
 from tests.notebook import Notebook, opened
 
 
@@ -377,6 +378,16 @@ def test_the_same_cell_twenty_times(notebook: Notebook) -> None:
         notebook.run(TRAIN)
     assert notebook.value("[x[:3] for x in r]") == first
     assert grown(before, counts(notebook)) == {}
+
+
+def test_the_controller_forgets_runs_that_are_over(notebook: Notebook) -> None:
+    remembered = "len(__import__('skymagic.pools').pools.find()._engine._client.db_query({}, ['msg_id']))"
+    again = "get_ipython().run_cell_magic('sky_broadcast', '', 'pass')"
+    notebook.run(f"for _ in range({PURGE_AFTER}):\n    {again}")
+    assert 0 < notebook.value(remembered) <= PURGE_AFTER + 4
+    notebook.run(f"%%sky_broadcast\n# {'x' * PURGE_BYTES}\npass")
+    notebook.run("%%sky_broadcast\npass")
+    assert notebook.value(remembered) == 2
 
 
 def test_failing_cells_leave_nothing(notebook: Notebook) -> None:

@@ -6,6 +6,7 @@ counts as registered after one), no broadcast tree (cells go directly).
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -58,6 +59,7 @@ def main(argv: list[str]) -> None:
         app.holders = reserve(PORTS)
         app.ports = [holder.getsockname()[1] for holder in app.holders]
     app.initialize([*FLAGS, *argv])
+    app.log.setLevel(logging.CRITICAL)  # else each message makes records that no handler takes
     sys.stdout.write("listening\n")
     sys.stdout.flush()
     app.start()

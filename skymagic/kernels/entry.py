@@ -122,6 +122,7 @@ def _run_engine(spec: wire.RankSpec) -> None:
     config.ProfileDir.location = spec.profile
     engine = RankEngine.instance(config=config, ident=os.environ["SKYMAGIC_IDENT"])
     engine.initialize([])
+    engine.log.setLevel(SILENT)  # else each message makes records that no handler takes
     engine.start()
 
 

@@ -56,6 +56,7 @@ class RankKernel(IPythonParallelKernel):
         self.shell.cache_size = 0  # Out[…] would hold on to every result, GPU memory included
         self._hold = Hold(self.shell.user_ns, Desk.store, Desk.info.rank)
         self._stdio = Stdio()
+        self._flusher = Flusher()
         self._result: Any = None
         self.busy = False
         self._interruptible = False
@@ -122,7 +123,11 @@ class RankKernel(IPythonParallelKernel):
         Desk.freed, self.busy = False, True
         self._served += 1
         try:
-            with runtime.taking_part(order["ranks"], order.get("run", 0)), Desk.hooks.around_run(), Flusher():
+            with (
+                runtime.taking_part(order["ranks"], order.get("run", 0)),
+                Desk.hooks.around_run(),
+                self._flusher,
+            ):
                 try:
                     self._interruptible = order["kind"] == "cell"
                     outcome = await self._carry_out(order, source)

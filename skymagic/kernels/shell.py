@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import sys
 import threading
+import time
 import traceback
 from typing import Any
 
@@ -151,23 +153,27 @@ def flush_text() -> None:
 
 
 class Flusher:
-    """Shows text without a newline (``print(".", end="")``) while the cell goes on."""
+    """Shows text without a newline (``print(".", end="")``) while a cell goes on; one thread, entered for each cell."""
 
     EVERY = 0.1
 
     def __init__(self) -> None:
-        self._over = threading.Event()
+        self._running = threading.Event()
+        threading.Thread(target=self._run, name="skymagic-flush", daemon=True).start()
 
     def __enter__(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="skymagic-flush", daemon=True)
-        self._thread.start()
+        self._running.set()
 
     def _run(self) -> None:
-        while not self._over.wait(self.EVERY):
-            try:
-                flush_text()
-            except Exception:  # the cell has put something else in the place of a stream, or closed it
-                continue
+        while self._running.wait():
+            time.sleep(
+                self.EVERY
+            )  # not woken by the cell's end: short cells that follow each other do not switch threads
+            if self._running.is_set():
+                with contextlib.suppress(
+                    Exception
+                ):  # the cell has put something else in a stream's place, or closed it
+                    flush_text()
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._running.clear()
