@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 import time
@@ -11,8 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skymagic import wire
+from skymagic.absence import Absences
+from skymagic.display import count
 from skymagic.errors import PoolError, ProvisionError
 from skymagic.link import Link, Transport
+
+REACH_TIMEOUT = 5.0
+"""Seconds in which nodes must say whether they reach another one."""
 
 
 @dataclass
@@ -36,14 +42,14 @@ class Member:
     Attributes:
         name: what users call it.
         address: where the others reach it; None: they find out when they meet.
-        open: a new link to its node agent.
+        open: a new link to its node agent; it is told when the link is "connected", and when it is "reconnecting".
         forward: an address and port on that machine → a port of 127.0.0.1 here that leads there; None where the
             machine is this one.
     """
 
     name: str
     address: str | None
-    open: Callable[[], Transport] = field(repr=False, compare=False)
+    open: Callable[[Callable[[str], None]], Transport] = field(repr=False, compare=False)
     forward: Callable[[str, int], int] | None = field(default=None, repr=False, compare=False)
 
 
@@ -75,8 +81,17 @@ class Agents:
         """Rank → (index into `members`, its specification)."""
         self.ranks: dict[int, RankState] = {}
         self.places: tuple[Place, ...] = ()
-        self._hellos: dict[int, wire.Hello] = {}
-        self._ways: dict[int, dict[str, str]] = {}
+        self.hellos: dict[int, wire.Hello] = {}
+        """By index into `members`: what its agent said of itself."""
+        self.away: set[int] = set()
+        """Members whose links are down, and come back or not."""
+        self.gone: dict[int, str] = {}
+        """Members that are lost, each with a reason."""
+        self._pulses: dict[int, dict[str, int]] = {}
+        """Where each member can be reached by the others."""
+        self._absences = Absences(self._reached_by_others, self._give_up)
+        self._node_specs: tuple[wire.AgentSpec, ...] = ()
+        self._offers: dict[str, wire.Offer] = {}
         self.controller: wire.ControllerUp | None = None
         self._died, self._lost = died, lost
         self._links: list[Link] = []
@@ -94,29 +109,37 @@ class Agents:
 
     def start(self, specs: Sequence[wire.AgentSpec]) -> None:
         """Open all links; `specs` has one for each member."""
-        opened: list[Transport | BaseException] = [OSError("not opened")] * len(specs)
+        self._node_specs = tuple(specs)
+        transports = self._open(range(len(specs)))
+        for index, spec in enumerate(specs):
+            link = Link(transports[index], index, self._heard)
+            self._links.append(link)
+            link.send(spec)
+
+    def _open(self, indices: Iterable[int]) -> dict[int, Transport]:
+        """Open links side by side; when one fails, the others are closed."""
+        opened: dict[int, Transport | BaseException] = {}
 
         def open_one(index: int) -> None:
             try:
-                opened[index] = self.members[index].open()
+                opened[index] = self.members[index].open(functools.partial(self._link_is, index))
             except BaseException as problem:
                 opened[index] = problem
 
-        threads = [
-            threading.Thread(target=open_one, args=(index,), daemon=True) for index in range(1, len(specs))
-        ]
+        first, *others = indices
+        threads = [threading.Thread(target=open_one, args=(index,), daemon=True) for index in others]
         for thread in threads:
             thread.start()
-        open_one(0)
+        open_one(first)
         for thread in threads:
             thread.join()
-        for index, (transport, spec) in enumerate(zip(opened, specs, strict=True)):
-            if not isinstance(transport, BaseException):
-                link = Link(transport, index, self._heard)
-                self._links.append(link)
-                link.send(spec)
-        if problem := next((one for one in opened if isinstance(one, BaseException)), None):
-            raise problem
+        transports = {index: made for index, made in opened.items() if not isinstance(made, BaseException)}
+        problems = [made for made in opened.values() if isinstance(made, BaseException)]
+        if problems:
+            for transport in transports.values():
+                transport.close()
+            raise problems[0]
+        return transports
 
     def meet(self, word: str, timeout: float) -> tuple[Place, ...]:
         """Find out where the nodes reach each other, and have the head's controller listen there.
@@ -130,8 +153,8 @@ class Agents:
         if all(member.address is not None for member in self.members):
             self.places = tuple(Place(m.name, m.address) for m in self.members if m.address is not None)
             return self.places
-        self._wait(lambda: len(self._hellos) == len(self.members), timeout, "the node agents")
-        hellos = [self._hellos[index] for index in range(len(self.members))]
+        self._wait(lambda: len(self.hellos) == len(self.members), timeout, "the node agents")
+        hellos = [self.hellos[index] for index in range(len(self.members))]
         if len({hello.machine for hello in hellos}) == 1:
             addresses = ["127.0.0.1"] * len(hellos)
         else:
@@ -144,14 +167,18 @@ class Agents:
 
     def _reach(self, places: Mapping[str, int], word: str, timeout: float) -> list[str]:
         others = range(1, len(self.members))
-        for index in others:
-            self._links[index].send(wire.Reach(dict(places), word))
-        self._wait(lambda: len(self._ways) == len(others), timeout, "the way from node to node")
+        with self._question() as (number, answers):
+            for index in others:
+                self._links[index].send(wire.Reach(dict(places), word, number, stay=True))
+            self._wait(lambda: len(answers) == len(others), timeout, "the way from node to node")
+            ways = {index: answers[index].ways for index in others}
+            self._pulses = {index: answers[index].places for index in others}
         for address in places:
-            if all(address in self._ways[index] for index in others):
-                return [address, *(self._ways[index][address] for index in others)]
+            if all(address in ways[index] for index in others):
+                self._pulses[0] = {address: places[address]}
+                return [address, *(ways[index][address] for index in others)]
         head = self.members[0].name
-        lost = [self.members[index].name for index in others if not self._ways[index]]
+        lost = [self.members[index].name for index in others if not ways[index]]
         raise ProvisionError(
             f"{', '.join(lost) or 'the nodes'} cannot reach {head} at a private address that serves all "
             f"({head} has {', '.join(places) or 'none'}); the nodes of a pool must be in one network, and let each other in"
@@ -223,6 +250,7 @@ class Agents:
     def close(self) -> None:
         """End all agents and what they started; twice is safe."""
         self._closing = True
+        self._absences.close()
         threads = [threading.Thread(target=link.close) for link in self._links]
         for thread in threads:
             thread.start()
@@ -299,20 +327,92 @@ class Agents:
         ]
         return [(link, mine) for link, mine in by_index if mine]
 
+    # -- nodes that are out of sight ---------------------------------------------------------------------------------
+
+    def ranks_of(self, index: int) -> list[int]:
+        """The ranks of one member."""
+        return [rank for rank, (where, _) in self.specs.items() if where == index]
+
+    def _link_is(self, index: int, state: str) -> None:
+        with self._news:
+            (self.away.discard if state == "connected" else self.away.add)(index)
+        if state == "connected":
+            self._absences.returned(index)
+        elif not self._closing:
+            self._absences.left(index)
+
+    def _reached_by_others(self, index: int) -> bool | None:
+        """Whether another node reaches this one; None when nobody can tell."""
+        others = [other for other in range(len(self.members)) if other not in {index, *self.away, *self.gone}]
+        pulse = self._pulses.get(index)
+        if not pulse or not others:
+            return None
+        with self._question() as (number, answers):
+            for other in others:
+                self._links[other].send(wire.Reach(pulse, self._node_specs[0].job_id, number))
+            self._hear(lambda: len(answers) == len(others), REACH_TIMEOUT)
+            found = list(answers.values())
+        return any(answer.ways for answer in found) if found else None
+
+    def _give_up(self, index: int) -> None:
+        """No other node reaches it: its link ends."""
+        name, others = self.members[index].name, len(self.members) - 1
+        self._lose(index, f"{name} does not answer, neither here nor to the other {count(others, 'node')}")
+        self._links[index].drop()
+
+    def _lose(self, index: int, reason: str) -> None:
+        with self._news:
+            if index in self.gone or self._closing:
+                return
+            self.gone[index] = reason
+            for rank in self.ranks_of(index):
+                state = self.ranks[rank]
+                state.exited = wire.RankExited(rank, state.pid or 0, None, False, tail=reason)
+                state.ready = False
+            self._news.notify_all()
+        self._lost(index, reason)
+
+    def revive(self, timeout: float) -> list[int]:
+        """Try again to reach the members that are gone; the ranks that belong there, none of which runs yet.
+
+        Raises:
+            ProvisionError: one is not to be reached still.
+        """
+        back = dict(self.gone)
+        if not back:
+            return []
+        try:
+            transports = self._open(back)
+            with self._news:
+                self._trouble = None
+                for index in back:
+                    self.hellos.pop(index, None)
+                    del self.gone[index]
+            for index in back:
+                link = self._links[index] = Link(transports[index], index, self._heard)
+                link.send(self._node_specs[index])
+                for offer in self._offers.values():
+                    link.send(offer)
+            self._wait(lambda: all(index in self.hellos for index in back), timeout, "the node agents")
+        except BaseException:
+            self.gone.update(back)
+            raise
+        return [rank for index in back for rank in self.ranks_of(index)]
+
     # -- news --------------------------------------------------------------------------------------------------------
 
     def _heard(self, index: int, message: wire.Message | None) -> None:
         died: wire.RankExited | None = None
         with self._news:
             match message:
-                case None:
+                case None if index not in self.gone:
                     said = self._links[index].complaint if index < len(self._links) else ""
                     ended = f"the agent on {self.members[index].name} ended"
                     self._trouble = self._trouble or (f"{ended}:\n{said}" if said else ended)
                 case wire.Hello():
-                    self._hellos[index] = message
+                    self.hellos[index] = message
                 case wire.Reached():
-                    self._ways[index] = message.ways
+                    self._answers.get(message.number, {})[index] = message
                 case wire.ControllerUp():
                     self.controller = message
                     for link in self._links[1:]:  # their ranks wait for it
@@ -334,6 +434,8 @@ class Agents:
                     self._answers.get(message.number, {})[message.rank] = message.value
             self._news.notify_all()
         if isinstance(message, wire.Offer):
+            if not message.key.partition("/")[2]:  # holds for all generations
+                self._offers[message.key] = message
             for link in self._links:
                 if link.node != index:
                     link.send(message)
@@ -342,7 +444,7 @@ class Agents:
         if died is not None:
             self._died(died)
         if message is None or isinstance(message, wire.AgentFailed):
-            self._lost(index, self._trouble or "")
+            self._lose(index, self._trouble or "")
 
 
 def describe(exited: wire.RankExited) -> str:

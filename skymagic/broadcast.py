@@ -252,6 +252,8 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
         return []
     if pool.state is State.LOST:
         return [f"pool {pool.name!r} is lost: end it (%sky_down {pool.name}), and make it again"]
+    if pool.agents.gone:
+        return [pool.without([rank for index in pool.agents.gone for rank in pool.agents.ranks_of(index)])]
     if pool.inseparable:
         names = ", ".join(plugin.name for plugin in pool.plugins if plugin.rejoin is None)
         return [

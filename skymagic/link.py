@@ -65,6 +65,10 @@ class Link:
         self.complaint = self._transport.complaint()
         self._heard(self.node, None)
 
+    def drop(self) -> None:
+        """Let go of the agent without a word: it cannot be reached; twice is safe."""
+        self._transport.close()
+
     def close(self) -> None:
         """Ask the agent to end everything, and wait for it; twice is safe."""
         self.send(wire.Shutdown())

@@ -168,14 +168,14 @@ class Pool:
         self._agents.order(self._rank_specs(self._agents.meet(self.job_id, START_TIMEOUT)))
         controller = self._agents.wait_controller(START_TIMEOUT)
         self._engine = Engine(controller.client, members[0].forward)
-        self._shipper = Shipper(self._open_store(controller), self.namespace, str(Path.cwd()))
+        self._shipper = Shipper(self._open_store(), self.namespace, str(Path.cwd()))
         self._agents.wait_ready(START_TIMEOUT)
         self._bind(range(self.world_size))
 
-    def _open_store(self, controller: wire.ControllerUp) -> NodeStore:
+    def _open_store(self) -> NodeStore:
         from skymagic.store import NodeStore
 
-        return NodeStore(controller.store, notify=self.tell)
+        return NodeStore(self.agents.hellos[0].store, notify=self.tell)
 
     def _bind(self, ranks: Iterable[int]) -> None:
         assert self._engine is not None and self._agents is not None
@@ -244,9 +244,9 @@ class Pool:
         if self._agents is None:
             return
         self._agents.close()
-        controller = self._agents.controller
-        if not self.plan.remote and controller is not None:  # an agent that was killed could not
-            for folder in (controller.directory, controller.store):
+        hello = self._agents.hellos.get(0)
+        if not self.plan.remote and hello is not None:  # an agent that was killed could not
+            for folder in (hello.directory, hello.store):
                 shutil.rmtree(folder, ignore_errors=True)
 
     # -- news from below ---------------------------------------------------------------------------------------------
@@ -263,18 +263,31 @@ class Pool:
             )
             self._mend([exited.rank])
 
-    def _on_loss(self, node: int, reason: str) -> None:
+    def _on_loss(self, index: int, reason: str) -> None:
         if self.state in (State.STOPPING, State.STOPPED, State.STARTING, State.LOST):
             return
-        self.move(Event.LOSE)
+        ranks = self.agents.ranks_of(index) if index else list(range(self.world_size))
+        self.move(Event.DEGRADE if index else Event.LOSE)
+        if index:
+            self.tell(f"{reason}: {rank_words(ranks)} and their variables are lost; {self.without(ranks)}")
         with self._news:
             under_way = list(self._under_way)
-        if not under_way:
+        if not under_way and not index:
             self.tell(f"pool {self.name!r} is lost: {reason}")
         for current in under_way:
-            for rank in current.ranks:
+            for rank in {*current.ranks} & {*ranks}:
                 gone = wire.RankExited(rank, 0, None, False, tail=reason)
                 current.put("died", rank, {"exited": gone})
+
+    def without(self, lost: Sequence[int]) -> str:
+        """What can be done when the machines of these ranks are gone."""
+        there = ",".join(str(rank) for rank in range(self.world_size) if rank not in lost)
+        keep = (
+            f"ranks {there} keep theirs (-t {there} runs cells there, %sky_pull NAMES -t {there} brings variables back); "
+            if there
+            else ""
+        )
+        return f"{keep}%sky_restart tries to reach them again, %sky_down ends the pool"
 
     # -- runs --------------------------------------------------------------------------------------------------------
 
@@ -291,6 +304,7 @@ class Pool:
         """
         with self.turns.ask(order.ranks):
             self._mending.check()
+            self._check_there(order.ranks)
             self._show_notes(screen)
             with self._counted():
                 cargo = self._load(order, screen)
@@ -299,6 +313,15 @@ class Pool:
         if not report.good and self._mending.wait(TOLD_AT_ONCE):
             report.notes, self._notes = self._notes, []
         return report
+
+    def _check_there(self, ranks: Iterable[int]) -> None:
+        """Before a run on some ranks of a pool that has lost some: whether these are there."""
+        if self.state is not State.DEGRADED:
+            return
+        lost = [rank for rank, state in self.agents.ranks.items() if not state.ready]
+        if {*ranks} & {*lost}:
+            reasons = "; ".join(self.agents.gone.values()) or "they did not come back"
+            raise PoolStateError(f"{rank_words(lost)} are gone ({reasons}): {self.without(lost)}")
 
     def tell(self, note: str) -> None:
         """Let the user hear this before the next run; the same twice is told once."""
@@ -325,6 +348,8 @@ class Pool:
                 self._running -= 1
                 if not self._running:
                     self.move(Event.DONE)
+                    if self.agents.gone:
+                        self.move(Event.DEGRADE)
 
     def _load(self, order: Order, screen: Screen, *, dry_run: bool = False) -> Cargo:
         """What the order needs on its ranks, written into the store; says so when it takes long."""
@@ -435,6 +460,7 @@ class Pool:
             raise RequestError(
                 f"pool {self.name!r} has ranks 0 to {self.world_size - 1}, not {rank_words(wrong)}"
             )
+        chosen = sorted({*chosen, *self.agents.revive(START_TIMEOUT)})
         self.agents.signal(chosen, signal.SIGKILL)
         self._mending.wait()
         self._mending.forgive()
@@ -447,14 +473,18 @@ class Pool:
 
     def log_path(self, rank: int) -> str:
         """Where a rank's complete output is, on its node."""
-        assert self.agents.controller is not None
-        return str(Path(self.agents.controller.directory) / f"rank-{rank}.log")
+        return str(Path(self.agents.hellos[0].directory) / f"rank-{rank}.log")
 
     def status(self) -> list[tuple[object, ...]]:
         """A row for each rank: rank, node, host, process id, state."""
         rows: list[tuple[object, ...]] = []
         for number, rank in sorted(self.agents.ranks.items()) if self._agents else ():
-            word = "ended" if rank.exited else self.state.value if rank.ready else "starting"
+            of_all = "ready" if self.state is State.DEGRADED else self.state.value
+            word = "ended" if rank.exited else of_all if rank.ready else "starting"
+            index = self.agents.specs[number][0]
+            word = (
+                "gone" if index in self.agents.gone else "reconnecting" if index in self.agents.away else word
+            )
             rows.append((number, self.plan.topology.node_of(number), rank.hostname, rank.pid, word))
         return rows
 

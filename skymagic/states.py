@@ -53,6 +53,7 @@ _COMING = (State.STARTING, State.MENDING)
 _ASKED: dict[tuple[State, Event], State] = {
     (State.NEW, Event.START): State.STARTING,
     (State.READY, Event.RUN): State.RUNNING,
+    (State.DEGRADED, Event.RUN): State.RUNNING,
     **{(state, Event.MEND): State.MENDING for state in _ALIVE if state is not State.STARTING},
     (State.LOST, Event.ATTACH): State.READY,
     # a second %sky_attach finds what the first one made

@@ -40,23 +40,33 @@ class Hello:
     hostname: str
     machine: str
     """Equal for agents that reach each other by 127.0.0.1."""
+    directory: str
+    """Where logs are."""
+    store: str
+    """The node store's directory."""
     places: dict[str, int] = field(default_factory=dict)
     """Address → port where the head waits for the others; empty on all other nodes, and when nobody needs to meet."""
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Notebook → agent: try to reach these places, where `word` is said."""
+    """Notebook → agent: try to reach these places (address → port), where `word` is said."""
 
     places: dict[str, int]
     word: str
+    number: int
+    stay: bool = False
+    """Be a place from now on, at this node's own addresses on the way."""
 
 
 @dataclass(frozen=True)
 class Reached:
     """Agent → notebook: the places that answered, each with this node's own address on the way there."""
 
+    number: int
     ways: dict[str, str]
+    places: dict[str, int] = field(default_factory=dict)
+    """Address → port where this node can be reached from now on, if it was to stay."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +162,6 @@ class ControllerUp:
 
     client: dict[str, Any]
     engine: dict[str, Any]
-    directory: str
-    store: str
 
 
 @dataclass(frozen=True)

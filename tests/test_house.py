@@ -58,7 +58,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("results", "display", "bootstrap", "submission", "order", "report", "stall"),
     ("plugins",),
     ("kernels",),
-    ("ssh", "link", "agents", "setup"),
+    ("ssh", "link", "absence", "agents", "setup"),
     ("providers",),
     ("engine",),
     ("run", "screen"),

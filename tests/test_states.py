@@ -52,6 +52,10 @@ def test_a_run_that_ends_while_ranks_are_mended_does_not_make_them_ready() -> No
     assert move(State.DEGRADED, Event.DONE) is State.DEGRADED
 
 
+def test_what_is_left_of_a_pool_runs_cells() -> None:
+    assert move(State.DEGRADED, Event.RUN) is State.RUNNING
+
+
 @pytest.mark.parametrize(
     ("state", "event", "words"),
     [
@@ -59,7 +63,6 @@ def test_a_run_that_ends_while_ranks_are_mended_does_not_make_them_ready() -> No
         (State.STARTING, Event.RUN, ["is starting", "wait until that is over", "%sky_down"]),
         (State.RUNNING, Event.RUN, ["is running", "wait until that is over", "%sky_restart"]),
         (State.MENDING, Event.RUN, ["is mending", "wait until that is over"]),
-        (State.DEGRADED, Event.RUN, ["is degraded", "some ranks are gone", "%sky_restart", "%sky_down"]),
         (State.LOST, Event.RUN, ["is lost", "%sky_attach", "%sky_restart", "%sky_down"]),
         (State.STOPPING, Event.RUN, ["is stopping", "make a new one (%sky_pool)"]),
         (State.STOPPED, Event.RUN, ["is stopped", "make a new one (%sky_pool)"]),

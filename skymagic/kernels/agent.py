@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import selectors
 import shutil
 import signal
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -87,6 +88,8 @@ class Agent:
         self.iopub: Iopub | None = None
         self.offers: list[wire.Offer] = []
         self.spawned = 0
+        self.nonce = secrets.token_hex(4)
+        """An agent that is started in the place of one that was lost makes other identities."""
         self.stop_at: float | None = None
         self.later: list[tuple[float, Callable[[], None]]] = []
         self.oom_before = oom_kills()
@@ -107,19 +110,36 @@ class Agent:
         self._start_forkserver()
         self._watch(self.link_in, self._on_link)
         if self.spec.head and self.spec.address is None:
-            self.places = meeting.Places(self.spec.job_id)
-            for listener in self.places.listeners:
-                self._watch(listener, lambda listener=listener: self.places.answer(listener))  # type: ignore[misc]
-        self.tell(wire.Hello(socket.gethostname(), meeting.machine(), self.places.ports))
+            self._be_at(meeting.addresses())
+        self.tell(
+            wire.Hello(
+                socket.gethostname(),
+                meeting.machine(),
+                str(self.directory),
+                str(self.store),
+                self.places.ports,
+            )
+        )
+
+    def _be_at(self, addresses: Iterable[str]) -> None:
+        """Listen there, so that other nodes can tell whether this one is to be reached."""
+        self.places = meeting.Places(self.spec.job_id, addresses)
+        for listener in self.places.listeners:
+            self._watch(listener, lambda listener=listener: self.places.answer(listener))  # type: ignore[misc]
+
+    def _leave(self, but: str = "") -> None:
+        """Listen no longer, but at this address."""
+        for listener in self.places.listeners:
+            if listener.getsockname()[0] != but:
+                self._unwatch(listener)
+        self.places.close(but)
 
     def _lead(self, address: str) -> None:
-        for listener in self.places.listeners:
-            self._unwatch(listener)
-        self.places.close()
+        self._leave(but=address)
         self._start_controller(address)
 
     def _reach(self, message: wire.Reach) -> None:
-        """Look for the head beside the event loop: a place that drops packets takes its time."""
+        """Look for other nodes beside the event loop: a place that drops packets takes its time."""
         ours, theirs = socket.socketpair()
 
         def look() -> None:
@@ -129,7 +149,11 @@ class Agent:
         def found() -> None:
             self._unwatch(ours)
             with ours:
-                self.tell(wire.Reached(json.loads(ours.recv(1 << 16))))
+                ways = json.loads(ours.recv(1 << 16))
+            if message.stay:
+                self._leave()
+                self._be_at(set(ways.values()))
+            self.tell(wire.Reached(message.number, ways, self.places.ports if message.stay else {}))
 
         self._watch(ours, found)
         threading.Thread(target=look, name="skymagic-reach", daemon=True).start()
@@ -303,7 +327,7 @@ class Agent:
             self.engine_file = str(security / "ipcontroller-engine.json")
             engine = json.loads(Path(self.engine_file).read_text())
             client = json.loads((security / "ipcontroller-client.json").read_text())
-            self.tell(wire.ControllerUp(client, engine, str(self.directory), str(self.store)))
+            self.tell(wire.ControllerUp(client, engine))
             self._connect(engine)
 
     def _controller_ended(self) -> None:
@@ -351,7 +375,7 @@ class Agent:
         lasting = ("", str(spec.generation))  # what is told once for all, and what belongs to this generation
         self.offers = [offer for offer in self.offers if offer.key.partition("/")[2] in lasting]
         self.spawned += 1
-        ident = f"{self.spec.job_id}-{spec.rank}-{self.spawned}"
+        ident = f"{self.spec.job_id}-{spec.rank}-{self.nonce}-{self.spawned}"
         ours, theirs = socket.socketpair()
         pipes = {name: os.pipe() for name in ("stdout", "stderr")}
         rank = Rank(spec, ident, ours, self._output(spec, ident, {n: read for n, (read, _) in pipes.items()}))

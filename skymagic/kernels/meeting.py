@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from skymagic.kernels.network import interface_addresses
 
@@ -42,16 +42,17 @@ def _of_hostname() -> list[str]:
 
 
 class Places:
-    """Listens on each private address of this machine, and says a word to whoever comes.
+    """Listens on addresses of this machine, and says a word to whoever comes.
 
     Args:
-        word: what is said; without one nothing listens.
+        word: what is said.
+        addresses: where.
     """
 
-    def __init__(self, word: str = "") -> None:
+    def __init__(self, word: str = "", addresses: Iterable[str] = ()) -> None:
         self._word = word
         self.listeners: list[socket.socket] = []
-        for address in addresses() if word else ():
+        for address in addresses:
             with contextlib.suppress(OSError):
                 self.listeners.append(socket.create_server((address, 0)))
 
@@ -67,11 +68,13 @@ class Places:
             with guest:
                 guest.sendall(self._word.encode())
 
-    def close(self) -> None:
-        """Stop listening; twice is safe."""
+    def close(self, but: str = "") -> None:
+        """Stop listening, but at this address; twice is safe."""
+        kept = [listener for listener in self.listeners if but and listener.getsockname()[0] == but]
         for listener in self.listeners:
-            listener.close()
-        self.listeners = []
+            if listener not in kept:
+                listener.close()
+        self.listeners = kept
 
 
 def reach(places: Mapping[str, int], word: str) -> dict[str, str]:

@@ -43,7 +43,7 @@ class Local:
 
     def acquire(self, plan: Plan, job_id: str, say: Say) -> Sequence[Member]:
         """One agent serves all ranks of this machine."""
-        return [Member(socket.gethostname(), ADDRESS, lambda: ChildTransport(AGENT))]
+        return [Member(socket.gethostname(), ADDRESS, lambda state: ChildTransport(AGENT))]
 
     def release(self) -> None:
         """Nothing was acquired."""
