@@ -43,6 +43,8 @@ class Member:
         name: what users call it.
         address: where the others reach it; None: they find out when they meet.
         open: a new link to its node agent; it is told when the link is "connected", and when it is "reconnecting".
+        run: ``run(module, *arguments)`` starts ``python -m module arguments`` on that machine, in the environment of
+            its ranks, and is a link to it; each call another process, which ends when the link is closed.
         forward: an address and port on that machine → a port of 127.0.0.1 here that leads there; None where the
             machine is this one.
     """
@@ -50,6 +52,7 @@ class Member:
     name: str
     address: str | None
     open: Callable[[Callable[[str], None]], Transport] = field(repr=False, compare=False)
+    run: Callable[..., Transport] = field(repr=False, compare=False)
     forward: Callable[[str, int], int] | None = field(default=None, repr=False, compare=False)
 
 

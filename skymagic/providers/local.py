@@ -21,7 +21,6 @@ from skymagic.plugins import packing
 from skymagic.providers import Say
 
 ADDRESS = "127.0.0.1"
-AGENT = (sys.executable, "-m", "skymagic.kernels.agent")
 
 
 class Local:
@@ -43,7 +42,7 @@ class Local:
 
     def acquire(self, plan: Plan, job_id: str, say: Say) -> Sequence[Member]:
         """One agent serves all ranks of this machine."""
-        return [Member(socket.gethostname(), ADDRESS, lambda state: ChildTransport(AGENT))]
+        return [Member(socket.gethostname(), ADDRESS, lambda state: run("skymagic.kernels.agent"), run)]
 
     def release(self) -> None:
         """Nothing was acquired."""
@@ -96,6 +95,11 @@ class ChildTransport:
         if child.stdout is not None:
             child.stdout.close()
         self._errors.close()
+
+
+def run(module: str, *arguments: str) -> ChildTransport:
+    """``python -m module arguments`` with the notebook's own interpreter."""
+    return ChildTransport((sys.executable, "-m", module, *arguments))
 
 
 def with_plugins(plan: Plan) -> Plan:
