@@ -114,6 +114,35 @@ def test_ddp_goes_on_training(notebook: Notebook) -> None:
     assert len(set(notebook.value("sums"))) == 1
 
 
+def test_groups_that_were_replaced_leave_nothing_open(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with opened(tmp_path_factory.mktemp("open"), "%sky_pool --nodes 2 --plugin torch", SETUP) as notebook:
+        # the first wrapper imports modules of torch whose functions hold the group of that time
+        notebook.run(f"%%sky_broadcast\n{SETUP}\nmodel = DDP(torch.nn.Linear(8, 8))")
+        counts = (
+            "%%sky_broadcast -o counts\nmodel(torch.randn(4, 8)).sum().backward()\n"
+            "{kind: len(os.listdir(f'/proc/self/{kind}')) for kind in ('fd', 'task')}"
+        )
+        notebook.run(counts)
+        before = notebook.value("counts")
+        for _ in range(3):
+            fail(notebook, f"if dist.get_rank() == 1:\n    raise ValueError('planted')\n{WAITS}")
+            notebook.run(counts)
+            assert notebook.value("counts") == before
+
+
+def test_the_group_in_variables_and_parameters_is_carried_over(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast\nworld = dist.group.WORLD\n"
+        "def total(value, group=dist.group.WORLD, *, again=dist.group.WORLD):\n"
+        "    for one in (group, again, world):\n        dist.all_reduce(value, group=one)\n"
+        "    return value.item()"
+    )
+    fail(notebook, f"if dist.get_rank() == 1:\n    raise ValueError('planted')\n{WAITS}")
+    notebook.run("%%sky_broadcast -o totals\ntotal(torch.ones(1))")
+    assert notebook.value("totals") == [64.0] * 4
+    notebook.run("%%sky_broadcast\ndel world, total")
+
+
 def test_parameters_that_differ_afterwards_are_told(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast\nmodel = DDP(torch.nn.Linear(8, 8))")
     error = fail(

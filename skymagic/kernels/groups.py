@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from skymagic.kernels import guard, rendezvous
+from skymagic.kernels import carried, guard, rendezvous
 from skymagic.kernels.release import Connections
 from skymagic.runtime import InstanceInfo
 
 STORE_TIMEOUT = timedelta(seconds=60)
-SYNC = "for p in {name}.parameters(): dist.broadcast(p.data, 0)"
 
 
 class Group:
@@ -42,7 +41,7 @@ class Group:
         that all others make after theirs."""
         self.form(info)
         if rendezvous.generation() > 0:
-            differing([])
+            carried.differing([])
 
     def form(self, info: InstanceInfo) -> None:
         """Make the group, on a store of its own, at a port that the system gave to rank 0.
@@ -81,21 +80,23 @@ class Group:
         """A new group with all ranks; DDP wrappers go on with it. Returns what the user must know, in sentences."""
         import torch.distributed as dist
 
-        default = dist.group.WORLD if dist.is_initialized() else None
         kept = list(self._on_default)
-        lost = [*foreign(self._wrappers, kept), *groups_in_variables(default)]
+        lost = [*carried.foreign(self._wrappers, kept), *carried.groups_in_variables()]
         self.free()  # asynchronous work may be pending without anybody waiting for it
         self.leave()
         gc.collect()  # errors hold frames, and frames the old groups with their connections and threads
         self.form(info)
+        carried.rebind(dist.group.WORLD)
         for wrapper in kept:
             try:
                 wrapper._update_process_group(dist.group.WORLD)
             except Exception as problem:
-                lost.append(f"{name_of(wrapper)}: wrap it in DistributedDataParallel again ({problem})")
+                lost.append(
+                    f"{carried.name_of(wrapper)}: wrap it in DistributedDataParallel again ({problem})"
+                )
         fresh = [note for note in lost if note not in self._told]
         self._told.update(fresh)
-        return [*fresh, *differing(kept)]
+        return [*fresh, *carried.differing(kept)]
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -199,76 +200,3 @@ def abort_nccl() -> int:
             group._get_backend(torch.device("cuda")).abort()
             count += 1
     return count
-
-
-# -- what hangs on a group -------------------------------------------------------------------------------------------
-
-
-def variables() -> dict[str, Any]:
-    """The rank's variables; empty outside a kernel."""
-    module = sys.modules.get("IPython")
-    shell = module.get_ipython() if module is not None else None
-    return {} if shell is None else dict(shell.user_ns)
-
-
-def name_of(value: object) -> str:
-    """The variable that holds a value, or its type."""
-    return next(
-        (name for name, held in variables().items() if held is value and name[:1] != "_"),
-        type(value).__name__,
-    )
-
-
-def foreign(wrappers: Any, kept: list[Any]) -> list[str]:
-    """DDP wrappers on groups of the user's own, and FSDP modules: they cannot be carried over."""
-    found = [
-        f"{name_of(one)}: its process group is gone; wrap it again"
-        for one in list(wrappers)
-        if one not in kept
-    ]
-    for name, value in variables().items():
-        if any(kind.__name__ in ("FullyShardedDataParallel", "FSDPModule") for kind in type(value).__mro__):
-            found.append(
-                f"{name}: an FSDP module cannot be carried over to the new process group; make it again"
-            )
-    return found
-
-
-def groups_in_variables(default: Any) -> list[str]:
-    """Variables that hold groups of the user's own: those groups end with the default one."""
-    from torch.distributed import ProcessGroup
-
-    names = [
-        name for name, value in variables().items()
-        if isinstance(value, ProcessGroup) and value is not default and not name.startswith("_")
-    ]  # fmt: skip
-    return [
-        f"{name}: this process group is gone; make it again with dist.new_group" for name in sorted(names)
-    ]
-
-
-def differing(wrappers: list[Any]) -> list[str]:
-    """DDP wrappers whose parameters are not the same on all ranks, for one rank had stepped and others had not.
-
-    Compared by sums in double precision; each rank takes part, in the order of the wrappers' parameter counts.
-    """
-    import torch
-    import torch.distributed as dist
-
-    def fingerprint(wrapper: Any) -> tuple[str, ...]:
-        values = [parameter.detach().double() for parameter in wrapper.parameters()]
-        sums = (sum(v.sum().item() for v in values), sum(v.pow(2).sum().item() for v in values))
-        return tuple(map(repr, sums))  # as text, for two NaN are the same here
-
-    with torch.no_grad():
-        mine = {name_of(wrapper): fingerprint(wrapper) for wrapper in wrappers}
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    unequal = sorted(
-        name for name in mine if any(other.get(name, mine[name]) != mine[name] for other in everyone)
-    )
-    return [
-        f"{name}: its parameters differ between ranks, for some had stepped and others had not; take rank 0's on all: "
-        + SYNC.format(name=name)
-        for name in unequal
-    ]

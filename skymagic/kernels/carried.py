@@ -1,0 +1,110 @@
+"""What hangs on a rank's process group: what is carried over to a new one, and what is not, by name."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from types import FunctionType
+from typing import Any
+
+SYNC = "for p in {name}.parameters(): dist.broadcast(p.data, 0)"
+DEFAULT = "default_pg"
+"""How torch describes a default group, also one that is gone."""
+
+
+def rebind(new: Any) -> None:
+    """Put the default group in the place of earlier ones: in variables, and where they are the default of a parameter.
+
+    ``def f(x, group=dist.group.WORLD)`` holds the group of the time when it was read. torch has such functions too, in
+    modules that the first DDP wrapper imports; they would use a group that is gone, and keep its threads and connections.
+    """
+    kind = type(new)
+
+    def is_old(value: Any) -> bool:  # isinstance would ask any object for attributes
+        return type(value) is kind and value is not new and value.group_desc == DEFAULT
+
+    namespaces = [namespace_of_rank()]
+    for function in [each for each in gc.get_objects() if type(each) is FunctionType]:
+        if any(map(is_old, function.__defaults__ or ())):
+            function.__defaults__ = tuple(
+                new if is_old(value) else value for value in function.__defaults__ or ()
+            )
+        if function.__kwdefaults__:
+            namespaces.append(function.__kwdefaults__)
+    for names in namespaces:
+        names.update({name: new for name, value in list(names.items()) if is_old(value)})
+
+
+def namespace_of_rank() -> dict[str, Any]:
+    """The rank's variables; empty outside a kernel."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    return {} if shell is None else shell.user_ns
+
+
+def variables() -> dict[str, Any]:
+    """The rank's variables, as a copy."""
+    return dict(namespace_of_rank())
+
+
+def name_of(value: object) -> str:
+    """The variable that holds a value, or its type."""
+    return next(
+        (name for name, held in variables().items() if held is value and name[:1] != "_"),
+        type(value).__name__,
+    )
+
+
+def foreign(wrappers: Any, kept: list[Any]) -> list[str]:
+    """DDP wrappers on groups of the user's own, and FSDP modules: they cannot be carried over."""
+    found = [
+        f"{name_of(one)}: its process group is gone; wrap it again"
+        for one in list(wrappers)
+        if one not in kept
+    ]
+    for name, value in variables().items():
+        if any(kind.__name__ in ("FullyShardedDataParallel", "FSDPModule") for kind in type(value).__mro__):
+            found.append(
+                f"{name}: an FSDP module cannot be carried over to the new process group; make it again"
+            )
+    return found
+
+
+def groups_in_variables() -> list[str]:
+    """Variables that hold groups of the user's own: those groups end with the default one."""
+    from torch.distributed import ProcessGroup
+
+    names = [
+        name for name, value in variables().items()
+        if isinstance(value, ProcessGroup) and value.group_desc != DEFAULT and not name.startswith("_")
+    ]  # fmt: skip
+    return [
+        f"{name}: this process group is gone; make it again with dist.new_group" for name in sorted(names)
+    ]
+
+
+def differing(wrappers: list[Any]) -> list[str]:
+    """DDP wrappers whose parameters are not the same on all ranks, for one rank had stepped and others had not.
+
+    Compared by sums in double precision; each rank takes part, in the order of the wrappers' parameter counts.
+    """
+    import torch
+    import torch.distributed as dist
+
+    def fingerprint(wrapper: Any) -> tuple[str, ...]:
+        values = [parameter.detach().double() for parameter in wrapper.parameters()]
+        sums = (sum(v.sum().item() for v in values), sum(v.pow(2).sum().item() for v in values))
+        return tuple(map(repr, sums))  # as text, for two NaN are the same here
+
+    with torch.no_grad():
+        mine = {name_of(wrapper): fingerprint(wrapper) for wrapper in wrappers}
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    unequal = sorted(
+        name for name in mine if any(other.get(name, mine[name]) != mine[name] for other in everyone)
+    )
+    return [
+        f"{name}: its parameters differ between ranks, for some had stepped and others had not; take rank 0's on all: "
+        + SYNC.format(name=name)
+        for name in unequal
+    ]
