@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
-from skymagic import wheel
+from skymagic import installer, wheel
 from skymagic.bootstrap import Facts, Recipe, Wanted, install_script, parse, prepare_script, probe_script
 from skymagic.bootstrap.shell import MARK, anywhere, word
-from skymagic.bootstrap.words import Failure, refusals, without_passwords
+from skymagic.bootstrap.words import Failure, lacks_python, refusals, without_passwords
 from skymagic.errors import ProvisionError, RequestError
 from skymagic.image import Image, is_place, project
 
@@ -35,6 +34,9 @@ other; an interpreter that is used as it is may have any of these."""
 PIECE = 1 << 20
 SKEW = 120
 """Seconds that a host's clock may be off before it is said."""
+UPLOADED = "uploaded"
+TOLD_SIZE = 2_000_000
+"""Bytes above which an upload is said."""
 LAST_LINES = 15
 TOLD = ("Downloading ", "Building ", "Installing ", "Resolved ", "Prepared ", "Installed ")
 """Beginnings of an installer's lines that the user sees."""
@@ -218,42 +220,57 @@ def _tell_clock(facts: Facts, say: Say) -> None:
 
 
 def _install(host: Host, want: Wanted, facts: Facts, say: Say) -> None:
-    recipe = choose(want, facts)
-    token = secrets.token_hex(8)
-    place = _prepared(host, want, token)
-    _, name, data = wheel.running()
-    files: list[tuple[str, bytes]] = [] if facts.code else [(name, data)]
-    uploads = [] if facts.ready or want.prepared else [Path(path) for path, _ in want.files]
-    files += [(path.name, path.read_bytes()) for path in uploads]
-    for file, content in files:
-        host.upload(f"{place}/{file}", _pieces(content), len(content))
-    recipe = Recipe(
-        recipe.wanted, recipe.env, recipe.python, recipe.uv, token,
-        "" if facts.code else name, tuple(path.name for path in uploads), recipe.environ,
-    )  # fmt: skip
+    recipe = choose(want, facts, secrets.token_hex(8))
+    files = _files(host, recipe, facts)
+    place = _prepared(host, want, recipe.incoming)
+    for name, content in files.items():
+        if len(content) > TOLD_SIZE:
+            say(f"uploading {name} ({len(content) / 1e6:.0f} MB)")
+        host.upload(f"{place}/{name}", _pieces(content), len(content))
     listener = Listener(say)
     done = host.run(install_script(recipe, facts), lines=listener.hear)
     if not listener.done:
-        failure = listener.failure(done.status, done.err)
+        failure = listener.failure(done.status, done.err, want.minor)
         raise ProvisionError(failure.text(host.label, facts))
 
 
-def choose(want: Wanted, facts: Facts) -> Recipe:
-    """How the environment is made on this host.
+def choose(want: Wanted, facts: Facts, incoming: str) -> Recipe:
+    """How a host gets what it lacks: by its own Python and pip, else by uv.
 
-    Raises:
-        ProvisionError: nothing there can make it.
+    Args:
+        incoming: a name for the folder of uploads.
     """
+    wheel_name = "" if facts.code else wheel.running()[1]
     if want.prepared:
-        return Recipe(want, "", want.python)
-    fitting = [python for python in facts.pythons if python.version == want.python]
-    whole = next((python for python in fitting if python.venv and python.pip), None)
-    if facts.ready or whole is not None:
-        return Recipe(want, facts.env, whole.path if whole else "")
-    raise ProvisionError(f"no Python {want.python} with venv")
+        return Recipe(want, "", want.python, incoming, wheel=wheel_name)
+    recipe = Recipe(want, facts.env, "", incoming, wheel=wheel_name)
+    if facts.ready:
+        return recipe
+    recipe = replace(recipe, files=tuple(Path(path).name for path, _ in want.files))
+    fitting = sorted(
+        (python for python in facts.pythons if python.version == want.minor),
+        key=lambda python: not (python.venv and python.pip),
+    )
+    if fitting and fitting[0].venv and fitting[0].pip:
+        return replace(recipe, python=fitting[0].path)
+    return replace(recipe, python=fitting[0].path if fitting else "", uv=facts.uv or UPLOADED)
+
+
+def _files(host: Host, recipe: Recipe, facts: Facts) -> dict[str, bytes]:
+    """What has to be uploaded, by name."""
+    files = {Path(path).name: Path(path).read_bytes() for path, _ in recipe.wanted.files if recipe.files}
+    if recipe.wheel:
+        files[recipe.wheel] = wheel.running()[2]
+    if recipe.uv == UPLOADED:
+        try:
+            files["uv.gz"] = installer.fetch(facts)
+        except installer.NoInstaller as problem:
+            raise ProvisionError(lacks_python(host.label, recipe.wanted, facts, str(problem))) from None
+    return files
 
 
 def _prepared(host: Host, want: Wanted, token: str) -> str:
+    """Make the folder of uploads; where it is."""
     done = host.run(prepare_script(want, token), timeout=60.0)
     for line in done.out.splitlines():
         if line.startswith(f"{MARK}prepared "):
@@ -307,10 +324,9 @@ class Listener:
         if text.lstrip().startswith(TOLD):
             self._say(text.strip())
 
-    def failure(self, status: int | None, err: str) -> Failure:
+    def failure(self, status: int | None, err: str, minor: str) -> Failure:
         """What went wrong, when the script has ended and is not done."""
-        with contextlib.suppress(IndexError):
-            if not self._last and err.strip():
-                self._last.extend(without_passwords(err.strip()).splitlines())
+        if not self._last:
+            self._last.extend(without_passwords(err.strip()).splitlines())
         code = status if self._status is None else self._status
-        return Failure(self._step, self._command, code, tuple(self._last), self._free)
+        return Failure(self._step, self._command, code, tuple(self._last), self._free, minor)

@@ -58,7 +58,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("results", "display", "bootstrap", "submission", "order", "report", "stall"),
     ("plugins",),
     ("kernels",),
-    ("ssh", "link", "absence", "agents", "setup"),
+    ("ssh", "link", "absence", "agents", "installer", "setup"),
     ("providers",),
     ("engine",),
     ("run", "screen"),

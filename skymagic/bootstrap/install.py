@@ -18,21 +18,19 @@ class Recipe:
         wanted: what is to be there.
         env: name of the environment; "" when none is made.
         python: the interpreter that makes the environment, or that is used as it is; "" to let uv find or fetch one.
+        incoming: name of the folder where uploads are, which is removed at the end; never "".
         uv: path of a uv on the host, ``"uploaded"`` for the one in `incoming`, or None for venv and pip.
-        incoming: name of the folder where uploads are, which is removed at the end.
         wheel: file name of skymagic's wheel in it; "" when its code is there already.
         files: names of uploaded packages in it.
-        environ: variables for the installer.
     """
 
     wanted: Wanted
     env: str
     python: str
+    incoming: str
     uv: str | None = None
-    incoming: str = ""
     wheel: str = ""
     files: tuple[str, ...] = ()
-    environ: tuple[tuple[str, str], ...] = ()
 
 
 _COMMON = r"""
@@ -68,7 +66,7 @@ main() {
     unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
     PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1
     export PIP_NO_INPUT PIP_DISABLE_PIP_VERSION_CHECK
-    half= ticker= held=
+    half= ticker= held= drop=$folder/incoming/$incoming
     trap 'leave 1' HUP INT TERM PIPE
     watch &
     ticker=$!
@@ -84,14 +82,16 @@ main() {
 # Nobody listens any more when the connection is gone: then this process group ends, with pip and all.
 watch() {
     trap '' PIPE
-    while sleep 1 </dev/null >/dev/null 2>&1; do tell tick 2>/dev/null || kill -TERM 0; done
+    while sleep 1 </dev/null >/dev/null 2>&1; do
+        kill -0 $$ 2>/dev/null && tell tick 2>/dev/null || kill -TERM 0
+    done
 }
 
 leave() {
     trap '' HUP INT TERM PIPE
     if [ -n "$half" ]; then rm -rf "$half"; fi
     if [ -n "$held" ]; then rm -rf "$held"; fi
-    if [ -n "$incoming" ]; then rm -rf "$folder/incoming/$incoming"; fi
+    rm -rf "$drop"
     if [ -n "$ticker" ]; then kill "$ticker" 2>/dev/null; fi
     exit "$1"
 }
@@ -149,30 +149,75 @@ finish() { : >"$made/.making" && mv "$made/.making" "$made/.ready"; }
 with_pip() {
     step "making an environment with $python" "$python" -m venv "$made"
     step "writing the list of packages" requirements
-    step "installing packages with pip" "$made/bin/python" -m pip install --progress-bar off -r "$made/requirements.txt"
+    step "installing packages with pip" "$made/bin/python" -m pip install --progress-bar off -r "$drop/requirements.txt"
 }
 
 with_uv() {
     if [ "$uv" = uploaded ]; then
         step "unpacking uv" unpack_uv
-        uv=$folder/incoming/$incoming/uv
+        uv=$drop/uv
     fi
     UV_PYTHON_INSTALL_DIR=$folder/python UV_NO_PROGRESS=1
     export UV_PYTHON_INSTALL_DIR UV_NO_PROGRESS
-    step "making an environment with Python ${python:-$want}" "$uv" venv --no-project --python "${python:-$want}" "$made"
+    as_pip
+    step "making an environment with Python ${python:-$want}" "$uv" venv --no-project --seed --python "${python:-$want}" "$made"
     step "writing the list of packages" requirements
-    step "installing packages with uv" \
-        "$uv" pip install --index-strategy unsafe-best-match --python "$made/bin/python" -r "$made/requirements.txt"
+    step "installing packages with uv" "$uv" pip install --python "$made/bin/python" -r "$drop/requirements.txt"
+}
+
+# uv reads no configuration of pip; what this host says of indexes and certificates is passed on.
+as_pip() {
+    for one in "${SSL_CERT_FILE-}" "$(pip_says cert "${PIP_CERT-}")" \
+        /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt; do
+        if [ -f "$one" ]; then
+            SSL_CERT_FILE=$one
+            export SSL_CERT_FILE
+            break
+        fi
+    done
+    : "${UV_INDEX_STRATEGY=unsafe-best-match}"
+    export UV_INDEX_STRATEGY
+    if [ -f "$HOME/.config/uv/uv.toml" ] || [ -f /etc/uv/uv.toml ]; then return 0; fi
+    pass UV_DEFAULT_INDEX "$(pip_says index-url "${PIP_INDEX_URL-}")"
+    pass UV_INDEX "$(pip_says extra-index-url "${PIP_EXTRA_INDEX_URL-}")"
+    pass UV_FIND_LINKS "$(pip_says find-links "${PIP_FIND_LINKS-}" | tr ' ' ',')"
+    pass UV_INSECURE_HOST "$(pip_says trusted-host "${PIP_TRUSTED_HOST-}")"
+}
+
+pass() {
+    eval "already=\${$1-}"
+    if [ -n "$2" ] && [ -z "$already" ]; then export "$1=$2"; fi
+}
+
+# KEY OF-ENVIRONMENT: pip's setting, on one line; the environment's wins, and later files.
+pip_says() {
+    if [ -n "$2" ]; then
+        echo $2
+        return
+    fi
+    for one in /etc/xdg/pip/pip.conf /etc/pip.conf "$HOME/.pip/pip.conf" "$HOME/.config/pip/pip.conf" "${PIP_CONFIG_FILE-}"; do
+        if [ -f "$one" ]; then cat "$one"; echo; fi
+    done | awk -v key="$1" '
+        /^[ \t]*[#;]/ { next }
+        /^\[/ { on = /^\[(global|install)\]/; hit = 0; next }
+        on && /^[A-Za-z]/ {
+            name = $0; sub(/[ \t]*[=:].*/, "", name); gsub(/_/, "-", name); hit = tolower(name) == key
+            if (hit) { said = $0; sub(/^[^=:]*[=:][ \t]*/, "", said) }
+            next
+        }
+        hit { said = said " " $0 }
+        END { $0 = said; $1 = $1; print }'
 }
 
 unpack_uv() {
-    gzip -dc "$folder/incoming/$incoming/uv.gz" >"$folder/incoming/$incoming/uv" && chmod 700 "$folder/incoming/$incoming/uv"
+    gzip -dc "$drop/uv.gz" >"$drop/uv" && chmod 700 "$drop/uv"
 }
 
 code() {
-    fresh=$folder/incoming/$incoming/code
-    step "unpacking skymagic" "$python" -m zipfile -e "$folder/incoming/$incoming/$wheel" "$fresh"
+    fresh=$drop/code
+    step "unpacking skymagic" "$python" -m zipfile -e "$drop/$wheel" "$fresh"
     step "compiling skymagic" "$python" -m compileall -q "$fresh"
+    sync -f "$fresh" 2>/dev/null || sync
     # another pool may have been faster; then theirs is as good
     mv "$fresh" "$folder/code/$code" 2>/dev/null || [ -d "$folder/code/$code" ] || step "placing skymagic" false
 }
@@ -197,12 +242,10 @@ def install_script(recipe: Recipe, facts: Facts) -> str:
         "code": recipe.wanted.code,
     }
     head = [f"{name}={quote(value)}" for name, value in names.items()]
-    exports = [f"export {name}={quote(value)}" for name, value in recipe.environ]
     return "\n".join(
         [
             TELL,
             *head,
-            *exports,
             _COMMON + _INSTALL,
             _requirements(recipe, facts),
             _commands(recipe),
@@ -217,7 +260,7 @@ def _requirements(recipe: Recipe, facts: Facts) -> str:
     uploaded = [f"{facts.folder}/incoming/{recipe.incoming}/{name}" for name in recipe.files]
     lines = [*(f"--extra-index-url {url}" for url in wanted.indexes), *wanted.packages]
     writes = [f"    printf '%s\\n' {quote(line)}" for line in [*lines, *map(_local, uploaded)]]
-    return "\n".join(["requirements() {", "    {", *writes, "    :", '    } >"$made/requirements.txt"', "}"])
+    return "\n".join(["requirements() {", "    {", *writes, "    :", '    } >"$drop/requirements.txt"', "}"])
 
 
 def _local(path: str) -> str:

@@ -11,6 +11,8 @@ from skymagic.image import lacking
 
 LEAST_KB = 300 * 1024
 """Free space below which no environment fits."""
+FULL_KB = 20 * 1024
+"""Free space below which a failure is the disk's, whatever was printed."""
 
 
 def without_passwords(text: str) -> str:
@@ -27,6 +29,7 @@ class Failure:
         status: exit status; None when nobody could tell.
         last: the last lines that the step printed.
         free_kb: free space at that moment.
+        minor: the version of Python that is wanted.
     """
 
     step: str
@@ -34,6 +37,7 @@ class Failure:
     status: int | None
     last: tuple[str, ...] = ()
     free_kb: int | None = None
+    minor: str = ""
 
     def text(self, host: str, facts: Facts) -> str:
         """The error as the user reads it."""
@@ -47,11 +51,12 @@ class Failure:
     def remedy(self, facts: Facts) -> str:
         """What to do, as far as the last lines tell."""
         text = "\n".join(self.last).lower()
+        full = self.free_kb is not None and self.free_kb < FULL_KB
         for pattern, advice in ADVICE:
-            if re.search(pattern, text):
-                return advice.format(folder=facts.folder, free=_size(self.free_kb), host=facts.hostname)
-        if self.free_kb is not None and self.free_kb < 50 * 1024:
-            return ADVICE[0][1].format(folder=facts.folder, free=_size(self.free_kb), host=facts.hostname)
+            if re.search(pattern, text) or full:  # the first is about full disks
+                return advice.format(
+                    folder=facts.folder, free=_size(self.free_kb), host=facts.hostname, minor=self.minor
+                )
         return "Nothing half-made was left there; once this is mended, make the pool again."
 
 
@@ -72,6 +77,11 @@ ADVICE = (
         "{host} does not reach its package index. Check pip's configuration there (`pip config list`), name an index "
         "that it reaches with sky.Image(pip_indexes=[…]), or use an environment that is there already with "
         "sky.Image(python='/path/to/bin/python').",
+    ),
+    (
+        r"no interpreter found|failed to download.*cpython|python-build-standalone",
+        "uv found no Python {minor} on {host} and could not fetch one. Install it there, let the host reach github.com (or "
+        "set UV_PYTHON_INSTALL_MIRROR there), or name an interpreter with sky.Image(python='/path/to/bin/python').",
     ),
     (
         r"resolutionimpossible|conflicting dependencies|unsatisfiable",
@@ -134,3 +144,14 @@ def _prepared(facts: Facts, wanted: Wanted) -> list[str]:
         words = " ".join(f'"{each}"' for each, _ in lacks)
         problems.append(f"{wanted.python} lacks {said}: run `{wanted.python} -m pip install {words}` there")
     return problems
+
+
+def lacks_python(host: str, wanted: Wanted, facts: Facts, problem: str) -> str:
+    """The error when neither the host's Python nor uv can make an environment."""
+    there = ", ".join(f"{python.path} ({python.version})" for python in facts.pythons) or "none"
+    return (
+        f"{host} cannot be set up: it has no Python {wanted.minor} that makes environments, and no uv (Python there: {there}).\n"
+        f"uv could not be got for it ({facts.system} {facts.machine}) either: {without_passwords(problem)}\n"
+        f"Install Python {wanted.minor} (with its venv package) or uv there, or name an interpreter that has all packages with "
+        "sky.Image(python='/path/to/bin/python')."
+    )

@@ -1,0 +1,91 @@
+"""uv for a node, got on the notebook's side: a node without a fitting Python needs no more than a package index."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from skymagic.bootstrap import Facts
+from skymagic.errors import SkyError
+
+TIMEOUT = 300.0
+LEVEL = 6
+"""Of compression: 38 MB become 15."""
+
+
+class NoInstaller(SkyError):
+    """uv cannot be got here; the message says why, in lines."""
+
+
+def fetch(facts: Facts) -> bytes:
+    """uv's program for a host's platform, gzipped; kept in the user's cache folder.
+
+    Raises:
+        NoInstaller: there is none for this platform, or no package index that has it.
+    """
+    kept = _cache() / f"uv-{_name(facts)}.gz"
+    if kept.is_file():
+        return kept.read_bytes()
+    program = _own(facts) or _downloaded(platforms(facts))
+    data = gzip.compress(program, LEVEL, mtime=0)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=kept.name, delete=False) as file:
+        file.write(data)
+    Path(file.name).replace(kept)
+    return data
+
+
+def platforms(facts: Facts) -> tuple[str, ...]:
+    """The platform tags of wheels that run on a host; () for a system that uv is not built for."""
+    machine = facts.machine
+    if facts.system == "Linux":
+        glibc = () if facts.libc == "musl" else ("manylinux_2_17", "manylinux2014", "manylinux_2_28")
+        return tuple(f"{tag}_{machine}" for tag in (*glibc, "musllinux_1_1"))
+    if facts.system == "Darwin":
+        return ("macosx_11_0_arm64",) if machine == "arm64" else ("macosx_10_12_x86_64",)
+    return ()
+
+
+def _name(facts: Facts) -> str:
+    return "-".join(filter(None, (facts.system, facts.machine, "musl" if facts.libc == "musl" else "")))
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "skymagic"
+
+
+def _own(facts: Facts) -> bytes | None:
+    """The uv of this machine, where it runs on that one too."""
+    here = shutil.which("uv")
+    same = (facts.system, facts.machine) == (platform.system(), platform.machine()) and facts.libc != "musl"
+    if here is None or not same:
+        return None
+    data = Path(here).resolve().read_bytes()
+    return data if data[:2] != b"#!" else None  # a version manager's shim
+
+
+def _downloaded(tags: tuple[str, ...]) -> bytes:
+    if not tags:
+        raise NoInstaller("uv is not built for this system")
+    with tempfile.TemporaryDirectory(prefix="skymagic-uv-") as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        command += ["--disable-pip-version-check", "--no-input", "--dest", folder]
+        command += [word for tag in tags for word in ("--platform", tag)]
+        try:
+            done = subprocess.run([*command, "uv"], capture_output=True, text=True, timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise NoInstaller(f"`pip download uv` took longer than {TIMEOUT:.0f} s") from None
+        found = sorted(Path(folder).glob("uv-*.whl"))
+        if done.returncode or not found:
+            raise NoInstaller("`pip download uv` failed here:\n" + done.stderr.strip()[-1500:])
+        with zipfile.ZipFile(found[0]) as wheel:
+            name = next(name for name in wheel.namelist() if name.endswith("/scripts/uv"))
+            return wheel.read(name)
