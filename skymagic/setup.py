@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
 from skymagic import installer, wheel
-from skymagic.bootstrap import Facts, Recipe, Wanted, install_script, parse, prepare_script, probe_script
-from skymagic.bootstrap.shell import MARK, anywhere, word
-from skymagic.bootstrap.words import Failure, lacks_python, refusals, without_passwords
-from skymagic.errors import ProvisionError, RequestError
+from skymagic.bootstrap import (
+    UPLOADED,
+    Facts,
+    Listener,
+    Recipe,
+    Wanted,
+    choose,
+    install_script,
+    parse,
+    prepare_script,
+    probe_script,
+)
+from skymagic.bootstrap.shell import MARK, anywhere, quote, word
+from skymagic.bootstrap.words import lacks_python, refusals
+from skymagic.errors import HostError, RequestError
 from skymagic.image import Image, is_place, project
 
 NEEDED = {
@@ -34,12 +45,8 @@ other; an interpreter that is used as it is may have any of these."""
 PIECE = 1 << 20
 SKEW = 120
 """Seconds that a host's clock may be off before it is said."""
-UPLOADED = "uploaded"
 TOLD_SIZE = 2_000_000
 """Bytes above which an upload is said."""
-LAST_LINES = 15
-TOLD = ("Downloading ", "Building ", "Installing ", "Resolved ", "Prepared ", "Installed ")
-"""Beginnings of an installer's lines that the user sees."""
 
 Say = Callable[[str], None]
 
@@ -86,7 +93,6 @@ class Ready:
     Attributes:
         python: absolute path of the interpreter there.
         facts: the host as it was found.
-        folder: where skymagic keeps its things there.
         code: folder with skymagic's code there.
     """
 
@@ -97,6 +103,7 @@ class Ready:
 
     @property
     def folder(self) -> str:
+        """Where skymagic keeps its things there."""
         return self.facts.folder
 
     def command(self, module: str, *args: str) -> str:
@@ -174,17 +181,17 @@ def look(host: Host, want: Wanted) -> Facts:
     """The host as it is; changes nothing.
 
     Raises:
-        ProvisionError: its shell did not run the probe.
+        HostError: its shell did not run the probe.
     """
     done = host.run(probe_script(want), timeout=60.0)
     try:
         return parse(done.out)
     except ValueError as problem:
         said = (done.err.strip() or done.out.strip())[-2000:]
-        raise ProvisionError(
-            f"{host.label} cannot be looked at: {problem} (exit code {done.status})"
-            + (f"; it said:\n{said}" if said else "")
-            + f"\nTry `ssh {host.label} /bin/sh -c uname`: it must print the name of a Linux or another Unix."
+        raise HostError(
+            host.label,
+            f"it cannot be looked at: {problem} (exit code {done.status})" + (f":\n{said}" if said else ""),
+            f"try: ssh {host.label} /bin/sh -c uname, which must print the name of a Unix",
         ) from None
 
 
@@ -200,13 +207,13 @@ def setup(
 
     Raises:
         RequestError: the image cannot be, wherever.
-        ProvisionError: what failed on the host, its last lines and what can be done; nothing half-made stays there.
+        HostError: what failed on the host, its last lines and what can be done; nothing half-made stays there.
     """
     want = wanted(image, commands)
     facts = facts or look(host, want)
     _tell_clock(facts, say)
     if problems := refusals(facts, want):
-        raise ProvisionError(f"{host.label} cannot be set up: " + "\n".join(problems))
+        raise HostError(host.label, "it cannot be set up: " + ";\n  ".join(problems))
     if not (facts.code and (facts.ready or want.prepared)):
         _install(host, want, facts, say)
     python = want.python if want.prepared else f"{facts.folder}/env/{facts.env}/bin/python"
@@ -220,40 +227,23 @@ def _tell_clock(facts: Facts, say: Say) -> None:
 
 
 def _install(host: Host, want: Wanted, facts: Facts, say: Say) -> None:
-    recipe = choose(want, facts, secrets.token_hex(8))
+    recipe = choose(want, facts, secrets.token_hex(8), wheel.running()[1])
     files = _files(host, recipe, facts)
     place = _prepared(host, want, recipe.incoming)
-    for name, content in files.items():
-        if len(content) > TOLD_SIZE:
-            say(f"uploading {name} ({len(content) / 1e6:.0f} MB)")
-        host.upload(f"{place}/{name}", _pieces(content), len(content))
+    try:
+        for name, content in files.items():
+            if len(content) > TOLD_SIZE:
+                say(f"uploading {name} ({len(content) / 1e6:.0f} MB)")
+            host.upload(f"{place}/{name}", _pieces(content), len(content))
+    except BaseException:
+        with contextlib.suppress(Exception):  # then the next one to install removes it, after a day
+            host.run(f"rm -rf {quote(place)}", timeout=10.0)
+        raise
     listener = Listener(say)
     done = host.run(install_script(recipe, facts), lines=listener.hear)
     if not listener.done:
         failure = listener.failure(done.status, done.err, want.minor)
-        raise ProvisionError(failure.text(host.label, facts))
-
-
-def choose(want: Wanted, facts: Facts, incoming: str) -> Recipe:
-    """How a host gets what it lacks: by its own Python and pip, else by uv.
-
-    Args:
-        incoming: a name for the folder of uploads.
-    """
-    wheel_name = "" if facts.code else wheel.running()[1]
-    if want.prepared:
-        return Recipe(want, "", want.python, incoming, wheel=wheel_name)
-    recipe = Recipe(want, facts.env, "", incoming, wheel=wheel_name)
-    if facts.ready:
-        return recipe
-    recipe = replace(recipe, files=tuple(Path(path).name for path, _ in want.files))
-    fitting = sorted(
-        (python for python in facts.pythons if python.version == want.minor),
-        key=lambda python: not (python.venv and python.pip),
-    )
-    if fitting and fitting[0].venv and fitting[0].pip:
-        return replace(recipe, python=fitting[0].path)
-    return replace(recipe, python=fitting[0].path if fitting else "", uv=facts.uv or UPLOADED)
+        raise HostError(host.label, failure.reason, failure.remedy(facts))
 
 
 def _files(host: Host, recipe: Recipe, facts: Facts) -> dict[str, bytes]:
@@ -265,7 +255,7 @@ def _files(host: Host, recipe: Recipe, facts: Facts) -> dict[str, bytes]:
         try:
             files["uv.gz"] = installer.fetch(facts)
         except installer.NoInstaller as problem:
-            raise ProvisionError(lacks_python(host.label, recipe.wanted, facts, str(problem))) from None
+            raise HostError(host.label, *lacks_python(recipe.wanted, facts, str(problem))) from None
     return files
 
 
@@ -276,57 +266,10 @@ def _prepared(host: Host, want: Wanted, token: str) -> str:
         if line.startswith(f"{MARK}prepared "):
             return line.removeprefix(f"{MARK}prepared ")
     said = (done.out + done.err).strip()[-2000:]
-    raise ProvisionError(f"{host.label} cannot be set up: its folder could not be made:\n{said}")
+    raise HostError(host.label, f"it cannot be set up: its folder could not be made:\n{said}")
 
 
 def _pieces(data: bytes) -> Iterable[memoryview]:
     view = memoryview(data)
     for start in range(0, len(view), PIECE):
         yield view[start : start + PIECE]
-
-
-class Listener:
-    """Hears an installation line by line: tells of steps, and remembers how it ended."""
-
-    def __init__(self, say: Say) -> None:
-        self._say = say
-        self.done = False
-        self._step, self._command = "starting", ""
-        self._free: int | None = None
-        self._status: int | None = None
-        self._last: deque[str] = deque(maxlen=LAST_LINES)
-
-    def hear(self, line: str) -> None:
-        """One line of the script's output."""
-        if not line.startswith(MARK):
-            self._note(line)
-            return
-        name, _, value = line.removeprefix(MARK).partition(" ")
-        if name == "step":
-            self._step, self._command = value.strip(), ""
-            self._last.clear()
-            self._say(without_passwords(self._step))
-        elif name == "waiting":
-            self._say("waiting for another pool that makes the same environment")
-        elif name == "command":
-            self._command = value.strip()
-        elif name == "free":
-            self._free = int(value) if value.strip().isdigit() else None
-        elif name == "failed":
-            self._status = int(value)
-        elif name == "done":
-            self.done = True
-
-    def _note(self, line: str) -> None:
-        text = without_passwords(line.rstrip())
-        if text:
-            self._last.append(text)
-        if text.lstrip().startswith(TOLD):
-            self._say(text.strip())
-
-    def failure(self, status: int | None, err: str, minor: str) -> Failure:
-        """What went wrong, when the script has ended and is not done."""
-        if not self._last:
-            self._last.extend(without_passwords(err.strip()).splitlines())
-        code = status if self._status is None else self._status
-        return Failure(self._step, self._command, code, tuple(self._last), self._free, minor)

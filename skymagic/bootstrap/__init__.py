@@ -11,8 +11,21 @@ A node keeps everything in one folder, `Facts.folder`::
 from __future__ import annotations
 
 from skymagic.bootstrap.facts import Facts, Python, parse
-from skymagic.bootstrap.install import Recipe, install_script, prepare_script
+from skymagic.bootstrap.install import UPLOADED, Recipe, choose, install_script, prepare_script
+from skymagic.bootstrap.listener import Listener
 from skymagic.bootstrap.probe import probe_script
 from skymagic.bootstrap.wanted import Wanted
 
-__all__ = ["Facts", "Python", "Recipe", "Wanted", "install_script", "parse", "prepare_script", "probe_script"]
+__all__ = [
+    "UPLOADED",
+    "Facts",
+    "Listener",
+    "Python",
+    "Recipe",
+    "Wanted",
+    "choose",
+    "install_script",
+    "parse",
+    "prepare_script",
+    "probe_script",
+]

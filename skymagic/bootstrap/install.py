@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from urllib.parse import quote as escaped
 
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.probe import folder_line
 from skymagic.bootstrap.shell import TELL, quote
 from skymagic.bootstrap.wanted import Wanted
+
+UPLOADED = "uploaded"
 
 
 @dataclass(frozen=True)
@@ -224,6 +228,29 @@ code() {
 """
 
 
+def choose(want: Wanted, facts: Facts, incoming: str, wheel: str) -> Recipe:
+    """How a host gets what it lacks: by its own Python and pip, else by uv.
+
+    Args:
+        incoming: a name for the folder of uploads.
+        wheel: the file name of skymagic's wheel.
+    """
+    wheel = "" if facts.code else wheel
+    if want.prepared:
+        return Recipe(want, "", want.python, incoming, wheel=wheel)
+    recipe = Recipe(want, facts.env, "", incoming, wheel=wheel)
+    if facts.ready:
+        return recipe
+    recipe = replace(recipe, files=tuple(PurePath(path).name for path, _ in want.files))
+    fitting = sorted(
+        (python for python in facts.pythons if python.version == want.minor),
+        key=lambda python: not (python.venv and python.pip),
+    )
+    if fitting and fitting[0].venv and fitting[0].pip:
+        return replace(recipe, python=fitting[0].path)
+    return replace(recipe, python=fitting[0].path if fitting else "", uv=facts.uv or UPLOADED)
+
+
 def prepare_script(wanted: Wanted, token: str) -> str:
     """sh that makes the folders and says where to upload to."""
     return "\n".join([TELL, folder_line(wanted), f"token={quote(token)}"]) + _PREPARE
@@ -265,8 +292,6 @@ def _requirements(recipe: Recipe, facts: Facts) -> str:
 
 def _local(path: str) -> str:
     """A path as a requirement; pip and uv split at spaces, but not in a URL."""
-    from urllib.parse import quote as escaped
-
     return f"file://{escaped(path)}"
 
 

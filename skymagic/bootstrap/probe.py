@@ -134,7 +134,9 @@ main </dev/null
 def folder_line(wanted: Wanted) -> str:
     """sh that sets ``folder``."""
     if wanted.folder is not None:
-        return f"folder={quote(wanted.folder)}"
+        head, slash, tail = wanted.folder.partition("/")
+        start = '"${HOME-}"' if head == "~" else quote(head) if head else ""
+        return f"folder={start}{quote(slash + tail)}"
     return 'folder=${SKYMAGIC_HOME:-"${HOME-}/.skymagic"}'
 
 

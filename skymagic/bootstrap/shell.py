@@ -21,13 +21,13 @@ def quote(text: str) -> str:
 
 
 def anywhere(script: str) -> str:
-    """A line of sh, as a command that sh, bash, zsh, fish, csh and tcsh all understand in the same way.
+    """A line of sh, as a command that sh, bash, zsh, fish, csh and tcsh all understand in the same way; it replaces the shell.
 
     Args:
         script: without single quotes, newlines and exclamation marks; other text goes through `word`.
     """
     assert not set(script) & set("'!\n"), script
-    return f"/bin/sh -c '{script}'"
+    return f"exec /bin/sh -c '{script}'"
 
 
 def word(text: str) -> str:

@@ -39,14 +39,17 @@ class Failure:
     free_kb: int | None = None
     minor: str = ""
 
-    def text(self, host: str, facts: Facts) -> str:
-        """The error as the user reads it."""
-        how = f"exit code {self.status}" if self.status is not None else "the connection ended"
-        lines = [f"{host} cannot be set up: {self.step} failed ({how})"]
+    @property
+    def reason(self) -> str:
+        """What failed, with the command and what it said."""
+        if self.status is None or self.status < 0:
+            how = "its process was ended"
+        else:
+            how = f"exit code {self.status}"
+        lines = [f"it cannot be set up: {self.step} failed ({how})"]
         if self.command:
-            lines.append(f"command: {without_passwords(self.command)}")
-        lines += [f"  {line}" for line in self.last]
-        return "\n".join([*lines, self.remedy(facts)])
+            lines.append(f"  command: {without_passwords(self.command)}")
+        return "\n".join([*lines, *(f"  | {line}" for line in self.last)])
 
     def remedy(self, facts: Facts) -> str:
         """What to do, as far as the last lines tell."""
@@ -138,6 +141,11 @@ def _prepared(facts: Facts, wanted: Wanted) -> list[str]:
             f"{wanted.python} is Python {facts.pythons[0].version} and this notebook runs {wanted.minor}; functions travel "
             f"only between equal versions: {named}"
         )
+    if wanted.files:
+        problems.append(
+            f"the files {', '.join(path for path, _ in wanted.files)} cannot be installed into an interpreter that is used "
+            "as it is: install them there, and leave them out"
+        )
     lacks = list(lacking(wanted.packages, facts.packages))
     if lacks:
         said = ", ".join(f"{each} (it has {has})" if has else str(each) for each, has in lacks)
@@ -146,12 +154,15 @@ def _prepared(facts: Facts, wanted: Wanted) -> list[str]:
     return problems
 
 
-def lacks_python(host: str, wanted: Wanted, facts: Facts, problem: str) -> str:
-    """The error when neither the host's Python nor uv can make an environment."""
+def lacks_python(wanted: Wanted, facts: Facts, problem: str) -> tuple[str, str]:
+    """(reason, remedy) when neither the host's Python nor uv can make an environment."""
     there = ", ".join(f"{python.path} ({python.version})" for python in facts.pythons) or "none"
-    return (
-        f"{host} cannot be set up: it has no Python {wanted.minor} that makes environments, and no uv (Python there: {there}).\n"
-        f"uv could not be got for it ({facts.system} {facts.machine}) either: {without_passwords(problem)}\n"
-        f"Install Python {wanted.minor} (with its venv package) or uv there, or name an interpreter that has all packages with "
-        "sky.Image(python='/path/to/bin/python')."
+    reason = (
+        f"it cannot be set up: it has no Python {wanted.minor} that makes environments, and no uv (Python there: {there});\n"
+        f"  uv could not be got for it ({facts.system} {facts.machine}) either: {without_passwords(problem)}"
     )
+    remedy = (
+        f"Install Python {wanted.minor} (with its venv package) or uv there, or name an interpreter that has all packages "
+        "with sky.Image(python='/path/to/bin/python')."
+    )
+    return reason, remedy

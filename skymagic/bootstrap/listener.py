@@ -1,0 +1,60 @@
+"""What an installation says, heard line by line: its steps in words, and how it ended."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from skymagic.bootstrap.shell import MARK
+from skymagic.bootstrap.words import Failure, without_passwords
+
+LAST_LINES = 15
+TOLD = ("Downloading ", "Building ", "Installing ", "Resolved ", "Prepared ", "Installed ")
+"""Beginnings of an installer's lines that the user sees."""
+
+
+class Listener:
+    """Hears an installation line by line: tells of steps, and remembers how it ended."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self.done = False
+        self._step, self._command = "starting", ""
+        self._free: int | None = None
+        self._status: int | None = None
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
+
+    def hear(self, line: str) -> None:
+        """One line of the script's output."""
+        if not line.startswith(MARK):
+            self._note(line)
+            return
+        name, _, value = line.removeprefix(MARK).partition(" ")
+        if name == "step":
+            self._step, self._command = value.strip(), ""
+            self._last.clear()
+            self._say(without_passwords(self._step))
+        elif name == "waiting":
+            self._say("waiting for another pool that makes the same environment")
+        elif name == "command":
+            self._command = value.strip()
+        elif name == "free":
+            self._free = int(value) if value.strip().isdigit() else None
+        elif name == "failed":
+            self._status = int(value)
+        elif name == "done":
+            self.done = True
+
+    def _note(self, line: str) -> None:
+        text = without_passwords(line.rstrip())
+        if text:
+            self._last.append(text)
+        if text.lstrip().startswith(TOLD):
+            self._say(text.strip())
+
+    def failure(self, status: int | None, err: str, minor: str) -> Failure:
+        """What went wrong, when the script has ended and is not done."""
+        if not self._last:
+            self._last.extend(without_passwords(err.strip()).splitlines())
+        code = status if self._status is None else self._status
+        return Failure(self._step, self._command, code, tuple(self._last), self._free, minor)
