@@ -142,6 +142,10 @@ class Loading:
         """Their names, in the order of their numbers."""
         return [self.shelf.store.name(key) for key in self._files]
 
+    def expect(self, parcels: Iterable[Parcel]) -> None:
+        """These parcels will be added."""
+        self.shelf.expect(part for parcel in parcels for part in parcel.parts)
+
     def add(self, parcel: Parcel) -> None:
         """Write a parcel's large parts; its small ones wait for ``finish``."""
         name = ", ".join(parcel.names)
@@ -166,14 +170,15 @@ class Loading:
             self._pack([(parcel, index) for index in rest])
 
     def finish(self) -> None:
-        """Put what is small into the orders, or into one file where it is much."""
+        """Put what is small into the orders, or into one file where it is much; wait until all is in its place."""
         size = sum(parcel.parts[index].nbytes for parcel, index in self._small)
         if size > INLINE_IN_ALL:
             self._pack(self._small)
-            return
-        self.nbytes += size
-        for parcel, index in self._small:
-            parcel.spots[index] = base64.b64encode(parcel.parts[index].data).decode()
+        else:
+            self.nbytes += size
+            for parcel, index in self._small:
+                parcel.spots[index] = base64.b64encode(parcel.parts[index].data).decode()
+        self.shelf.store.settle()
 
     def _pack(self, parts: list[tuple[Parcel, int]]) -> None:
         places = self.shelf.pack(parcel.parts[index] for parcel, index in parts)

@@ -18,11 +18,13 @@ class Partial:
     Args:
         directory: where it goes.
         spill: makes another directory when this one is full.
+        prefix: of its name until then, for those who look for what was left.
     """
 
-    def __init__(self, directory: Path, spill: Callable[[], Path]) -> None:
+    def __init__(self, directory: Path, spill: Callable[[], Path], prefix: str = "") -> None:
         import xxhash
 
+        self._prefix = prefix
         self.nbytes = 0
         self._spill: Callable[[], Path] | None = spill
         self._hash = xxhash.xxh3_128()
@@ -55,12 +57,16 @@ class Partial:
         """The hash of what was written so far."""
         return str(self._hash.hexdigest())
 
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """What was written, from an offset on."""
+        return os.pread(self._descriptor, nbytes, offset)
+
     def finish(self, name: str) -> None:
         """Give the file its name."""
         self._path.rename(self._path.with_name(name))
 
     def _open(self, directory: Path) -> None:
-        self._path = directory / f"{secrets.token_hex(16)}.part"
+        self._path = directory / f"{self._prefix}{secrets.token_hex(16)}.part"
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
     def _move(self, directory: Path) -> None:

@@ -4,11 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from skymagic.store import LARGE, Buffer, NodeStore, digest
+from skymagic.store import LARGE, Buffer, digest
 
 _ALIGN = 64
+
+
+class Store(Protocol):
+    """Where files go: a `store.NodeStore` on this machine, or a `depots.RemoteStore` on others."""
+
+    far: bool
+    """Whether to write a file costs much more than to look at a value first."""
+
+    def have(self, keys: Iterable[str]) -> list[str]:
+        """The keys of which there is no file."""
+
+    def expect(self, values: Iterable[tuple[str, int]]) -> None:
+        """Files of these keys and lengths will be put."""
+
+    def put(
+        self,
+        key: str | None,
+        pieces: Iterable[Buffer],
+        nbytes: int,
+        progress: Callable[[int], None] | None = None,
+    ) -> str:
+        """Write one file, and say its key."""
+
+    def settle(self) -> None:
+        """Wait until what was put is where the ranks are."""
+
+    def name(self, key: str) -> str:
+        """The file name of a key that is here."""
+
+    def pin(self, keys: Iterable[str]) -> None:
+        """Keep these from eviction."""
+
+    def unpin(self, keys: Iterable[str]) -> None:
+        """Take one pin off each key; called by the garbage collector too."""
+
+    def pinned(self, key: str) -> bool:
+        """Whether somebody still needs this file."""
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Unlink these files."""
+
+    def held(self) -> frozenset[str]:
+        """Keys of all files that are here."""
+
+    def take(self, name: str, node: int = 0) -> memoryview:
+        """A file that a rank of a node has left, which is unlinked there."""
+
+    def discard(self, name: str, node: int = 0) -> None:
+        """Unlink a file that a rank of a node has left."""
+
+    def close(self) -> None:
+        """Unlink all files that were put."""
 
 
 class Place(NamedTuple):
@@ -43,7 +95,7 @@ class Shelf:
         store: where the files go.
     """
 
-    def __init__(self, store: NodeStore) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
         self._places: dict[str, Place] = {}
         self._lengths: set[int] = set()
@@ -65,6 +117,13 @@ class Shelf:
                 else:
                     part.hash = digest([part.data])
         return complete
+
+    def expect(self, parts: Iterable[Part]) -> None:
+        """These parts will be put, as far as they are not here."""
+        large = [part for part in parts if part.blob and part.nbytes >= LARGE]
+        if large and self.store.far:
+            self.identify(large)
+            self.store.expect((part.hash or "", part.nbytes) for part in large)
 
     def find(self, part: Part) -> Place | None:
         """Where a part with this content lies, if it is here."""

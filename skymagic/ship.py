@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import platform
 import threading
 import weakref
@@ -19,8 +18,7 @@ from skymagic.holdings import Holdings
 from skymagic.kinds import type_name
 from skymagic.parcels import INLINE, Loading, Parcel, Progress, Value, bundles, groups, parts_of, submodules
 from skymagic.refuse import Refusal, message, no_room, refusal
-from skymagic.shelf import Shelf
-from skymagic.store import NodeStore
+from skymagic.shelf import Shelf, Store
 
 __all__ = ["Cargo", "Item", "Shipper"]
 
@@ -42,12 +40,12 @@ class Shipper:
     A rank keeps its own binding of a name until the notebook's value of that name changes.
 
     Args:
-        store: the node's store.
+        store: the node's store, or that of several nodes.
         namespace: the notebook's global names; read at each ``prepare``.
         folder: the notebook's folder: modules in it travel as source.
     """
 
-    def __init__(self, store: NodeStore, namespace: dict[str, Any], folder: str) -> None:
+    def __init__(self, store: Store, namespace: dict[str, Any], folder: str) -> None:
         self.store = store
         self.namespace = namespace
         self.folder = folder
@@ -157,9 +155,8 @@ class Shipper:
                 self._leave(ref, group)
                 if group.waiting or group.values is not None:
                     return
-            with contextlib.suppress(FileNotFoundError):
-                if ref.get("file"):
-                    self.store.take(ref["file"])
+            if ref.get("file"):
+                self.store.discard(ref["file"], ref.get("node", 0))
 
     def _leave(self, ref: Mapping[str, Any], group: _Group) -> None:
         group.waiting.discard(ref["index"])
@@ -167,7 +164,7 @@ class Shipper:
             self._groups.pop(ref["group"], None)
 
     def _open(self, ref: Mapping[str, Any]) -> Any:
-        view = self.store.take(ref["file"]) if ref["file"] else memoryview(b"")
+        view = self.store.take(ref["file"], ref.get("node", 0)) if ref["file"] else memoryview(b"")
         parts = [
             base64.b64decode(spot) if isinstance(spot, str) else view[spot[0] : spot[0] + spot[1]]
             for spot in ref["parts"]
@@ -257,7 +254,6 @@ class Shipper:
         attributes = names.attributes.union(*(value.pickled.attributes for value in moved))
         loading = Loading(self.shelf, progress, sum(value.pickled.nbytes for value in moved))
         try:
-            parcels = []
             held: dict[int, str] = {}
             if moved:
                 held = {
@@ -265,10 +261,13 @@ class Shipper:
                     for name, value in values.items()
                     if not lacking[name] and type(value.value) not in _ATOMS
                 }
-            for group in bundles(groups(moved), lacking, held):
-                parcel = self._parcel(group, ranks, held, lacking, attributes)
+            parcels = [
+                self._parcel(group, ranks, held, lacking, attributes)
+                for group in bundles(groups(moved), lacking, held)
+            ]
+            loading.expect(parcels)
+            for parcel in parcels:
                 loading.add(parcel)
-                parcels.append(parcel)
             loading.finish()
             hashes = {name: module.hash for name, module in sources.items()}
             for value in moved:

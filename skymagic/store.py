@@ -14,7 +14,6 @@ import shutil
 import stat
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from skymagic.mapping import map_private
 from skymagic.partial import STEP, Partial
+from skymagic.pins import Pins
 
 Buffer = bytes | bytearray | memoryview
 
@@ -74,7 +74,7 @@ def remove(directory: str | os.PathLike[str]) -> None:
     shutil.rmtree(overflow(directory), ignore_errors=True)
 
 
-class NodeStore:
+class NodeStore(Pins):
     """The files of one directory, content-addressed.
 
     Every process may open a store on the directory; a file is evicted and dropped only by the one that put it.
@@ -88,6 +88,8 @@ class NodeStore:
         PermissionError: the directory belongs to another user or is open to others.
     """
 
+    far = False
+
     def __init__(
         self,
         directory: str | os.PathLike[str],
@@ -95,14 +97,13 @@ class NodeStore:
         share: float = SHARE,
         notify: Callable[[str], None] | None = None,
     ) -> None:
+        super().__init__()
         self.directory = Path(directory)
         self.share = share
         self._notify = notify or (lambda sentence: None)
         self._nonce = secrets.token_hex(8)
         self._files: dict[str, _File] = {}
-        self._pinned: dict[str, int] = {}
-        self._lock = threading.RLock()
-        _private(self.directory)
+        private(self.directory)
 
     def have(self, keys: Iterable[str]) -> list[str]:
         """The keys of which this store holds no file, in the order given."""
@@ -188,30 +189,22 @@ class NodeStore:
             path.rename(path.with_name(name))
             return name
 
-    def take(self, name: str) -> memoryview:
-        """Map a file that another process left here, and unlink it."""
+    def take(self, name: str, node: int = 0) -> memoryview:
+        """Map a file that another process of this machine left here, and unlink it."""
         path = self.path(name)
         view = map_private(path)
         path.unlink()
         return view
 
-    def pin(self, keys: Iterable[str]) -> None:
-        """Keep these from eviction until ``unpin``; pins are counted."""
-        with self._lock:
-            for key in keys:
-                self._pinned[key] = self._pinned.get(key, 0) + 1
+    def discard(self, name: str, node: int = 0) -> None:
+        """Unlink a file that another process left here and that nobody wants; twice is safe."""
+        self.path(name).unlink(missing_ok=True)
 
-    def unpin(self, keys: Iterable[str]) -> None:
-        """Take one pin off each key."""
-        with self._lock:
-            for key in keys:
-                count = self._pinned.pop(key, 0) - 1
-                if count > 0:
-                    self._pinned[key] = count
+    def expect(self, values: Iterable[tuple[str, int]]) -> None:
+        """Nothing is kept from pool to pool here."""
 
-    def pinned(self, key: str) -> bool:
-        """Whether somebody still needs this file."""
-        return key in self._pinned
+    def settle(self) -> None:
+        """What was put is in its place already."""
 
     def drop(self, keys: Iterable[str]) -> None:
         """Unlink these files; what is mapped stays mapped. Unknown keys are ignored."""
@@ -240,7 +233,7 @@ class NodeStore:
     def _spill(self, nbytes: int) -> Path:
         """The directory on disk, made when it is needed first."""
         directory = overflow(self.directory)
-        _private(directory)
+        private(directory)
         self._notify(
             f"{_size(nbytes)} do not fit in {self.directory.parent}: kept on disk, in {directory.parent}"
         )
@@ -251,7 +244,7 @@ class NodeStore:
         with self._lock:
             here = {key: file for key, file in self._files.items() if (directory / file.name).exists()}
             ours = sum(file.nbytes for file in here.values())
-            free = _free(directory)
+            free = available(directory)
             limit = (free + ours) * self.share
             if nbytes > limit:
                 return False
@@ -272,7 +265,7 @@ class NodeStore:
             return True
 
 
-def _private(directory: Path) -> None:
+def private(directory: Path) -> None:
     """Make the directory for this user alone, or make sure that it is."""
     directory.mkdir(mode=0o700, parents=False, exist_ok=True)
     status = directory.lstat()
@@ -284,7 +277,8 @@ def _private(directory: Path) -> None:
         raise PermissionError(f"{directory} is not private to this user; remove it and try again")
 
 
-def _free(directory: Path) -> int:
+def available(directory: Path) -> int:
+    """Bytes that a user may still write to the file system of a directory."""
     status = os.statvfs(directory)
     return status.f_bavail * status.f_frsize
 

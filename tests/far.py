@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+from skymagic.shelf import Store
 from skymagic.ship import Cargo, Shipper
 from skymagic.store import NodeStore, create, remove
 
@@ -21,13 +22,14 @@ class Far:
         directory: the node store.
         rank: its number.
         folder: where it runs; modules are importable from there only when they have been sent.
+        node: the number of its node.
     """
 
-    def __init__(self, directory: str, rank: int, folder: Path | str = "/") -> None:
+    def __init__(self, directory: str, rank: int, folder: Path | str = "/", node: int = 0) -> None:
         self.rank = rank
         root = str(Path(__file__).resolve().parent.parent)
         self._process = subprocess.Popen(
-            [sys.executable, __file__, directory, str(rank)],
+            [sys.executable, __file__, directory, str(rank), str(node)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=folder,
@@ -93,11 +95,15 @@ class Notebook:
 
     def __init__(self, folder: Path, count: int = 1) -> None:
         self.directory = create()
+        self.folder = folder
+        self.begin(NodeStore(self.directory), [Far(self.directory, rank) for rank in range(count)])
+
+    def begin(self, store: Store, ranks: list[Far]) -> None:
+        """Ship through this store to these ranks."""
         self.module = types.ModuleType("__main__")
         self.namespace = vars(self.module)
-        self.folder = folder
-        self.shipper = Shipper(NodeStore(self.directory), self.namespace, str(folder))
-        self.ranks = [Far(self.directory, rank) for rank in range(count)]
+        self.shipper = Shipper(store, self.namespace, str(self.folder))
+        self.ranks = ranks
 
     def here(self, source: str) -> None:
         """Run a plain cell."""
@@ -139,12 +145,12 @@ def moved(cargo: Cargo) -> list[str]:
     return sorted(item.name for item in cargo.items if item.moved)
 
 
-def serve(directory: str, rank: int) -> None:
+def serve(directory: str, rank: int, node: int) -> None:
     """Answer requests until the input ends."""
     from skymagic.kernels.hold import Hold
 
     main = types.ModuleType("__main__")
-    hold = Hold(vars(main), directory, rank)
+    hold = Hold(vars(main), directory, rank, node)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -168,4 +174,4 @@ def serve(directory: str, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]))
+    serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

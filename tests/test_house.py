@@ -21,6 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "errors",
         "wire",
+        "freight",
         "plan",
         "accelerators",
         "spelling",
@@ -49,6 +50,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "refuse",
         "mapping",
         "partial",
+        "pins",
         "store",
         "shelf",
         "parcels",
@@ -59,6 +61,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("plugins",),
     ("kernels",),
     ("ssh", "link", "absence", "agents", "installer", "setup"),
+    ("fanout", "depotline", "depots"),
     ("providers",),
     ("engine",),
     ("run", "screen"),
@@ -76,7 +79,18 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 # What runs on the nodes knows little of the notebook's side.
-NODE = {"errors", "wire", "plan", "accelerators", "spelling", "image", "quiet", "runtime", "sharding"}
+NODE = {
+    "errors",
+    "wire",
+    "freight",
+    "plan",
+    "accelerators",
+    "spelling",
+    "image",
+    "quiet",
+    "runtime",
+    "sharding",
+}
 KERNELS_MAY = NODE | {
     "scopes",
     "arrays",
@@ -84,6 +98,7 @@ KERNELS_MAY = NODE | {
     "pickled",
     "pickling",
     "modules",
+    "partial",
     "store",
     "plugins",
     "kernels",

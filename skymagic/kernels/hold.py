@@ -48,11 +48,13 @@ class Hold:
         namespace: the rank's global names.
         store_directory: the node's store.
         rank: this rank.
+        node: the node that it is on.
     """
 
-    def __init__(self, namespace: dict[str, Any], store_directory: str, rank: int) -> None:
+    def __init__(self, namespace: dict[str, Any], store_directory: str, rank: int, node: int = 0) -> None:
         self.namespace = namespace
         self.rank = rank
+        self.node = node
         self.store = NodeStore(store_directory)
         self.served = Served()
 
@@ -207,7 +209,8 @@ class Hold:
             rest += [part, bytes(-len(part) % _ALIGN)]
             offset += len(part) + -len(part) % _ALIGN
         file = self.store.give(rest, offset) if rest else None
-        return {"file": file, "parts": spots, "pieces": len(pickled.pieces), "nbytes": pickled.nbytes}
+        where = {"file": file, "node": self.node}
+        return {**where, "parts": spots, "pieces": len(pickled.pieces), "nbytes": pickled.nbytes}
 
 
 class _OtherPython(Exception):

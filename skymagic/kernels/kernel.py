@@ -54,7 +54,7 @@ class RankKernel(IPythonParallelKernel):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.shell.cache_size = 0  # Out[…] would hold on to every result, GPU memory included
-        self._hold = Hold(self.shell.user_ns, Desk.store, Desk.info.rank)
+        self._hold = Hold(self.shell.user_ns, Desk.store, Desk.info.rank, Desk.info.node)
         self._stdio = Stdio()
         self._flusher = Flusher()
         self._result: Any = None

@@ -1,0 +1,246 @@
+"""A node's depot: brings values from the notebook and from other nodes into the node's store, and files back.
+
+``python -m skymagic.kernels.depot STORE`` speaks over its standard input and output (`skymagic.freight`) and ends when
+its input does. What is complete stays in the store; a depot that follows on the same store finds it.
+Nothing that comes is unpickled or executed: it is bytes, written under a name that leads nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from skymagic.freight import (
+    Abandon,
+    Beat,
+    Body,
+    Drop,
+    Failed,
+    Follow,
+    Landed,
+    Look,
+    Looked,
+    Open,
+    Opened,
+    Put,
+    Read,
+    Seal,
+    Stream,
+)
+from skymagic.kernels.arrivals import Arrival, Ground, renamed
+from skymagic.kernels.outlet import Outlet, Reading
+from skymagic.store import overflow
+
+BEAT = 2.0
+"""Seconds between signs of life."""
+
+
+class Depot:
+    """Carries out what the notebook says.
+
+    Args:
+        directory: the node's store.
+        outlet: where answers go.
+        terms: the pool's.
+    """
+
+    def __init__(self, directory: Path, outlet: Outlet, terms: Open) -> None:
+        self._ground = Ground(directory, terms.share)
+        self._ground.clear()
+        self._outlet = outlet
+        self._lock = threading.Lock()
+        self._arrivals: dict[str, Arrival] = {}
+        self._renamed: dict[str, str] = {}
+        self._reading = Reading(outlet, self._ground.find)
+        self._into: Arrival | None = None
+        self._server: Any = None
+        self._follower: Any = None
+        if terms.address:
+            from skymagic.kernels.peers import Follower, Server
+
+            self._server = Server(terms.address, terms.public, terms.secret, self._supply)
+            self._follower = Follower(terms.public, terms.secret, self._more, self._land, self._fail)
+        outlet.say(Opened(self._server.port if self._server else 0, self._ground.room()))
+
+    def carry_out(self, order: Any) -> None:
+        """One message of the notebook's, or raw bytes that follow one."""
+        match order:
+            case memoryview():
+                self._write(order)
+            case Body():
+                self._into = self._arrivals.get(order.name)
+            case Put():
+                self._abandon(order.name)
+                self._arrive(order.name, order.nbytes)
+            case Seal():
+                self._try_to_land(order.name, order.key)
+            case Look():
+                self._look(order)
+            case Follow():
+                self._follow(order)
+            case Abandon():
+                for name in order.names:
+                    self._abandon(name)
+            case Drop():
+                for name in order.names:
+                    self._abandon(name)
+                self._ground.drop(order.names)
+            case Read():
+                self._reading.read(order)
+            case _:
+                raise ValueError(f"not a message to a depot: {order!r}")
+
+    def close(self) -> None:
+        """Give up what has not landed."""
+        for arrival in list(self._arrivals.values()):
+            arrival.close()
+
+    # -- values that arrive ------------------------------------------------------------------------------------------
+
+    def _news(self) -> None:
+        if self._server is not None:
+            self._server.news()
+
+    def _arrive(self, name: str, nbytes: int) -> Arrival | None:
+        try:
+            arrival = Arrival(self._ground, name, nbytes, self._news)
+        except OSError as problem:
+            self._fail(name, problem)
+            return None
+        with self._lock:
+            self._arrivals[name] = arrival
+        return arrival
+
+    def _write(self, data: memoryview) -> None:
+        if self._into is not None:
+            try:
+                self._into.write(data)
+            except OSError as problem:
+                self._fail(self._into.name, problem)
+                self._into = None
+
+    def _try_to_land(self, name: str, key: str) -> None:
+        self._into = None
+        if name in self._arrivals:  # else it has failed, and that was said
+            try:
+                self._land(name, key)
+            except OSError as problem:
+                self._fail(name, problem)
+
+    def _land(self, name: str, key: str) -> None:
+        arrival = self._arrivals[name]
+        arrival.seal(key)
+        with self._lock:
+            self._arrivals.pop(name, None)
+            if arrival.final != name:
+                self._renamed[name] = renamed(name, key)
+        self._news()
+        path = self._ground.find(renamed(name, key))
+        spilled = path is not None and path.parent == overflow(self._ground.directory)
+        note = f"it is kept on disk, in {path.parent}" if path is not None and spilled else ""
+        self._outlet.say(Landed(name, key, self._ground.room(), note))
+
+    def _fail(self, name: str, problem: OSError) -> None:
+        """Say so; what has come is kept for going on with another node, unless that cannot help."""
+        if not isinstance(problem, TimeoutError):
+            self._abandon(name)
+        self._outlet.say(Failed(name, problem.strerror or str(problem), problem.errno or 0))
+
+    def _abandon(self, name: str) -> None:
+        if self._follower is not None:
+            self._follower.abandon(name)
+        with self._lock:
+            arrival = self._arrivals.pop(name, None)
+        if arrival is not None:
+            arrival.close()
+
+    # -- other nodes -------------------------------------------------------------------------------------------------
+
+    def _follow(self, order: Follow) -> None:
+        if self._follower is None:
+            self._fail(order.name, OSError(errno.ENOTCONN, "this node knows no other"))
+        elif order.name in self._arrivals or self._arrive(order.name, order.nbytes):
+            self._follower.follow(order)
+
+    def _more(self, name: str, data: memoryview) -> int:
+        arrival = self._arrivals.get(name)
+        if arrival is None:
+            raise OSError(errno.ECANCELED, "it was given up")
+        arrival.write(data)
+        return arrival.come
+
+    def _supply(self, name: str, offset: int, limit: int) -> tuple[bytes, str]:
+        with self._lock:
+            arrival, final = self._arrivals.get(name), self._renamed.get(name, name)
+        if arrival is not None:
+            return arrival.read(offset, limit), ""
+        path = self._ground.find(final)
+        if path is None:  # it has not begun to arrive
+            return b"", ""
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            data = file.read(limit)
+        return (data, "") if data else (b"", final.partition("-")[2])
+
+    # -- what is here ------------------------------------------------------------------------------------------------
+
+    def _look(self, order: Look) -> None:
+        here = [name for _, name, _ in order.values if self._ground.find(name)]
+        lacks = [name for _, name, _ in order.values if name not in here]
+        self._outlet.say(Looked(order.number, lacks, here, self._ground.room()))
+
+
+def orders(descriptor: int) -> Iterator[Any]:
+    """Messages and raw bytes that the notebook sends, until it has closed."""
+    stream = Stream()
+    while data := os.read(descriptor, 1 << 18):
+        yield from stream.feed(data)
+
+
+def _beat(outlet: Outlet, directory: Path, end: threading.Event) -> None:
+    """Show that the depot lives; end it when its store is gone, for then so is the pool."""
+    while not end.wait(BEAT):
+        if not directory.exists():
+            os.kill(os.getpid(), signal.SIGTERM)
+        outlet.say(Beat())
+
+
+def _leave(*_: object) -> None:
+    raise SystemExit(0)
+
+
+def main(directory: str) -> None:
+    """Serve until the input ends, or until another depot takes over."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    out = os.dup(1)
+    os.dup2(2, 1)  # nothing else speaks there
+    os.write(out, b"\n")  # after whatever a login shell has printed
+    end = threading.Event()
+    outlet = Outlet(out, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    asked = orders(0)
+    terms = next(asked, None)
+    if not isinstance(terms, Open):
+        return
+    depot = Depot(Path(directory), outlet, terms)
+    threading.Thread(target=_beat, args=(outlet, Path(directory), end), daemon=True).start()
+    try:
+        for order in asked:
+            depot.carry_out(order)
+    finally:
+        end.set()
+        depot.close()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        main(sys.argv[1])
+    sys.stderr.flush()
+    os._exit(0)  # threads that wait for other nodes need not be waited for

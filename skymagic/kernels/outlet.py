@@ -1,0 +1,134 @@
+"""What a depot says to the notebook: messages at once, files in pieces that are deflated while the line is busy."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from skymagic.freight import Message, Piece, Read, Size, encode
+
+PIECE = 1 << 19
+"""Bytes of a file that are sent at a time."""
+_WAITING = 4
+"""Pieces that may wait for the line."""
+_WORTH = 0.9
+"""A piece is sent deflated when it becomes shorter than this part of itself."""
+_REST = 16
+"""Pieces after one that was not worth it that are not tried, at most."""
+
+
+class Outlet:
+    """Writes to a descriptor, on a thread of its own.
+
+    Args:
+        descriptor: where the notebook listens.
+        gone: called once when nobody listens any more.
+    """
+
+    def __init__(self, descriptor: int, gone: Callable[[], None]) -> None:
+        self._descriptor = descriptor
+        self._gone = gone
+        self._items: deque[tuple[bytes, bytes | None]] = deque()
+        self._pieces = 0
+        self._news = threading.Condition()
+        threading.Thread(target=self._write, name="depot-outlet", daemon=True).start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether pieces wait for the line: there is time to make the next one shorter."""
+        return self._pieces >= _WAITING
+
+    def say(self, message: Message) -> None:
+        """A message; does not wait."""
+        with self._news:
+            self._items.append((encode(message), None))
+            self._news.notify_all()
+
+    def piece(self, message: Message, data: bytes) -> None:
+        """A message and raw bytes; waits while many are waiting."""
+        with self._news:
+            self._news.wait_for(lambda: self._pieces < _WAITING)
+            self._pieces += 1
+            self._items.append((encode(message), data))
+            self._news.notify_all()
+
+    def _write(self) -> None:
+        try:
+            while True:
+                with self._news:
+                    self._news.wait_for(lambda: self._items)
+                    line, data = self._items.popleft()
+                self._all(line)
+                if data is not None:
+                    self._all(data)
+                    with self._news:
+                        self._pieces -= 1
+                        self._news.notify_all()
+        except OSError:
+            self._gone()
+
+    def _all(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+
+
+class Reading:
+    """Sends files, one after the other, on a thread of its own.
+
+    Args:
+        outlet: where they go.
+        find: where the file of a name lies; None when there is none.
+    """
+
+    def __init__(self, outlet: Outlet, find: Callable[[str], Path | None]) -> None:
+        self._outlet = outlet
+        self._find = find
+        self._orders: queue.SimpleQueue[Read] = queue.SimpleQueue()
+        threading.Thread(target=self._read, name="depot-reading", daemon=True).start()
+
+    def read(self, order: Read) -> None:
+        """Send a file."""
+        self._orders.put(order)
+
+    def _read(self) -> None:
+        while True:
+            order = self._orders.get()
+            path = self._find(order.name)
+            try:
+                if path is None:
+                    raise FileNotFoundError(order.name)
+                with path.open("rb", buffering=0) as file:
+                    self._send(order, file.fileno())
+            except OSError:
+                self._outlet.say(Size(order.number, -1))
+
+    def _send(self, order: Read, descriptor: int) -> None:
+        import xxhash
+
+        self._outlet.say(Size(order.number, os.fstat(descriptor).st_size - order.offset))
+        offset, rest = order.offset, 0
+        while data := os.pread(descriptor, PIECE, offset):
+            offset += len(data)
+            check = xxhash.xxh3_64_hexdigest(data)
+            sent = data
+            if rest:
+                rest -= 1
+            elif self._outlet.busy:
+                sent = deflated(data)
+                rest = _REST if sent is data else 0
+            self._outlet.piece(Piece(order.number, len(sent), sent is not data, check), sent)
+
+
+def deflated(data: bytes) -> bytes:
+    """The bytes deflated, or the very same object where that is not worth it."""
+    sample = data[: len(data) // 8]
+    if len(zlib.compress(sample, 1)) > _WORTH * len(sample):
+        return data
+    packed = zlib.compress(data, 1)
+    return packed if len(packed) < _WORTH * len(data) else data
