@@ -27,6 +27,7 @@ class RankState:
 
     node: int
     hostname: str
+    """Its machine, as users call it."""
     pid: int | None = None
     ident: str | None = None
     """Identity under which its engine registers."""
@@ -106,7 +107,7 @@ class Agents:
 
     def _fresh(self, rank: int) -> RankState:
         index, spec = self.specs[rank]
-        return RankState(spec.info["node"], self.places[index].hostname)
+        return RankState(spec.info["node"], self.members[index].name)
 
     # -- lifecycle ---------------------------------------------------------------------------------------------------
 

@@ -73,6 +73,14 @@ def path(text: str) -> str:
     return text
 
 
+def interpreter(text: str) -> str:
+    """A version of Python, or the path of an interpreter."""
+    try:
+        return str(Image(python=text).python)
+    except RequestError as wrong:
+        raise RequestError([mistake.removeprefix("python: ") for mistake in wrong.mistakes]) from None
+
+
 def pair(text: str) -> tuple[tuple[str, str], ...]:
     """``NAME=value``, as a list of one pair."""
     name, equals, value = text.partition("=")

@@ -218,8 +218,11 @@ def _lacks(request: PoolRequest, running: Plan) -> list[str]:
                 reasons.append(f"it was made without the plugin {spec.name}")
             elif has[spec.name] != spec:
                 reasons.append(f"its plugin is {has[spec.name]}, not {spec}")
-    if given & {"pip", "env", "image"}:
+    if given & {"python", "pip", "env", "image"}:
         asked = request.whole_image()
+        if asked.python not in (None, running.image.python):
+            here = running.image.python or "the notebook's"
+            reasons.append(f"its Python is {here}, not {asked.python}")
         reasons += [
             f"it was made without the package {item}" for item in asked.pip if item not in running.image.pip
         ]

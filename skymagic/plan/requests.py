@@ -80,7 +80,7 @@ class PoolRequest:
         secrets: names only; values come from the notebook's environment and never stand here.
         max_price: dollars per hour for the whole pool.
         idle, max_lifetime: seconds.
-        image: what `pip` and `env` are added to.
+        image: what `python`, `pip` and `env` are added to.
         stated: fields that the user wrote, where the others hold configured defaults; None when what differs
             from the dataclass's own defaults was written.
     """
@@ -93,6 +93,7 @@ class PoolRequest:
     memory: AtLeast | None = None
     procs_per_node: int | None = None
     plugins: tuple[PluginSpec, ...] = ()
+    python: str | None = None
     pip: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     secrets: tuple[str, ...] = ()
@@ -119,8 +120,8 @@ class PoolRequest:
         }
 
     def whole_image(self) -> Image:
-        """`image` with `pip` and `env` added. Raises RequestError when they contradict each other."""
-        return self.image.merge(Image(pip=self.pip, env=dict(self.env)))
+        """`image` with `python`, `pip` and `env` added. Raises RequestError when they contradict each other."""
+        return self.image.merge(Image(python=self.python, pip=self.pip, env=dict(self.env)))
 
 
 @dataclass(frozen=True)
