@@ -13,7 +13,7 @@ from skymagic.errors import RequestError
 from skymagic.plan import Plan, PoolRequest
 from skymagic.spelling import did_you_mean
 
-TABLE: dict[str, str] = {"local": "skymagic.providers.local:Local"}
+TABLE: dict[str, str] = {"local": "skymagic.providers.local:Local", "ssh": "skymagic.providers.ssh:SSH"}
 """Name → ``module:class``; the entry-point group ``skymagic.providers`` adds third parties' own."""
 GROUP = "skymagic.providers"
 
