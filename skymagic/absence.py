@@ -19,12 +19,19 @@ class Absences:
     """Owns a thread for each node that is out of sight.
 
     Args:
+        told: called with a node, and whether it is out of sight, for whoever looks at the screen; not for a moment's
+            absence.
         reached: whether other nodes reach this one; None when there is nobody to ask. Called on a thread of its own.
         gone: called once, on that thread, for a node that no other node reaches.
     """
 
-    def __init__(self, reached: Callable[[int], bool | None], gone: Callable[[int], None]) -> None:
-        self._reached, self._gone = reached, gone
+    def __init__(
+        self,
+        told: Callable[[int, bool], None],
+        reached: Callable[[int], bool | None],
+        gone: Callable[[int], None],
+    ) -> None:
+        self._told, self._reached, self._gone = told, reached, gone
         self._lock = threading.Lock()
         self._back: dict[int, threading.Event] = {}
 
@@ -51,10 +58,14 @@ class Absences:
             self.returned(index)
 
     def _wonder(self, index: int, back: threading.Event) -> None:
-        pause = GRACE
-        while not back.wait(pause):
+        if back.wait(GRACE):
+            return
+        self._told(index, True)
+        while True:
             if self._reached(index) is False and not back.is_set():
                 self.returned(index)
                 self._gone(index)
                 return
-            pause = AGAIN
+            if back.wait(AGAIN):
+                self._told(index, False)
+                return

@@ -72,6 +72,7 @@ class Agents:
         members: the machines, each with an agent of its own, the head first.
         died: called (on a link's thread) when a rank ended that nobody asked to end.
         lost: called (on a link's thread) when an agent is gone, with the node and a reason.
+        note: called with what the user should know of links that are down, and up again.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Agents:
         members: Sequence[Member],
         died: Callable[[wire.RankExited], None],
         lost: Callable[[int, str], None],
+        note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.members = tuple(members)
         self.specs: dict[int, tuple[int, wire.RankSpec]] = {}
@@ -93,11 +95,11 @@ class Agents:
         """Members that are lost, each with a reason."""
         self._pulses: dict[int, dict[str, int]] = {}
         """Where each member can be reached by the others."""
-        self._absences = Absences(self._reached_by_others, self._give_up)
+        self._absences = Absences(self._tell_absence, self._reached_by_others, self._give_up)
         self._node_specs: tuple[wire.AgentSpec, ...] = ()
         self._offers: dict[str, wire.Offer] = {}
         self.controller: wire.ControllerUp | None = None
-        self._died, self._lost = died, lost
+        self._died, self._lost, self._note = died, lost, note
         self._links: list[Link] = []
         self._news = threading.Condition()
         self._answers: dict[int, dict[int, Any]] = {}
@@ -344,6 +346,19 @@ class Agents:
             self._absences.returned(index)
         elif not self._closing:
             self._absences.left(index)
+
+    def is_away(self, rank: int) -> bool:
+        """Whether the link to a rank's node is down."""
+        return self.specs[rank][0] in self.away
+
+    def _tell_absence(self, index: int, away: bool) -> None:
+        name = self.members[index].name
+        if away:
+            self._note(
+                f"{name}: the connection is lost; what runs there goes on, and this notebook reconnects"
+            )
+        elif not self._closing and index not in self.gone:
+            self._note(f"{name}: connected again")
 
     def _reached_by_others(self, index: int) -> bool | None:
         """Whether another node reaches this one; None when nobody can tell."""

@@ -152,7 +152,7 @@ class Pool:
 
     def _bring_up(self, say: Callable[[str], None]) -> None:
         members = self._provider.acquire(self.plan, self.job_id, say)
-        self._agents = Agents(members, self._on_death, self._on_loss)
+        self._agents = Agents(members, self._on_death, self._on_loss, self._on_note)
         self._agents.start(
             [
                 wire.AgentSpec(
@@ -278,6 +278,11 @@ class Pool:
             for rank in {*current.ranks} & {*ranks}:
                 gone = wire.RankExited(rank, 0, None, False, tail=reason)
                 current.put("died", rank, {"exited": gone})
+
+    def _on_note(self, text: str) -> None:
+        with self._news:
+            for current in self._under_way:
+                current.put("note", -1, {"text": text})
 
     def without(self, lost: Sequence[int]) -> str:
         """What can be done when the machines of these ranks are gone."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from skymagic import display
+from skymagic import display, wire
 from skymagic.agents import Agents
 from skymagic.report import Limits, RankRun, Report
 from skymagic.results import is_connection_error, rank_words
@@ -171,6 +171,8 @@ class Run:
         if event.kind == "stop":
             self._pressed()
             return
+        if event.kind == "note":
+            self._screen.note(f"[{event.content['text']}]\n")
         rank = self.report.ranks.get(event.rank)
         if rank is None:
             return
@@ -242,6 +244,10 @@ class Run:
         for number in open_ranks:
             self.report.ranks[number].killed = True
         self._agents.signal(open_ranks, signal.SIGKILL)
+        for number in filter(self._agents.is_away, open_ranks):  # nobody can tell when it has ended
+            reason = "its node is not connected; it is ended there as soon as it is"
+            self.report.ranks[number].died = wire.RankExited(number, 0, None, True, tail=reason)
+            self.report.ranks[number].died_at = time.monotonic()
 
     def _pressed(self) -> None:
         """The stop button: once interrupts, and frees after the grace period; twice kills."""

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a submission: kind is ``output``, ``outcome``, ``died``, or ``stop`` (rank -1)."""
+    """Something that happened to a submission: kind is ``output``, ``outcome``, ``died``, or, of no rank (-1), ``stop`` or ``note``."""
 
     kind: str
     rank: int
