@@ -157,6 +157,16 @@ class Shutdown:
 
 
 @dataclass(frozen=True)
+class Away:
+    """Daemon → agent: the notebook's connection is gone; it may come back."""
+
+
+@dataclass(frozen=True)
+class Back:
+    """Daemon → agent: the notebook is there again."""
+
+
+@dataclass(frozen=True)
 class ControllerUp:
     """Agent of the head node → notebook: the controller listens."""
 
@@ -244,7 +254,7 @@ class Done:
 
 
 Message = (
-    AgentSpec | Hello | Reach | Reached | Lead | RankSpec | Spawn | Signal | Ask | ReadLog | Answer | Offer | Shutdown | ControllerUp | AgentFailed
+    AgentSpec | Hello | Reach | Reached | Lead | RankSpec | Spawn | Signal | Ask | ReadLog | Answer | Offer | Shutdown | Away | Back | ControllerUp | AgentFailed
     | RankForked | RankReady | RankFailed | RankExited | Begin | Publish | End | Done
 )  # fmt: skip
 
@@ -264,6 +274,8 @@ KINDS: dict[str, type[Any]] = {
         Answer,
         Offer,
         Shutdown,
+        Away,
+        Back,
         ControllerUp,
         AgentFailed,
         RankForked,

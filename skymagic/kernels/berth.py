@@ -1,0 +1,143 @@
+"""The folder of a daemon on a node: where its socket lies, and who may use it.
+
+The folder is named after the user and the daemon, mode 0700. Anybody can make a folder in a shared place, so one that is not
+ours, or that others can enter, is passed over and the next place is tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+
+LONGEST = 100
+"""Bytes that a Unix socket's path may have on every system."""
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,80}")
+
+
+class BerthError(Exception):
+    """No folder for the daemon; says why and what to do."""
+
+
+class Berth:
+    """The folder of one daemon.
+
+    Args:
+        path: the folder; it exists and is ours.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.socket = os.path.join(path, "socket")
+        self.errors = os.path.join(path, "agent.err")
+        self.log = os.path.join(path, "daemon.log")
+
+    def connect(self) -> socket.socket | None:
+        """A connection to the daemon; None if there is none."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(self.socket)
+        except OSError:
+            sock.close()
+            return None
+        return sock
+
+    def listen(self) -> socket.socket:
+        """A socket for a new daemon to accept on, in the place of one that is gone."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.socket)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(self.socket)
+        sock.listen(8)
+        return sock
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold off others who would start the same daemon."""
+        import fcntl
+
+        lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def last_words(self) -> str:
+        """What the daemon wrote when it failed."""
+        with contextlib.suppress(OSError), open(self.log, errors="replace") as file:
+            return file.read()[-4000:].strip()
+        return ""
+
+    def remove(self) -> None:
+        """Delete the folder; twice is safe."""
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(self.path):
+                os.unlink(os.path.join(self.path, entry))
+            os.rmdir(self.path)
+
+
+def boot() -> str:
+    """A word that changes when this machine starts anew."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+    return socket.gethostname()
+
+
+def places(name: str) -> list[str]:
+    """Where a daemon's folder may lie, the best first."""
+    if not NAME.fullmatch(name):
+        raise BerthError(f"{name!r} cannot name a daemon: letters, digits, '.', '_' and '-' only, 80 at most")
+    folder = f"skymagic-gate-{os.getuid()}-{name}"
+    parents = [tempfile.gettempdir(), "/tmp", os.path.join(os.path.expanduser("~"), ".skymagic", "run")]
+    # not XDG_RUNTIME_DIR: systemd empties it when the last login ends
+    return [os.path.join(parent, folder) for parent in dict.fromkeys(parents)]
+
+
+def find(name: str) -> Berth | None:
+    """The folder of a daemon that was started; None if there is none of ours."""
+    return next((Berth(path) for path in places(name) if trouble(path) is None), None)
+
+
+def make(name: str) -> Berth:
+    """A folder for a new daemon, or the one that an earlier start has made.
+
+    Raises:
+        BerthError: none of the places will do; says why, place by place.
+    """
+    refused: list[str] = []
+    for path in places(name):
+        if len(os.fsencode(path)) + len("/socket") > LONGEST:
+            refused.append(f"{path}: too long for a socket's path")
+            continue
+        try:
+            if "/.skymagic/" in path:
+                os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+        except OSError as problem:
+            refused.append(f"{path}: {problem.strerror}")
+            continue
+        if (wrong := trouble(path)) is None:
+            return Berth(path)
+        refused.append(f"{path}: {wrong}")
+    raise BerthError("no place for the daemon's folder: " + "; ".join(refused))
+
+
+def trouble(path: str) -> str | None:
+    """Why a folder must not be used; None if it is ours alone."""
+    try:
+        found = os.lstat(path)
+    except OSError as problem:
+        return problem.strerror or "not there"
+    if not stat.S_ISDIR(found.st_mode):
+        return "not a folder"
+    if found.st_uid != os.getuid():
+        return "belongs to another user"
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        return "others can enter it"
+    return None

@@ -1,0 +1,132 @@
+"""The gate of a node: ``python -m skymagic.kernels.gate NAME [COMMAND…]``, run through a connection that may break.
+
+It starts the daemon NAME, or finds it again, and relays between its standard input and output and the daemon's socket until either
+ends. The daemon owns the agent (COMMAND), so that the agent outlives the connection.
+
+The first line of the input is a `greeting.Hello`; the daemon, or the gate when there is none, answers it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+
+from skymagic.greeting import Answer, Hello
+from skymagic.kernels import berth
+from skymagic.kernels.berth import Berth, BerthError, boot
+
+AGENT = ("-m", "skymagic.kernels.agent")
+VANISHED = (
+    "its daemon is not there any more: it was killed from outside (out of memory, an administrator, or systemd with "
+    "KillUserProcesses=yes when you logged out; `loginctl enable-linger` on the node prevents that)"
+)
+
+
+def main(arguments: list[str]) -> int:
+    """Attach to the daemon, starting it if it may be new."""
+    name, *command = arguments
+    line = _read_line(0)
+    try:
+        sock = _attach(name, command or [sys.executable, *AGENT], Hello.decode(line))
+    except BerthError as problem:
+        return _refuse(str(problem), gone=True)
+    except (ValueError, OSError) as problem:
+        return _refuse(f"{type(problem).__name__}: {problem}", gone=False)
+    if sock is None:
+        return _refuse(VANISHED, gone=True)
+    with contextlib.suppress(OSError):
+        sock.sendall(line)
+        _relay(sock)
+    return 0
+
+
+def _refuse(reason: str, gone: bool) -> int:
+    os.write(1, Answer(boot(), error=reason, gone=gone).encode())
+    return 1
+
+
+def _read_line(fd: int) -> bytes:
+    """Byte by byte, for what follows is relayed."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(fd, 1)
+        if not byte:
+            raise SystemExit(0)
+        line += byte
+    return line
+
+
+def _attach(name: str, command: list[str], hello: Hello) -> socket.socket | None:
+    if not hello.resume:
+        place = berth.make(name)
+        with place.locked():
+            return place.connect() or _start(place, command, hello.session)
+    found = berth.find(name)
+    if found is None or (sock := found.connect()) is not None:
+        return None if found is None else sock
+    words = found.last_words()
+    found.remove()
+    if words:
+        raise BerthError(f"its daemon failed:\n{words}")
+    return None
+
+
+def _start(place: Berth, command: list[str], session: str) -> socket.socket | None:
+    """Fork the daemon; it listens before anybody connects."""
+    listener = place.listen()
+    if os.fork() == 0:
+        code = 1
+        try:
+            _leave(place, listener)
+            from skymagic.kernels.daemon import Daemon
+
+            Daemon(listener, place, command, session).run()
+            code = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()  # into the daemon's log
+        finally:
+            os._exit(code)
+    listener.close()
+    return place.connect()
+
+
+def _leave(place: Berth, listener: socket.socket) -> None:
+    """Become a process that nothing of the login holds, and that holds nothing of it: sshd waits for whoever has its pipes."""
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    log = os.open(place.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    for fd, target in enumerate((null, null, log)):
+        os.dup2(target, fd)
+    highest = os.sysconf("SC_OPEN_MAX")
+    os.closerange(3, listener.fileno())
+    os.closerange(listener.fileno() + 1, min(highest, 1 << 16) if highest > 0 else 1 << 16)
+    signal.signal(
+        signal.SIGHUP, lambda *_: None
+    )  # a handler, for what is ignored stays so in the agent's ranks
+
+
+def _relay(sock: socket.socket) -> None:
+    """Both ways, until either end closes; each way on its own, for a slow one must not hold up the other."""
+    import threading
+
+    def inward() -> None:
+        with contextlib.suppress(OSError):
+            while data := os.read(0, 1 << 18):
+                sock.sendall(data)
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+    threading.Thread(target=inward, daemon=True).start()
+    while data := sock.recv(1 << 18):
+        view = memoryview(data)
+        while view:
+            view = view[os.write(1, view) :]
+
+
+if __name__ == "__main__":
+    os._exit(main(sys.argv[1:]))

@@ -1,0 +1,96 @@
+"""One connection of a tunnel: a transport to the gate, joined to a socket that the tunnel's event loop can watch."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+
+from skymagic.greeting import Answer, Hello
+from skymagic.link import Transport
+
+READ = 1 << 18
+
+
+class Connection:
+    """Opens a transport, greets the daemon, and carries bytes both ways; a transport may block, the loop may not.
+
+    Args:
+        connect: opens a transport to the gate; may take its time, and may raise.
+        hello: asked for the greeting once the transport is open.
+        answered: called with the answer and the bytes that came after it.
+        ended: called last, once, with what is known of the reason.
+
+    The calls come on threads of the connection. Closing `near` gives it up.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Transport],
+        hello: Callable[[], Hello],
+        answered: Callable[[Connection, Answer, bytes], None],
+        ended: Callable[[Connection, str], None],
+    ) -> None:
+        self.near, self._far = socket.socketpair()
+        self._connect, self._hello = connect, hello
+        self._answered, self._ended = answered, ended
+        self._transport: Transport | None = None
+        self._closing = threading.Lock()
+        self._unwanted = False
+        threading.Thread(target=self._run, name="skymagic-connection", daemon=True).start()
+
+    def give_up(self) -> None:
+        """Let the transport be closed, whatever it is doing; twice is safe."""
+        with contextlib.suppress(OSError):
+            self.near.shutdown(socket.SHUT_RDWR)
+        self.near.close()
+        self._unwanted = True
+        threading.Thread(target=self._close, name="skymagic-connection-close", daemon=True).start()
+
+    def _close(self) -> None:
+        with self._closing:
+            transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
+
+    def _run(self) -> None:
+        why = "it ended"
+        try:
+            transport = self._transport = self._connect()
+            threading.Thread(
+                target=self._outward, args=(transport,), name="skymagic-connection-out", daemon=True
+            ).start()
+            try:
+                if not self._unwanted:
+                    self._inward(transport)
+            finally:
+                why = transport.complaint() or why
+                self._close()
+        except Exception as problem:  # whatever a provider's connection raises, it is down
+            why = str(problem) or type(problem).__name__
+        finally:
+            with contextlib.suppress(OSError):
+                self._far.shutdown(socket.SHUT_RDWR)
+            self._ended(self, why)
+
+    def _inward(self, transport: Transport) -> None:
+        transport.write(self._hello().encode())
+        data = b""
+        while (found := Answer.find(data)) is None:
+            piece = transport.read()
+            if not piece:
+                return
+            data += piece
+        answer, rest = found
+        self._answered(self, answer, rest)
+        if not answer.error:
+            while data := transport.read():
+                self._far.sendall(data)
+
+    def _outward(self, transport: Transport) -> None:
+        with contextlib.suppress(OSError):
+            while data := self._far.recv(READ):
+                transport.write(data)
+        self._far.close()
+        self._close()

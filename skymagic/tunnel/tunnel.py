@@ -1,0 +1,280 @@
+"""A tunnel to one node: one session with its daemon, over one connection after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from skymagic import frames
+from skymagic.channels import Loop
+from skymagic.frames import Frame, ProtocolError, Session
+from skymagic.greeting import Answer, Hello
+from skymagic.link import Transport
+from skymagic.tunnel.agent import AgentEnd, how_ended
+from skymagic.tunnel.connection import Connection
+
+GREETING = 30.0
+"""Seconds that a node has to answer, once it is connected to: a cold disk may hold its Python."""
+FIRST_TRIES = 3
+"""Connections after which a tunnel that never was there is lost."""
+PAUSES = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
+"""Seconds before each attempt to connect again; the last for all that follow."""
+GRACE = 10.0
+"""Seconds that the agent has to end everything."""
+ABSENT = 5.0
+"""Seconds to wait for a node that is not connected, when the tunnel is closed."""
+LAST = 5.0
+"""Seconds that a daemon has to remove its folder, once its agent has ended."""
+GONE = "the daemon on the node is gone"
+RESTARTED = "the machine was started anew; everything on it has ended"
+
+
+class Tunnel:
+    """Owns the session, its connections, and the ports that lead through it.
+
+    Args:
+        connect: opens a transport to ``python -m skymagic.kernels.gate NAME`` on the node. It is called again, on a thread
+            of its own, whenever a connection is lost; it may raise, and should do so within some seconds.
+        state: called (on the tunnel's thread) with each new state: ``"connected"``, ``"reconnecting"``, ``"lost"``.
+
+    Opening does not wait; what cannot be reached is told by the agent's transport, which ends.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Transport], *, state: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self.state = "reconnecting"
+        """``connected``, ``reconnecting``, ``lost`` (for certain: nothing will come back) or ``closed``."""
+        self.reason = ""
+        """Why it is not connected."""
+        self._connect, self._told = connect, state
+        self._word = secrets.token_hex(16)
+        self._session = Session()
+        self._loop = Loop(self._session, self._on_frame, self._lose_connection)
+        self._agent = AgentEnd(lambda data: self._post(lambda: self._put(data)), self._finish)
+        self._connection: Connection | None = None
+        self._answered = False
+        """Whether the node has answered this connection."""
+        self._attempt = self._tries = 0
+        self._boot = ""
+        self._progress = 0
+        """The session's, when a connection was last seen to be of use."""
+        self._next: float | None = None
+        """When something is due: the next attempt, or the end of the node's patience."""
+        self._until: float | None = None
+        """Set when the agent has ended: how long to see to it that the daemon goes too."""
+        self._ports: dict[tuple[str, int], int] = {}
+        self._listeners: list[socket.socket] = []
+        self._channel = 0
+        self._calls: deque[Callable[[], None]] = deque()
+        self._over = False
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._woken.setblocking(False)
+        self._loop.watch(self._woken, lambda _: self._on_calls())
+        self._thread = threading.Thread(target=self._run, name="skymagic-tunnel", daemon=True)
+        self._thread.start()
+
+    # -- the face ----------------------------------------------------------------------------------------------------
+
+    def agent(self) -> Transport:
+        """The node agent, for one `link.Link`."""
+        return self._agent
+
+    def forward(self, address: str, port: int) -> int:
+        """A port of 127.0.0.1 here that leads to this address and port as the node reaches it; the same one each time."""
+        if (known := self._ports.get((address, port))) is not None:
+            return known
+        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        listener.setblocking(False)
+        here: int = listener.getsockname()[1]
+        self._ports[address, port] = here
+        target = json.dumps([address, port]).encode()
+
+        self._listeners.append(listener)
+        self._post(lambda: self._loop.watch(listener, lambda _: self._accept(listener, target)))
+        if self._over:
+            listener.close()
+        return here
+
+    def close(self) -> None:
+        """End the agent and everything that leads to it; twice is safe."""
+        self._agent.close()
+        self._post(self._end)
+        self._thread.join(GRACE)
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _post(self, call: Callable[[], None]) -> None:
+        """Have it called on the tunnel's thread, unless the tunnel is over."""
+        self._calls.append(call)
+        with contextlib.suppress(OSError):  # it is full, and will wake up anyway; or closed
+            self._waker.send(b"w")
+
+    def _on_calls(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._woken.recv(4096)
+        while self._calls:
+            self._calls.popleft()()
+
+    def _run(self) -> None:
+        self._begin()
+        try:
+            while not self._over:
+                self._loop.step(min(filter(None, (self._next, self._until)), default=None))
+                if self._until is not None and self._until <= time.monotonic():
+                    break
+                if self._next is not None and self._next <= time.monotonic():
+                    self._next = None
+                    self._due()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._over = True
+        if self._connection is not None:
+            self._connection.give_up()
+        for listener in self._listeners:
+            listener.close()
+        self._loop.close()
+        self._agent.ended(self.reason)
+        self._waker.close()
+        self._woken.close()
+
+    def _put(self, data: bytes) -> None:
+        self._session.put(frames.DATA, 0, data)
+
+    def _become(self, state: str, reason: str = "") -> None:
+        changed = state != self.state
+        self.state, self.reason = state, reason
+        if changed:
+            self._told(state)
+
+    # -- connections -------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._next = None
+        self._answered = False
+        self._attempt += 1
+        self._connection = Connection(
+            self._connect,
+            self._hello,
+            lambda connection, answer, rest: self._post(lambda: self._on_answer(connection, answer, rest)),
+            lambda connection, why: self._post(lambda: self._on_end(connection, why)),
+        )
+
+    def _hello(self) -> Hello:
+        self._post(lambda: self._wait(GREETING))
+        return Hello(self._word, bool(self._boot), self._attempt, self._session.received)
+
+    def _wait(self, seconds: float) -> None:
+        if not self._answered:
+            self._next = time.monotonic() + seconds
+
+    def _due(self) -> None:
+        if self._connection is None:
+            self._begin()
+        else:
+            self._lose_connection(f"the node did not answer within {GREETING:.0f} s")
+
+    def _on_answer(self, connection: Connection, answer: Answer, rest: bytes) -> None:
+        if connection is not self._connection:
+            return
+        self._next = None
+        if answer.error:
+            self._refused(answer)
+            return
+        self._answered = True
+        self._boot = answer.boot
+        try:
+            self._loop.attach(connection.near, answer.received, read=rest)
+        except ProtocolError as problem:
+            self._lose(f"{GONE}: {problem}")
+            return
+        if self._loop.attached and self._until is None:
+            self._become("connected")
+
+    def _refused(self, answer: Answer) -> None:
+        if answer.gone:
+            restarted = self._boot and answer.boot != self._boot
+            self._lose(RESTARTED if restarted else answer.error)
+        else:
+            self._lose_connection(answer.error)
+
+    def _on_end(self, connection: Connection, why: str) -> None:
+        if connection is not self._connection:
+            return
+        if self._loop.attached:
+            self._loop.detach(why)
+        else:
+            self._lose_connection(why)
+
+    def _lose_connection(self, why: str) -> None:
+        """Connect again: at once, then with growing pauses while connections are of no use."""
+        if self._connection is not None:
+            self._connection.give_up()
+            self._connection = None
+        if self._over:
+            return
+        if self._session.progress > self._progress:
+            self._tries, self._progress = 0, self._session.progress
+        if not self._boot and self._tries + 1 >= FIRST_TRIES:
+            self._lose(why)
+            return
+        self._next = time.monotonic() + PAUSES[min(self._tries, len(PAUSES) - 1)]
+        self._tries += 1
+        if self._until is None:
+            self._become("reconnecting", why)
+
+    def _lose(self, why: str) -> None:
+        """Nothing will come back."""
+        self._over = True
+        if self._until is None:
+            self._become("lost", why)
+
+    # -- channels ----------------------------------------------------------------------------------------------------
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.kind == frames.DATA:
+            self._agent.heard(frame.data)
+        elif frame.kind == frames.EXIT:
+            values = json.loads(frame.data)
+            self._become("lost", how_ended(values["status"], values["said"]))
+            self._until = time.monotonic() + LAST  # the daemon goes when it knows that this has come
+            self._loop.acknowledge()
+        elif frame.kind == frames.GONE:
+            self._over = True
+
+    def _accept(self, listener: socket.socket, target: bytes) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._channel += 1
+        self._session.put(frames.OPEN, self._channel, target)
+        self._loop.stream(self._channel, sock)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Ask the agent to end everything, and wait: not long for a node that is not there."""
+        self._post(self._say_end)
+        if not self._agent.wait(ABSENT) and self.state == "connected":
+            self._agent.wait(GRACE)
+
+    def _say_end(self) -> None:
+        self._session.put(frames.EOF, 0)
+        if self._connection is None:
+            self._begin()
+
+    def _end(self) -> None:
+        if self.state != "lost":
+            self._become("closed", "the tunnel was closed")
+        self._over = True
