@@ -14,12 +14,14 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import selectors
 import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -197,9 +199,9 @@ class Host:
     def close(self) -> list[str]:
         """End it; what still ran on it although nobody is connected any more, in words."""
         self.thaw()
+        self.kill_sessions()
         self.stop()
-        _kill(self.sessions())
-        _, left = psutil.wait_procs(self.processes(), timeout=PATIENCE)
+        left = still_there(self.processes())
         words = [f"{self.name}: {shlex.join(_cmdline(process))}" for process in left]
         _kill(left)
         if self._thread is not None:
@@ -325,4 +327,29 @@ def _signal(process: psutil.Process, signum: int) -> None:
 def _kill(processes: Sequence[psutil.Process]) -> None:
     for process in processes:
         _signal(process, signal.SIGKILL)
-    psutil.wait_procs(processes, timeout=PATIENCE)
+    still_there(processes)
+
+
+def still_there(processes: Sequence[psutil.Process], timeout: float = PATIENCE) -> list[psutil.Process]:
+    """Those of these processes that have not ended when so many seconds have gone by; returns as soon as all have."""
+    end = time.monotonic() + timeout
+    left = {fd: each for each in processes if (fd := _pidfd(each)) is not None}
+    with selectors.DefaultSelector() as selector:
+        for fd in left:
+            selector.register(fd, selectors.EVENT_READ)
+        alive = dict(left)
+        while alive and (remaining := end - time.monotonic()) > 0:
+            for key, _ in selector.select(remaining):
+                selector.unregister(key.fd)
+                del alive[key.fd]
+    for fd in left:
+        os.close(fd)
+    return list(alive.values())
+
+
+def _pidfd(process: psutil.Process) -> int | None:
+    """Readable once the process has ended, also while nobody has asked for its status: an orphan's may stay for seconds."""
+    try:
+        return os.pidfd_open(process.pid) if process.is_running() else None
+    except OSError:
+        return None

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from skymagic.errors import HostError
@@ -14,7 +13,7 @@ from skymagic.ssh.connecting import connect, connect_all
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hosts import HostSpec
 from skymagic.ssh.settings import Endpoint, Settings
-from tests.hosts import Hosts, loopback
+from tests.hosts import Hosts, loopback, still_there
 
 pytestmark = pytest.mark.needs("sshd")
 
@@ -83,8 +82,7 @@ def test_much_output(connection: Connection) -> None:
 def test_a_timeout_ends_the_script_with_all_that_it_started(hosts: Hosts, connection: Connection) -> None:
     with pytest.raises(HostError, match="h1: a step took longer than 1 s"):
         connection.run("sleep 1000 & trap '' TERM; while :; do sleep 1000; done", timeout=1.0)
-    psutil.wait_procs(hosts[0].processes(), timeout=10)
-    assert hosts[0].processes() == []
+    assert still_there(hosts[0].processes()) == []
     assert connection.run("echo on").out == "on\n"
 
 
@@ -127,8 +125,7 @@ def test_what_a_process_complains(connection: Connection) -> None:
 def test_closing_ends_a_process_that_does_not_listen(hosts: Hosts, connection: Connection) -> None:
     process = connection.open("trap '' HUP PIPE; while :; do sleep 1000; done")
     process.kill()
-    psutil.wait_procs(hosts[0].processes(), timeout=10)
-    assert hosts[0].processes() == []
+    assert still_there(hosts[0].processes()) == []
 
 
 # --------------------------------------------------------------------------------------------------------- files

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from skymagic.errors import HostError, HostsError
-from skymagic.ssh import login, sockets
+from skymagic.ssh import login, proxy, sockets
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.patience import Cancelled, Patience
 from skymagic.ssh.settings import Endpoint
+
+if TYPE_CHECKING:
+    import paramiko
 
 Ask = Callable[[str], str]
 
@@ -140,11 +144,48 @@ class _Crew:
 
 
 def _connected(endpoint: Endpoint, ask: Ask | None, patience: Patience) -> Connection:
-    with contextlib.ExitStack() as below:
-        stream = sockets.dial(endpoint, patience)
-        below.callback(stream.close)
-        transport = login.start(stream, endpoint, patience)
-        below.callback(transport.close)
-        login.authenticate(transport, endpoint, ask, patience)
+    first = endpoint.proxy_jump[0] if endpoint.proxy_jump else endpoint
+    with contextlib.ExitStack() as below, patience.turn((first.hostname, first.port)):
+        transport = _transport(endpoint, ask, patience, below)
         patience.check()
         return Connection(endpoint, transport, below.pop_all())
+
+
+def _transport(
+    endpoint: Endpoint,
+    ask: Ask | None,
+    patience: Patience,
+    below: contextlib.ExitStack,
+    via: tuple[Endpoint, paramiko.Transport] | None = None,
+) -> paramiko.Transport:
+    """Through the jump hosts to an authenticated transport; all that it needs is closed by `below`."""
+    for jump in endpoint.proxy_jump:
+        try:
+            via = jump, _transport(jump, ask, patience, below, via)
+        except HostError as failure:
+            reason = f"its jump host {jump.label} cannot be used: {failure.reason}"
+            raise HostError(endpoint.label, reason, failure.remedy) from failure
+    with (
+        _blaming(endpoint, below)
+        if endpoint.proxy_command and via is None
+        else contextlib.nullcontext() as command
+    ):
+        stream = command or (
+            proxy.through(via[1], via[0], endpoint) if via else sockets.dial(endpoint, patience)
+        )
+        below.callback(stream.close)
+        transport = login.start(stream, endpoint, patience)
+        below.callback(login.end, transport)
+    login.authenticate(transport, endpoint, ask, patience)
+    return transport
+
+
+@contextlib.contextmanager
+def _blaming(endpoint: Endpoint, below: contextlib.ExitStack) -> Iterator[socket.socket]:
+    """A ProxyCommand's stream; what fails within is told with the command's own words."""
+    command = proxy.Command(endpoint)
+    below.callback(command.close)
+    try:
+        yield command.socket
+    except HostError as failure:
+        raise command.blamed(failure) from failure

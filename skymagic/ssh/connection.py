@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shlex
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skymagic.errors import HostError
-from skymagic.ssh.process import Process
+from skymagic.ssh import login
+from skymagic.ssh.process import GRACE, Process
 from skymagic.ssh.settings import Endpoint
 
 if TYPE_CHECKING:
@@ -20,6 +23,9 @@ WINDOW = 1 << 24
 """Bytes that a host may send on a channel before they are read."""
 OPEN = 15.0
 """Seconds that a channel may take to open."""
+TRIES = 3
+KILL = 3.0
+"""Seconds that it may take for a process to be killed: who kills has waited already."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ class Connection:
         Raises:
             HostError: the connection is lost, or the host allows no further process.
         """
-        return Process(self._channel(), self.label, command, self._kill)
+        return Process(self._channel(OPEN), self.label, command, self._kill)
 
     def run(
         self, script: str, *, lines: Callable[[str], None] | None = None, timeout: float | None = None
@@ -101,7 +107,7 @@ class Connection:
             watch.cancel()
             process.kill()
         if late.is_set():
-            raise HostError(self.label, f"a step took longer than {timeout:.0f} s and was ended", "")
+            raise HostError(self.label, f"a step took longer than {timeout:.0f} s and was ended")
         if not self.alive and (status is None or status < 0):
             raise HostError(self.label, "the connection was lost while a step ran", "try again")
         return Done(-1 if status is None else status, out, process.errors())
@@ -131,36 +137,41 @@ class Connection:
             process.close()
         if status != 0:
             said = process.complaint() or ("it ended early" if self.alive else "the connection was lost")
-            raise HostError(self.label, f"{path} could not be written: {said}", "")
+            raise HostError(self.label, f"{path} could not be written: {said}")
 
     def close(self) -> None:
         """Close the connection and all that goes over it; twice is safe."""
         with self._closing:
-            self._transport.close()
-            self._transport.join(timeout=5.0)
+            login.end(self._transport)
             self._below.close()
 
-    def _channel(self) -> paramiko.Channel:
+    def _channel(self, timeout: float) -> paramiko.Channel:
         import paramiko
 
-        try:
-            return self._transport.open_session(window_size=WINDOW, timeout=OPEN)
-        except paramiko.ChannelException as problem:
-            raise HostError(
-                self.label,
-                f"sshd allows no further process on this connection ({problem.text})",
-                "raise MaxSessions in the host's sshd_config",
-            ) from problem
-        except (paramiko.SSHException, OSError, EOFError) as problem:
-            raise HostError(self.label, "the connection is lost", "") from problem
+        for attempt in itertools.count(1):
+            try:
+                return self._transport.open_session(window_size=WINDOW, timeout=timeout)
+            except paramiko.ChannelException as problem:
+                if attempt < TRIES:  # a process that has just ended may hold its place a moment longer
+                    time.sleep(0.1)
+                    continue
+                raise HostError(
+                    self.label,
+                    f"sshd allows no further process on this connection ({problem.text})",
+                    "raise MaxSessions in the host's sshd_config",
+                ) from problem
+            except (paramiko.SSHException, OSError, EOFError) as problem:
+                raise HostError(self.label, "the connection is lost") from problem
+        raise AssertionError("not reached")
 
     def _kill(self, pid: int) -> None:
         """End a process that leads its session, and all of its group: politely, then not."""
-        script = f"kill -TERM -{pid}; n=0; while kill -0 -{pid} && [ $n -lt 10 ]; do n=$((n+1)); sleep 0.2 || sleep 1; done; kill -KILL -{pid}"
-        process = self.open(f"exec 2>/dev/null\n{script}")
+        again = "n=0; while kill -0 -$1 && [ $n -lt 10 ]; do n=$((n+1)); sleep 0.2 || sleep 1; done"
+        script = f"exec 2>/dev/null; set -- {pid}; kill -TERM -$1; {again}; kill -KILL -$1"
+        process = Process(self._channel(KILL), self.label, script, lambda _: None)
         process.end_input()
-        process.finish(5.0)
-        process.close()
+        process.finish(KILL + GRACE)
+        process.kill()
 
 
 def _gathered(process: Process, lines: Callable[[str], None] | None) -> str:

@@ -13,7 +13,7 @@ MOST = 1024
 """Hosts that one word may mean; more is a slip."""
 _RANGE = re.compile(r"\[([0-9,\- ]*)\]")
 _NAME = re.compile(
-    r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^\s:@\[\]]+))(?::(?P<port>[^:]*))?"
+    r"(?:(?P<user>[^\s]+)@)?(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^\s:@\[\]]+))(?::(?P<port>[^:]*))?"
 )
 
 
@@ -82,18 +82,20 @@ def _split(word: str) -> list[str]:
 
 
 def _ranges(text: str, mistakes: list[str]) -> list[str]:
-    found = _RANGE.search(text)
-    if found is None:
-        return [text]
-    numbers = _numbers(found[1])
-    if numbers is None:
-        mistakes.append(f"{text!r}: [{found[1]}] is not a range; write gpu[1-8] or gpu[01-08,11]")
-        return []
-    if len(numbers) > MOST:
-        mistakes.append(f"{text!r} means {len(numbers)} hosts; at most {MOST} are allowed")
-        return []
-    head, tail = text[: found.start()], text[found.end() :]
-    return [head + number + rest for number in numbers for rest in _ranges(tail, mistakes)]
+    """All names that a text with ranges means."""
+    texts = [""]
+    rest = text
+    while (found := _RANGE.search(rest)) is not None:
+        numbers = _numbers(found[1])
+        if numbers is None:
+            mistakes.append(f"{text!r}: [{found[1]}] is not a range; write gpu[1-8] or gpu[01-08,11]")
+            return []
+        if len(texts) * len(numbers) > MOST:
+            mistakes.append(f"{text!r} means more than {MOST} hosts")
+            return []
+        texts = [head + rest[: found.start()] + number for head in texts for number in numbers]
+        rest = rest[found.end() :]
+    return [head + rest for head in texts]
 
 
 def _numbers(text: str) -> list[str] | None:

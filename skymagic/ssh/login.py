@@ -47,9 +47,15 @@ def start(stream: Stream, endpoint: Endpoint, patience: Patience) -> paramiko.Tr
         _check(endpoint, known, names, key.get_name(), key.get_base64(), key.asbytes())
         return transport
     except BaseException:
-        transport.close()
-        transport.join(timeout=2.0)
+        end(transport)
         raise
+
+
+def end(transport: paramiko.Transport) -> None:
+    """Close a transport, and wait for its thread: its own close does not; twice is safe."""
+    transport.close()
+    if transport.ident is not None and transport is not threading.current_thread():
+        transport.join(timeout=5.0)
 
 
 def authenticate(
@@ -90,11 +96,10 @@ def authenticate(
 
 
 def _quiet(transport: paramiko.Transport) -> None:
-    """What paramiko logs (tracebacks of what is an error here anyway) never reaches the notebook."""
+    """What paramiko logs (tracebacks of what is an error here anyway) stays out of the notebook, unless somebody sets a level."""
     log = logging.getLogger(LOG)
-    if not log.handlers:
-        log.addHandler(logging.NullHandler())
-        log.propagate = False
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.CRITICAL + 1)
     transport.set_log_channel(LOG)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 
 SLICE = 0.05
 """Seconds after which a wait looks whether it was cancelled."""
+AT_ONCE = 8
+"""Logins at one sshd at the same time: more than 10 (MaxStartups) it refuses at random."""
 
 
 class Cancelled(BaseException):
@@ -18,6 +22,8 @@ class Patience:
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
+        self._doors: dict[tuple[str, int], threading.Semaphore] = {}
+        self._making = threading.Lock()
 
     def cancel(self) -> None:
         """Let all waits end with Cancelled."""
@@ -41,3 +47,15 @@ class Patience:
                 return False
         self.check()
         return True
+
+    @contextlib.contextmanager
+    def turn(self, door: tuple[str, int]) -> Iterator[None]:
+        """Wait for one of the places at this door, an address where many may want to log in at once."""
+        with self._making:
+            places = self._doors.setdefault(door, threading.Semaphore(AT_ONCE))
+        while not places.acquire(timeout=SLICE):
+            self.check()
+        try:
+            yield
+        finally:
+            places.release()

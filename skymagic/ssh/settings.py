@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -185,7 +185,11 @@ def _included(path: Path, home: Path, depth: int) -> str:
             for name in shlex.split(rest):
                 place = Path(name).expanduser()
                 base = place if place.is_absolute() else home / place
-                out += [_included(found, home, depth + 1) for found in sorted(base.parent.glob(base.name))]
+                out += [_included(found, home, depth + 1) for found in sorted(_matching(base))]
             line = block
         out.append(line)
     return "\n".join(out)
+
+
+def _matching(pattern: Path) -> Iterator[Path]:
+    return Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))

@@ -1,0 +1,91 @@
+"""Ways to a host that are not a plain socket: through a jump host, or over a ProxyCommand."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import tempfile
+from typing import TYPE_CHECKING
+
+from skymagic.errors import HostError
+from skymagic.ssh.settings import Endpoint
+
+if TYPE_CHECKING:
+    import paramiko
+
+
+def through(jump: paramiko.Transport, via: Endpoint, endpoint: Endpoint) -> paramiko.Channel:
+    """A stream to the endpoint that the jump host opens.
+
+    Raises:
+        HostError: the jump host cannot, or may not, reach it.
+    """
+    import paramiko
+
+    where = f"{endpoint.hostname} port {endpoint.port}"
+    try:
+        return jump.open_channel(
+            "direct-tcpip", (endpoint.hostname, endpoint.port), ("127.0.0.1", 0), timeout=endpoint.timeout
+        )
+    except paramiko.ChannelException as problem:
+        forbidden = problem.code == 1
+        raise HostError(
+            endpoint.label,
+            f"the jump host {via.label} {'does not allow connections' if forbidden else 'cannot connect'} to {where}: "
+            f"{problem.text}",
+            f"AllowTcpForwarding must be on in the sshd of {via.label}"
+            if forbidden
+            else f"is the host up, and does {via.label} know it by that name?",
+        ) from problem
+    except (paramiko.SSHException, OSError, EOFError) as problem:
+        raise HostError(
+            endpoint.label,
+            f"{where} did not answer through the jump host {via.label} within {endpoint.timeout:.0f} s",
+            f"is the host up, and may {via.label} reach it?",
+        ) from problem
+
+
+class Command:
+    """A ProxyCommand: a child process whose input and output are the stream.
+
+    Args:
+        endpoint: has a `proxy_command`.
+
+    Raises:
+        HostError: it cannot be started.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        assert endpoint.proxy_command is not None
+        if os.name == "nt":
+            raise HostError(endpoint.label, "ProxyCommand does not work on Windows", "ProxyJump does")
+        self._endpoint = endpoint
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            self._child = subprocess.Popen(
+                [os.environ.get("SHELL", "/bin/sh"), "-c", f"exec {endpoint.proxy_command}"],
+                stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=self._errors,
+                start_new_session=True,  # a terminal's Ctrl-C is for the notebook
+            )  # fmt: skip
+
+    def blamed(self, failure: HostError) -> HostError:
+        """The same failure with what the command said of it."""
+        code = self._child.poll()
+        said = os.pread(self._errors.fileno(), 2000, 0).decode(errors="replace").strip()
+        if code is None and not said:
+            return failure
+        end = f" ended with exit code {code}" if code is not None else ""
+        words = f"its ProxyCommand {self._endpoint.proxy_command!r}{end}" + (f": {said}" if said else "")
+        return HostError(failure.host, words, f"try it by hand: ssh {failure.host}")
+
+    def close(self) -> None:
+        """End the command; twice is safe."""
+        self.socket.close()
+        try:
+            self._child.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        self._errors.close()
