@@ -240,6 +240,14 @@ class RemoteStore(Pins):
             self._troubled = True
             self._news.notify_all()
 
+    def regain(self, node: int) -> None:
+        """A node that was gone is there again, with an empty store: it gets what the others have with the next `settle`."""
+        with self._news:
+            for file in [*self._files.values(), *self._expected.values()]:
+                file.spread.lost(node)
+            self._unsure.add(node)
+            self._given_up.discard(node)
+
     def close(self) -> None:
         """Unlink all files that were put, and end the depots; twice is safe."""
         names = {name for file in self._files.values() for name in (file.name, file.asked) if name}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import secrets
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from skymagic import display, plugins, states, wire
 from skymagic.agents import Agents, Place, describe
@@ -31,11 +32,15 @@ from skymagic.submission import Submission
 from skymagic.turns import Turns
 
 if TYPE_CHECKING:
+    from skymagic.depots import RemoteStore
     from skymagic.engine import Engine
+    from skymagic.link import Transport
     from skymagic.providers import Provider
     from skymagic.ship import Cargo, Shipper
     from skymagic.store import NodeStore
 
+KEPT_ON_NODES = 4 << 30
+"""Bytes of values that each node keeps for the user's later pools."""
 START_TIMEOUT = 120.0
 TOLD_AT_ONCE = 0.2
 """Seconds for which an error waits for what mending finds out, so that it is told with the error."""
@@ -172,10 +177,27 @@ class Pool:
         self._agents.wait_ready(START_TIMEOUT)
         self._bind(range(self.world_size))
 
-    def _open_store(self) -> NodeStore:
-        from skymagic.store import NodeStore
+    def _open_store(self) -> NodeStore | RemoteStore:
+        """Where values go: into this machine's memory, or to a depot on each node."""
+        if not self.plan.remote:
+            from skymagic.store import NodeStore
 
-        return NodeStore(self.agents.hellos[0].store, notify=self.tell)
+            return NodeStore(self.agents.hellos[0].store, notify=self.tell)
+        from skymagic.depots import Node, RemoteStore
+
+        places = self.agents.places
+        return RemoteStore(
+            [
+                Node(member.name, functools.partial(self._open_depot, index), places[index].address)
+                for index, member in enumerate(self.agents.members)
+            ],
+            self.tell,
+            keep=KEPT_ON_NODES,
+        )
+
+    def _open_depot(self, index: int) -> Transport:
+        member, hello = self.agents.members[index], self.agents.hellos[index]
+        return member.run("skymagic.kernels.depot", hello.store)
 
     def _bind(self, ranks: Iterable[int]) -> None:
         assert self._engine is not None and self._agents is not None
@@ -230,11 +252,21 @@ class Pool:
         if self.state is State.STOPPED:
             return
         self.move(Event.STOP)
-        for release in (self._clients.close, self._close_engine, self._close_agents, self._provider.release):
+        for release in (
+            self._clients.close,
+            self._close_store,
+            self._close_engine,
+            self._close_agents,
+            self._provider.release,
+        ):
             with contextlib.suppress(Exception):
                 release()
         self.move(Event.STOPPED)
         self._ended(self)
+
+    def _close_store(self) -> None:
+        if self._shipper is not None and self.plan.remote:
+            self._shipper.store.close()
 
     def _close_engine(self) -> None:
         if self._engine is not None:
@@ -269,6 +301,7 @@ class Pool:
         ranks = self.agents.ranks_of(index) if index else list(range(self.world_size))
         self.move(Event.DEGRADE if index else Event.LOSE)
         if index:
+            self._far_store(lambda store: store.lose(index))
             self.tell(f"{reason}: {rank_words(ranks)} and their variables are lost; {self.without(ranks)}")
         with self._news:
             under_way = list(self._under_way)
@@ -278,6 +311,10 @@ class Pool:
             for rank in {*current.ranks} & {*ranks}:
                 gone = wire.RankExited(rank, 0, None, False, tail=reason)
                 current.put("died", rank, {"exited": gone})
+
+    def _far_store(self, act: Callable[[RemoteStore], None]) -> None:
+        if self._shipper is not None and self.plan.remote:
+            act(cast("RemoteStore", self._shipper.store))
 
     def _on_note(self, text: str) -> None:
         with self._news:
@@ -465,7 +502,10 @@ class Pool:
             raise RequestError(
                 f"pool {self.name!r} has ranks 0 to {self.world_size - 1}, not {rank_words(wrong)}"
             )
-        chosen = sorted({*chosen, *self.agents.revive(START_TIMEOUT)})
+        back = self.agents.revive(START_TIMEOUT)
+        for node in {self.agents.specs[rank][0] for rank in back}:
+            self._far_store(lambda store, node=node: store.regain(node))  # type: ignore[misc]
+        chosen = sorted({*chosen, *back})
         self.agents.signal(chosen, signal.SIGKILL)
         self._mending.wait()
         self._mending.forgive()
