@@ -1,0 +1,206 @@
+"""Pools on hosts over SSH: real sshd's, real notebooks; the same promises as on one machine, and what links can suffer."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.hosts import Hosts, loopback
+from tests.nodes import pip_settings
+from tests.notebook import Notebook, Shown, opened
+
+pytestmark = pytest.mark.needs("sshd")
+OPTIONS = f"--procs-per-node 2 --plugin torch --python {sys.executable}"
+POOL = f"%sky_pool lab --provider ssh --hosts h[1-2] {OPTIONS}"
+NAMES = "%%sky_broadcast\nimport os, time, torch, torch.distributed as dist\nrank = dist.get_rank()"
+COUNTING = """%%sky_broadcast --only all
+for number in range(ROUNDS):
+    print(rank, number, flush=True)
+    time.sleep(0.02)"""
+
+
+def write_ssh_config(home: Path, hosts: Hosts) -> Path:
+    """A HOME for the notebook, whose ssh configuration knows the hosts."""
+    (home / ".ssh").mkdir(parents=True)
+    shutil.copy(hosts.config, home / ".ssh/config")
+    return home
+
+
+@contextmanager
+def lab(folder: Path, count: int = 2) -> Iterator[tuple[Hosts, Notebook]]:
+    """Hosts, and a notebook that can reach them."""
+    with loopback(folder / "hosts", count, env=pip_settings()) as hosts:
+        home = write_ssh_config(folder / "client", hosts)
+        (folder / "notebook").mkdir()
+        with opened(folder / "notebook", env={"HOME": str(home)}) as notebook:
+            yield hosts, notebook
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hosts, Notebook]]:
+    """Two hosts with a pool of four ranks."""
+    with lab(tmp_path_factory.mktemp("ssh")) as (hosts, notebook):
+        notebook.run(POOL)
+        notebook.run(NAMES)
+        yield hosts, notebook
+
+
+# ------------------------------------------------------------------------------------------ as on one machine
+
+
+def test_ranks_of_two_hosts_are_one_world(two: tuple[Hosts, Notebook]) -> None:
+    hosts, notebook = two
+    notebook.run("import numpy\nscale = numpy.full(300_000, 2.0)")
+    notebook.run(
+        "%%sky_broadcast -o found\n"
+        "total = torch.ones(1) * scale.sum()\n"
+        "dist.all_reduce(total)\n"
+        "(rank, os.environ['HOME'], os.environ['NODE_RANK'], os.environ['LOCAL_RANK'], float(total))"
+    )
+    homes = [str(host.home) for host in hosts]
+    expected = [
+        (0, homes[0], "0", "0", 2_400_000.0),
+        (1, homes[0], "0", "1", 2_400_000.0),
+        (2, homes[1], "1", "0", 2_400_000.0),
+        (3, homes[1], "1", "1", 2_400_000.0),
+    ]
+    assert notebook.value("found") == expected
+
+
+def test_values_of_all_hosts_come_back(two: tuple[Hosts, Notebook]) -> None:
+    _, notebook = two
+    notebook.run("%%sky_broadcast -o arrays\nimport numpy\nnumpy.full(200_000, float(rank))")
+    assert notebook.value("[float(a.sum()) for a in arrays]") == [0.0, 200_000.0, 400_000.0, 600_000.0]
+    notebook.run("arrays[3][0] = 1")
+
+
+def test_a_rank_that_raises_frees_the_others_on_all_hosts(two: tuple[Hosts, Notebook]) -> None:
+    _, notebook = two
+    failed = notebook.fail(
+        "%%sky_broadcast\nkept = rank\nif rank == 3:\n    raise ValueError('planted')\ndist.barrier()"
+    )
+    assert failed.ename == "ValueError"
+    assert "rank 3 of 4 on h2" in failed.text
+    notebook.run("%%sky_broadcast -o kept_all\ndist.barrier(); kept")
+    assert notebook.value("kept_all") == [0, 1, 2, 3]
+
+
+def test_a_rank_that_dies_is_replaced_on_its_host(two: tuple[Hosts, Notebook]) -> None:
+    hosts, notebook = two
+    failed = notebook.fail("%%sky_broadcast\nif rank == 2:\n    os.kill(os.getpid(), 9)\ndist.barrier()")
+    assert "rank 2 on h2" in failed.text
+    assert "SIGKILL" in failed.text
+    notebook.run(NAMES)
+    notebook.run("%%sky_broadcast -o homes\ndist.barrier(); os.environ['HOME']")
+    assert notebook.value("homes[2]") == str(hosts[1].home)
+
+
+def test_the_stop_button_reaches_all_hosts(two: tuple[Hosts, Notebook]) -> None:
+    _, notebook = two
+    running = notebook.start(
+        "%%sky_broadcast --only all\nprint('begun', rank, flush=True)\nwhile True:\n    time.sleep(0.05)"
+    )
+    notebook.watch(running, lambda shown: shown.text.count("begun") == 4)
+    notebook.interrupt()
+    assert "RunInterrupted" in str(notebook.finish(running).error)
+    notebook.run("%%sky_broadcast\ndist.barrier()")
+
+
+def test_logs_are_read_from_their_hosts(two: tuple[Hosts, Notebook]) -> None:
+    _, notebook = two
+    notebook.run("%%sky_broadcast\nprint('for the log of', rank)")
+    assert notebook.run("%sky_logs --rank 3 -n 1").lines == ["for the log of 3"]
+
+
+# ------------------------------------------------------------------------------------------ links fail
+
+
+def counted(shown: Shown) -> dict[int, list[int]]:
+    """By rank, the numbers that it printed, in the order in which they were shown."""
+    found: dict[int, list[int]] = {}
+    for line in shown.lines:
+        if match := re.fullmatch(r"\[\d\] (\d) (\d+)", line):
+            found.setdefault(int(match[1]), []).append(int(match[2]))
+    return found
+
+
+@pytest.mark.parametrize("whose", [(0,), (1,), (0, 1)], ids=["the head's", "another's", "all"])
+def test_a_connection_that_is_killed_costs_nothing(
+    two: tuple[Hosts, Notebook], whose: tuple[int, ...]
+) -> None:
+    hosts, notebook = two
+    notebook.run("ROUNDS = 100")
+    running = notebook.start(COUNTING)
+    notebook.watch(running, lambda shown: "0 10" in shown.text)
+    for index in whose:
+        hosts[index].kill_sessions()
+    shown = notebook.finish(running)
+    assert shown.error is None, shown.error
+    assert counted(shown) == {rank: list(range(100)) for rank in range(4)}
+    notebook.run("%%sky_broadcast\ndist.barrier()")
+
+
+def test_a_host_that_is_not_to_be_reached_for_a_while(two: tuple[Hosts, Notebook]) -> None:
+    """Its cell goes on; status and the cell say what is the matter; nothing is lost."""
+    hosts, notebook = two
+    notebook.run("ROUNDS = 300")
+    running = notebook.start(COUNTING)
+    notebook.watch(running, lambda shown: "2 10" in shown.text)
+    hosts[1].stop()
+    hosts[1].kill_sessions()
+    notebook.watch(running, lambda shown: "h2: the connection is lost" in shown.stderr)
+    hosts[1].start()
+    shown = notebook.finish(running)
+    assert shown.error is None, shown.error
+    assert counted(shown) == {rank: list(range(300)) for rank in range(4)}
+
+
+def test_a_connection_that_is_silent_is_made_anew(two: tuple[Hosts, Notebook]) -> None:
+    hosts, notebook = two
+    notebook.run("ROUNDS = 50")
+    running = notebook.start(COUNTING)
+    notebook.watch(running, lambda shown: "2 10" in shown.text)
+    frozen = hosts[1].sessions()
+    for process in frozen:
+        process.suspend()
+    shown = notebook.finish(running)
+    for process in frozen:
+        process.resume()
+    assert shown.error is None, shown.error
+    assert counted(shown) == {rank: list(range(50)) for rank in range(4)}
+
+
+def test_a_second_press_of_stop_does_not_wait_for_a_host_that_is_away(two: tuple[Hosts, Notebook]) -> None:
+    hosts, notebook = two
+    running = notebook.start("%%sky_broadcast -t 2,3\nprint('begun', flush=True)\ntime.sleep(1000)")
+    notebook.watch(running, lambda shown: "begun" in shown.text)
+    hosts[1].stop()
+    hosts[1].kill_sessions()
+    notebook.watch(running, lambda shown: "connection is lost" in shown.stderr)
+    notebook.interrupt()
+    notebook.watch(running, lambda shown: "press again" in shown.stderr)
+    notebook.interrupt()
+    assert "RunInterrupted" in str(notebook.finish(running).error)
+    assert re.search(r"2 +1 +h2 .*reconnecting", notebook.run("%sky_status").text)
+    hosts[1].start()
+    notebook.run("%sky_restart")
+    notebook.run(NAMES)
+    notebook.run("%%sky_broadcast\ndist.barrier()")
+
+
+# ------------------------------------------------------------------------------------------ the end
+
+
+def test_nothing_is_left_when_a_pool_ends(tmp_path: Path) -> None:
+    """Hosts and the whole run of the tests look for what is left; here it must be gone as soon as the pool says so."""
+    with lab(tmp_path) as (hosts, notebook):
+        notebook.run(POOL)
+        assert all(host.processes() for host in hosts)
+        notebook.run("%sky_down")
+        assert [process.cmdline() for host in hosts for process in host.processes()] == []
