@@ -42,6 +42,8 @@ def _command(name: str) -> Callable[[], bool]:
 # component -> (is it here, how to get it); `.ci/run` installs the same
 COMPONENTS: dict[str, tuple[Callable[[], bool], str]] = {
     "sshd": (_command("sshd"), "install the system package openssh-server"),
+    "fish": (_command("fish"), "install the system package fish"),
+    "csh": (_command("csh"), "install the system package tcsh"),
 }
 
 

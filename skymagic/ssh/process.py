@@ -22,6 +22,7 @@ BEGIN = 60.0
 """Seconds that a login shell's profile may take."""
 GRACE = 5.0
 """Seconds that a process has to end when its input has ended."""
+REMEDY = "skymagic needs an account that can run /bin/sh there"
 # Works as a command line of sh, bash, zsh, fish and csh alike, and leaves one process, which leads its session.
 SHELL = "exec /bin/sh -s"
 
@@ -77,8 +78,18 @@ class Process:
                 self._thread.join(timeout=1.0)
                 said = b"\n".join(filter(None, (seen.strip(), bytes(self._errors).strip())))[-4000:]
                 words = ":\n" + said.decode(errors="replace") if said else " without a word"
-                raise HostError(self.host, f"the login shell ended before it ran anything{words}")
+                raise HostError(
+                    self.host,
+                    f"the login shell ended before it ran anything{words}",
+                    REMEDY if not said else "",
+                )
             seen += data
+            if len(seen) > KEPT:
+                raise HostError(
+                    self.host,
+                    f"the login shell printed more than {KEPT >> 20} MB before it ran anything",
+                    REMEDY,
+                )
         self._rest = seen[found.end() :]
         return int(found[1])
 
