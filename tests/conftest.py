@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 import uuid
@@ -39,9 +40,31 @@ def _command(name: str) -> Callable[[], bool]:
     return lambda: shutil.which(name, path=path) is not None
 
 
+def _namespaces() -> bool:
+    """Whether networks of their own can be made here."""
+    if not (_command("ip")() and _command("unshare")() and _command("nsenter")()):
+        return False
+    words = [
+        "unshare",
+        "--net",
+        "--mount",
+        "--uts",
+        "--pid",
+        "--fork",
+        "ip",
+        "link",
+        "add",
+        "x",
+        "type",
+        "veth",
+    ]
+    return subprocess.run(words, capture_output=True).returncode == 0
+
+
 # component -> (is it here, how to get it); `.ci/run` installs the same
 COMPONENTS: dict[str, tuple[Callable[[], bool], str]] = {
     "sshd": (_command("sshd"), "install the system package openssh-server"),
+    "namespaces": (_namespaces, "be root, and install the system packages iproute2 and util-linux"),
     "fish": (_command("fish"), "install the system package fish"),
     "csh": (_command("csh"), "install the system package tcsh"),
 }

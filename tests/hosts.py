@@ -30,6 +30,7 @@ from pathlib import Path
 
 import psutil
 
+from skymagic.ssh.known import spelled
 from tests.conftest import MARK
 
 SBIN = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"])
@@ -99,13 +100,26 @@ class Host:
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)
         sshd = subprocess.Popen(
-            [program, "-D", "-e", "-f", str(config)],
+            [*self._inside(), program, "-D", "-e", "-f", str(config)],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
         )  # fmt: skip
         self._thread = threading.Thread(target=self._read_log, args=(sshd,), daemon=True)
         self._thread.start()
         return sshd
+
+    def _inside(self) -> list[str]:
+        """What enters the machine that it is on."""
+        return []
+
+    def _listener(self) -> psutil.Process | None:
+        if self._sshd is None:
+            return None
+        try:
+            first = psutil.Process(self._sshd.pid)
+            return next((p for p in (first, *first.children()) if _name(p).startswith("sshd")), None)
+        except psutil.Error:
+            return None
 
     def _config(self, port: int) -> str:
         # only the first SetEnv counts
@@ -147,6 +161,7 @@ class Host:
         """End the listener; the sessions go on."""
         if self._sshd is not None:
             self._daemons()  # the sessions are nobody's children from here on
+            _kill([listener for listener in [self._listener()] if listener is not None])
             self._sshd.kill()
             self._sshd.wait()
             self._sshd = None
@@ -155,7 +170,8 @@ class Host:
 
     def sessions(self) -> list[psutil.Process]:
         """The sshd processes of its connections."""
-        return [p for p in self._daemons() if self._sshd is None or p.pid != self._sshd.pid]
+        listener = self._listener()
+        return [process for process in self._daemons() if process != listener]
 
     def kill_sessions(self) -> None:
         """Kill the sshd processes of its connections, as ``kill -9`` of them does; what they started may go on."""
@@ -182,13 +198,10 @@ class Host:
 
     def _daemons(self) -> list[psutil.Process]:
         """All sshd processes; those of sessions overwrite their environment, so they are found from the listener down."""
-        if self._sshd is not None:
+        if (listener := self._listener()) is not None:
             with contextlib.suppress(psutil.Error):
-                listener = psutil.Process(self._sshd.pid)
-                self._known |= {
-                    listener,
-                    *(p for p in listener.children(recursive=True) if _name(p).startswith("sshd")),
-                }
+                found = listener.children(recursive=True)
+                self._known |= {listener, *(p for p in found if _name(p).startswith("sshd"))}
         self._known = {
             process for process in self._known if process.is_running() and _name(process).startswith("sshd")
         }
@@ -237,7 +250,7 @@ class Hosts(Sequence[Host]):
     def write(self, *more: str) -> None:
         """Write known_hosts and ssh_config, with these lines at the end of each host's block."""
         keys = [
-            f"[{host.address}]:{host.port} {' '.join(Path(f'{host.hostkey}.pub').read_text().split()[:2])}"
+            f"{spelled(host.address, host.port)} {' '.join(Path(f'{host.hostkey}.pub').read_text().split()[:2])}"
             for host in self._hosts
         ]
         self.known_hosts.write_text("\n".join(keys) + "\n")
@@ -276,7 +289,7 @@ def loopback(
     folder.mkdir(parents=True, exist_ok=True)
     key = keygen(folder / "key")
     hosts: list[Host] = []
-    try:
+    with closing(hosts):
         for number in range(1, count + 1):
             name, address = f"h{number}", f"127.0.0.{number + 1}"
             hosts.append(Host(name, address, folder / name, Path(f"{key}.pub"), env or {}, options, home))
@@ -284,6 +297,13 @@ def loopback(
         made = Hosts(folder, hosts, key)
         made.write()
         yield made
+
+
+@contextmanager
+def closing(hosts: Sequence[Host]) -> Iterator[None]:
+    """Close these hosts at the end; what still runs on them then is a failure, unless there is another."""
+    try:
+        yield
     except BaseException:
         for host in hosts:
             host.close()
