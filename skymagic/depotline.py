@@ -15,8 +15,6 @@ from skymagic import freight
 from skymagic.freight import Beat, Looked, Message, Open, Opened, Piece, Read, Size, Stream
 from skymagic.link import Transport
 
-SILENCE = 10.0
-"""Seconds without a word from a depot, which speaks every two, after which its line is taken for lost."""
 START = 60.0
 """Seconds that a depot may take to say that it is ready."""
 
@@ -88,21 +86,30 @@ class DepotLine:
         terms: what the depot is told first.
         heard: called on the line's thread, under no lock, with the number and what a depot says of its values; with
             None when the line is lost.
+        silence: seconds without a word from a depot, which speaks every two, after which its line is taken for lost.
     """
 
     def __init__(
-        self, node: Node, number: int, terms: Open, heard: Callable[[int, Message | None], None]
+        self,
+        node: Node,
+        number: int,
+        terms: Open,
+        heard: Callable[[int, Message | None], None],
+        silence: float,
     ) -> None:
         self.node = node
         self.number = number
         self.port = 0
         self.room = 0
+        self.closed = False
         self._terms = terms
         self._heard = heard
+        self._silence = silence
         self._transport: Transport | None = None
         self._writing = threading.RLock()
         self._news = threading.Condition()
         self._ready = False
+        self._closing: threading.Thread | None = None
         self._last = 0.0
         self._complaint = ""
         self._numbers = itertools.count(1)
@@ -124,6 +131,8 @@ class DepotLine:
         with self._writing:
             if self._ready:
                 return
+            if self.closed:
+                raise self._lost()
             transport = self.node.open()
             try:
                 self._begin(transport)
@@ -134,6 +143,8 @@ class DepotLine:
     def _begin(self, transport: Transport) -> None:
         self._complaint = ""
         self._transport, self._last = transport, time.monotonic()
+        if self.closed:
+            raise self._lost()
         threading.Thread(
             target=self._listen, args=(transport,), name=f"skymagic-depot-{self.number}", daemon=True
         ).start()
@@ -198,17 +209,21 @@ class DepotLine:
             raise fetch.problem
         return fetch
 
+    def hang_up(self) -> None:
+        """End the depot; another one is started at the next need."""
+        self._drop(self._transport)
+
     def close(self) -> None:
-        """End the depot; twice is safe."""
-        transport = self._transport
-        self._drop(transport)
-        if transport is not None:
-            transport.close()
+        """End the depot; it is not opened again. Twice is safe."""
+        self.closed = True
+        self._drop(self._transport)
+        if self._closing is not None:
+            self._closing.join(timeout=10.0)
 
     def silent(self) -> bool:
         """Whether nothing was heard for so long that the line must be taken for lost; it is dropped then."""
         transport = self._transport
-        if transport is not None and time.monotonic() - self._last > SILENCE:
+        if transport is not None and time.monotonic() - self._last > self._silence:
             self._drop(transport)
             return True
         return False
@@ -236,7 +251,7 @@ class DepotLine:
         parts: list[bytes] = []
         size = 0
         try:
-            while data := transport.read():
+            while self._transport is transport and (data := transport.read()):
                 self._last = time.monotonic()
                 for each in stream.feed(data):
                     if isinstance(each, memoryview) and piece is not None:
@@ -253,7 +268,8 @@ class DepotLine:
                         self._heard(self.number, each)
         except (OSError, ValueError, zlib.error):
             pass
-        self._complaint = transport.complaint()
+        with contextlib.suppress(OSError, ValueError):  # it is being closed
+            self._complaint = transport.complaint()
         self._drop(transport)
 
     def _answer(self, message: Opened | Looked | Size | Beat) -> None:
@@ -282,7 +298,9 @@ class DepotLine:
                 return
             self._transport, self._ready = None, False
             self._news.notify_all()
-        threading.Thread(target=transport.close, name="skymagic-depot-close", daemon=True).start()
+            # It may take a while, and nobody needs to wait for it.
+            self._closing = threading.Thread(target=transport.close, name="skymagic-depot-close", daemon=True)
+            self._closing.start()
         self._heard(self.number, None)
 
     def _lost(self) -> LineLost:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from skymagic import freight
-from skymagic.depotline import DepotLine, Fetch, LineLost, Node
-from skymagic.errors import PoolError, SkyError
+from skymagic.depotline import Fetch, LineLost, Node
+from skymagic.errors import PoolError
 from skymagic.fanout import KEPT, UPLINK, Spread, orders, victims
+from skymagic.fleet import Fleet
 from skymagic.freight import Failed, Landed
 from skymagic.pins import Pins
 from skymagic.store import LARGE, Buffer, digest
@@ -28,17 +29,19 @@ TRIES = 3
 _TOLD = 1 << 22
 
 
-@dataclass
+@dataclass(eq=False)
 class _File:
     """One value, on all nodes."""
 
     key: str
     name: str
     nbytes: int
+    asked: str
+    """The name under which it was sent: its content may have changed meanwhile."""
     pieces: list[Buffer] | None = None
     """What it is made of, until all nodes have it."""
-    asked: str = ""
-    """The name under which it was sent: it may have changed meanwhile."""
+    settled: bool = False
+    """Whether all nodes had it once."""
     spread: Spread = field(default_factory=Spread)
     problem: Exception | None = None
     used: float = field(default_factory=time.monotonic)
@@ -55,6 +58,7 @@ class RemoteStore(Pins):
         keep: bytes that values may fill in ``~/.skymagic/values`` on each node, for the user's later pools; 0: none.
         keep_after: seconds that a value must have been in use to be worth keeping.
         patience: seconds for which a node that cannot be reached is tried again.
+        silence: seconds without a word from a depot, which speaks every two, after which its line is taken for lost.
         share: the part of the free space of a node's shared memory that may be filled, 0 to 1.
     """
 
@@ -68,32 +72,30 @@ class RemoteStore(Pins):
         keep: int = 0,
         keep_after: float = 2.0,
         patience: float = 60.0,
+        silence: float = 10.0,
         share: float = 0.5,
     ) -> None:
         super().__init__()
         self._notify = notify or (lambda sentence: None)
-        self._patience = patience
         self._keep = keep
         self._nonce = secrets.token_hex(8)
-        public, secret = _key_pair() if len(nodes) > 1 else ("", "")
-        self._lines = [
-            DepotLine(
-                node, number,
-                freight.Open(
-                    node.address if len(nodes) > 1 else "", public, secret, keep, keep_after, share
-                ),
-                self._heard,
-            )
-            for number, node in enumerate(nodes)
-        ]  # fmt: skip
+        several = len(nodes) > 1
+        public, secret = _key_pair() if several else ("", "")
+        self._fleet = Fleet(
+            nodes,
+            lambda node: freight.Open(
+                node.address if several else "", public, secret, keep, keep_after, share
+            ),
+            self._heard,
+            self._notify,
+            patience,
+            silence,
+        )
         self._files: dict[str, _File] = {}
         self._asked: dict[str, _File] = {}
         self._expected: dict[str, _File] = {}
-        self._unlink: list[set[str]] = [set() for _ in nodes]
-        """Names that a node could not yet be told to unlink."""
         self._unsure: set[int] = set()
         """Nodes whose line was lost: what they have must be looked at."""
-        self._given_up: set[int] = set()
         self._troubled = False
         self._shipping = threading.RLock()
         self._news = threading.Condition(threading.RLock())
@@ -117,7 +119,7 @@ class RemoteStore(Pins):
         """These values (key, length) will be put: find those that an earlier pool has left on nodes, in one round trip."""
         with self._shipping:
             new = {
-                key: _File(key, self._name(key), nbytes)
+                key: _File(key, self._name(key), nbytes, self._name(key))
                 for key, nbytes in values
                 if nbytes >= LARGE and key not in self._files and key not in self._expected
             }
@@ -127,7 +129,7 @@ class RemoteStore(Pins):
             with self._news:
                 self._expected.update(new)
                 self._asked.update({file.name: file for file in new.values()})
-            self._look(list(new.values()), self._up())
+            self._look(list(new.values()), self._fleet.up())
 
     def put(
         self,
@@ -158,8 +160,8 @@ class RemoteStore(Pins):
                 return key
             self._reach()
             with self._news:
-                file = self._expected.pop(key, None) or _File(key, self._name(key), nbytes)
-                file.pieces, file.asked = pieces, file.name
+                file = self._expected.pop(key, None) or _File(key, self._name(key), nbytes, self._name(key))
+                file.pieces = pieces
             self._make_room(nbytes)
             with self._news:
                 self._asked[file.asked] = file
@@ -180,9 +182,12 @@ class RemoteStore(Pins):
         """
         with self._shipping:
             with self._news:
-                unwanted = [file.name for file in self._expected.values()]
+                unwanted = [file.asked for file in self._expected.values()]
                 self._expected.clear()
-            self._forget(unwanted)
+                for name in unwanted:
+                    del self._asked[name]
+            if unwanted:
+                self._fleet.unlink(unwanted)
             while pending := self._pending():
                 self._reach()
                 for file in pending:
@@ -190,11 +195,10 @@ class RemoteStore(Pins):
                         raise file.problem
                     self._spread(file, None)
                 with self._news:
-                    if self._pending() == pending and not self._troubled:
+                    if not self._troubled and self._pending() == pending:
                         self._news.wait(1.0)
                     self._troubled = False
-                for line in self._lines:
-                    line.silent()
+                self._fleet.silent()
 
     def name(self, key: str) -> str:
         """The file name of a key that is here, the same on every node."""
@@ -206,7 +210,8 @@ class RemoteStore(Pins):
             gone = [file for key in keys if (file := self._files.pop(key, None)) is not None]
             for file in gone:
                 self._asked.pop(file.asked, None)
-        self._forget([name for file in gone for name in {file.name, file.asked}])
+        if gone:
+            self._fleet.unlink(name for file in gone for name in (file.name, file.asked))
 
     def held(self) -> frozenset[str]:
         """Keys of all files that are there."""
@@ -221,117 +226,50 @@ class RemoteStore(Pins):
         """
         fetch: Fetch | None = None
         while fetch is None or not fetch.complete:
+            if node in self._fleet.given_up:
+                raise PoolError(f"{self._fleet.lines[node].node.name} is lost, and a value with it")
             self._reach([node])
-            fetch = self._lines[node].fetch(name, fetch)
+            fetch = self._fleet.lines[node].fetch(name, fetch)
         self.discard(name, node)
         assert fetch.memory is not None
         return fetch.memory
 
     def discard(self, name: str, node: int = 0) -> None:
         """Unlink a file that a rank has left and that nobody wants; twice is safe."""
-        self._unlink[node].add(name)
-        self._flush(node)
+        self._fleet.unlink([name], [node])
 
     def lose(self, node: int) -> None:
-        """A node is gone for good: nothing is sent to it any more."""
-        self._given_up.add(node)
-        self._lines[node].close()
+        """A node is gone: nothing is sent to it any more."""
         with self._news:
+            self._fleet.given_up.add(node)
             self._troubled = True
             self._news.notify_all()
 
     def regain(self, node: int) -> None:
-        """A node that was gone is there again, with an empty store: it gets what the others have with the next `settle`."""
+        """A node that was gone is there again: the next `settle` brings it what it lacks."""
         with self._news:
-            for file in [*self._files.values(), *self._expected.values()]:
-                file.spread.lost(node)
+            self._fleet.given_up.discard(node)
             self._unsure.add(node)
-            self._given_up.discard(node)
+            for file in self._files.values():
+                file.spread.lost(node)
+                file.settled = False
+        self._fleet.lines[node].hang_up()  # its store may be another one now
 
     def close(self) -> None:
         """Unlink all files that were put, and end the depots; twice is safe."""
-        names = {name for file in self._files.values() for name in (file.name, file.asked) if name}
+        names = {name for file in self._files.values() for name in (file.name, file.asked)}
         self._files.clear()
         self._asked.clear()
-        ends = [threading.Thread(target=self._end, args=(line, names), daemon=True) for line in self._lines]
-        for end in ends:
-            end.start()
-        for end in ends:
-            end.join(timeout=10.0)
-
-    # -- lines -------------------------------------------------------------------------------------------------------
-
-    def _end(self, line: DepotLine, names: set[str]) -> None:
-        if line.up and not line.silent():
-            with contextlib.suppress(LineLost):
-                line.send(freight.Drop(sorted(names | self._unlink[line.number])))
-        line.close()
-
-    def _up(self) -> list[int]:
-        return [line.number for line in self._lines if line.up and line.number not in self._given_up]
+        self._fleet.close(names)
 
     def _reach(self, nodes: Iterable[int] | None = None) -> None:
-        """Open the lines that are down, all at once, and find out what those that were lost have kept."""
-        wanted = [
-            self._lines[node]
-            for node in (range(len(self._lines)) if nodes is None else nodes)
-            if node not in self._given_up and not self._lines[node].up
-        ]
-        if not wanted:
-            return
-        problems: list[BaseException] = []
-        threads = [
-            threading.Thread(target=self._try, args=(line, problems), daemon=True) for line in wanted[1:]
-        ]
-        for thread in threads:
-            thread.start()
-        self._try(wanted[0], problems)
-        for thread in threads:
-            thread.join()
-        if problems:
-            raise problems[0] if len(problems) == 1 else PoolError("\n".join(map(str, problems)))
-        for line in wanted:
-            self._flush(line.number)
-            if line.number in self._unsure:
-                self._unsure.discard(line.number)
-                self._look(list(self._files.values()), [line.number])
+        """Open the lines that are down, and find out what those that were lost have kept."""
+        for node in self._fleet.reach(nodes):
+            if node in self._unsure:
+                self._unsure.discard(node)
+                self._look(list(self._files.values()), [node])
 
-    def _try(self, line: DepotLine, problems: list[BaseException]) -> None:
-        begun = time.monotonic()
-        pause = 0.2
-        while line.number not in self._given_up:
-            try:
-                return line.open()
-            except (OSError, SkyError) as problem:
-                if time.monotonic() - begun > self._patience:
-                    problems.append(PoolError(_unreachable(line, problem)))
-                    return None
-                if pause == 0.2 and self._patience > 1:
-                    self._notify(f"{line.node.name} cannot be reached at present: {problem}; trying again")
-            time.sleep(pause)
-            pause = min(2.0, pause * 1.6)
-        return None
-
-    def _send(self, node: int, message: freight.Message, data: memoryview | None = None) -> bool:
-        """Whether it was sent; if not, the line is lost, and `settle` mends it."""
-        try:
-            self._lines[node].send(message, data)
-        except LineLost:
-            return False
-        return True
-
-    def _flush(self, node: int) -> None:
-        """Tell a node what to unlink."""
-        names = set(self._unlink[node])
-        if names and self._lines[node].up and self._send(node, freight.Drop(sorted(names))):
-            self._unlink[node] -= names
-
-    def _forget(self, names: Iterable[str]) -> None:
-        """Unlink files on all nodes, now or when they can be reached."""
-        names = set(filter(None, names))
-        for line in self._lines if names else ():
-            self._unlink[line.number] |= names
-            self._flush(line.number)
+    # -- news --------------------------------------------------------------------------------------------------------
 
     def _heard(self, node: int, message: freight.Message | None) -> None:
         """What a depot says of its values; called on the lines' threads."""
@@ -348,7 +286,7 @@ class RemoteStore(Pins):
             self._news.notify_all()
 
     def _landed(self, node: int, message: Landed) -> None:
-        self._lines[node].room = message.room
+        self._fleet.lines[node].room = message.room
         file = self._asked.get(message.name)
         if file is None:
             return
@@ -359,7 +297,7 @@ class RemoteStore(Pins):
             self._troubled = True
         if message.note:
             self._notify(
-                f"{self._lines[node].node.name}: {_size(file.nbytes)} do not fit in memory: {message.note}"
+                f"{self._fleet.lines[node].node.name}: {_size(file.nbytes)} do not fit in memory: {message.note}"
             )
 
     def _failed(self, node: int, message: Failed) -> None:
@@ -368,10 +306,10 @@ class RemoteStore(Pins):
             return
         file.spread.stopped(node)
         self._troubled = True
-        where = self._lines[node].node.name
+        where = self._fleet.lines[node].node.name
         if message.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             file.problem = OSError(message.errno, f"{message.reason}, on {where}")
-        elif len(file.spread.failed.get(node, ())) > TRIES + len(self._lines):
+        elif len(file.spread.failed.get(node, ())) > TRIES + len(self._fleet.lines):
             file.problem = PoolError(f"a value does not get through to {where}: {message.reason}")
 
     # -- values ------------------------------------------------------------------------------------------------------
@@ -382,12 +320,14 @@ class RemoteStore(Pins):
     def _pending(self) -> list[_File]:
         """Files that some node still lacks; lets go of the memory of the others."""
         with self._news:
-            nodes = set(range(len(self._lines))) - self._given_up
-            pending = [file for file in self._files.values() if nodes - file.spread.here]
+            nodes = self._fleet.nodes
             for file in self._files.values():
-                if file.pieces is not None and not nodes - file.spread.here:
-                    file.pieces = None
-            return pending
+                if not nodes - file.spread.here:
+                    file.settled, file.pieces = True, None
+            sure = nodes - self._unsure
+            return [
+                file for file in self._files.values() if (sure if file.settled else nodes) - file.spread.here
+            ]
 
     def _look(self, files: list[_File], nodes: list[int]) -> None:
         """Find out which of the files nodes have, or can restore from what an earlier pool has left there."""
@@ -395,7 +335,7 @@ class RemoteStore(Pins):
         answers = []
         for node in nodes if values else ():
             with contextlib.suppress(LineLost):
-                answers.append((node, self._lines[node].look(values)))
+                answers.append((node, self._fleet.lines[node].look(values)))
         for node, answer in answers:
             with contextlib.suppress(LineLost):
                 looked = answer()
@@ -412,7 +352,7 @@ class RemoteStore(Pins):
     def _make_room(self, nbytes: int) -> None:
         """Evict files that nobody needs, the oldest first, if that lets a value fit on every node."""
         with self._news:
-            room = min((self._lines[node].room for node in self._up()), default=0)
+            room = min((self._fleet.lines[node].room for node in self._fleet.up()), default=0)
             free = sorted(
                 (file for file in self._files.values() if not self.pinned(file.key)),
                 key=lambda file: file.used,
@@ -420,7 +360,7 @@ class RemoteStore(Pins):
             evicted = victims(((file.key, file.nbytes) for file in free), room, nbytes)
             gone = sum(self._files[key].nbytes for key in evicted)
         self.drop(evicted)
-        for line in self._lines:
+        for line in self._fleet.lines:
             line.room += gone - nbytes
         if evicted:
             self._notify(
@@ -430,16 +370,13 @@ class RemoteStore(Pins):
     def _spread(self, file: _File, progress: Callable[[int], None] | None) -> None:
         """Set the value on its way to each node that is not getting it yet."""
         with self._news:
-            plan = orders(file.spread, self._up())
+            plan = orders(file.spread, self._fleet.up())
             file.spread.coming.update(plan)
         for node, source in plan:
             if source == UPLINK:
                 self._upload(file, node, progress)
             else:
-                line = self._lines[source]
-                self._send(
-                    node, freight.Follow(file.asked or file.name, file.nbytes, line.node.address, line.port)
-                )
+                self._fleet.follow(node, file.asked, file.nbytes, source)
 
     def _upload(self, file: _File, node: int, progress: Callable[[int], None] | None) -> None:
         """Send the value's bytes over the notebook's own connection to a node."""
@@ -450,7 +387,7 @@ class RemoteStore(Pins):
         state = xxhash.xxh3_128()
         scratch = memoryview(bytearray(STEP))
         done = 0
-        going = self._send(node, freight.Put(file.asked, file.nbytes))
+        going = self._fleet.send(node, freight.Put(file.asked, file.nbytes))
         for piece in _steps(file.pieces):
             if file.problem is not None:
                 raise file.problem
@@ -460,14 +397,14 @@ class RemoteStore(Pins):
             copy = scratch[: piece.nbytes]
             copy[:] = piece
             state.update(copy)
-            going = self._send(node, freight.Body(file.asked, copy.nbytes), copy)
+            going = self._fleet.send(node, freight.Body(file.asked, copy.nbytes), copy)
             done += copy.nbytes
             if progress is not None and done % _TOLD < STEP:
                 progress(done)
             if self._troubled:
                 self._redirect(file)
         self._sealed(file, str(state.hexdigest()))
-        self._send(node, freight.Seal(file.asked, file.key))
+        self._fleet.send(node, freight.Seal(file.asked, file.key))
 
     def _sealed(self, file: _File, key: str) -> None:
         """What was sent has this key, whatever the value's was before."""
@@ -483,11 +420,12 @@ class RemoteStore(Pins):
         """While a value is sent: let nodes that have lost their source follow another."""
         with self._news:
             self._troubled = False
-            plan = [(node, source) for node, source in orders(file.spread, self._up()) if source != UPLINK]
+            plan = [
+                (node, source) for node, source in orders(file.spread, self._fleet.up()) if source != UPLINK
+            ]
             file.spread.coming.update(plan)
         for node, source in plan:
-            line = self._lines[source]
-            self._send(node, freight.Follow(file.asked, file.nbytes, line.node.address, line.port))
+            self._fleet.follow(node, file.asked, file.nbytes, source)
 
 
 def _steps(pieces: Iterable[Buffer]) -> Iterable[memoryview]:
@@ -504,13 +442,6 @@ def _key_pair() -> tuple[str, str]:
 
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
-
-
-def _unreachable(line: DepotLine, problem: BaseException) -> str:
-    return (
-        f"node {line.number} ({line.node.name}) cannot be reached: {problem}; "
-        "run the cell again when it is back, or end the pool with %sky_down"
-    )
 
 
 def _size(nbytes: int) -> str:

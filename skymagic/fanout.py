@@ -34,11 +34,10 @@ class Spread:
             self.failed.setdefault(node, []).append(source)
 
     def lost(self, node: int) -> None:
-        """Nobody knows what a node has; those that follow it need another."""
+        """Nobody knows what a node has; those that follow it need another, which is not their mistake."""
         self.here.discard(node)
-        self.coming.pop(node, None)
-        for follower in [other for other, source in self.coming.items() if source == node]:
-            self.stopped(follower)
+        for each in [node, *(other for other, source in self.coming.items() if source == node)]:
+            self.coming.pop(each, None)
 
     def origin(self, node: int) -> list[int]:
         """The node, what it follows, what that one follows…"""
@@ -52,7 +51,7 @@ def orders(spread: Spread, nodes: Sequence[int]) -> list[tuple[int, int]]:
     """(node, source) for each node that neither has a value nor is getting it; whom the notebook serves comes last.
 
     The nodes form a chain: each follows the one before it, so that the notebook's own connection carries a value once.
-    A node whose source has failed follows the first of those that have the value; when none is left, the notebook.
+    A node whose source has failed follows the first of those that have the value; when all have failed twice, the notebook.
 
     Args:
         nodes: those that can be reached, in the order of the chain.
@@ -68,19 +67,18 @@ def orders(spread: Spread, nodes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _source(plan: Spread, node: int, others: list[int]) -> int:
-    bad = plan.failed.get(node, ())
+    failed = plan.failed.get(node, [])
     able = [
         other
         for other in others
-        if other not in bad
+        if failed.count(other) < 2
         and (other in plan.here or (other in plan.coming and node not in plan.origin(other)))
     ]
     if not able:
         return UPLINK
-    before = [other for other in able if other < node]
-    if bad:
-        return min(able, key=lambda other: (other not in plan.here, other))
-    return max(before) if before else min(able)
+    if failed:
+        return min(able, key=lambda other: (failed.count(other), other not in plan.here, other))
+    return max((other for other in able if other < node), default=able[0])
 
 
 def victims(files: Iterable[tuple[str, int]], room: int, nbytes: int) -> list[str]:

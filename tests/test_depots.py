@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from skymagic.depots import Node, RemoteStore
+from skymagic.kernels.depot import LOCK
 from skymagic.link import Transport
 from skymagic.providers.local import ChildTransport
 from skymagic.store import NodeStore, create, digest, overflow, remove
@@ -24,10 +26,14 @@ MB = 1 << 20
 class Counted:
     """A transport that counts what passes through it."""
 
-    def __init__(self, inner: ChildTransport) -> None:
+    def __init__(self, inner: ChildTransport, breaks: float) -> None:
         self.inner = inner
         self.sent = 0
         self.got = 0
+        self.breaks = breaks
+        """Bytes after which nothing passes any more, in either direction."""
+        self.pause = 0.0
+        """Seconds that each reading takes."""
 
     @property
     def pid(self) -> int:
@@ -36,12 +42,15 @@ class Counted:
 
     def read(self) -> bytes:
         """From the depot."""
-        data = self.inner.read()
+        time.sleep(self.pause)
+        data = self.inner.read() if self.sent + self.got < self.breaks else b""
         self.got += len(data)
         return data
 
     def write(self, data: bytes | memoryview) -> None:
         """To the depot."""
+        if self.sent + self.got > self.breaks:
+            raise BrokenPipeError
         self.inner.write(data)
         self.sent += len(data)
 
@@ -60,9 +69,15 @@ class Cluster:
     Args:
         count: of nodes.
         options: of the store.
+
+    Attributes:
+        breaks: for each node, after how many bytes its next lines break.
+        before: words before each node's command.
     """
 
     def __init__(self, count: int, **options: object) -> None:
+        self.breaks: list[list[float]] = [[] for _ in range(count)]
+        self.before: list[list[str]] = [[] for _ in range(count)]
         self.folders = [create() for _ in range(count)]
         self.lines: list[list[Counted]] = [[] for _ in range(count)]
         self.said: list[str] = []
@@ -71,8 +86,9 @@ class Cluster:
 
     def _open(self, node: int) -> Callable[[], Transport]:
         def opened() -> Transport:
-            command = [sys.executable, "-m", "skymagic.kernels.depot", self.folders[node]]
-            self.lines[node].append(Counted(ChildTransport(command)))
+            command = [*self.before[node], sys.executable, "-m", "skymagic.kernels.depot", self.folders[node]]
+            breaks = self.breaks[node].pop(0) if self.breaks[node] else float("inf")
+            self.lines[node].append(Counted(ChildTransport(command), breaks))
             return self.lines[node][-1]
 
         return opened
@@ -80,7 +96,8 @@ class Cluster:
     def files(self, node: int) -> list[Path]:
         """What lies on a node, complete or not."""
         places = (Path(self.folders[node]), overflow(self.folders[node]))
-        return sorted(path for place in places if place.exists() for path in place.iterdir())
+        found = (path for place in places if place.exists() for path in place.iterdir())
+        return sorted(path for path in found if path.name != LOCK)
 
     def sent(self) -> list[int]:
         """Bytes that went to each node."""
@@ -89,6 +106,10 @@ class Cluster:
     def content(self, node: int, key: str) -> memoryview:
         """A value as a rank of the node maps it."""
         return NodeStore(self.folders[node]).map(self.store.name(key))
+
+    def everywhere(self, key: str) -> bool:
+        """Whether every node has the value."""
+        return all(digest([self.content(node, key)]) == key for node in range(len(self.folders)))
 
     def close(self) -> None:
         """End the depots and remove the folders."""

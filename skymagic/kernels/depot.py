@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,9 +37,12 @@ from skymagic.freight import (
     Stream,
 )
 from skymagic.kernels.arrivals import Arrival, Ground, renamed
+from skymagic.kernels.cellar import Cellar, pieces, place
 from skymagic.kernels.outlet import Outlet, Reading
-from skymagic.store import overflow
+from skymagic.store import overflow, private
 
+LOCK = ".depot"
+"""A file in the store: its lock is held by the store's depot."""
 BEAT = 2.0
 """Seconds between signs of life."""
 
@@ -60,6 +65,7 @@ class Depot:
         self._renamed: dict[str, str] = {}
         self._reading = Reading(outlet, self._ground.find)
         self._into: Arrival | None = None
+        self._cellar = Cellar(place(), terms.keep, terms.keep_after) if terms.keep else None
         self._server: Any = None
         self._follower: Any = None
         if terms.address:
@@ -135,7 +141,9 @@ class Depot:
                 self._fail(name, problem)
 
     def _land(self, name: str, key: str) -> None:
-        arrival = self._arrivals[name]
+        arrival = self._arrivals.get(name)
+        if arrival is None:
+            raise OSError(errno.ECANCELED, "it was given up")
         arrival.seal(key)
         with self._lock:
             self._arrivals.pop(name, None)
@@ -144,6 +152,8 @@ class Depot:
         self._news()
         path = self._ground.find(renamed(name, key))
         spilled = path is not None and path.parent == overflow(self._ground.directory)
+        if self._cellar is not None:
+            self._cellar.keep(key, arrival.come, lambda: self._ground.find(renamed(name, key)))
         note = f"it is kept on disk, in {path.parent}" if path is not None and spilled else ""
         self._outlet.say(Landed(name, key, self._ground.room(), note))
 
@@ -166,6 +176,8 @@ class Depot:
     def _follow(self, order: Follow) -> None:
         if self._follower is None:
             self._fail(order.name, OSError(errno.ENOTCONN, "this node knows no other"))
+        elif self._ground.find(order.name) is not None:  # it has landed while the line was down
+            self._outlet.say(Landed(order.name, order.name.partition("-")[2], self._ground.room()))
         elif order.name in self._arrivals or self._arrive(order.name, order.nbytes):
             self._follower.follow(order)
 
@@ -192,9 +204,33 @@ class Depot:
     # -- what is here ------------------------------------------------------------------------------------------------
 
     def _look(self, order: Look) -> None:
-        here = [name for _, name, _ in order.values if self._ground.find(name)]
-        lacks = [name for _, name, _ in order.values if name not in here]
+        here: list[str] = []
+        lacks: list[str] = []
+        kept: list[tuple[str, str, Path]] = []
+        for key, name, nbytes in order.values:
+            if self._ground.find(name):
+                here.append(name)
+            elif name not in self._arrivals:
+                path = self._cellar.find(key, nbytes) if self._cellar is not None else None
+                if path is None or self._arrive(name, nbytes) is None:
+                    lacks.append(name)
+                else:
+                    kept.append((key, name, path))
         self._outlet.say(Looked(order.number, lacks, here, self._ground.room()))
+        threading.Thread(target=self._restore, args=(kept,), name="depot-restore", daemon=True).start()
+
+    def _restore(self, kept: list[tuple[str, str, Path]]) -> None:
+        """Copy what an earlier pool has left, which other nodes may follow."""
+        for key, name, path in kept:
+            try:
+                for piece in pieces(path):
+                    self._more(name, piece)
+                self._land(name, key)
+            except OSError as problem:
+                if problem.errno == errno.EBADMSG and self._cellar is not None:
+                    self._cellar.forget(key)
+                if problem.errno != errno.ECANCELED:
+                    self._fail(name, problem)
 
 
 def orders(descriptor: int) -> Iterator[Any]:
@@ -210,6 +246,32 @@ def _beat(outlet: Outlet, directory: Path, end: threading.Event) -> None:
         if not directory.exists():
             os.kill(os.getpid(), signal.SIGTERM)
         outlet.say(Beat())
+
+
+@contextlib.contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Be the one depot on a store: end an older one, which has lost its notebook and does not know it yet."""
+    path = directory / LOCK
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 20, 0).strip()
+            if holder.isdigit():  # whoever holds the lock lives and has written its number
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(holder), signal.SIGKILL)
+            time.sleep(0.01)
+        else:
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                break
+        os.close(descriptor)
+    os.pwrite(descriptor, f"{os.getpid():<20}".encode(), 0)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 def _leave(*_: object) -> None:
@@ -229,14 +291,17 @@ def main(directory: str) -> None:
     terms = next(asked, None)
     if not isinstance(terms, Open):
         return
-    depot = Depot(Path(directory), outlet, terms)
-    threading.Thread(target=_beat, args=(outlet, Path(directory), end), daemon=True).start()
-    try:
-        for order in asked:
-            depot.carry_out(order)
-    finally:
-        end.set()
-        depot.close()
+    store = Path(directory)
+    private(store)
+    with alone(store):
+        depot = Depot(store, outlet, terms)
+        threading.Thread(target=_beat, args=(outlet, store, end), daemon=True).start()
+        try:
+            for order in asked:
+                depot.carry_out(order)
+        finally:
+            end.set()
+            depot.close()
 
 
 if __name__ == "__main__":
