@@ -73,6 +73,7 @@ class Agents:
         died: called (on a link's thread) when a rank ended that nobody asked to end.
         lost: called (on a link's thread) when an agent is gone, with the node and a reason.
         note: called with what the user should know of links that are down, and up again.
+        ended: called (on a link's thread) when an agent ends everything because a limit is over, with the reason.
     """
 
     def __init__(
@@ -80,7 +81,8 @@ class Agents:
         members: Sequence[Member],
         died: Callable[[wire.RankExited], None],
         lost: Callable[[int, str], None],
-        note: Callable[[str], None] = lambda text: None,
+        note: Callable[[str], None],
+        ended: Callable[[str], None],
     ) -> None:
         self.members = tuple(members)
         self.specs: dict[int, tuple[int, wire.RankSpec]] = {}
@@ -99,7 +101,7 @@ class Agents:
         self._node_specs: tuple[wire.AgentSpec, ...] = ()
         self._offers: dict[str, wire.Offer] = {}
         self.controller: wire.ControllerUp | None = None
-        self._died, self._lost, self._note = died, lost, note
+        self._died, self._lost, self._note, self._ended = died, lost, note, ended
         self._links: list[Link] = []
         self._news = threading.Condition()
         self._answers: dict[int, dict[int, Any]] = {}
@@ -333,6 +335,24 @@ class Agents:
         ]
         return [(link, mine) for link, mine in by_index if mine]
 
+    @contextlib.contextmanager
+    def busy(self, ranks: Iterable[int]) -> Iterator[None]:
+        """For the length of a run: nodes without any of its ranks do not take the pool for idle."""
+        at_work = {self.specs[rank][0] for rank in ranks}
+        others = [
+            link
+            for index, link in enumerate(self._links)
+            if index not in at_work and self._node_specs[index].idle is not None
+        ]
+        number = next(self._numbers) if others else 0
+        for link in others:
+            link.send(wire.Elsewhere(number, True))
+        try:
+            yield
+        finally:
+            for link in others:
+                link.send(wire.Elsewhere(number, False))
+
     # -- nodes that are out of sight ---------------------------------------------------------------------------------
 
     def ranks_of(self, index: int) -> list[int]:
@@ -436,6 +456,8 @@ class Agents:
                     self.controller = message
                     for link in self._links[1:]:  # their ranks wait for it
                         link.send(wire.Spawn((), message.engine))
+                case wire.PoolEnded():
+                    self._trouble = f"the pool ended {message.reason}"
                 case wire.AgentFailed():
                     self._trouble = f"{self.members[index].name}: {message.reason}"
                 case wire.RankForked():
@@ -460,6 +482,8 @@ class Agents:
                     link.send(message)
         if self._closing:
             return
+        if isinstance(message, wire.PoolEnded):
+            self._ended(message.reason)
         if died is not None:
             self._died(died)
         if message is None or isinstance(message, wire.AgentFailed):

@@ -229,6 +229,11 @@ def failure(report: Report, pool: Pool, limits: Limits) -> RunError:
     failures = failures_of(report, pool)
     notes = [*lost_notes(report, pool), *report.notes]
     causes = [one for one in failures if not one.secondary]
+    if pool.ended is not None and any(one.died == pool.ended for one in failures):
+        before = [f"rank {one.rank}: {one.words}" for one in causes if one.died != pool.ended]
+        error: RunError = RunError("\n".join([f"{pool.ended}: %sky_pool makes it anew", *before]))
+        error.failures = tuple(failures)
+        return error
     if report.interrupted and not any(one.died for one in causes):
         stopped = [number for number, rank in report.ranks.items() if rank.stopped]
         lines = [f"interrupted on {rank_words(stopped)}" if stopped else "interrupted", *notes]

@@ -80,7 +80,7 @@ class SkyMagics(Magics):
     @line_magic
     def sky_down(self, line: str) -> None:
         request = usage(lambda: arguments.parse_down(line))
-        chosen = pools.every() if request.all else [pools.find(request.name)]
+        chosen = pools.every() + pools.ended() if request.all else [pools.find(request.name, ended=True)]
         for one in chosen:
             one.close()
             print(f"pool {one.name!r} is stopped")
@@ -100,8 +100,9 @@ class SkyMagics(Magics):
     def sky_status(self, line: str) -> None:
         name = usage(lambda: arguments.parse_status(line))
         chosen = [pools.find(name)] if name else pools.every()
+        gone = [] if name else [f"{one.ended}: %sky_pool makes it anew" for one in pools.ended()]
         print(
-            "\n\n".join(map(status_text, chosen))
+            "\n\n".join([*map(status_text, chosen), *gone])
             or "no pool is running: make one with %sky_pool --nodes 2 --plugin torch"
         )
 

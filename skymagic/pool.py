@@ -55,7 +55,7 @@ class Pool:
         provider: who made the plan, and gives the machines.
         namespace: the notebook's variables.
         defaults: limits and such.
-        ended: called once, when nothing of it is left.
+        gone: called when nothing of it is left, and nobody need hear why.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Pool:
         provider: Provider,
         namespace: dict[str, Any],
         defaults: Defaults,
-        ended: Callable[[Pool], None] = lambda pool: None,
+        gone: Callable[[Pool], None] = lambda pool: None,
     ) -> None:
         self.name = name
         self.plan = plan
@@ -76,7 +76,9 @@ class Pool:
         self.runs = 0
         self.defaults = defaults
         self.namespace = namespace
-        self._ended = ended
+        self.ended: str | None = None
+        """Why it has ended by itself; such a pool stays known until it is stopped or made anew."""
+        self._gone = gone
         self.plugins = plugins.resolve(plan.request.plugins)
         for plugin in self.plugins:
             packing.packed(plugin)  # one that cannot travel is refused before anything starts
@@ -157,12 +159,13 @@ class Pool:
 
     def _bring_up(self, say: Callable[[str], None]) -> None:
         members = self._provider.acquire(self.plan, self.job_id, say)
-        self._agents = Agents(members, self._on_death, self._on_loss, self._on_note)
+        self._agents = Agents(members, self._on_death, self._on_loss, self._on_note, self._on_limit)
         self._agents.start(
             [
                 wire.AgentSpec(
                     pool=self.name, job_id=self.job_id, node=index, head=index == 0, preload=self._preload(),
                     env=self._environment(), address=member.address, curve=self.plan.remote,
+                    idle=self.plan.request.idle, max_lifetime=self.plan.request.max_lifetime,
                 )
                 for index, member in enumerate(members)
             ]
@@ -250,6 +253,7 @@ class Pool:
     def close(self) -> None:
         """End all ranks and release all machines; legal in every state, twice is safe."""
         if self.state is State.STOPPED:
+            self._gone(self)
             return
         self.move(Event.STOP)
         for release in (
@@ -262,7 +266,8 @@ class Pool:
             with contextlib.suppress(Exception):
                 release()
         self.move(Event.STOPPED)
-        self._ended(self)
+        if self.ended is None:
+            self._gone(self)
 
     def _close_store(self) -> None:
         if self._shipper is not None and self.plan.remote:
@@ -321,6 +326,25 @@ class Pool:
             for current in self._under_way:
                 current.put("note", -1, {"text": text})
 
+    def _on_limit(self, reason: str) -> None:
+        """The agents end everything: whoever waits hears it at once, and what is held here is given back."""
+        if self.state in (State.STARTING, State.STOPPING, State.STOPPED):
+            return
+        with self._news:
+            self.ended = f"pool {self.name!r} ended {reason}"
+            under_way = list(self._under_way)
+        self.move(Event.STOP)
+        for current in under_way:
+            for rank in current.ranks:
+                gone = wire.RankExited(rank, 0, None, True, tail=self.ended)
+                current.put("died", rank, {"exited": gone})
+        threading.Thread(target=self.close, name="skymagic-end", daemon=True).start()
+
+    def check_ended(self) -> None:
+        """Raises PoolStateError if the pool has ended by itself, with the reason and what to do."""
+        if self.ended is not None:
+            raise PoolStateError(f"{self.ended}: %sky_pool makes it anew")
+
     def without(self, lost: Sequence[int]) -> str:
         """What can be done when the machines of these ranks are gone."""
         there = ",".join(str(rank) for rank in range(self.world_size) if rank not in lost)
@@ -345,6 +369,7 @@ class Pool:
             RunInterrupted: it was stopped before it began.
         """
         with self.turns.ask(order.ranks):
+            self.check_ended()
             self._mending.check()
             self._check_there(order.ranks)
             self._show_notes(screen)
@@ -438,8 +463,9 @@ class Pool:
         """Have an order carried out by ranks whose turn it is; waits for them."""
         assert self._engine is not None
         try:
-            self._submit(submission, envelope, source)
-            report = Run(submission, self.agents, screen, limits).wait()
+            with self.agents.busy(submission.ranks):
+                self._submit(submission, envelope, source)
+                report = Run(submission, self.agents, screen, limits).wait()
         finally:
             self._under_way.discard(submission)
         self._engine.purge(submission)
@@ -449,6 +475,7 @@ class Pool:
         """Send an order; from now on a rank's death is news for whoever waits for it, also if it died just before."""
         assert self._engine is not None
         with self._news:
+            self.check_ended()
             self._under_way.add(submission)
         for rank in submission.ranks:
             exited = self.agents.ranks[rank].exited

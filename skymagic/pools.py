@@ -15,24 +15,33 @@ DEFAULT_NAME = "main"
 _pools: dict[str, Pool] = {}
 
 
-def find(name: str | None = None) -> Pool:
+def find(name: str | None = None, *, ended: bool = False) -> Pool:
     """The pool of this name, or the one used last.
 
+    Args:
+        ended: also one that has ended by itself.
+
     Raises:
-        PoolError: there is none; the message says how to make one.
+        PoolError: there is none, or it has ended by itself; the message says how to make one.
     """
-    if name is not None and name in _pools:
-        return _pools[name]
-    if name is None and _pools:
-        return next(reversed(_pools.values()))
+    if name in _pools or (name is None and _pools):
+        pool = _pools[name] if name is not None else next(reversed(_pools.values()))
+        if not ended:
+            pool.check_ended()
+        return pool
     there = f"there are {', '.join(_pools)}" if _pools else "there is none"
     wanted = f"there is no pool {name!r}; {there}" if name else "there is no pool yet"
     raise PoolError(f"{wanted}: make one with %sky_pool {name or ''} --nodes 2 --plugin torch")
 
 
 def every() -> list[Pool]:
-    """All pools, the one used last at the end."""
-    return list(_pools.values())
+    """All pools, the one used last at the end; not those that have ended by themselves."""
+    return [pool for pool in _pools.values() if pool.ended is None]
+
+
+def ended() -> list[Pool]:
+    """The pools that have ended by themselves, and were not made anew."""
+    return [pool for pool in _pools.values() if pool.ended is not None]
 
 
 def ensure(
@@ -47,9 +56,9 @@ def ensure(
         RequestError: all mistakes of the request; or a pool of this name runs and is another.
     """
     name = request.name or DEFAULT_NAME
-    there = _pools.get(name)
+    there = next((pool for pool in every() if pool.name == name), None)
     if request.name is None:
-        there = next((pool for pool in reversed(_pools.values()) if not fits(request, pool.plan)), there)
+        there = next((pool for pool in reversed(every()) if not fits(request, pool.plan)), there)
     differences = fits(request, there.plan) if there is not None else []
     if there is not None and not differences:
         use(there)
@@ -73,6 +82,9 @@ def _another(there: Pool, differences: Iterable[str]) -> RequestError:
 
 
 def _make(pool: Pool, tell: Callable[[str], None]) -> Pool:
+    before = _pools.pop(pool.name, None)
+    if before is not None and before.ended is not None:
+        tell(f"{before.ended}, and its variables are gone")
     tell(f"starting {display.count(pool.world_size, 'rank')} on {', '.join(pool.plan.hosts)} …")
     _pools[pool.name] = pool
     try:
@@ -109,7 +121,7 @@ def _drop(pool: Pool) -> None:
 
 def close_all() -> None:
     """End every pool."""
-    for pool in every():
+    for pool in list(_pools.values()):
         pool.close()
 
 

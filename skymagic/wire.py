@@ -31,6 +31,10 @@ class AgentSpec:
     """Where the controller listens; None: the nodes meet first, and `Lead` says it."""
     curve: bool = False
     """Whether the controller lets in, and talks to, only those who have its key."""
+    idle: float | None = None
+    """Seconds without a cell after which the agent ends everything."""
+    max_lifetime: float | None = None
+    """Seconds after which it does so in any case."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,22 @@ class Back:
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """Notebook → agent: a run has begun, or is over, of which this node's ranks are no part; the pool is not idle."""
+
+    run: int
+    busy: bool
+
+
+@dataclass(frozen=True)
+class PoolEnded:
+    """Agent → notebook: a limit is over, and everything is being ended."""
+
+    reason: str
+    """As in "it ended …"."""
+
+
+@dataclass(frozen=True)
 class ControllerUp:
     """Agent of the head node → notebook: the controller listens."""
 
@@ -254,7 +274,7 @@ class Done:
 
 
 Message = (
-    AgentSpec | Hello | Reach | Reached | Lead | RankSpec | Spawn | Signal | Ask | ReadLog | Answer | Offer | Shutdown | Away | Back | ControllerUp | AgentFailed
+    AgentSpec | Hello | Reach | Reached | Lead | RankSpec | Spawn | Signal | Ask | ReadLog | Answer | Offer | Shutdown | Away | Back | Elsewhere | PoolEnded | ControllerUp | AgentFailed
     | RankForked | RankReady | RankFailed | RankExited | Begin | Publish | End | Done
 )  # fmt: skip
 
@@ -276,6 +296,8 @@ KINDS: dict[str, type[Any]] = {
         Shutdown,
         Away,
         Back,
+        Elsewhere,
+        PoolEnded,
         ControllerUp,
         AgentFailed,
         RankForked,

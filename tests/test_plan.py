@@ -575,6 +575,10 @@ def test_the_plan_as_text() -> None:
     assert "with the notebook, or by %sky_down" in plan(PoolRequest(), SMALL).text()
 
 
+def test_a_limit_of_the_price_stands_beside_the_price() -> None:
+    assert plan(PoolRequest(max_price=12.5), SMALL).text().endswith("$0.00 per hour (at most $12.50)")
+
+
 # ---------------------------------------------------------------------------------------------------------- fits
 
 MADE = plan(
@@ -637,7 +641,7 @@ def test_a_pool_that_serves(changes: dict[str, Any]) -> None:
         ({"memory": memory("1000")}, "its nodes have 512 GB, not 1000"),
         ({"hosts": ("a",)}, "its hosts"),
         ({"region": "eu"}, "its region is None, not eu"),
-        ({"max_lifetime": 60.0}, "its max lifetime"),
+        ({"max_lifetime": 60.0}, "its --max-lifetime is none, not 1m"),
         ({"spot": True}, "its spot"),
     ],
 )

@@ -26,6 +26,7 @@ from typing import IO, Any
 from skymagic import store, wire
 from skymagic.kernels import forkserver, logs, meeting, stacks
 from skymagic.kernels.iopub import Iopub
+from skymagic.kernels.limits import Limits
 from skymagic.kernels.memory import oom_kills
 from skymagic.kernels.streams import Pipe, RankOutput, enlarge
 
@@ -95,6 +96,7 @@ class Agent:
         self.oom_before = oom_kills()
         self.readers: dict[int, wire.ReadLog] = {}
         """By rank: who follows its log."""
+        self.limits = Limits(spec.idle, spec.max_lifetime, time.monotonic())
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -204,7 +206,7 @@ class Agent:
     # -- events ------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until the link closes or Shutdown comes; then end everything."""
+        """Serve until the link closes, Shutdown comes, or a limit is over; then end everything."""
         try:
             while self.stop_at is None or (self.ranks and time.monotonic() < self.stop_at):
                 for key, _ in self.select.select(self._timeout()):
@@ -217,14 +219,17 @@ class Agent:
                 for rank in list(self.ranks.values()):
                     if rank.output.due is not None and rank.output.due <= now:
                         rank.output.flush(now)
+                if self.stop_at is None and (reason := self.limits.reason(now)):
+                    self.tell(wire.PoolEnded(reason))
+                    self._stop()
         finally:
             self.close()
 
     def _timeout(self) -> float | None:
         times = [rank.output.due for rank in self.ranks.values() if rank.output.due is not None]
         times += [when for when, _ in self.later]
-        if self.stop_at is not None:
-            times.append(self.stop_at)
+        ends = self.limits.due if self.stop_at is None else self.stop_at
+        times += [ends] if ends is not None else []
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _watch(self, source: Any, call: Callable[[], None]) -> None:
@@ -283,11 +288,19 @@ class Agent:
                 self._reach(message)
             case wire.Lead():
                 self._lead(message.address)
+            case wire.Elsewhere() if message.busy:
+                self.limits.begin(f"run {message.run}")
+            case wire.Elsewhere():
+                self.limits.end(f"run {message.run}", time.monotonic())
             case wire.Shutdown():
-                self.stop_at = time.monotonic() + GRACE
-                for known in self.ranks.values():
-                    known.expected = True
-                    known.tell(wire.Ask((known.rank,), "stop"))
+                self._stop()
+
+    def _stop(self) -> None:
+        """Let idle ranks run their plugins' teardown; the rest is for `close`."""
+        self.stop_at = time.monotonic() + GRACE
+        for known in self.ranks.values():
+            known.expected = True
+            known.tell(wire.Ask((known.rank,), "stop"))
 
     def _signal(self, number: int, signum: int) -> None:
         rank = self.ranks.get(number)
@@ -380,6 +393,7 @@ class Agent:
         pipes = {name: os.pipe() for name in ("stdout", "stderr")}
         rank = Rank(spec, ident, ours, self._output(spec, ident, {n: read for n, (read, _) in pipes.items()}))
         self.ranks[spec.rank] = rank
+        self.limits.begin(spec.rank)
         full = wire.RankSpec(
             rank=spec.rank, info=spec.info, plugins=spec.plugins, generation=spec.generation,
             env={**spec.env, "SKYMAGIC_IDENT": ident}, engine_file=self.engine_file, store=str(self.store),
@@ -441,14 +455,19 @@ class Agent:
         now = time.monotonic()
         match message:
             case wire.Begin():
+                self.limits.begin(rank.rank)
                 rank.output.begin(message, now)
             case wire.Publish():
                 rank.output.publish(message, now)
                 rank.tell(wire.Done())
             case wire.End():
+                self.limits.end(rank.rank, now)
                 rank.output.end(now)
             case wire.Offer():
                 self._spread(message)
+                self.tell(message)
+            case wire.RankReady():
+                self.limits.end(rank.rank, now)
                 self.tell(message)
             case _:
                 self.tell(message)
@@ -491,6 +510,7 @@ class Agent:
             self.leaving.pop(pid, None)
             return
         rank.output.end(time.monotonic())
+        self.limits.end(rank.rank, time.monotonic())
         oom = status == -signal.SIGKILL and not rank.expected and oom_kills() > self.oom_before
         self.oom_before = oom_kills()
         self.tell(wire.RankExited(rank.rank, pid, status, rank.expected, oom, rank.output.tail()))

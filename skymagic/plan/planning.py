@@ -10,6 +10,7 @@ from skymagic.errors import RequestError
 from skymagic.image import Image
 from skymagic.plan.plans import Inventory, Plan, Topology, topology
 from skymagic.plan.requests import PoolRequest
+from skymagic.plan.units import duration_text
 
 
 def plan(request: PoolRequest, inventory: Inventory) -> Plan:
@@ -195,16 +196,19 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
         if name in given and asked is not None and asked.amount > has:
             reasons.append(f"its nodes have {has:.12g} {'CPUs' if name == 'cpus' else 'GB'}, not {asked}")
     reasons += _lacks(request, running)
-    for name in ("hosts", "region", "spot", "idle", "max_lifetime"):
-        differs(
-            name,
-            getattr(made, name),
-            getattr(request, name),
-            f"its {name.replace('_', ' ')} is {{here}}, not {{asked}}",
-        )
+    for name in ("hosts", "region", "spot"):
+        differs(name, getattr(made, name), getattr(request, name), f"its {name} is {{here}}, not {{asked}}")
+    for name in ("idle", "max_lifetime"):
+        here, wants = (getattr(each, name) for each in (made, request))
+        words = f"its --{name.replace('_', '-')} is {{here}}, not {{asked}}"
+        differs(name, _limit(here), _limit(wants), words)
     if request.max_price is not None and running.price > request.max_price:
         reasons.append(f"it costs ${running.price:.2f} per hour, more than ${request.max_price:.2f}")
     return reasons
+
+
+def _limit(seconds: float | None) -> str:
+    return "none" if seconds is None else duration_text(seconds)
 
 
 def _lacks(request: PoolRequest, running: Plan) -> list[str]:

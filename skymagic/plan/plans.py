@@ -102,7 +102,8 @@ class Plan:
             "note": "; ".join(self.image.repeated()),
             "variables": ", ".join([*self.image.env, *(f"{name} (secret)" for name in asked.secrets)]),
             "ends": " or ".join(filter(None, limits)) or "with the notebook, or by %sky_down",
-            "price": f"${self.price:.2f} per hour",
+            "price": f"${self.price:.2f} per hour"
+            + (f" (at most ${asked.max_price:.2f})" if asked.max_price is not None else ""),
         }
         title = f"Plan of pool {asked.name!r}" if asked.name else "Plan of a pool"
         return "\n".join([title, *(f"  {key:<10} {value}" for key, value in rows.items() if value)])
