@@ -87,8 +87,8 @@ def family(notebook: Notebook) -> list[psutil.Process]:
 
 def folders(notebook: Notebook) -> list[Path]:
     """Where the pool in use has its files."""
-    controller = "__import__('skymagic').pools.find().agents.controller"
-    return [Path(notebook.value(f"{controller}.{name}")) for name in ("directory", "store")]
+    agent = "__import__('skymagic').pools.find().agents.hellos[0]"
+    return [Path(notebook.value(f"{agent}.{name}")) for name in ("directory", "store")]
 
 
 def gone(processes: list[psutil.Process]) -> list[psutil.Process]:
