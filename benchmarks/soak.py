@@ -26,6 +26,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks import cluster
+from skymagic import button
 from skymagic.errors import RankDied, RankError, RunInterrupted, RunTimeout
 from skymagic.pool import Pool
 
@@ -124,7 +125,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "destroy_process_group": Fault("import torch.distributed as dist\ndist.destroy_process_group()"),
     "collectives out of step": Fault(
-        ME + "if me == {victim}: raise ValueError('planted')\nw = dist.all_reduce(torch.ones(9), async_op=True)", RankError
+        ME + "if me == {victim}: raise ValueError('planted')\nw = dist.all_reduce(torch.ones(9), async_op=True); del w", RankError
     ),
     "the GIL held for 5 s": Fault(
         ME + "import ctypes\nif me == {victim}: ctypes.PyDLL(None).sleep(5)\nt = torch.ones(9); dist.all_reduce(t)"
@@ -194,8 +195,6 @@ class Soak:
         this.seconds = time.perf_counter() - begun - after
         if problem is None and (fault.expect is None or fault.may):
             return
-        if fault.may and isinstance(problem, KeyboardInterrupt):
-            return
         if fault.expect is None or not isinstance(problem, fault.expect):
             this.wrong.append(f"raised {problem!r}, not {fault.expect and fault.expect.__name__}")
         elif isinstance(problem, RankDied) and (problem.rank, problem.status) != (this.victim, fault.status):
@@ -208,12 +207,17 @@ class Soak:
             if not fault.press:
                 cluster.run(self.pool, body, timeout=fault.timeout)
                 return
-            with cluster.stop_button(after):
-                cluster.run(self.pool, body, timeout=fault.timeout)
-                if fault.may:
-                    time.sleep(
-                        1.0
-                    )  # here the press comes when the cell is over; it is no concern of the pool
+            over = threading.Event()
+            try:
+                with cluster.stop_button(after):
+                    with button.here():
+                        cluster.run(self.pool, body, timeout=fault.timeout)
+                    over.set()
+                    if fault.may:
+                        time.sleep(1.0)  # here the press comes when the cell is over
+            except KeyboardInterrupt:
+                if not over.is_set():
+                    raise
 
     def _go_on(self, fault: Fault, this: Round) -> None:
         begun = time.perf_counter()

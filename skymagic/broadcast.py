@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skymagic import display
+from skymagic import button, display
 from skymagic.agents import describe
 from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
 from skymagic.kernels.order import LAST_VALUE
@@ -133,12 +133,18 @@ def broadcast(
         CaptureError: names cannot travel.
     """
     notebook = NotebookScreen(order.shown)
-    report = pool.run(order, screen or notebook, limits, stop)
-    notebook.finish()
-    if not report.good:
-        discard(report, pool)
-        raise failure(report, pool, limits)
-    return collect(report, order, pool)
+    with button.here() as stop_button:
+        report = pool.run(order, screen or notebook, limits, stop)
+        notebook.finish()
+        if not report.good:
+            discard(report, pool)
+            raise failure(report, pool, limits)
+        try:
+            with stop_button.breakable():
+                return collect(report, order, pool)
+        except KeyboardInterrupt:
+            discard(report, pool)
+            raise
 
 
 def discard(report: Report, pool: Pool) -> None:

@@ -184,7 +184,13 @@ class RunTimeout(RunError):
 
 
 class RunInterrupted(RunError, KeyboardInterrupt):
-    """The user interrupted the cell; also a KeyboardInterrupt, so that ``except Exception`` in a loop does not swallow it."""
+    """The user interrupted the cell; also a KeyboardInterrupt, so that ``except Exception`` in a loop does not swallow it.
+
+    Attributes:
+        values: the values by rank of a function that had ended everywhere when the stop button was pressed, else None.
+    """
+
+    values: object = None
 
 
 class ResultError(RunError):

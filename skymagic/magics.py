@@ -14,7 +14,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
-from skymagic import arguments, auto, broadcast, completing, display, plugins, pools, providers
+from skymagic import arguments, auto, broadcast, button, completing, display, plugins, pools, providers
 from skymagic.api import Compute
 from skymagic.config import SkyMagic
 from skymagic.errors import RequestError, SkyError
@@ -166,9 +166,9 @@ class SkyMagics(Magics):
         run = RunRequest(
             pool=named(request.pool), targets=request.targets, gather=request.names, head=request.head
         )
-        values = self._values(run, "")
         name = request.output
-        self._keep(values, run, renamed={request.names[0]: name} if name else {})
+        with button.here():
+            self._keep(self._values(run, ""), run, renamed={request.names[0]: name} if name else {})
 
     def _run(self, request: RunRequest, body: str) -> Any:
         """Run a cell and keep its values; with --noblock, return at once."""
@@ -192,10 +192,11 @@ class SkyMagics(Magics):
             raise
 
     def _run_now(self, request: RunRequest, body: str) -> broadcast.Values | None:
-        values = self._values(request, body)
-        if values is not None:
-            self._keep(values, request)
-        return values
+        with button.here():
+            values = self._values(request, body)
+            if values is not None:
+                self._keep(values, request)
+            return values
 
     def _values(self, request: RunRequest, body: str) -> broadcast.Values | None:
         shell = self.shell

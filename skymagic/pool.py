@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from skymagic import display, plugins, states, wire
+from skymagic import button, display, plugins, states, wire
 from skymagic.agents import Agents, Place, describe
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
 from skymagic.mending import Mending
@@ -24,7 +24,7 @@ from skymagic.plan import Defaults, Plan
 from skymagic.plugins import packing
 from skymagic.report import Limits, Report
 from skymagic.results import rank_words
-from skymagic.run import Run, Screen, Stop, stop_button
+from skymagic.run import Run, Screen, Stop
 from skymagic.runtime import InstanceInfo, Peer
 from skymagic.screen import Nowhere, Progress
 from skymagic.states import Event, State
@@ -291,9 +291,13 @@ class Pool:
     def _on_death(self, exited: wire.RankExited) -> None:
         with self._news:
             current = next((each for each in self._under_way if exited.rank in each.ranks), None)
-        if current is not None:
-            current.put("died", exited.rank, {"exited": exited})
-        elif self.state in (State.READY, State.RUNNING) and not exited.expected:
+            if current is not None:
+                current.put("died", exited.rank, {"exited": exited})
+        if current is None:
+            self._died_between_runs(exited)
+
+    def _died_between_runs(self, exited: wire.RankExited) -> None:
+        if self.state in (State.READY, State.RUNNING) and not exited.expected:
             host = self.agents.ranks[exited.rank].hostname
             self.tell(
                 f"rank {exited.rank} on {host} had died ({describe(exited)}); it was started anew and lost its variables"
@@ -449,7 +453,7 @@ class Pool:
             raise RunInterrupted("stopped before it began")
         submission = Submission(order.ranks)
         stop.aim(submission)
-        with stop_button(submission):
+        with button.here() as stop_button, stop_button.aimed(submission):
             report = self.send(submission, envelope, order.source, screen, limits)
         for number, rank in report.ranks.items():
             if rank.outcome is not None and rank.outcome.get("bound"):
@@ -467,7 +471,10 @@ class Pool:
                 self._submit(submission, envelope, source)
                 report = Run(submission, self.agents, screen, limits).wait()
         finally:
-            self._under_way.discard(submission)
+            with self._news:
+                self._under_way.discard(submission)
+        for event in submission.unread("died"):  # after its outcome
+            self._died_between_runs(event.content["exited"])
         self._engine.purge(submission)
         return report
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from skymagic import display, wire
@@ -27,6 +26,8 @@ HINT = 0.7
 """Seconds after an interrupt until the user is told of the second press."""
 STACKS = 0.5
 """Seconds that ranks have to say where they are."""
+PASSING = 5.0
+"""Seconds to wait until what was sent to ranks that have ended their cells has reached them."""
 
 
 class Screen(Protocol):
@@ -65,21 +66,6 @@ class Stop:
                 submission.put("stop", -1)
 
 
-@contextlib.contextmanager
-def stop_button(submission: Submission) -> Iterator[None]:
-    """Inside, an interrupt of the main thread is news of the submission, not an exception that may fall anywhere."""
-    is_main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGINT) if is_main else None
-    if before is None:  # another thread, or a handler that was not set from Python
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda *_: submission.put("stop", -1))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 class Run:
     """Waits for one submission.
 
@@ -107,6 +93,8 @@ class Run:
         """When ranks that took no notice of the first interrupt get another: Python may lose one, in a destructor or a fork."""
         self._hint_at: float | None = None
         """When the user is told that a second press kills."""
+        self._told: set[int] = set()
+        """Ranks that were sent signals or other disturbances."""
         self._stall = Stall(limits.stall_after, self._started)
         self.report = Report({rank: RankRun() for rank in submission.ranks})
 
@@ -114,6 +102,15 @@ class Run:
         """Until every rank has settled. What the user does with the stop button becomes part of the report."""
         while self._open():
             self._step()
+        if (
+            self._told
+        ):  # what is still on its way there must not fall into the next cell; the answer comes after it
+            self._agents.ask(self._told, "leaving", timeout=PASSING)
+        ranks = self.report.ranks.values()
+        if self.report.interrupted and not any(rank.failed for rank in ranks):
+            self.report.interrupted = False  # it ended well in spite of it
+            if not any(rank.outcome and rank.outcome.get("interrupted") for rank in ranks):
+                self._submission.miss()  # the interrupt came too late everywhere; else the cell took it as it liked
         return self.report
 
     # -- one step ----------------------------------------------------------------------------------------------------
@@ -217,6 +214,7 @@ class Run:
         open_ranks = self._unfinished()
         for number in open_ranks:
             self.report.ranks[number].stopped = True
+        self._told.update(open_ranks)
         self._agents.signal(open_ranks, signal.SIGINT)
 
     def _interrupt_again(self) -> None:
@@ -243,6 +241,7 @@ class Run:
     def _kill(self, open_ranks: Sequence[int]) -> None:
         for number in open_ranks:
             self.report.ranks[number].killed = True
+        self._told.update(open_ranks)
         self._agents.signal(open_ranks, signal.SIGKILL)
         for number in filter(self._agents.is_away, open_ranks):  # nobody can tell when it has ended
             reason = "its node is not connected; it is ended there as soon as it is"
@@ -251,8 +250,12 @@ class Run:
 
     def _pressed(self) -> None:
         """The stop button: once interrupts, and frees after the grace period; twice kills."""
+        open_ranks = self._unfinished()
+        if not open_ranks:  # the cell is over, and only its last output is to come
+            self._submission.miss()
+            return
         if self.report.interrupted:
-            self._kill(self._unfinished())
+            self._kill(open_ranks)
             return
         self.report.interrupted = self._stopping = True
         self._interrupt()

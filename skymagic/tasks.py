@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skymagic import broadcast
+from skymagic import broadcast, button
 from skymagic.errors import CaptureError, RankError, RunInterrupted
 from skymagic.order import Order
 from skymagic.pool import Pool
@@ -70,7 +70,12 @@ def run(
     defaults = pool.defaults
     limits = Limits(task.timeout or defaults.timeout, defaults.grace, defaults.stall_after)
     try:
-        values = broadcast.broadcast(pool, order_of(task, ranks), limits, screen, stop=stop)
+        with button.here() as stop_button:
+            values = broadcast.broadcast(pool, order_of(task, ranks), limits, screen, stop=stop)
+            if values.problems:
+                raise broadcast.result_error(values, [])
+            stop_button.values = values.value
+            return values.value
     except CaptureError as refused:
         raise CaptureError(str(refused).replace(ARGUMENT, "argument ").replace(FUNCTION, task.name)) from None
     except RankError as failed:
@@ -79,9 +84,6 @@ def run(
         ):  # a plain script shows nothing but the message and its notes
             failed.add_note(_COLOUR.sub("", "\n".join(failed.traceback)))
         raise
-    if values.problems:
-        raise broadcast.result_error(values, [])
-    return values.value
 
 
 def order_of(task: Task, ranks: tuple[int, ...]) -> Order:

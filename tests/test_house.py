@@ -60,7 +60,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "holdings",
         "ship",
     ),
-    ("results", "display", "bootstrap", "submission", "order", "report", "stall"),
+    ("results", "display", "bootstrap", "submission", "button", "order", "report", "stall"),
     ("plugins",),
     ("kernels",),
     ("ssh", "link", "absence", "agents", "installer", "setup"),

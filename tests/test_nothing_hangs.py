@@ -254,8 +254,11 @@ def test_the_stop_button(notebook: Notebook, body: str) -> None:
     notebook.watch(cell, lambda shown: "begun" in shown.text)
     notebook.interrupt()
     notebook.finish(cell)
-    assert cell.error is not None
-    assert cell.error.ename == "RunInterrupted"
+    if body[0] == "!":  # IPython ends the command and goes on, as in any notebook
+        assert cell.error is None
+    else:
+        assert cell.error is not None
+        assert cell.error.ename == "RunInterrupted"
     works(notebook)
     assert pids(notebook) == before
     assert kept(notebook) == [0, 1, 2, 3]
@@ -275,6 +278,61 @@ def test_what_a_cell_does_upon_an_interrupt_is_waited_for(notebook: Notebook) ->
     finally:
         notebook.run("%config SkyMagic.grace = 2.0")
     assert kept(notebook) == ["saved"] * 4
+
+
+def test_a_cell_that_handles_the_interrupt_ends_well(notebook: Notebook) -> None:
+    cell = notebook.start(
+        "%%sky_broadcast --only all -o found\ntry:\n    print('begun', flush=True)\n    time.sleep(300)\n"
+        "except KeyboardInterrupt:\n    kept = 'early'\nkept"
+    )
+    notebook.watch(cell, lambda shown: shown.text.count("begun") == 4)
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert cell.error is None
+    assert notebook.value("found") == ["early"] * 4
+
+
+PRESS = "class Press:\n    def __reduce__(self):\n        return os.kill, (notebook_pid, signal.SIGINT)\n"
+"""On its way back to the notebook it presses the stop button there."""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"{PRESS}(Press() if dist.get_rank() == 2 else None, dist.get_rank())",
+        "old = signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "if dist.get_rank() == 2:\n    os.kill(notebook_pid, signal.SIGINT)\n"
+        "time.sleep(0.3)\n_ = signal.signal(signal.SIGINT, old)\nNone, dist.get_rank()",
+    ],
+    ids=["while values come back", "but no rank takes notice"],
+)
+def test_a_press_for_a_cell_that_has_ended_loses_nothing(notebook: Notebook, body: str) -> None:
+    notebook.run("import os, signal\nnotebook_pid = os.getpid()\nfound = None")
+    error = fail(notebook, body, "-o found")
+    assert error.ename == "RunInterrupted"
+    assert "had ended on every rank" in error.evalue
+    assert "skymagic/" not in error.text
+    assert notebook.value("found") == [(None, 0), (None, 1), (None, 2), (None, 3)]
+
+
+def test_pressed_twice_while_values_come_back(notebook: Notebook) -> None:
+    notebook.run("import os, signal\nnotebook_pid = os.getpid()\nfound = None")
+    error = fail(notebook, f"{PRESS}Press(), Press()", "-o found")
+    assert error.ename == "RunInterrupted"
+    assert "while values came back" in error.evalue
+    assert "skymagic/" not in error.text
+    assert notebook.value("found") is None
+
+
+def test_a_press_at_the_end_of_a_cell_stays_out_of_the_next(notebook: Notebook) -> None:
+    notebook.run("import os, signal\nnotebook_pid = os.getpid()")
+    for _ in range(10):
+        cell = notebook.start(
+            "%%sky_broadcast\nif dist.get_rank() == 2:\n    os.kill(notebook_pid, signal.SIGINT)"
+        )
+        notebook.finish(cell)
+        assert cell.error is None or cell.error.ename == "RunInterrupted"
+        notebook.run("%%sky_broadcast\ntime.sleep(0.1)")
 
 
 def test_an_import_is_not_torn(notebook: Notebook) -> None:

@@ -59,7 +59,7 @@ class RankKernel(IPythonParallelKernel):
         self._flusher = Flusher()
         self._result: Any = None
         self.busy = False
-        self._interruptible = False
+        self._interruptible = self._interrupted = False
         self._served = 0
         """Counts orders, so that what belongs to one does not fall into the next."""
         self.shell.events.register("post_run_cell", self._remember)
@@ -120,7 +120,7 @@ class RankKernel(IPythonParallelKernel):
         header = {key: str(value) for key, value in self.get_parent("shell")["header"].items()}
         rank = Desk.info.rank
         Desk.control.send(wire.Begin(rank, header, rank in order["shown"], order["screen_limit"]))
-        Desk.freed, self.busy = False, True
+        Desk.freed, self.busy, self._interrupted = False, True, False
         self._served += 1
         try:
             with (
@@ -159,6 +159,7 @@ class RankKernel(IPythonParallelKernel):
             served = self._served
             threading.Timer(IMPORT_LOOK, lambda: served == self._served and self.interrupt_again()).start()
             return
+        self._interrupted = True
         raise KeyboardInterrupt
 
     async def _carry_out(self, order: dict[str, Any], source: str) -> dict[str, Any]:
@@ -177,6 +178,7 @@ class RankKernel(IPythonParallelKernel):
         self._hold.leave(order["cargo"])
         outcome["absent"] = self._hold.absent(order["cargo"]) if outcome["bound"] else []
         outcome["joined"] = Desk.hooks.joined()
+        outcome.setdefault("interrupted", self._interrupted)
         outcome["collectives"] = stacks.collectives()
         return outcome
 
