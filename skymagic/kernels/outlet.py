@@ -19,7 +19,9 @@ _WAITING = 4
 _WORTH = 0.9
 """A piece is sent deflated when it becomes shorter than this part of itself."""
 _REST = 16
-"""Pieces after one that was not worth it that are not tried, at most."""
+"""Pieces after one that was not worth it that are not tried."""
+_ENOUGH = 16
+"""Pieces after which a line that was never busy is a fast one: what is on the way hides a slow one until then."""
 
 
 class Outlet:
@@ -89,6 +91,8 @@ class Reading:
     def __init__(self, outlet: Outlet, find: Callable[[str], Path | None]) -> None:
         self._outlet = outlet
         self._find = find
+        self._slow = False
+        """Whether the line was busy when last it could be told."""
         self._orders: queue.SimpleQueue[Read] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="depot-reading", daemon=True).start()
 
@@ -112,16 +116,17 @@ class Reading:
         import xxhash
 
         self._outlet.say(Size(order.number, os.fstat(descriptor).st_size - order.offset))
-        offset, rest = order.offset, 0
+        offset, rest, count, busy = order.offset, 0, 0, False
         while data := os.pread(descriptor, PIECE, offset):
             offset += len(data)
+            count += 1
+            busy = busy or self._outlet.busy
+            self._slow = busy or (self._slow and count < _ENOUGH)
+            rest = max(0, rest - 1)
+            sent = deflated(data) if self._slow and not rest else data
+            if self._slow and not rest and sent is data:
+                rest = _REST
             check = xxhash.xxh3_64_hexdigest(data)
-            sent = data
-            if rest:
-                rest -= 1
-            elif self._outlet.busy:
-                sent = deflated(data)
-                rest = _REST if sent is data else 0
             self._outlet.piece(Piece(order.number, len(sent), sent is not data, check), sent)
 
 
