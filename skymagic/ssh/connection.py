@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 
 from skymagic.errors import HostError
 from skymagic.ssh import login
-from skymagic.ssh.process import GRACE, Process
+from skymagic.ssh.process import GRACE, WINDOW, Process
 from skymagic.ssh.settings import Endpoint
 
 if TYPE_CHECKING:
     import paramiko
 
-WINDOW = 1 << 24
-"""Bytes that a host may send on a channel before they are read."""
 OPEN = 15.0
 """Seconds that a channel may take to open."""
 TRIES = 3

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 LOG = "skymagic.ssh.paramiko"
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 """First choices: several times faster here than counter mode with a separate checksum."""
-WINDOW = 1 << 24
 
 
 def start(stream: Stream, endpoint: Endpoint, patience: Patience) -> paramiko.Transport:
@@ -35,7 +34,7 @@ def start(stream: Stream, endpoint: Endpoint, patience: Patience) -> paramiko.Tr
 
     names = _names(endpoint)
     known = Known(endpoint.known_hosts)
-    transport = paramiko.Transport(stream, default_window_size=WINDOW)
+    transport = paramiko.Transport(stream)
     try:
         _quiet(transport)
         _prefer(transport, [entry.kind for entry in known.of(names)])

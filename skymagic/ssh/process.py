@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import paramiko
 
 PIECE = 1 << 16
+WINDOW = 1 << 24
+"""Bytes that a host may send on a channel before they are read."""
 KEPT = 1 << 20
 """Bytes of standard error that are kept."""
 BEGIN = 60.0
@@ -100,7 +102,8 @@ class Process:
         if self._rest:
             data, self._rest = self._rest, b""
             return data
-        return self._channel.recv(PIECE)
+        # all that is there: paramiko moves what is left in its buffer at each read
+        return self._channel.recv(WINDOW)
 
     def write(self, data: bytes | memoryview) -> None:
         """Send all of these bytes to its standard input.
