@@ -209,7 +209,11 @@ def setup(
         RequestError: the image cannot be, wherever.
         HostError: what failed on the host, its last lines and what can be done; nothing half-made stays there.
     """
-    want = wanted(image, commands)
+    return make_ready(host, wanted(image, commands), say, facts)
+
+
+def make_ready(host: Host, want: Wanted, say: Say, facts: Facts | None = None) -> Ready:
+    """What `setup` does, for what is wanted of a node. Raises HostError."""
     facts = facts or look(host, want)
     _tell_clock(facts, say)
     if problems := refusals(facts, want):

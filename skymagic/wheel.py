@@ -39,20 +39,20 @@ def digest(files: Mapping[str, bytes]) -> str:
     return whole.hexdigest()[:16]
 
 
-def build(files: Mapping[str, bytes], number: str) -> bytes:
+def build(files: Mapping[str, bytes], number: str, name: str = "skymagic") -> bytes:
     """A wheel of these files; `number` is its version. It states no dependencies: the environment holds them."""
-    info = f"skymagic-{number}.dist-info"
+    info = f"{name}-{number}.dist-info"
     whole = dict(files)
-    whole[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: skymagic\nVersion: {number}\n".encode()
+    whole[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n".encode()
     whole[f"{info}/WHEEL"] = (
         b"Wheel-Version: 1.0\nGenerator: skymagic\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     )
-    record = "".join(f"{name},sha256={_sha256(data)},{len(data)}\n" for name, data in whole.items())
+    record = "".join(f"{path},sha256={_sha256(data)},{len(data)}\n" for path, data in whole.items())
     whole[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in whole.items():
-            entry = zipfile.ZipInfo(name, EPOCH)
+        for path, data in whole.items():
+            entry = zipfile.ZipInfo(path, EPOCH)
             entry.external_attr = 0o644 << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)

@@ -61,10 +61,18 @@ def _namespaces() -> bool:
     return subprocess.run(words, capture_output=True).returncode == 0
 
 
+def _mounts() -> bool:
+    """Whether a user can have mounts of their own here."""
+    if not (_command("unshare")() and _command("nsenter")()):
+        return False
+    return subprocess.run(["unshare", "-Urm", "true"], capture_output=True).returncode == 0
+
+
 # component -> (is it here, how to get it); `.ci/run` installs the same
 COMPONENTS: dict[str, tuple[Callable[[], bool], str]] = {
     "sshd": (_command("sshd"), "install the system package openssh-server"),
     "namespaces": (_namespaces, "be root, and install the system packages iproute2 and util-linux"),
+    "mounts": (_mounts, "install util-linux, and let users make namespaces (or be root)"),
     "fish": (_command("fish"), "install the system package fish"),
     "csh": (_command("csh"), "install the system package tcsh"),
 }

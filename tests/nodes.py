@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
-import threading
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 
 from skymagic.image import Image
 from skymagic.setup import setup
+from tests.conftest import MARK
 
 
 @dataclass(frozen=True)
@@ -36,49 +39,44 @@ class ShellHost:
     wrapper: tuple[str, ...] = ()
     """Command that /bin/sh is run with: unshare, for a machine that is different."""
     runs: int = 0
+    child: subprocess.Popen[str] | None = None
+    """The shell that ran last; it leads its session."""
 
     def environment(self) -> dict[str, str]:
         """What sshd gives: little, and pip's own configuration, which HOME would hide."""
-        kept = {name: value for name, value in os.environ.items() if name in ("PATH", "SKYMAGIC_TEST_RUN")}
+        kept = {name: value for name, value in os.environ.items() if name in ("PATH", MARK)}
         return {**kept, **pip_settings(), "HOME": str(self.home), **self.env}
-
-    def start(self, script: str) -> subprocess.Popen[str]:
-        """`script` running in a session of its own; who calls reads its output."""
-        child = subprocess.Popen(
-            [*self.wrapper, "/bin/sh", "-s"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, env=self.environment(), cwd="/", start_new_session=True,
-        )  # fmt: skip
-        assert child.stdin is not None
-        child.stdin.write(script)
-        child.stdin.close()
-        return child
 
     def run(
         self, script: str, *, lines: Callable[[str], None] | None = None, timeout: float | None = None
     ) -> Done:
-        """Run it to its end."""
+        """Run it to its end. When `lines` raises, nobody reads what it prints any more, as when a connection is lost."""
         self.runs += 1
-        errors: list[str] = []
-        with self.start(script) as child:
-            stdout, stderr = child.stdout, child.stderr
-            assert stdout is not None
-            assert stderr is not None
-            reader = threading.Thread(target=lambda: errors.append(stderr.read()))
-            reader.start()
+        with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(
+            [*self.wrapper, "/bin/sh", "-s"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            text=True, env=self.environment(), cwd="/", start_new_session=True,
+        ) as child:  # fmt: skip
+            self.child = child
+            assert child.stdin is not None
+            assert child.stdout is not None
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.write(script)
+                child.stdin.close()
             out = []
-            for line in stdout:
+            for line in child.stdout:
                 out.append(line)
                 if lines is not None:
                     lines(line.rstrip("\n"))
-            reader.join()
-        return Done(child.returncode, "".join(out), "".join(errors))
+            status = child.wait()
+            errors.seek(0)
+            return Done(status, "".join(out), errors.read())
 
     def upload(self, path: str, pieces: Iterable[memoryview], nbytes: int) -> None:
         """Write the file."""
-        with open(path, "wb") as file:
-            for piece in pieces:
-                file.write(piece)
-        assert Path(path).stat().st_size == nbytes
+        command = [*self.wrapper, "/bin/sh", "-c", 'umask 077; cat >"$1"', "sh", path]
+        data = b"".join(pieces)
+        assert len(data) == nbytes
+        subprocess.run(command, input=data, env=self.environment(), check=True, capture_output=True)
 
 
 def pip_settings() -> dict[str, str]:
@@ -108,3 +106,21 @@ def bootstrapped_home(pytestconfig: pytest.Config) -> Path:
         if old.stat().st_mtime < day and old.stat().st_ctime < day:
             shutil.rmtree(old)
     return home
+
+
+@contextmanager
+def apart(home: Path, *commands: str) -> Iterator[ShellHost]:
+    """A host whose mounts are its own, after these commands; mark the test ``needs("mounts")``."""
+    keeper = subprocess.Popen(
+        ["unshare", "-Urm", "/bin/sh", "-ec", "\n".join([*commands, "echo up", "exec sleep 1000"])],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "HOME": str(home)},
+    )  # fmt: skip
+    try:
+        assert keeper.stdout is not None
+        assert keeper.stdout.readline() == "up\n"
+        enter = ("nsenter", "-t", str(keeper.pid), "-U", "-m", "--preserve-credentials")
+        yield ShellHost(home, wrapper=enter)
+    finally:
+        keeper.kill()
+        keeper.wait()
+        keeper.stdout.close()  # type: ignore[union-attr]

@@ -130,6 +130,8 @@ def test_slips_of_the_keyboard() -> None:
     assert "env is a dict of strings, not NoneType" in mistakes(env=None)
     assert "python is a string" in mistakes(python=3.12)
     assert "python is a version" in mistakes(python="")
+    assert "python is a version" in mistakes(python="bin/python")
+    assert Image(python="/opt/conda envs/x/bin/python").python == "/opt/conda envs/x/bin/python"
 
 
 @pytest.mark.parametrize("text", ["a\nb", "", "torch>", "torch==", "to rch", "torch\x1b[31m", "-e .", "ü"])

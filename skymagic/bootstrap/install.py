@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePath
 from urllib.parse import quote as escaped
 
@@ -23,7 +23,8 @@ class Recipe:
         env: name of the environment; "" when none is made.
         python: the interpreter that makes the environment, or that is used as it is; "" to let uv find or fetch one.
         incoming: name of the folder where uploads are, which is removed at the end; never "".
-        uv: path of a uv on the host, ``"uploaded"`` for the one in `incoming`, or None for venv and pip.
+        pip: whether `python` can make an environment with pip.
+        uv: path of a uv on the host, ``"uploaded"`` for the one in `incoming`, or None.
         wheel: file name of skymagic's wheel in it; "" when its code is there already.
         files: names of uploaded packages in it.
     """
@@ -32,6 +33,7 @@ class Recipe:
     env: str
     python: str
     incoming: str
+    pip: bool = False
     uv: str | None = None
     wheel: str = ""
     files: tuple[str, ...] = ()
@@ -39,14 +41,21 @@ class Recipe:
 
 _COMMON = r"""
 # A step is a command; when it fails, nothing half-made stays.
-step() {
+step() { attempt "$@" || fail; }
+
+attempt() {
     name=$1
     shift
     tell step "$name"
     "$@" </dev/null && return
     status=$?
+    command=$*
+    return 1
+}
+
+fail() {
     tell free "$(df -Pk "$folder" 2>/dev/null | sed -n '2,$s/.* \([0-9][0-9]*\)  *[0-9-]*%.*/\1/p')"
-    tell command "$*"
+    tell command "$command"
     tell failed "$status"
     leave 1
 }
@@ -137,7 +146,12 @@ environment() {
     fi
     half=$made
     rm -rf "$made"
-    if [ -n "$uv" ]; then with_uv; else with_pip; fi
+    if [ ! -w "$HOME" ]; then
+        UV_CACHE_DIR=$folder/cache/uv PIP_CACHE_DIR=$folder/cache/pip
+        export UV_CACHE_DIR PIP_CACHE_DIR
+    fi
+    step "writing the list of packages" requirements
+    with_uv || with_pip || fail
     python=$made/bin/python
     PATH=$made/bin:$PATH VIRTUAL_ENV=$made
     export PATH VIRTUAL_ENV
@@ -150,27 +164,42 @@ environment() {
 
 finish() { : >"$made/.making" && mv "$made/.making" "$made/.ready"; }
 
-with_pip() {
-    step "making an environment with $python" "$python" -m venv "$made"
-    step "writing the list of packages" requirements
-    step "installing packages with pip" "$made/bin/python" -m pip install --progress-bar off -r "$drop/requirements.txt"
-}
-
+# uv is many times faster than pip, but knows fewer ways to reach an index: where it fails, pip tries.
 with_uv() {
+    [ -n "$uv" ] || return 1
     if [ "$uv" = uploaded ]; then
-        step "unpacking uv" unpack_uv
+        attempt "unpacking uv" unpack_uv || return 1
         uv=$drop/uv
     fi
-    UV_PYTHON_INSTALL_DIR=$folder/python UV_NO_PROGRESS=1
-    export UV_PYTHON_INSTALL_DIR UV_NO_PROGRESS
     as_pip
-    step "making an environment with Python ${python:-$want}" "$uv" venv --no-project --seed --python "${python:-$want}" "$made"
-    step "writing the list of packages" requirements
-    step "installing packages with uv" "$uv" pip install --python "$made/bin/python" -r "$drop/requirements.txt"
+    attempt "making an environment with Python ${python:-$want}" \
+        "$uv" venv --no-project --python "${python:-$want}" "$made" && by_uv || return 1
+    # for who installs something more in a cell; nothing depends on it
+    "$uv" pip install --quiet --python "$made/bin/python" pip </dev/null >/dev/null 2>&1 || :
+}
+
+with_pip() {
+    [ -n "$pip" ] || return 1
+    rm -rf "$made"
+    attempt "making an environment with $python" "$python" -m venv "$made" || return 1
+    if [ -z "$uv" ] && attempt "installing uv" "$made/bin/python" -m pip install $quick uv; then
+        uv=$made/bin/uv
+        as_pip
+        if by_uv; then return; fi
+    fi
+    attempt "installing packages with pip" "$made/bin/python" -m pip install --progress-bar off -r "$drop/requirements.txt"
+}
+
+quick="--quiet --retries 1 --timeout 15 --only-binary :all:"
+
+by_uv() {
+    attempt "installing packages with uv" "$uv" pip install --python "$made/bin/python" -r "$drop/requirements.txt"
 }
 
 # uv reads no configuration of pip; what this host says of indexes and certificates is passed on.
 as_pip() {
+    UV_PYTHON_INSTALL_DIR=$folder/python UV_NO_PROGRESS=1 UV_COMPILE_BYTECODE=1
+    export UV_PYTHON_INSTALL_DIR UV_NO_PROGRESS UV_COMPILE_BYTECODE
     for one in "${SSL_CERT_FILE-}" "$(pip_says cert "${PIP_CERT-}")" \
         /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt; do
         if [ -f "$one" ]; then
@@ -184,8 +213,19 @@ as_pip() {
     if [ -f "$HOME/.config/uv/uv.toml" ] || [ -f /etc/uv/uv.toml ]; then return 0; fi
     pass UV_DEFAULT_INDEX "$(pip_says index-url "${PIP_INDEX_URL-}")"
     pass UV_INDEX "$(pip_says extra-index-url "${PIP_EXTRA_INDEX_URL-}")"
-    pass UV_FIND_LINKS "$(pip_says find-links "${PIP_FIND_LINKS-}" | tr ' ' ',')"
+    pass UV_FIND_LINKS "$(links $(pip_says find-links "${PIP_FIND_LINKS-}"))"
+    pass UV_NO_INDEX "$(pip_says no-index "${PIP_NO_INDEX-}")"
     pass UV_INSECURE_HOST "$(pip_says trusted-host "${PIP_TRUSTED_HOST-}")"
+}
+
+# With commas between; what is not there, pip passes over, and uv does not.
+links() {
+    among=
+    for one; do
+        case $one in *://*) ;; *) [ -e "$one" ] || continue ;; esac
+        among=$among,$one
+    done
+    echo "${among#,}"
 }
 
 pass() {
@@ -199,6 +239,7 @@ pip_says() {
         echo $2
         return
     fi
+    if [ "${PIP_CONFIG_FILE-}" = /dev/null ]; then return; fi  # as pip has it
     for one in /etc/xdg/pip/pip.conf /etc/pip.conf "$HOME/.pip/pip.conf" "$HOME/.config/pip/pip.conf" "${PIP_CONFIG_FILE-}"; do
         if [ -f "$one" ]; then cat "$one"; echo; fi
     done | awk -v key="$1" '
@@ -223,13 +264,13 @@ code() {
     step "compiling skymagic" "$python" -m compileall -q "$fresh"
     sync -f "$fresh" 2>/dev/null || sync
     # another pool may have been faster; then theirs is as good
-    mv "$fresh" "$folder/code/$code" 2>/dev/null || [ -d "$folder/code/$code" ] || step "placing skymagic" false
+    [ -d "$folder/code/$code" ] || step "placing skymagic" mv "$fresh" "$folder/code/$code"
 }
 """
 
 
 def choose(want: Wanted, facts: Facts, incoming: str, wheel: str) -> Recipe:
-    """How a host gets what it lacks: by its own Python and pip, else by uv.
+    """How a host gets what it lacks: by its own Python, by its own uv, else by a uv that is uploaded.
 
     Args:
         incoming: a name for the folder of uploads.
@@ -238,17 +279,21 @@ def choose(want: Wanted, facts: Facts, incoming: str, wheel: str) -> Recipe:
     wheel = "" if facts.code else wheel
     if want.prepared:
         return Recipe(want, "", want.python, incoming, wheel=wheel)
-    recipe = Recipe(want, facts.env, "", incoming, wheel=wheel)
     if facts.ready:
-        return recipe
-    recipe = replace(recipe, files=tuple(PurePath(path).name for path, _ in want.files))
-    fitting = sorted(
-        (python for python in facts.pythons if python.version == want.minor),
-        key=lambda python: not (python.venv and python.pip),
+        return Recipe(want, facts.env, "", incoming, wheel=wheel)
+    fitting = [python for python in facts.pythons if python.version == want.minor]
+    fitting.sort(key=lambda python: not (python.venv and python.pip))
+    pip = bool(fitting) and fitting[0].venv and fitting[0].pip
+    return Recipe(
+        want,
+        facts.env,
+        fitting[0].path if fitting else "",
+        incoming,
+        pip=pip,
+        uv=facts.uv or (None if pip else UPLOADED),
+        wheel=wheel,
+        files=tuple(PurePath(path).name for path, _ in want.files),
     )
-    if fitting and fitting[0].venv and fitting[0].pip:
-        return replace(recipe, python=fitting[0].path)
-    return replace(recipe, python=fitting[0].path if fitting else "", uv=facts.uv or UPLOADED)
 
 
 def prepare_script(wanted: Wanted, token: str) -> str:
@@ -263,6 +308,7 @@ def install_script(recipe: Recipe, facts: Facts) -> str:
         "want": recipe.wanted.python,
         "env": recipe.env,
         "python": recipe.python,
+        "pip": "yes" if recipe.pip else "",
         "uv": recipe.uv or "",
         "incoming": recipe.incoming,
         "wheel": recipe.wheel,
@@ -296,9 +342,13 @@ def _local(path: str) -> str:
 
 
 def _commands(recipe: Recipe) -> str:
-    """A shell function that runs the plugins' commands."""
+    """A shell function that runs the plugins' commands, from a file: they may hold what other users must not see."""
     steps = [
-        f"    step {quote('running: ' + command)} /bin/sh -c {quote(command)}"
+        line
         for command in recipe.wanted.commands
+        for line in (
+            f"    printf '%s\\n' {quote(command)} >\"$drop/command\"",
+            f'    step {quote("running: " + command)} /bin/sh "$drop/command"',
+        )
     ]
     return "\n".join(["commands() {", *steps, "    :", "}"])

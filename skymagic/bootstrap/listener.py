@@ -31,13 +31,13 @@ class Listener:
             return
         name, _, value = line.removeprefix(MARK).partition(" ")
         if name == "step":
-            self._step, self._command = value.strip(), ""
+            self._step, self._command = without_passwords(value.strip()), ""
             self._last.clear()
-            self._say(without_passwords(self._step))
+            self._say(self._step)
         elif name == "waiting":
             self._say("waiting for another pool that makes the same environment")
         elif name == "command":
-            self._command = value.strip()
+            self._command = without_passwords(value.strip())
         elif name == "free":
             self._free = int(value) if value.strip().isdigit() else None
         elif name == "failed":

@@ -71,7 +71,8 @@ place() {
     tell disk_kb "$(free_kb "$at")"
     if [ -d "$1" ] && [ ! -O "$1" ]; then tell foreign "$(ls -ld "$1")"; fi
     trial=$at/.skymagic-trial.$$
-    if refusal=$( (umask 077 && printf '#!/bin/sh\nexit 0\n' >"$trial") 2>&1); then
+    # cat says why it cannot write; a shell's own printf says "I/O error" of a full disk
+    if refusal=$( (umask 077 && printf '#!/bin/sh\nexit 0\n' | cat >"$trial") 2>&1); then
         chmod 700 "$trial"
         if "$trial" 2>/dev/null; then :; else tell noexec "$at"; fi
     else

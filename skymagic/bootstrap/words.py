@@ -48,7 +48,7 @@ class Failure:
             how = f"exit code {self.status}"
         lines = [f"it cannot be set up: {self.step} failed ({how})"]
         if self.command:
-            lines.append(f"  command: {without_passwords(self.command)}")
+            lines.append(f"  command: {self.command}")
         return "\n".join([*lines, *(f"  | {line}" for line in self.last)])
 
     def remedy(self, facts: Facts) -> str:
@@ -70,6 +70,11 @@ ADVICE = (
         "{folder}/env), or name another folder with --env SKYMAGIC_HOME=/path.",
     ),
     (
+        r"no interpreter found|failed to download.*cpython|python-build-standalone",
+        "uv found no Python {minor} on {host} and could not fetch one. Install it there, let the host reach github.com (or "
+        "set UV_PYTHON_INSTALL_MIRROR there), or name an interpreter with sky.Image(python='/path/to/bin/python').",
+    ),
+    (
         r"no matching distribution|could not find a version|no solution found|not found in the package registry",
         "The package indexes that {host} uses do not have this. Check the name and the version, and name further "
         "indexes with sky.Image(pip_indexes=[…]).",
@@ -80,11 +85,6 @@ ADVICE = (
         "{host} does not reach its package index. Check pip's configuration there (`pip config list`), name an index "
         "that it reaches with sky.Image(pip_indexes=[…]), or use an environment that is there already with "
         "sky.Image(python='/path/to/bin/python').",
-    ),
-    (
-        r"no interpreter found|failed to download.*cpython|python-build-standalone",
-        "uv found no Python {minor} on {host} and could not fetch one. Install it there, let the host reach github.com (or "
-        "set UV_PYTHON_INSTALL_MIRROR there), or name an interpreter with sky.Image(python='/path/to/bin/python').",
     ),
     (
         r"resolutionimpossible|conflicting dependencies|unsatisfiable",

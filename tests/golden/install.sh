@@ -1,0 +1,240 @@
+tell() { printf '@sky %s\n' "$*"; }
+folder='/home/it'"'"'s me/.skymagic'
+want=3.11
+env=KEY-Linux-x86_64
+python='/opt/my python/bin/python3.11'
+pip=yes
+uv=''
+incoming=token
+wheel=skymagic-1.0-py3-none-any.whl
+code=0123456789abcdef
+
+# A step is a command; when it fails, nothing half-made stays.
+step() { attempt "$@" || fail; }
+
+attempt() {
+    name=$1
+    shift
+    tell step "$name"
+    "$@" </dev/null && return
+    status=$?
+    command=$*
+    return 1
+}
+
+fail() {
+    tell free "$(df -Pk "$folder" 2>/dev/null | sed -n '2,$s/.* \([0-9][0-9]*\)  *[0-9-]*%.*/\1/p')"
+    tell command "$command"
+    tell failed "$status"
+    leave 1
+}
+
+main() {
+    umask 077
+    unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
+    PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+    export PIP_NO_INPUT PIP_DISABLE_PIP_VERSION_CHECK
+    half= ticker= held= drop=$folder/incoming/$incoming
+    trap 'leave 1' HUP INT TERM PIPE
+    watch &
+    ticker=$!
+    if [ -n "$env" ]; then
+        lock
+        environment
+    fi
+    if [ -n "$wheel" ]; then code; fi
+    tell done
+    leave 0
+}
+
+# Nobody listens any more when the connection is gone: then this process group ends, with pip and all.
+watch() {
+    trap '' PIPE
+    while sleep 1 </dev/null >/dev/null 2>&1; do
+        kill -0 $$ 2>/dev/null && tell tick 2>/dev/null || kill -TERM 0
+    done
+}
+
+leave() {
+    trap '' HUP INT TERM PIPE
+    if [ -n "$half" ]; then rm -rf "$half"; fi
+    if [ -n "$held" ]; then rm -rf "$held"; fi
+    rm -rf "$drop"
+    if [ -n "$ticker" ]; then kill "$ticker" 2>/dev/null; fi
+    exit "$1"
+}
+
+# One at a time makes this environment. Where flock is missing or its file system has none, a folder is the lock.
+lock() {
+    exec 9>>"$folder/env/$env.lock"
+    told=
+    until try_lock; do
+        if [ -z "$told" ]; then tell waiting; fi
+        told=yes
+        sleep 1
+    done
+}
+
+try_lock() {
+    if command -v flock >/dev/null 2>&1; then
+        flock -n 9 2>/dev/null
+        case $? in
+            0) return 0 ;;
+            1) return 1 ;;
+        esac
+    fi
+    if mkdir "$folder/env/$env.held" 2>/dev/null; then
+        held=$folder/env/$env.held
+        echo "$(uname -n) $$" >"$held/by"
+        return 0
+    fi
+    read -r host pid 2>/dev/null <"$folder/env/$env.held/by" || return 1
+    if [ "$host" = "$(uname -n)" ] && ! kill -0 "$pid" 2>/dev/null; then rm -rf "$folder/env/$env.held"; fi
+    return 1
+}
+
+environment() {
+    made=$folder/env/$env
+    if [ -f "$made/.ready" ] && "$made/bin/python" -c '' 2>/dev/null; then
+        python=$made/bin/python
+        return
+    fi
+    half=$made
+    rm -rf "$made"
+    if [ ! -w "$HOME" ]; then
+        UV_CACHE_DIR=$folder/cache/uv PIP_CACHE_DIR=$folder/cache/pip
+        export UV_CACHE_DIR PIP_CACHE_DIR
+    fi
+    step "writing the list of packages" requirements
+    with_uv || with_pip || fail
+    python=$made/bin/python
+    PATH=$made/bin:$PATH VIRTUAL_ENV=$made
+    export PATH VIRTUAL_ENV
+    commands
+    # what a power cut could take back must not be called ready
+    sync -f "$made" 2>/dev/null || sync
+    step "marking it ready" finish
+    half=
+}
+
+finish() { : >"$made/.making" && mv "$made/.making" "$made/.ready"; }
+
+# uv is many times faster than pip, but knows fewer ways to reach an index: where it fails, pip tries.
+with_uv() {
+    [ -n "$uv" ] || return 1
+    if [ "$uv" = uploaded ]; then
+        attempt "unpacking uv" unpack_uv || return 1
+        uv=$drop/uv
+    fi
+    as_pip
+    attempt "making an environment with Python ${python:-$want}" \
+        "$uv" venv --no-project --python "${python:-$want}" "$made" && by_uv || return 1
+    # for who installs something more in a cell; nothing depends on it
+    "$uv" pip install --quiet --python "$made/bin/python" pip </dev/null >/dev/null 2>&1 || :
+}
+
+with_pip() {
+    [ -n "$pip" ] || return 1
+    rm -rf "$made"
+    attempt "making an environment with $python" "$python" -m venv "$made" || return 1
+    if [ -z "$uv" ] && attempt "installing uv" "$made/bin/python" -m pip install $quick uv; then
+        uv=$made/bin/uv
+        as_pip
+        if by_uv; then return; fi
+    fi
+    attempt "installing packages with pip" "$made/bin/python" -m pip install --progress-bar off -r "$drop/requirements.txt"
+}
+
+quick="--quiet --retries 1 --timeout 15 --only-binary :all:"
+
+by_uv() {
+    attempt "installing packages with uv" "$uv" pip install --python "$made/bin/python" -r "$drop/requirements.txt"
+}
+
+# uv reads no configuration of pip; what this host says of indexes and certificates is passed on.
+as_pip() {
+    UV_PYTHON_INSTALL_DIR=$folder/python UV_NO_PROGRESS=1 UV_COMPILE_BYTECODE=1
+    export UV_PYTHON_INSTALL_DIR UV_NO_PROGRESS UV_COMPILE_BYTECODE
+    for one in "${SSL_CERT_FILE-}" "$(pip_says cert "${PIP_CERT-}")" \
+        /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt; do
+        if [ -f "$one" ]; then
+            SSL_CERT_FILE=$one
+            export SSL_CERT_FILE
+            break
+        fi
+    done
+    : "${UV_INDEX_STRATEGY=unsafe-best-match}"
+    export UV_INDEX_STRATEGY
+    if [ -f "$HOME/.config/uv/uv.toml" ] || [ -f /etc/uv/uv.toml ]; then return 0; fi
+    pass UV_DEFAULT_INDEX "$(pip_says index-url "${PIP_INDEX_URL-}")"
+    pass UV_INDEX "$(pip_says extra-index-url "${PIP_EXTRA_INDEX_URL-}")"
+    pass UV_FIND_LINKS "$(links $(pip_says find-links "${PIP_FIND_LINKS-}"))"
+    pass UV_NO_INDEX "$(pip_says no-index "${PIP_NO_INDEX-}")"
+    pass UV_INSECURE_HOST "$(pip_says trusted-host "${PIP_TRUSTED_HOST-}")"
+}
+
+# With commas between; what is not there, pip passes over, and uv does not.
+links() {
+    among=
+    for one; do
+        case $one in *://*) ;; *) [ -e "$one" ] || continue ;; esac
+        among=$among,$one
+    done
+    echo "${among#,}"
+}
+
+pass() {
+    eval "already=\${$1-}"
+    if [ -n "$2" ] && [ -z "$already" ]; then export "$1=$2"; fi
+}
+
+# KEY OF-ENVIRONMENT: pip's setting, on one line; the environment's wins, and later files.
+pip_says() {
+    if [ -n "$2" ]; then
+        echo $2
+        return
+    fi
+    if [ "${PIP_CONFIG_FILE-}" = /dev/null ]; then return; fi  # as pip has it
+    for one in /etc/xdg/pip/pip.conf /etc/pip.conf "$HOME/.pip/pip.conf" "$HOME/.config/pip/pip.conf" "${PIP_CONFIG_FILE-}"; do
+        if [ -f "$one" ]; then cat "$one"; echo; fi
+    done | awk -v key="$1" '
+        /^[ \t]*[#;]/ { next }
+        /^\[/ { on = /^\[(global|install)\]/; hit = 0; next }
+        on && /^[A-Za-z]/ {
+            name = $0; sub(/[ \t]*[=:].*/, "", name); gsub(/_/, "-", name); hit = tolower(name) == key
+            if (hit) { said = $0; sub(/^[^=:]*[=:][ \t]*/, "", said) }
+            next
+        }
+        hit { said = said " " $0 }
+        END { $0 = said; $1 = $1; print }'
+}
+
+unpack_uv() {
+    gzip -dc "$drop/uv.gz" >"$drop/uv" && chmod 700 "$drop/uv"
+}
+
+code() {
+    fresh=$drop/code
+    step "unpacking skymagic" "$python" -m zipfile -e "$drop/$wheel" "$fresh"
+    step "compiling skymagic" "$python" -m compileall -q "$fresh"
+    sync -f "$fresh" 2>/dev/null || sync
+    # another pool may have been faster; then theirs is as good
+    [ -d "$folder/code/$code" ] || step "placing skymagic" mv "$fresh" "$folder/code/$code"
+}
+
+requirements() {
+    {
+    printf '%s\n' '--extra-index-url https://user:pa$$'"'"'word@example.org/simple'
+    printf '%s\n' numpy==2.0
+    printf '%s\n' 'it'"'"'s; echo $HOME'
+    printf '%s\n' 'a[b]>=1,<2'
+    printf '%s\n' file:///home/it%27s%20me/.skymagic/incoming/token/x-1.0-py3-none-any.whl
+    :
+    } >"$drop/requirements.txt"
+}
+commands() {
+    printf '%s\n' 'echo '"'"'done'"'"' && echo "$HOME"' >"$drop/command"
+    step 'running: echo '"'"'done'"'"' && echo "$HOME"' /bin/sh "$drop/command"
+    :
+}
+main </dev/null 2>&1

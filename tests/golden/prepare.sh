@@ -1,0 +1,12 @@
+tell() { printf '@sky %s\n' "$*"; }
+folder='/scratch/it'"'"'s'
+token=token
+main() {
+    umask 077
+    if mkdir -p "$folder/env" "$folder/code" "$folder/incoming/$token" && chmod 700 "$folder"; then
+        # uploads of those who never came back
+        find "$folder/incoming" -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf {} + 2>/dev/null
+        tell prepared "$folder/incoming/$token"
+    fi
+}
+main </dev/null 2>&1

@@ -1,0 +1,300 @@
+"""The shell text that sets nodes up: word for word, in every shell that may read it, and what becomes of its answers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from skymagic import wheel
+from skymagic.bootstrap import (
+    UPLOADED,
+    Facts,
+    Listener,
+    Python,
+    Recipe,
+    Wanted,
+    choose,
+    install_script,
+    parse,
+    prepare_script,
+    probe_script,
+)  # fmt: skip
+from skymagic.bootstrap.shell import anywhere, word
+from skymagic.bootstrap.words import Failure, lacks_python, refusals, without_passwords
+
+GOLDEN = Path(__file__).parent / "golden"
+HOSTILE = 'it\'s $HOME `id` "x" \\ !y\n*'
+
+WANTED = Wanted(
+    python="3.11",
+    minor="3.11",
+    packages=("numpy==2.0", "it's; echo $HOME", "a[b]>=1,<2"),
+    indexes=("https://user:pa$$'word@example.org/simple",),
+    files=(("/home/me/my wheels/x-1.0-py3-none-any.whl", "0123"),),
+    commands=("echo 'done' && echo \"$HOME\"",),
+    code="0123456789abcdef",
+)
+FACTS = Facts(
+    system="Linux", machine="x86_64", hostname="node", home="/home/it's me", folder="/home/it's me/.skymagic",
+    libc="glibc 2.36", cpus=4, memory_kb=8_000_000, disk_kb=10_000_000, env="KEY-Linux-x86_64",
+    pythons=(Python("3.9", "/usr/bin/python3"), Python("3.11", "/opt/my python/bin/python3.11")),
+)  # fmt: skip
+RECIPE = choose(WANTED, FACTS, "token", "skymagic-1.0-py3-none-any.whl")
+SCRIPTS = {
+    "probe.sh": probe_script(WANTED),
+    "prepare.sh": prepare_script(replace(WANTED, folder="/scratch/it's"), "token"),
+    "install.sh": install_script(RECIPE, FACTS),
+}
+
+
+# ------------------------------------------------------------------------------------------------------ text
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_word_for_word(name: str) -> None:
+    """Run with SKYMAGIC_GOLDEN=write to take over a change that you have read."""
+    if os.environ.get("SKYMAGIC_GOLDEN") == "write":
+        (GOLDEN / name).write_text(SCRIPTS[name])
+    assert SCRIPTS[name] == (GOLDEN / name).read_text()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("shell", ["sh", "dash", "bash", "busybox"])
+def test_scripts_are_shell_text(name: str, shell: str) -> None:
+    found = shutil.which(shell)
+    if found is None:
+        pytest.skip(f"{shell} is not on this machine")
+    command = [found, "sh", "-n"] if shell == "busybox" else [found, "-n"]
+    subprocess.run(command, input=SCRIPTS[name], text=True, check=True, capture_output=True)
+
+
+def test_passwords_are_on_no_command_line() -> None:
+    """An index stands in the script, which a host reads from its input, only where a builtin writes it to a file."""
+    lines = [line for line in SCRIPTS["install.sh"].splitlines() if "pa$$" in line]
+    assert len(lines) == 1
+    assert lines[0].strip().startswith("printf ")
+
+
+def test_the_list_of_packages_is_what_was_asked_for(tmp_path: Path) -> None:
+    text = SCRIPTS["install.sh"]
+    function = text[text.index("requirements() {") : text.index("commands() {")]
+    subprocess.run(["sh", "-s"], input=f"drop={tmp_path}\n{function}\nrequirements\n", text=True, check=True)
+    assert (tmp_path / "requirements.txt").read_text().splitlines() == [
+        "--extra-index-url https://user:pa$$'word@example.org/simple",
+        "numpy==2.0",
+        "it's; echo $HOME",
+        "a[b]>=1,<2",
+        "file:///home/it%27s%20me/.skymagic/incoming/token/x-1.0-py3-none-any.whl",
+    ]
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20))
+@example(HOSTILE)
+def test_words_within_any_shell(text: str) -> None:
+    command = anywhere(f"printf %s {word(text)} x")
+    assert not set(command.removeprefix("exec /bin/sh -c '").removesuffix("'")) & set("'!\n")
+    out = subprocess.run(["sh", "-c", command], capture_output=True, check=True).stdout.decode()
+    assert out == text.rstrip("\n") + "x"
+
+
+def test_a_folder_under_home_and_elsewhere() -> None:
+    for folder, line in {
+        None: 'folder=${SKYMAGIC_HOME:-"${HOME-}/.skymagic"}',
+        "/scratch/it's": "folder='/scratch/it'\"'\"'s'",
+        "~/sky": 'folder="${HOME-}"/sky',
+    }.items():
+        assert line in probe_script(replace(WANTED, folder=folder)).splitlines()
+
+
+# ------------------------------------------------------------------------------------------------------- keys
+
+
+def test_equal_images_share_an_environment_and_others_do_not(tmp_path: Path) -> None:
+    same = replace(WANTED, code="another", folder="/elsewhere")
+    assert same.key == WANTED.key
+    moved = replace(WANTED, files=(("/elsewhere/x-1.0-py3-none-any.whl", "0123"),))
+    assert moved.key == WANTED.key
+    others = [
+        replace(WANTED, packages=("numpy==2.1",)), replace(WANTED, indexes=()), replace(WANTED, commands=()),
+        replace(WANTED, files=(("/home/me/x-1.0-py3-none-any.whl", "4567"),)),
+        replace(WANTED, python="3.12", minor="3.12"),
+    ]  # fmt: skip
+    assert len({WANTED.key, *(other.key for other in others)}) == len(others) + 1
+
+
+def test_the_wheel_is_the_same_for_the_same_sources(tmp_path: Path) -> None:
+    files = {"skymagic/__init__.py": b"x = 1\n", "skymagic/py.typed": b""}
+    assert wheel.build(files, "1.0") == wheel.build(dict(files), "1.0")
+    assert wheel.digest(files) != wheel.digest({**files, "skymagic/py.typed": b" "})
+    package = tmp_path / "skymagic"
+    (package / "__pycache__").mkdir(parents=True)
+    (package / "__pycache__/a.pyc").write_bytes(b"")
+    (package / "a.py").write_bytes(b"")
+    assert wheel.contents(package) == {"skymagic/a.py": b""}
+
+
+def test_the_wheel_is_one_that_pip_takes(tmp_path: Path) -> None:
+    _, name, data = wheel.running()
+    path = tmp_path / name
+    path.write_bytes(data)
+    from pip._vendor.packaging.utils import parse_wheel_filename
+
+    assert parse_wheel_filename(name)[0] == "skymagic"
+
+
+# ----------------------------------------------------------------------------------------------------- answers
+
+
+def test_an_answer_between_other_peoples_lines() -> None:
+    facts = parse(
+        "Welcome!\n@sky system Linux\nsomebody says @sky system Plan9\n@sky machine x86_64\n@sky hostname n\n"
+        "@sky home /home/a b\n@sky folder /home/a b/.skymagic\n@sky memory_kb 1000000\n@sky cpus 8\n@sky shm_kb\n"
+        "@sky gpu NVIDIA A100-SXM4-80GB\n@sky gpu NVIDIA A100-SXM4-80GB\n@sky address eth0 10.0.0.4\n"
+        "@sky python 3.11 venv - /opt/my python\n@sky python 3.11 venv - /opt/my python\n@sky python\n"
+        "@sky package numpy 2.0\n@sky ready KEY\n@sky env KEY\n@sky end\n"
+    )
+    assert (facts.system, facts.home, facts.cpus, facts.shm_kb) == ("Linux", "/home/a b", 8, None)
+    assert facts.pythons[0] == Python("3.11", "/opt/my python", True, False)
+    assert facts.addresses == (("eth0", "10.0.0.4"),)
+    assert facts.packages == {"numpy": "2.0"}
+    assert (facts.ready, facts.code) == (True, False)
+    inventory = facts.inventory()
+    assert (inventory.gpus, inventory.cpus, inventory.memory_gb) == (("NVIDIA A100-SXM4-80GB",) * 2, 8, 1.0)
+
+
+@pytest.mark.parametrize("out", ["", "'/bin/sh' is not recognized", "@sky system Linux\n", "@sky end"])
+def test_an_answer_that_is_none(out: str) -> None:
+    with pytest.raises(ValueError, match="probe"):
+        parse(out)
+
+
+# ------------------------------------------------------------------------------------------------------ choice
+
+
+def test_how_an_environment_is_made() -> None:
+    def by(**changes: object) -> tuple[str, bool, str | None]:
+        recipe = choose(WANTED, replace(FACTS, **changes), "t", "w")  # type: ignore[arg-type]
+        return recipe.python, recipe.pip, recipe.uv
+
+    bare, full = Python("3.11", "/bare", True, False), Python("3.11", "/full")
+    assert by(pythons=(bare, full)) == ("/full", True, None)
+    assert by(pythons=(bare,)) == ("/bare", False, UPLOADED)
+    assert by(pythons=(Python("3.12", "/other"),)) == ("", False, UPLOADED)
+    assert by(pythons=(full,), uv="/bin/uv") == ("/full", True, "/bin/uv")
+    assert by(pythons=(), uv="/bin/uv") == ("", False, "/bin/uv")
+
+
+def test_what_is_there_is_not_sent_again() -> None:
+    assert choose(WANTED, replace(FACTS, ready=True), "t", "w") == Recipe(
+        WANTED, FACTS.env, "", "t", wheel="w"
+    )
+    assert choose(WANTED, replace(FACTS, code=True), "t", "w").wheel == ""
+
+
+# ------------------------------------------------------------------------------------------------------- words
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"refusal": "cannot create: Read-only file system"}, "nothing can be written at"),
+        ({"refusal": "write error: No space left on device"}, "disk is full"),
+        ({"noexec": "/home"}, "noexec"),
+        ({"disk_kb": 1000}, "1 MB free"),
+        ({"foreign": "drwx------ 2 eve eve"}, "belongs to another user"),
+        ({"folder": "relative"}, "not an absolute path"),
+    ],
+)
+def test_why_nothing_can_be_set_up(changes: dict[str, object], words: str) -> None:
+    (sentence,) = refusals(replace(FACTS, **changes), WANTED)  # type: ignore[arg-type]
+    assert words in sentence
+    assert "--env SKYMAGIC_HOME=" in sentence
+    if "folder" not in changes:
+        ready = replace(FACTS, ready=True, code=True, **changes)  # type: ignore[arg-type]
+        assert refusals(ready, WANTED) == [], "what is ready is used, wherever it is"
+
+
+def test_an_interpreter_that_cannot_be_used_as_it_is() -> None:
+    want = replace(WANTED, python="/x/python", packages=("numpy>=2", "xxhash"), files=(), commands=())
+    facts = replace(FACTS, pythons=(), packages={})
+    assert "does not start" in "".join(refusals(facts, want))
+    facts = replace(FACTS, pythons=(Python("3.9", "/x/python"),), packages={"numpy": "1.0", "XXHash": "3"})
+    version, lacks = refusals(facts, want)
+    assert "is Python 3.9 and this notebook runs 3.11" in version
+    assert 'numpy>=2 (it has 1.0): run `/x/python -m pip install "numpy>=2"` there' in lacks
+    good = replace(facts, pythons=(Python("3.11", "/x/python"),), packages={"numpy": "2.1", "xxhash": "3"})
+    assert refusals(good, want) == []
+    assert "cannot be installed" in "".join(refusals(good, replace(want, files=WANTED.files)))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "disk is full"),
+        ("error: Disk quota exceeded (os error 122)", "disk is full"),
+        ("ERROR: No matching distribution found for nonsense==9", "pip_indexes"),
+        ("  cause: dns error: failed to lookup address information: Name or service not known", "does not reach"),
+        ("SSLError(SSLCertVerificationError(1, 'certificate verify failed", "does not reach"),
+        ("error: No interpreter found for Python 3.14 in managed installations", "uv found no Python 3.11"),
+        ("ERROR: ResolutionImpossible: for help visit https://pip.pypa.io", "contradict"),
+        ("Segmentation fault", "make the pool again"),
+    ],
+)  # fmt: skip
+def test_what_to_do_when_a_step_fails(line: str, words: str) -> None:
+    failure = Failure("installing", "pip install", 1, (line,), 5_000_000, "3.11")
+    assert words in failure.remedy(FACTS)
+    assert line in failure.reason
+
+
+def test_a_full_disk_is_seen_whatever_was_printed() -> None:
+    assert "disk is full (1 MB free" in Failure("s", "c", 1, ("Killed",), 1000).remedy(FACTS)
+
+
+def test_no_password_is_shown() -> None:
+    told: list[str] = []
+    listener = Listener(told.append)
+    for line in (
+        "@sky step running: curl https://me:hush@example.org",
+        "Looking in indexes: https://me:hush@example.org/simple",
+        "Downloading https://me:hush@example.org/x.whl",
+        "@sky command pip install https://me:hush@example.org",
+        "@sky failed 1",
+    ):
+        listener.hear(line)
+    failure = listener.failure(1, "", "3.11")
+    everything = "\n".join([*told, failure.reason, failure.remedy(FACTS)])
+    assert "hush" not in everything
+    assert "https://****@example.org/x.whl" in everything
+    assert without_passwords("git+ssh://git@h/x and a@b") == "git+ssh://****@h/x and a@b"
+
+
+def test_a_listener_tells_steps_and_keeps_the_last_lines() -> None:
+    told: list[str] = []
+    listener = Listener(told.append)
+    for line in (
+        "@sky step one", "noise", "@sky waiting", "@sky step two", *map(str, range(40)), "@sky tick",
+        "@sky free 77", "@sky command the command", "@sky failed 3",
+    ):  # fmt: skip
+        listener.hear(line)
+    failure = listener.failure(9, "err", "3.11")
+    assert told[0] == "one"
+    assert told[2] == "two"
+    assert "another pool" in told[1]
+    assert (failure.step, failure.command, failure.status, failure.free_kb) == ("two", "the command", 3, 77)
+    assert failure.last == tuple(map(str, range(25, 40)))
+    assert not listener.done
+
+
+def test_a_host_that_has_nothing_to_make_an_environment_with() -> None:
+    reason, remedy = lacks_python(WANTED, replace(FACTS, machine="riscv64"), "no wheel")
+    assert "no Python 3.11" in reason
+    assert "/usr/bin/python3 (3.9)" in reason
+    assert "Linux riscv64" in reason
+    assert "sky.Image(python=" in remedy
