@@ -373,9 +373,7 @@ def test_a_setup_that_ends_half_way_is_made_anew(
 
 
 def half_way(host: ShellHost, what: str, go: Path) -> None:
-    want = replace(
-        SMALL, commands=(f'echo x >>"$VIRTUAL_ENV/half"; [ -e {go} ] || exec sleep 1000',)
-    )
+    want = replace(SMALL, commands=(f'echo x >>"$VIRTUAL_ENV/half"; [ -e {go} ] || exec sleep 1000',))
     facts = without_pip(host, want)
     session: list[psutil.Process] = []
 
