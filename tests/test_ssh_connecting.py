@@ -337,6 +337,15 @@ def test_over_a_command(hosts: Hosts) -> None:
     assert any("Accepted publickey" in line for line in hosts[0].log)
 
 
+def test_a_command_that_talks_is_not_to_blame(hosts: Hosts) -> None:
+    hosts.known_hosts.write_text("")
+    command = f"sh -c 'echo hello >&2; exec ssh -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -F {hosts.config} -W %h:%p h1'"
+    assert (
+        "its host key is not known"
+        in failing(configured(hosts, "Host h2", f"ProxyCommand {command}", "Host *", name="h2")).reason
+    )
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [

@@ -176,13 +176,14 @@ def _transport(
         below.callback(stream.close)
         transport = login.start(stream, endpoint, patience)
         below.callback(login.end, transport)
+    login.check(transport, endpoint)
     login.authenticate(transport, endpoint, ask, patience)
     return transport
 
 
 @contextlib.contextmanager
 def _blaming(endpoint: Endpoint, below: contextlib.ExitStack) -> Iterator[socket.socket]:
-    """A ProxyCommand's stream; what fails within is told with the command's own words."""
+    """A ProxyCommand's stream; when the command ends within, that is told in its own words."""
     command = proxy.Command(endpoint)
     below.callback(command.close)
     try:

@@ -25,25 +25,22 @@ CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
 
 def start(stream: Stream, endpoint: Endpoint, patience: Patience) -> paramiko.Transport:
-    """A transport over this stream whose host has shown the key that the user knows.
+    """An encrypted transport over this stream, to a host that is to be checked before anything is said to it.
 
     Raises:
-        HostError: it is no SSH server, or its key is unknown or another one.
+        HostError: it is no SSH server.
     """
     import paramiko
 
-    names = _names(endpoint)
-    known = Known(endpoint.known_hosts)
+    known = Known(endpoint.known_hosts).of(_names(endpoint))
     transport = paramiko.Transport(stream)
     try:
         _quiet(transport)
-        _prefer(transport, [entry.kind for entry in known.of(names)])
+        _prefer(transport, [entry.kind for entry in known])
         done = threading.Event()
         transport.start_client(event=done)
         if not patience.wait(done, endpoint.timeout) or not transport.is_active():
             raise _no_server(endpoint, transport.get_exception())
-        key = transport.get_remote_server_key()
-        _check(endpoint, known, names, key.get_name(), key.get_base64(), key.asbytes())
         return transport
     except BaseException:
         end(transport)
@@ -55,6 +52,25 @@ def end(transport: paramiko.Transport) -> None:
     transport.close()
     if transport.ident is not None and transport is not threading.current_thread():
         transport.join(timeout=5.0)
+
+
+def check(transport: paramiko.Transport, endpoint: Endpoint) -> None:
+    """Hold the key that the host has shown against known_hosts.
+
+    Raises:
+        HostError: it is not known there, or another one is.
+    """
+    shown, names = transport.get_remote_server_key(), _names(endpoint)
+    kind, key, known = shown.get_name(), shown.get_base64(), Known(endpoint.known_hosts)
+    verdict = known.judge(names, kind, key)
+    if verdict.state == "unknown" and endpoint.port != 22 and not endpoint.host_key_alias:
+        portless = known.judge((spelled(endpoint.hostname, 22),), kind, key)
+        verdict = portless if portless.state in ("known", "revoked") else verdict
+    words = f"{kind} {fingerprint(shown.asbytes())}"
+    if verdict.state == "unknown":
+        raise _unknown(endpoint, words)
+    if verdict.state != "known":
+        raise _changed(endpoint, names[0], words, verdict.entries, verdict.state)
 
 
 def authenticate(
@@ -121,21 +137,6 @@ def _names(endpoint: Endpoint) -> tuple[str, ...]:
     if endpoint.host_key_alias:
         return (endpoint.host_key_alias.lower(),)
     return (spelled(endpoint.hostname, endpoint.port),)
-
-
-def _check(
-    endpoint: Endpoint, known: Known, names: tuple[str, ...], kind: str, key: str, blob: bytes
-) -> None:
-    verdict = known.judge(names, kind, key)
-    if verdict.state == "unknown" and endpoint.port != 22 and not endpoint.host_key_alias:
-        portless = known.judge((spelled(endpoint.hostname, 22),), kind, key)
-        verdict = portless if portless.state in ("known", "revoked") else verdict
-    if verdict.state == "known":
-        return
-    shown = f"{kind} {fingerprint(blob)}"
-    if verdict.state == "unknown":
-        raise _unknown(endpoint, shown)
-    raise _changed(endpoint, names[0], shown, verdict.entries, verdict.state)
 
 
 def _unknown(endpoint: Endpoint, shown: str) -> HostError:

@@ -71,14 +71,16 @@ class Command:
             )  # fmt: skip
 
     def blamed(self, failure: HostError) -> HostError:
-        """The same failure with what the command said of it."""
-        code = self._child.poll()
-        said = os.pread(self._errors.fileno(), 2000, 0).decode(errors="replace").strip()
-        if code is None and not said:
+        """The same failure, or the command's own words when it has ended."""
+        try:
+            code = self._child.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
             return failure
-        end = f" ended with exit code {code}" if code is not None else ""
-        words = f"its ProxyCommand {self._endpoint.proxy_command!r}{end}" + (f": {said}" if said else "")
-        return HostError(failure.host, words, f"try it by hand: ssh {failure.host}")
+        said = os.pread(self._errors.fileno(), 2000, 0).decode(errors="replace").strip()
+        words = f"its ProxyCommand {self._endpoint.proxy_command!r} ended with exit code {code}"
+        return HostError(
+            failure.host, f"{words}: {said}" if said else words, f"try it by hand: ssh {failure.host}"
+        )
 
     def close(self) -> None:
         """End the command; twice is safe."""
