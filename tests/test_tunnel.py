@@ -7,11 +7,14 @@ import os
 import queue
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 
 from skymagic.providers.local import ChildTransport
@@ -34,16 +37,46 @@ sys.stdin.read()
 """
 
 
+def daemon_of(name: str) -> psutil.Process:
+    """The process that serves a name: the one whose agent is its child."""
+    gates = [
+        one for one in psutil.process_iter() if "skymagic.kernels.gate" in words(one) and name in words(one)
+    ]
+    return next(
+        one for one in gates if one.pid == os.getsid(one.pid) and one.num_threads() == 1 and one.children()
+    )
+
+
+def words(process: psutil.Process) -> list[str]:
+    """Its command line, empty when it has gone."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def folder_of(name: str) -> Path:
+    """A daemon's folder."""
+    return Path(f"/tmp/skymagic-gate-{os.getuid()}-{name}")
+
+
 class Node:
     """A tunnel to a daemon on this machine.
 
     Args:
         code: the agent, a Python program.
+        name: the daemon's.
+        python: what runs it.
+        around: a Python program that runs the gate, its arguments.
     """
 
-    def __init__(self, code: str = ECHO, *, name: str = "") -> None:
+    def __init__(
+        self, code: str = ECHO, *, name: str = "", python: str = sys.executable, around: str = ""
+    ) -> None:
         self.name = name or f"test-{uuid.uuid4().hex[:12]}"
-        self.command = [sys.executable, "-m", "skymagic.kernels.gate", self.name, sys.executable, "-c", code]
+        self.command = [sys.executable, "-m", "skymagic.kernels.gate", self.name, python, "-c", code]
+        if around:
+            self.command = [sys.executable, "-c", around, *self.command]
         self.gates: list[ChildTransport] = []
         self.states: queue.Queue[str] = queue.Queue()
         self.down = threading.Event()
@@ -69,6 +102,14 @@ class Node:
         """Until the tunnel says so."""
         while self.states.get(timeout=30) != state:
             pass
+
+    def daemon(self) -> psutil.Process:
+        """The daemon's process."""
+        return daemon_of(self.name)
+
+    def folder(self) -> Path:
+        """The daemon's folder, which is there."""
+        return folder_of(self.name)
 
     def lines(self, count: int) -> list[bytes]:
         """The next lines of the agent."""
@@ -162,12 +203,209 @@ def test_a_port_leads_to_the_node_and_survives() -> None:
                 assert here.recv(100) == b"thanks"
 
 
-def test_shutdown_leaves_nothing(tmp_path) -> None:
+def test_shutdown_leaves_nothing() -> None:
     with node() as one:
         one.agent.write(b"x\n")
         one.lines(1)
+        folder = one.folder()
         one.agent.close()
         assert one.agent.read() == b""
         assert one.agent.complaint() == ""
+        assert not folder.exists()
         with pytest.raises(BrokenPipeError):
             one.agent.write(b"y\n")
+        one.agent.close()
+
+
+def test_a_silent_connection_is_given_up() -> None:
+    with node() as one:
+        one.wait("connected")
+        one.signal(signal.SIGSTOP)
+        one.agent.write(b"still there?\n")
+        assert one.lines(1) == [b"still there?"]
+        assert len(one.gates) == 2
+
+
+def test_an_agent_that_dies_is_reported() -> None:
+    code = "import os, sys; print('so far', flush=True); os.kill(os.getpid(), 9)"
+    with node(code) as one:
+        assert one.lines(1) == [b"so far"]
+        assert one.agent.read() == b""
+        assert one.agent.complaint() == "signal SIGKILL"
+        one.wait("lost")
+
+
+def test_last_words_come_along() -> None:
+    with node("raise SystemExit('no disk left')") as one:
+        assert one.agent.read() == b""
+        assert one.agent.complaint() == "no disk left\n(exit status 1)"
+
+
+def test_a_command_that_is_not_there() -> None:
+    with node(python="/nowhere/python") as one:
+        assert one.agent.read() == b""
+        assert "/nowhere/python" in one.agent.complaint()
+        assert "No such file" in one.agent.complaint()
+
+
+def test_a_gate_that_cannot_start_is_reported() -> None:
+    with node(around="raise SystemExit('No module named skymagic')") as one:
+        assert one.agent.read() == b""
+        assert one.agent.complaint() == "No module named skymagic"
+        assert len(one.gates) == 3
+
+
+def test_a_host_that_was_never_there() -> None:
+    def connect() -> ChildTransport:
+        raise OSError("the host is down")
+
+    tunnel = Tunnel(connect)
+    agent = tunnel.agent()
+    assert agent.read() == b""
+    assert agent.complaint() == "the host is down"
+    assert tunnel.state == "lost"
+    tunnel.close()
+
+
+def test_a_daemon_that_was_killed_is_lost_for_certain() -> None:
+    with node() as one:
+        one.agent.write(b"x\n")
+        one.lines(1)
+        one.daemon().kill()
+        assert one.agent.read() == b""
+        assert "loginctl enable-linger" in one.agent.complaint()
+        one.wait("lost")
+        assert not one.folder().exists()
+
+
+def test_what_a_login_shell_prints_is_passed_over() -> None:
+    noise = "import os, sys; os.write(1, b'Welcome!\\x01 no newline'); os.execv(sys.argv[1], sys.argv[1:])"
+    with node(around=noise) as one:
+        one.agent.write(b"hello\n")
+        assert one.lines(1) == [b"hello"]
+
+
+def test_closing_while_the_host_is_down() -> None:
+    with node() as one:
+        one.agent.write(b"x\n")
+        one.lines(1)
+        daemon = one.daemon()
+        one.down.set()
+        one.cut()
+        one.wait("reconnecting")
+        one.tunnel.close()
+        assert one.tunnel.state == "closed"
+        assert one.agent.read() == b""
+        assert daemon.is_running()  # the limits of its agent end it; here a word from the machine does
+        daemon.terminate()
+        daemon.wait(20)
+        assert not one.folder().exists()
+
+
+def test_a_name_serves_one_notebook() -> None:
+    with node() as one:
+        one.wait("connected")
+        other = Node(name=one.name)
+        assert other.agent.read() == b""
+        assert other.agent.complaint() == "a daemon of this name serves another notebook"
+        other.tunnel.close()
+        one.agent.write(b"undisturbed\n")
+        assert one.lines(1) == [b"undisturbed"]
+
+
+def test_two_pools_on_one_host() -> None:
+    with node() as one, node() as two:
+        one.agent.write(b"1\n")
+        two.agent.write(b"2\n")
+        assert (one.lines(1), two.lines(1)) == ([b"1"], [b"2"])
+        two.tunnel.close()
+        one.agent.write(b"3\n")
+        assert one.lines(1) == [b"3"]
+
+
+def test_the_agent_hears_who_is_there() -> None:
+    with node("import sys\nfor line in sys.stdin: print(line, end='', flush=True)") as one:
+        one.agent.write(b"whole line\nhalf ")
+        assert one.lines(1) == [b"whole line"]
+        one.down.set()
+        one.cut()
+        one.wait("reconnecting")
+        one.down.clear()
+        assert one.lines(2) == [b'["Away",{}]', b'["Back",{}]']
+        one.agent.write(b"line\n")
+        assert one.lines(1) == [b"half line"]
+
+
+def test_nobody_listens_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+    with node() as one, socket.create_connection(("127.0.0.1", one.tunnel.forward(*address))) as here:
+        with contextlib.suppress(ConnectionResetError):
+            assert here.recv(1) == b""
+
+
+def test_one_stream_that_nobody_reads_does_not_hold_up_the_others() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, node() as one:
+        port = one.tunnel.forward(*server.getsockname())
+        with socket.create_connection(("127.0.0.1", port)) as here:
+            there, _ = server.accept()
+            with there:
+                here.settimeout(0.5)
+                sent = 0
+                with contextlib.suppress(TimeoutError):
+                    while sent < 1 << 30:
+                        sent += here.send(bytes(1 << 20))
+                assert sent < 64 << 20  # bounded, whatever is written
+                one.agent.write(b"x\n")
+                assert one.lines(1) == [b"x"]
+                one.cut()
+                one.agent.write(b"y\n")
+                assert one.lines(1) == [b"y"]
+                here.shutdown(socket.SHUT_WR)
+                came = 0
+                while data := there.recv(1 << 20):
+                    came += len(data)
+                assert came == sent
+
+
+def test_a_reset_is_passed_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, node() as one:
+        port = one.tunnel.forward(*server.getsockname())
+        with socket.create_connection(("127.0.0.1", port)) as here:
+            there, _ = server.accept()
+            here.sendall(b"hello")
+            assert there.recv(5) == b"hello"
+            there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            there.close()
+            with pytest.raises(ConnectionResetError):
+                here.recv(1)
+
+
+def test_a_notebook_that_is_killed_leaves_the_agent(tmp_path) -> None:
+    """The daemon stays, tells the agent, and goes when the agent has gone and somebody has said so."""
+    seen = tmp_path / "seen"
+    os.mkfifo(seen)
+    agent = f"import sys\nsee = open({str(seen)!r}, 'w')\nfor line in sys.stdin: print(line, end='', file=see, flush=True)"
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    notebook = f"""
+import sys, signal
+from skymagic.providers.local import ChildTransport
+from skymagic.tunnel import Tunnel
+command = [sys.executable, "-m", "skymagic.kernels.gate", {name!r}, sys.executable, "-c", {agent!r}]
+Tunnel(lambda: ChildTransport(command)).agent().write(b"hello\\n")
+signal.pause()
+"""
+    child = subprocess.Popen([sys.executable, "-c", notebook])
+    try:
+        with seen.open() as told:
+            assert told.readline() == "hello\n"
+            child.kill()
+            assert told.readline() == '["Away",{}]\n'
+            daemon = daemon_of(name)
+            daemon.terminate()
+            assert told.readline() == ""
+        daemon.wait(20)
+        assert not folder_of(name).exists()
+    finally:
+        child.kill()
+        child.wait()

@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import stat
+import struct
 import tempfile
 from collections.abc import Iterator
 
@@ -37,13 +38,20 @@ class Berth:
         self.log = os.path.join(path, "daemon.log")
 
     def connect(self) -> socket.socket | None:
-        """A connection to the daemon; None if there is none."""
+        """A connection to the daemon; None if there is none of ours."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.connect(self.socket)
         except OSError:
             sock.close()
             return None
+        if hasattr(
+            socket, "SO_PEERCRED"
+        ):  # in a shared place without the sticky bit, others can exchange folders
+            _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if uid != os.getuid():
+                sock.close()
+                return None
         return sock
 
     def listen(self) -> socket.socket:
@@ -93,8 +101,8 @@ def places(name: str) -> list[str]:
     if not NAME.fullmatch(name):
         raise BerthError(f"{name!r} cannot name a daemon: letters, digits, '.', '_' and '-' only, 80 at most")
     folder = f"skymagic-gate-{os.getuid()}-{name}"
-    parents = [tempfile.gettempdir(), "/tmp", os.path.join(os.path.expanduser("~"), ".skymagic", "run")]
-    # not XDG_RUNTIME_DIR: systemd empties it when the last login ends
+    # neither XDG_RUNTIME_DIR nor TMPDIR first: they may belong to one login, and be removed when it ends
+    parents = ["/tmp", os.path.join(os.path.expanduser("~"), ".skymagic", "run"), tempfile.gettempdir()]
     return [os.path.join(parent, folder) for parent in dict.fromkeys(parents)]
 
 

@@ -51,6 +51,9 @@ class Daemon:
         self.told = False
         """Whether the agent has been told what to do."""
         self.closing = False
+        """Whether the agent's input ends after the lines that wait."""
+        self.dismissed = False
+        """Whether somebody on this machine wants the daemon to end."""
         self.status: int | None = None
         self.agent: subprocess.Popen[bytes] | None = None
         self.input = self.output = -1
@@ -104,7 +107,11 @@ class Daemon:
     def _over(self) -> bool:
         if self.status is None:
             return False
-        return self.session.settled or (self.deadline is not None and self.deadline <= time.monotonic())
+        return (
+            self.session.settled
+            or self.dismissed
+            or (self.deadline is not None and self.deadline <= time.monotonic())
+        )
 
     def _limits(self) -> None:
         now = time.monotonic()
@@ -248,6 +255,7 @@ class Daemon:
     def _on_signal(self, woken: int) -> None:
         with suppress(BlockingIOError):
             if signal.SIGTERM in os.read(woken, 4096):
+                self.dismissed = True
                 self._close_input()
         if self.status is None and self.agent is not None and self.agent.poll() is not None:
             self._ended(self.agent.returncode)

@@ -119,7 +119,7 @@ def _relay(sock: socket.socket) -> None:
             while data := os.read(0, 1 << 18):
                 sock.sendall(data)
         with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
+            sock.shutdown(socket.SHUT_WR)  # upon which the daemon closes
 
     threading.Thread(target=inward, daemon=True).start()
     while data := sock.recv(1 << 18):

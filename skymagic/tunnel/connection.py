@@ -57,7 +57,11 @@ class Connection:
     def _run(self) -> None:
         why = "it ended"
         try:
-            transport = self._transport = self._connect()
+            try:
+                transport = self._transport = self._connect()
+            except BaseException:
+                self._far.close()
+                raise
             threading.Thread(
                 target=self._outward, args=(transport,), name="skymagic-connection-out", daemon=True
             ).start()

@@ -264,10 +264,11 @@ class Tunnel:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """Ask the agent to end everything, and wait: not long for a node that is not there."""
+        """Ask the agent to end everything, and wait: not long for a node that is not there, which is then let go."""
         self._post(self._say_end)
-        if not self._agent.wait(ABSENT) and self.state == "connected":
-            self._agent.wait(GRACE)
+        if not self._agent.wait(ABSENT) and (self.state != "connected" or not self._agent.wait(GRACE)):
+            self._post(self._end)
+            self._agent.wait(ABSENT)
 
     def _say_end(self) -> None:
         self._session.put(frames.EOF, 0)

@@ -1,0 +1,167 @@
+"""The gate of a node: folders that can be trusted, a daemon that holds nothing of the login."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from skymagic.greeting import Answer, Hello
+from skymagic.kernels import berth
+from skymagic.kernels.berth import BerthError
+
+
+@pytest.fixture
+def name(tmp_path, monkeypatch) -> str:
+    """A name for a daemon, whose folder is looked for under `tmp_path` only."""
+    monkeypatch.setattr(
+        berth, "places", lambda name: [str(tmp_path / "first" / name), str(tmp_path / "second" / name)]
+    )
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    return "lab-0"
+
+
+def test_a_folder_is_ours_alone(name, tmp_path) -> None:
+    place = berth.make(name)
+    assert place.path == str(tmp_path / "first" / name)
+    assert Path(place.path).stat().st_mode & 0o777 == 0o700
+    assert berth.make(name).path == place.path
+    found = berth.find(name)
+    assert found is not None
+    assert found.path == place.path
+    place.remove()
+    place.remove()
+    assert berth.find(name) is None
+
+
+@pytest.mark.parametrize("trick", ["link", "open", "file", "foreign"])
+def test_what_somebody_else_put_there_is_passed_over(name, tmp_path, trick) -> None:
+    bait = tmp_path / "first" / name
+    if trick == "link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        bait.symlink_to(tmp_path / "elsewhere")
+    elif trick == "file":
+        bait.write_text("")
+    else:
+        bait.mkdir(mode=0o700)
+        bait.chmod(0o770 if trick == "open" else 0o700)
+        if trick == "foreign":
+            if os.getuid() != 0:
+                pytest.skip("only root can give a folder away")
+            os.chown(bait, 12345, 12345)
+    assert berth.find(name) is None
+    assert berth.make(name).path == str(tmp_path / "second" / name)
+    found = berth.find(name)
+    assert found is not None
+    assert found.path == str(tmp_path / "second" / name)
+
+
+def test_all_reasons_are_told(name, tmp_path) -> None:
+    (tmp_path / "first" / name).write_text("")
+    (tmp_path / "second" / name).mkdir()
+    (tmp_path / "second" / name).chmod(0o755)
+    with pytest.raises(BerthError, match=r"first/lab-0: not a folder; .*second/lab-0: others can enter it"):
+        berth.make(name)
+
+
+def test_a_path_too_long_for_a_socket_is_passed_over(tmp_path, monkeypatch) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setattr(berth, "places", lambda name: [str(long / name), str(tmp_path / name)])
+    place = berth.make("a")
+    assert place.path == str(tmp_path / "a")
+    place.listen().close()
+
+
+@pytest.mark.parametrize("bad", ["", "a/b", "..x/y", "a b", "x" * 81, "a\n"])
+def test_names(bad) -> None:
+    with pytest.raises(BerthError, match="cannot name a daemon"):
+        berth.make(bad)
+
+
+def test_a_socket_that_nobody_serves_is_no_daemon(name) -> None:
+    place = berth.make(name)
+    place.listen().close()
+    assert place.connect() is None
+    place.listen().close()  # in the place of the one before
+    place.remove()
+
+
+def test_nothing_of_the_login_is_held() -> None:
+    """sshd ends a session when nobody has its pipes any more; the daemon must have none."""
+    daemon = f"test-{uuid.uuid4().hex[:12]}"
+    agent = "import sys; sys.stdin.read()"
+    command = [sys.executable, "-m", "skymagic.kernels.gate", daemon, sys.executable, "-c", agent]
+    extra, kept = os.pipe()
+    word = "0123456789abcdef"
+
+    def hello(attempt: int) -> bytes:
+        return Hello(word, attempt > 1, attempt, 0).encode()
+
+    done = subprocess.run(command, input=hello(1), capture_output=True, pass_fds=[kept], timeout=60)
+    os.close(kept)
+    assert os.read(extra, 1) == b""
+    os.close(extra)
+    found = Answer.find(done.stdout)
+    assert found is not None
+    assert found[0].error == ""
+    assert done.stderr == b""
+    again = subprocess.run(command, input=hello(2), capture_output=True, timeout=60)
+    assert b'"error": ""' in again.stdout
+    old = subprocess.run(command, input=hello(2), capture_output=True, timeout=60)
+    assert b"a newer connection has taken its place" in old.stdout
+    wrong = Hello("somebody else", True, 3, 0).encode()
+    assert (
+        b"serves another notebook"
+        in subprocess.run(command, input=wrong, capture_output=True, timeout=60).stdout
+    )
+    end = hello(3) + FINISH
+    gate = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    out, _ = communicate_until_end(gate, end)
+    assert b'"status": 0' in out
+
+
+def communicate_until_end(gate: subprocess.Popen[bytes], data: bytes) -> tuple[bytes, int]:
+    """Write, acknowledge the agent's end, and read until the daemon closes."""
+    from skymagic import frames
+
+    assert gate.stdin is not None
+    assert gate.stdout is not None
+    gate.stdin.write(data)
+    gate.stdin.flush()
+    out = b""
+    while b'"status"' not in out:
+        out += gate.stdout.read1()
+    gate.stdin.write(frames.HEADER.pack(frames.ACK, 0, 1, 0))
+    gate.stdin.flush()
+    out += gate.stdout.read()
+    gate.stdin.close()
+    gate.stdout.close()
+    return out, gate.wait()
+
+
+def _finish() -> bytes:
+    from skymagic import frames
+
+    session = frames.Session()
+    session.put(frames.EOF, 0)
+    return session.take(1000)
+
+
+FINISH = _finish()
+
+
+def test_without_a_greeting_nothing_starts() -> None:
+    command = [sys.executable, "-m", "skymagic.kernels.gate", "test-nothing", sys.executable, "-c", "pass"]
+    assert subprocess.run(command, input=b"", capture_output=True, timeout=60).stdout == b""
+    done = subprocess.run(command, input=b"{}\n", capture_output=True, timeout=60)
+    assert b"not a greeting" in done.stdout
+    resume = Hello("w", True, 1, 0).encode()
+    done = subprocess.run(command, input=resume, capture_output=True, timeout=60)
+    assert b"killed from outside" in done.stdout
+    assert b'"gone": true' in done.stdout
