@@ -136,7 +136,7 @@ def communicate_until_end(gate: subprocess.Popen[bytes], data: bytes) -> tuple[b
     gate.stdin.flush()
     out = b""
     while b'"status"' not in out:
-        out += gate.stdout.read1()
+        out += os.read(gate.stdout.fileno(), 4096)
     gate.stdin.write(frames.HEADER.pack(frames.ACK, 0, 1, 0))
     gate.stdin.flush()
     out += gate.stdout.read()

@@ -38,6 +38,8 @@ class Connection:
         self._transport: Transport | None = None
         self._closing = threading.Lock()
         self._unwanted = False
+        self.closed = threading.Event()
+        """Set when nothing is left of it."""
         threading.Thread(target=self._run, name="skymagic-connection", daemon=True).start()
 
     def give_up(self) -> None:
@@ -50,9 +52,9 @@ class Connection:
 
     def _close(self) -> None:
         with self._closing:
-            transport, self._transport = self._transport, None
-        if transport is not None:
-            transport.close()
+            if self._transport is not None and not self.closed.is_set():
+                self._transport.close()
+                self.closed.set()
 
     def _run(self) -> None:
         why = "it ended"
@@ -61,6 +63,7 @@ class Connection:
                 transport = self._transport = self._connect()
             except BaseException:
                 self._far.close()
+                self.closed.set()
                 raise
             threading.Thread(
                 target=self._outward, args=(transport,), name="skymagic-connection-out", daemon=True

@@ -59,6 +59,7 @@ class Tunnel:
         self._loop = Loop(self._session, self._on_frame, self._lose_connection)
         self._agent = AgentEnd(lambda data: self._post(lambda: self._put(data)), self._finish)
         self._connection: Connection | None = None
+        self._former: list[Connection] = []
         self._answered = False
         """Whether the node has answered this connection."""
         self._attempt = self._tries = 0
@@ -108,6 +109,9 @@ class Tunnel:
         self._agent.close()
         self._post(self._end)
         self._thread.join(GRACE)
+        end = time.monotonic() + GRACE
+        for connection in self._former:  # one that hangs may take its time
+            connection.closed.wait(max(0.0, end - time.monotonic()))
 
     # -- the thread --------------------------------------------------------------------------------------------------
 
@@ -138,8 +142,7 @@ class Tunnel:
 
     def _release(self) -> None:
         self._over = True
-        if self._connection is not None:
-            self._connection.give_up()
+        self._give_up()
         for listener in self._listeners:
             listener.close()
         self._loop.close()
@@ -215,11 +218,16 @@ class Tunnel:
         else:
             self._lose_connection(why)
 
-    def _lose_connection(self, why: str) -> None:
-        """Connect again: at once, then with growing pauses while connections are of no use."""
+    def _give_up(self) -> None:
+        """Let the present connection be closed, beside what goes on."""
         if self._connection is not None:
             self._connection.give_up()
+            self._former = [one for one in self._former if not one.closed.is_set()] + [self._connection]
             self._connection = None
+
+    def _lose_connection(self, why: str) -> None:
+        """Connect again: at once, then with growing pauses while connections are of no use."""
+        self._give_up()
         if self._over:
             return
         if self._session.progress > self._progress:
