@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 from collections.abc import Iterator
@@ -27,8 +28,21 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 def gates(notebook: Notebook) -> list[psutil.Process]:
     """The processes that carry connections now."""
-    children = psutil.Process(notebook.pid).children()
-    return [one for one in children if "skymagic.kernels.gate" in one.cmdline()]
+    found = []
+    for child in psutil.Process(notebook.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [child] if "skymagic.kernels.gate" in child.cmdline() else []
+    return found
+
+
+def cut(notebook: Notebook) -> set[int]:
+    """Lose the connections; the processes that died of it."""
+    killed = set()
+    for gate in gates(notebook):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            gate.kill()
+            killed.add(gate.pid)
+    return killed
 
 
 def watch(notebook: Notebook, running: Shown, count: int) -> None:
@@ -44,9 +58,7 @@ def test_twenty_connections_die_in_one_run(notebook: Notebook) -> None:
     while len(killed) < 20:
         watch(notebook, running, running.text.count("\n") + moments.randint(1, 40))
         assert not running.done, f"{len(killed)} connections were lost"
-        for gate in gates(notebook):
-            gate.kill()
-            killed.add(gate.pid)
+        killed |= cut(notebook)
     shown = notebook.finish(running)
     assert shown.error is None, shown.error
     for rank in range(2):
@@ -56,8 +68,7 @@ def test_twenty_connections_die_in_one_run(notebook: Notebook) -> None:
 
 def test_cells_go_on_after_connections_died(notebook: Notebook) -> None:
     for number in range(5):
-        for gate in gates(notebook):
-            gate.kill()
+        cut(notebook)
         notebook.run(
             f"%%sky_broadcast -o found\nimport torch.distributed as dist\ndist.get_rank() + {number}"
         )
