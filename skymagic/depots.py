@@ -115,8 +115,12 @@ class RemoteStore(Pins):
                     file.used = now
             return missing
 
-    def expect(self, values: Iterable[tuple[str, int]]) -> None:
-        """These values (key, length) will be put: find those that an earlier pool has left on nodes, in one round trip."""
+    def expect(self, values: Iterable[tuple[str, int]]) -> frozenset[str]:
+        """These values (key, length) will be put: find those that an earlier pool has left on nodes, in one round trip.
+
+        Returns:
+            Keys of the values that need not be sent.
+        """
         with self._shipping:
             new = {
                 key: _File(key, self._name(key), nbytes, self._name(key))
@@ -124,12 +128,13 @@ class RemoteStore(Pins):
                 if nbytes >= LARGE and key not in self._files and key not in self._expected
             }
             if not new or not self._keep:
-                return
+                return frozenset()
             self._reach()
             with self._news:
                 self._expected.update(new)
                 self._asked.update({file.name: file for file in new.values()})
             self._look(list(new.values()), self._fleet.up())
+            return frozenset(key for key, file in new.items() if file.spread.here or file.spread.coming)
 
     def put(
         self,

@@ -427,7 +427,7 @@ class Pool:
         progress = Progress(screen.note)
         cargo = self.shipper.prepare(
             order.plain, order.ranks, push=order.push, no_push=order.no_push, fresh=order.fresh,
-            extra=order.extra, dry_run=dry_run, progress=progress,
+            extra=order.extra, dry_run=dry_run, progress=progress, warn=lambda said: screen.note(f"[{said}]\n"),
         )  # fmt: skip
         progress.finish()
         return cargo

@@ -71,6 +71,14 @@ def no_room(problem: OSError, sizes: list[tuple[str, int]]) -> str:
     )
 
 
+def heavy(name: str, nbytes: int) -> str:
+    """What to say of a variable that is long on its way to other machines, in bytes."""
+    return (
+        f"{name}: {nbytes / 1e6:,.0f} MB must travel over this connection; what a cell reads or makes on the nodes "
+        f"need not, and --no-push {name} leaves it out"
+    )
+
+
 def message(refusals: list[Refusal]) -> str:
     """All refusals as one text, a line each."""
     count = "1 variable" if len(refusals) == 1 else f"{len(refusals)} variables"

@@ -20,8 +20,8 @@ class Store(Protocol):
     def have(self, keys: Iterable[str]) -> list[str]:
         """The keys of which there is no file."""
 
-    def expect(self, values: Iterable[tuple[str, int]]) -> None:
-        """Files of these keys and lengths will be put."""
+    def expect(self, values: Iterable[tuple[str, int]]) -> frozenset[str]:
+        """Files of these keys and lengths will be put; those among them that need not be sent."""
 
     def put(
         self,
@@ -97,6 +97,7 @@ class Shelf:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self._known: frozenset[str] = frozenset()
         self._places: dict[str, Place] = {}
         self._lengths: set[int] = set()
         self._needs: dict[str, frozenset[str]] = {}
@@ -123,7 +124,16 @@ class Shelf:
         large = [part for part in parts if part.blob and part.nbytes >= LARGE]
         if large and self.store.far:
             self.identify(large)
-            self.store.expect((part.hash or "", part.nbytes) for part in large)
+            new = {part.hash or "": part.nbytes for part in large if self.find(part) is None}
+            self._known = self.store.expect(new.items())
+
+    def travels(self, parts: Iterable[Part]) -> dict[str, int]:
+        """Content and length of the large parts that must be sent, after they were expected."""
+        return {
+            part.hash: part.nbytes
+            for part in parts
+            if part.hash and part.nbytes >= LARGE and part.hash not in self._known and self.find(part) is None
+        }
 
     def find(self, part: Part) -> Place | None:
         """Where a part with this content lies, if it is here."""

@@ -6,7 +6,7 @@ import base64
 import platform
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from skymagic.errors import CaptureError
 from skymagic.holdings import Holdings
 from skymagic.kinds import type_name
 from skymagic.parcels import INLINE, Loading, Parcel, Progress, Value, bundles, groups, parts_of, submodules
-from skymagic.refuse import Refusal, message, no_room, refusal
+from skymagic.refuse import Refusal, heavy, message, no_room, refusal
 from skymagic.shelf import Shelf, Store
 
 __all__ = ["Cargo", "Item", "Shipper"]
@@ -43,18 +43,23 @@ class Shipper:
         store: the node's store, or that of several nodes.
         namespace: the notebook's global names; read at each ``prepare``.
         folder: the notebook's folder: modules in it travel as source.
+        large: bytes from which the user is told that a variable is on its way to other machines.
     """
 
-    def __init__(self, store: Store, namespace: dict[str, Any], folder: str) -> None:
+    def __init__(
+        self, store: Store, namespace: dict[str, Any], folder: str, *, large: int = 1_000_000_000
+    ) -> None:
         self.store = store
         self.namespace = namespace
         self.folder = folder
+        self.large = large
         self.shelf = Shelf(store)
         self._lock = threading.RLock()
         self.holdings = Holdings()
         self._atoms: dict[str, Value] = {}
         self._odd: dict[str, tuple[object, str]] = {}
         self._groups: dict[str, _Group] = {}
+        self._warned: set[frozenset[str]] = set()
 
     def prepare(
         self,
@@ -67,6 +72,7 @@ class Shipper:
         extra: Mapping[str, object] | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
+        warn: Callable[[str], None] | None = None,
     ) -> Cargo:
         """Find what a cell needs, and write what some rank has not got into the store.
 
@@ -80,6 +86,7 @@ class Shipper:
                 them after it. A name of the notebook gives way to them.
             dry_run: only look; nothing is written and ``orders`` is empty.
             progress: called with a name, the bytes written so far, and the bytes to write.
+            warn: called with a sentence for each large variable that must travel to other machines, once per value.
 
         Raises:
             SyntaxError: the cell does not compile.
@@ -105,7 +112,7 @@ class Shipper:
             )
             if dry_run:
                 return Cargo({}, 0, items, names=names)
-            return self._load(names, ranks, values, lacking, sources, items, frozenset(extra), progress)
+            return self._load(names, ranks, values, lacking, sources, items, frozenset(extra), progress, warn)
 
     def landed(self, cargo: Cargo, rank: int) -> None:
         """This rank has bound the cargo, and is running or has run its cell; twice is safe."""
@@ -248,6 +255,7 @@ class Shipper:
         items: tuple[Item, ...],
         passing: frozenset[str],
         progress: Progress | None,
+        warn: Callable[[str], None] | None,
     ) -> Cargo:
         """Write what is lacking, and make the orders."""
         moved = [value for name, value in values.items() if lacking[name]]
@@ -266,6 +274,8 @@ class Shipper:
                 for group in bundles(groups(moved), lacking, held)
             ]
             loading.expect(parcels)
+            if warn is not None and self.store.far:
+                self._warn(parcels, warn)
             for parcel in parcels:
                 loading.add(parcel)
             loading.finish()
@@ -298,6 +308,15 @@ class Shipper:
         self.shelf.need(loading.needs, {*self.namespace, *passing})
         self._tidy()
         return cargo
+
+    def _warn(self, parcels: Iterable[Parcel], warn: Callable[[str], None]) -> None:
+        """Say which large values are about to travel."""
+        for parcel in parcels:
+            parts = self.shelf.travels(parcel.parts)
+            value = frozenset(parts)
+            if sum(parts.values()) > self.large and value not in self._warned:
+                self._warned.add(value)
+                warn(heavy(", ".join(parcel.names), sum(parts.values())))
 
     def _parcel(
         self,

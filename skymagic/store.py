@@ -200,8 +200,9 @@ class NodeStore(Pins):
         """Unlink a file that another process left here and that nobody wants; twice is safe."""
         self.path(name).unlink(missing_ok=True)
 
-    def expect(self, values: Iterable[tuple[str, int]]) -> None:
+    def expect(self, values: Iterable[tuple[str, int]]) -> frozenset[str]:
         """Nothing is kept from pool to pool here."""
+        return frozenset()
 
     def settle(self) -> None:
         """What was put is in its place already."""

@@ -98,11 +98,11 @@ class Notebook:
         self.folder = folder
         self.begin(NodeStore(self.directory), [Far(self.directory, rank) for rank in range(count)])
 
-    def begin(self, store: Store, ranks: list[Far]) -> None:
+    def begin(self, store: Store, ranks: list[Far], **options: Any) -> None:
         """Ship through this store to these ranks."""
         self.module = types.ModuleType("__main__")
         self.namespace = vars(self.module)
-        self.shipper = Shipper(store, self.namespace, str(self.folder))
+        self.shipper = Shipper(store, self.namespace, str(self.folder), **options)
         self.ranks = ranks
 
     def here(self, source: str) -> None:

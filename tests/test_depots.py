@@ -171,6 +171,33 @@ def test_values_of_a_notebook_on_three_nodes(notebook: Notebook, cluster: Cluste
     assert notebook.values("z") == [7.0] * 3
 
 
+def test_large_values_are_told_once_before_they_travel(notebook: Notebook, cluster: Cluster) -> None:
+    said: list[tuple[str, int]] = []
+
+    def ship(source: str) -> list[str]:
+        said.clear()
+        notebook.there(source, warn=lambda sentence: said.append((sentence, sum(cluster.sent()))))
+        return [sentence for sentence, _ in said]
+
+    notebook.begin(cluster.store, notebook.ranks, large=3_000_000)
+    notebook.here(
+        "import numpy as np\nrng = np.random.default_rng(2)\nbig, small = rng.random(500_000), rng.random(300_000)"
+    )
+    before = sum(cluster.sent())
+    assert ship("big, small") == [
+        "big: 4 MB must travel over this connection; what a cell reads or makes on the nodes need not, "
+        "and --no-push big leaves it out"
+    ]
+    assert said[0][1] - before < 1000
+    assert ship("big, small") == []
+    notebook.shipper.forget([0, 1, 2])
+    assert ship("big, small") == []  # the nodes have it
+    notebook.here("other = big.copy(); twin = {'a': big}")
+    assert ship("other, twin") == []
+    notebook.here("big[0] = 1")
+    assert len(ship("big")) == 1
+
+
 def test_files_go_when_nobody_needs_them(notebook: Notebook, cluster: Cluster) -> None:
     notebook.here("import numpy as np\na = np.random.default_rng(1).random(500_000)")
     notebook.there("a")

@@ -1,0 +1,171 @@
+"""200 MB to four separate machines over a slow link, and back: against the link itself, and against openssh on a fast one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.figures import Figure, alternate, median, say, timed
+from skymagic.depots import Node, RemoteStore
+from skymagic.ssh.connecting import connect
+from skymagic.ssh.connection import Connection
+from skymagic.ssh.hosts import HostSpec
+from skymagic.ssh.settings import Settings
+from skymagic.store import digest
+from tests.machines import Machines, machines
+
+MACHINES = 4
+PAYLOAD = 200_000_000
+"""Bytes."""
+BACK = 10_000_000
+"""Bytes that each machine sends back."""
+RATE = 100.0
+"""Mbit/s of the slow link."""
+DELAY = 25.0
+"""Its delay, one way, in milliseconds."""
+LOOPBACK = 400_000_000
+"""Bytes over the fast link."""
+STORE = "/dev/shm/skymagic-bench"
+CIPHER = "aes128-gcm@openssh.com"
+GIVE = f"""
+import sys
+from skymagic.store import NodeStore
+pieces = [bytes(100) * ({BACK} // 100) if sys.argv[1] == "soft" else __import__("os").urandom({BACK})]
+print(NodeStore("{STORE}").give(pieces, {BACK}))
+"""
+
+
+def figures() -> Iterator[Figure]:
+    """The slow link first."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        machines(Path(folder) / "slow", MACHINES, rate_mbit=RATE, delay_ms=DELAY) as hosts,
+    ):
+        yield from slow(hosts)
+    with tempfile.TemporaryDirectory() as folder, machines(Path(folder) / "fast", 1) as hosts:
+        yield from fast(hosts)
+
+
+@contextlib.contextmanager
+def store(hosts: Machines) -> Iterator[tuple[RemoteStore, list[Connection]]]:
+    """A store on all machines, with its connections."""
+    settings = Settings(hosts.config)
+    connections = [connect(settings.endpoint(HostSpec(name, name))) for name in hosts.names]
+    depot = command("-m", "skymagic.kernels.depot", STORE)
+    nodes = [
+        Node(host.name, functools.partial(connection.open, depot), host.address)
+        for host, connection in zip(hosts, connections, strict=True)
+    ]
+    made = RemoteStore(nodes, say, keep=4 * PAYLOAD)
+    try:
+        yield made, connections
+    finally:
+        made.close()
+        for connection in connections:
+            connection.close()
+
+
+def command(*words: str) -> str:
+    """A Python process on a machine, whose files are those of this one."""
+    root = str(Path(__file__).resolve().parent.parent)
+    return shlex.join(["env", f"PYTHONPATH={root}", sys.executable, *words])
+
+
+def put(to: RemoteStore, data: bytes) -> None:
+    """Send a value as the notebook does, and wait until all machines have it."""
+    key = digest([data])
+    to.expect([(key, len(data))])
+    to.put(key, [data], len(data))
+    to.settle()
+
+
+def slow(hosts: Machines) -> Iterator[Figure]:
+    """Bytes and seconds on the slow link."""
+    data = os.urandom(PAYLOAD)
+    floor = PAYLOAD * 8 / (RATE * 1e6)
+    with store(hosts) as (to, _):
+        put(to, b"the depots are up")
+        say(f"{PAYLOAD / 1e6:.0f} MB to {MACHINES} machines over {RATE:.0f} Mbit/s")
+        before = sum(hosts.link.traffic())
+        seconds = timed(lambda: put(to, data))
+        crossed = sum(hosts.link.traffic()) - before
+        name = f"{PAYLOAD / 1e6:.0f} MB to {MACHINES} machines"
+        yield Figure(f"{name}: bytes on the link", crossed / 1e6, "MB", PAYLOAD / 1e6, "payload", 1.05, True)
+        yield Figure(f"{name}: time", seconds, "s", floor, "the link's floor", 1.15, True)
+        before = sum(hosts.link.traffic())
+        put(to, data)
+        crossed = sum(hosts.link.traffic()) - before
+        yield Figure(f"{name}, unchanged: bytes on the link", crossed / 1e3, "KB", limit=100)
+        yield from back(hosts, to)
+        time.sleep(5)  # for what is worth keeping
+    with store(hosts) as (to, _):
+        put(to, b"the depots are up")
+        before = sum(hosts.link.traffic())
+        put(to, data)
+        crossed = sum(hosts.link.traffic()) - before
+        yield Figure(f"{name}, known from an earlier pool: bytes on the link", crossed / 1e3, "KB", limit=100)
+
+
+def back(hosts: Machines, to: RemoteStore) -> Iterator[Figure]:
+    """Values that come back from all machines."""
+    settings = Settings(hosts.config)
+    for kind, limit in (("hard", 1.15), ("soft", 0.3)):
+        names = []
+        for name in hosts.names:
+            connection = connect(settings.endpoint(HostSpec(name, name)))
+            names.append(connection.run(command("-c", GIVE, kind)).out.split()[-1])
+            connection.close()
+        begun = time.perf_counter()
+        for node, name in enumerate(names):
+            assert len(to.take(name, node)) == BACK
+        seconds = time.perf_counter() - begun
+        floor = MACHINES * BACK * 8 / (RATE * 1e6)
+        words = "noise" if kind == "hard" else "zeros"
+        yield Figure(
+            f"{BACK / 1e6:.0f} MB of {words} back from each",
+            seconds,
+            "s",
+            floor,
+            "the link's floor",
+            limit,
+            True,
+        )
+
+
+def fast(hosts: Machines) -> Iterator[Figure]:
+    """Throughput without a slow link."""
+    data = os.urandom(LOOPBACK)
+    ssh = ["ssh", "-F", str(hosts.config), "-c", CIPHER, hosts[0].name]
+
+    def theirs() -> float:
+        words = [*ssh, f"cat > {STORE}-peer && rm {STORE}-peer"]
+        return timed(lambda: subprocess.run(words, input=data, check=True))
+
+    with store(hosts) as (to, _):
+        put(to, b"the depot is up")
+
+        def ours() -> float:
+            seconds = timed(lambda: put(to, data))
+            to.drop(to.held())
+            return seconds
+
+        say(f"{LOOPBACK / 1e6:.0f} MB to one machine nearby: ours, openssh")
+        mine, peer = alternate(3, ours, theirs)
+        yield Figure(
+            f"{LOOPBACK / 1e6:.0f} MB to one machine nearby",
+            LOOPBACK / median(mine) / 1e6,
+            "MB/s",
+            LOOPBACK / median(peer) / 1e6,
+            "ssh 'cat > file'",
+            0.7,
+            True,
+            True,
+        )
