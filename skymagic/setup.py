@@ -107,7 +107,7 @@ class Ready:
         return self.facts.folder
 
     def command(self, module: str, *args: str) -> str:
-        """A command line that runs a module of skymagic there, whatever the login shell is.
+        """A command line that runs a module there, whatever the login shell is; files in the home do not count as modules.
 
         Args:
             args: any text without NUL; newlines at an argument's end are lost.
@@ -119,7 +119,7 @@ class Ready:
         ]
         if not self.wanted.prepared:
             settings.append(f"VIRTUAL_ENV={word(str(Path(self.python).parent.parent))}")
-        words = [word(text) for text in (self.python, "-m", module, *args)]
+        words = [word(text) for text in (self.python, "-P", "-m", module, *args)]
         return anywhere(f"export {' '.join(settings)}; exec {' '.join(words)}")
 
 

@@ -64,6 +64,7 @@ fail() {
 _PREPARE = r"""
 main() {
     umask 077
+    cd /
     if mkdir -p "$folder/env" "$folder/code" "$folder/incoming/$token" && chmod 700 "$folder"; then
         # uploads of those who never came back
         find "$folder/incoming" -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf {} + 2>/dev/null
@@ -76,9 +77,10 @@ main </dev/null 2>&1
 _INSTALL = r"""
 main() {
     umask 077
-    unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
-    PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-    export PIP_NO_INPUT PIP_DISABLE_PIP_VERSION_CHECK
+    cd /  # a home may hold a random.py
+    unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
+    PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_USER=0
+    export PIP_NO_INPUT PIP_DISABLE_PIP_VERSION_CHECK PIP_USER
     half= ticker= held= drop=$folder/incoming/$incoming
     trap 'leave 1' HUP INT TERM PIPE
     watch &
@@ -351,4 +353,4 @@ def _commands(recipe: Recipe) -> str:
             f'    step {quote("running: " + command)} /bin/sh "$drop/command"',
         )
     ]
-    return "\n".join(["commands() {", *steps, "    :", "}"])
+    return "\n".join(["commands() {", '    cd "$HOME"', *steps, "    cd /", "}"])

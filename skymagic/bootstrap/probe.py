@@ -19,6 +19,7 @@ ASK_PACKAGES = (
 
 _BODY = r"""
 main() {
+    cd /  # a home may hold a random.py
     unset PYTHONHOME PYTHONPATH
     LC_ALL=C PATH=$PATH:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
     export LC_ALL PATH

@@ -31,9 +31,10 @@ fail() {
 
 main() {
     umask 077
-    unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
-    PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-    export PIP_NO_INPUT PIP_DISABLE_PIP_VERSION_CHECK
+    cd /  # a home may hold a random.py
+    unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
+    PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_USER=0
+    export PIP_NO_INPUT PIP_DISABLE_PIP_VERSION_CHECK PIP_USER
     half= ticker= held= drop=$folder/incoming/$incoming
     trap 'leave 1' HUP INT TERM PIPE
     watch &
@@ -233,8 +234,9 @@ requirements() {
     } >"$drop/requirements.txt"
 }
 commands() {
+    cd "$HOME"
     printf '%s\n' 'echo '"'"'done'"'"' && echo "$HOME"' >"$drop/command"
     step 'running: echo '"'"'done'"'"' && echo "$HOME"' /bin/sh "$drop/command"
-    :
+    cd /
 }
 main </dev/null 2>&1

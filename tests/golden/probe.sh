@@ -6,6 +6,7 @@ code=0123456789abcdef
 ask_python='import sys; m = __import__('"'"'importlib.util'"'"').util.find_spec; print('"'"'%d.%d %s %s %s'"'"' % (sys.version_info[0], sys.version_info[1], '"'"'venv'"'"' if m('"'"'venv'"'"') else '"'"'-'"'"', '"'"'pip'"'"' if m('"'"'ensurepip'"'"') else '"'"'-'"'"', sys.executable))'
 ask_packages='import importlib.metadata as m; [print('"'"'@sky package %s %s'"'"' % (d.name, d.version)) for d in m.distributions() if d.name]'
 main() {
+    cd /  # a home may hold a random.py
     unset PYTHONHOME PYTHONPATH
     LC_ALL=C PATH=$PATH:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
     export LC_ALL PATH
