@@ -491,10 +491,14 @@ class Agents:
 
 
 def describe(exited: wire.RankExited) -> str:
-    """How a process ended, in words."""
+    """How a rank's process ended, in words."""
+    return status_words(exited.status, exited.out_of_memory)
+
+
+def status_words(status: int | None, out_of_memory: bool = False) -> str:
+    """A process's exit code or signal, in words."""
     import signal as signals
 
-    status = exited.status
     if status is None:
         return "nobody could tell how"
     if status >= 0:
@@ -508,7 +512,7 @@ def describe(exited: wire.RankExited) -> str:
         "SIGBUS": "often a full /dev/shm",
         "SIGABRT": "native code called abort()",
         "SIGKILL": "the machine ran out of memory"
-        if exited.out_of_memory
+        if out_of_memory
         else "killed from outside, or out of memory",
     }
     return f"{name}: {hints[name]}" if name in hints else name

@@ -14,6 +14,7 @@
     └── RunError                 a cell failed on the ranks
         ├── RankError            a rank raised; the original exception is ``__cause__`` where it can be rebuilt
         ├── RankDied             a rank's process ended: signal or exit status
+        ├── ScriptError          a shell script failed on a node
         ├── RunTimeout           the time given with ``--timeout`` is over
         ├── RunInterrupted       the user pressed stop (also a KeyboardInterrupt)
         └── ResultError          a value could not come back
@@ -177,6 +178,26 @@ class RankDied(RunError):
     def __reduce__(self) -> tuple[object, ...]:
         values = {"rank": self.rank, "hostname": self.hostname, "status": self.status}
         return _rebuild, (RankDied, str(self), values)
+
+
+class ScriptError(RunError):
+    """A script of ``%%sky_sh`` failed on a node; the message tells the cause, or its last lines.
+
+    Attributes:
+        node: which node.
+        hostname: the machine.
+        status: the script's exit code; negative for a signal; None when it could not be started.
+    """
+
+    def __init__(self, message: str, *, node: int, hostname: str, status: int | None) -> None:
+        super().__init__(message)
+        self.node = node
+        self.hostname = hostname
+        self.status = status
+
+    def __reduce__(self) -> tuple[object, ...]:
+        values = {"node": self.node, "hostname": self.hostname, "status": self.status}
+        return _rebuild, (ScriptError, str(self), values)
 
 
 class RunTimeout(RunError):

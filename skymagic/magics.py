@@ -14,7 +14,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
-from skymagic import arguments, auto, broadcast, button, completing, display, plugins, pools, providers
+from skymagic import arguments, auto, broadcast, button, completing, display, plugins, pools, providers, scripts
 from skymagic.api import Compute
 from skymagic.config import SkyMagic
 from skymagic.errors import RequestError, SkyError
@@ -154,6 +154,27 @@ class SkyMagics(Magics):
             request = one_rank(request, next(self._turns) % one.world_size)
         return self._run(request, cell)
 
+    @cell_magic
+    def sky_sh(self, line: str, cell: str) -> Any:
+        request = usage(lambda: arguments.parse_sh(line, self.settings.defaults()))
+        if request.detach:
+            raise UsageError(
+                "--detach: a script that goes on without its notebook is not there yet; -a goes on beside it"
+            )
+        return self._beside_or_now(request.noblock, lambda: self._script(request, cell))
+
+    def _script(self, request: arguments.ShellRequest, body: str) -> scripts.Outcome:
+        """Run a script on the nodes; how it ended there is kept also when it failed."""
+        one = pools.find(request.pool)
+        one.defaults = defaults = self.settings.defaults()
+        order = usage(lambda: scripts.order_of(request, one, self._cell(body)))
+        outcome = scripts.run(one, order, Limits(request.timeout, defaults.grace))
+        if request.output:
+            self.shell.user_ns[request.output] = outcome.value
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome
+
     @line_magic
     def sky_push(self, line: str) -> None:
         request = usage(lambda: arguments.parse_push(line))
@@ -172,18 +193,22 @@ class SkyMagics(Magics):
 
     def _run(self, request: RunRequest, body: str) -> Any:
         """Run a cell and keep its values; with --noblock, return at once."""
-        if request.noblock:
-            context = contextvars.copy_context()  # output of the thread belongs to this cell
-            pending = Pending(lambda: context.run(self._run_beside, request, body))
-            self.pending = [*(one for one in self.pending if not one.done()), pending]
-            return pending
-        self._run_now(request, body)
-        return None
+        return self._beside_or_now(request.noblock, lambda: self._run_now(request, body))
 
-    def _run_beside(self, request: RunRequest, body: str) -> broadcast.Values | None:
-        """Run a cell on a thread, where nobody else shows what it raises."""
+    def _beside_or_now(self, beside: bool, call: Callable[[], Any]) -> Pending | None:
+        """Call now, or on a thread of its own."""
+        if not beside:
+            call()
+            return None
+        context = contextvars.copy_context()  # output of the thread belongs to this cell
+        pending = Pending(lambda: context.run(self._run_beside, call))
+        self.pending = [*(one for one in self.pending if not one.done()), pending]
+        return pending
+
+    def _run_beside(self, call: Callable[[], Any]) -> Any:
+        """Run on a thread, where nobody else shows what is raised."""
         try:
-            return self._run_now(request, body)
+            return call()
         except (SkyError, UsageError) as problem:
             lines = (
                 problem._render_traceback_() if isinstance(problem, SkyError) else [f"UsageError: {problem}"]
@@ -199,14 +224,9 @@ class SkyMagics(Magics):
             return values
 
     def _values(self, request: RunRequest, body: str) -> broadcast.Values | None:
-        shell = self.shell
-        inputs = shell.history_manager.input_hist_raw if shell.history_manager else [""]
-        number = min(
-            shell.execution_count, len(inputs) - 1
-        )  # some versions count up before a cell runs, some after
-        cell = broadcast.Cell(body, broadcast.above_body(inputs[-1], body), number)
+        cell = self._cell(body)
         with self.auto.paused():
-            plain = broadcast.check_syntax(cell.source, shell.transform_cell)
+            plain = broadcast.check_syntax(cell.source, self.shell.transform_cell)
         one = self._pool_of(request.pool)
         one.defaults = defaults = self.settings.defaults()  # %config counts from the next cell on
         order = usage(lambda: broadcast.order_of(request, one, cell, plain))
@@ -215,6 +235,15 @@ class SkyMagics(Magics):
             return None
         limits = Limits(request.timeout, defaults.grace, defaults.stall_after)
         return broadcast.broadcast(one, order, limits)
+
+    def _cell(self, body: str) -> broadcast.Cell:
+        """The body in its place in the cell that the user sees."""
+        shell = self.shell
+        inputs = shell.history_manager.input_hist_raw if shell.history_manager else [""]
+        number = min(
+            shell.execution_count, len(inputs) - 1
+        )  # some versions count up before a cell runs, some after
+        return broadcast.Cell(body, broadcast.above_body(inputs[-1], body), number)
 
     def _keep(
         self,

@@ -180,9 +180,13 @@ class Run:
             rank.outcome = event.content
         elif event.kind == "died" and rank.outcome is None:
             rank.died, rank.died_at = event.content["exited"], time.monotonic()
-        if rank.failed and not self._stopping and self._unfinished():
-            self._stopping = True
-            self._stop_at = time.monotonic() + (ROOT_CAUSE if self._follows(rank) else SETTLE)
+        if rank.failed and self._unfinished():
+            patience = (rank.outcome or {}).get("patience") or (ROOT_CAUSE if self._follows(rank) else SETTLE)
+            stop_at = time.monotonic() + patience
+            if not self._stopping:
+                self._stopping, self._stop_at = True, stop_at
+            elif self._stop_at is not None:  # this one may be the cause for which the first was given time
+                self._stop_at = min(self._stop_at, stop_at)
 
     def _follows(self, rank: RankRun) -> bool:
         outcome = rank.outcome

@@ -84,6 +84,7 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     control_fd, *writers = fds
     _open_streams(writers)
     info = runtime.InstanceInfo.from_plain(spec.info)
+    Desk.base = {**os.environ, **spec.env}
     os.environ.update({**environment(info), **spec.env})
     os.environ.update(interfaces(info))
     faulthandler.enable(all_threads=False)
@@ -100,7 +101,7 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     except Exception as problem:
         _cannot_start(spec.rank, problem)
         return 1
-    Desk.info, Desk.store = info, spec.store
+    Desk.info, Desk.store, Desk.log = info, spec.store, spec.log
     _run_engine(spec)
     return 0
 

@@ -81,8 +81,8 @@ class RankKernel(IPythonParallelKernel):
 
     def free(self) -> int:
         """Called on the control thread: let the main thread out of a collective."""
-        Desk.freed = self.busy
-        return Desk.hooks.release() if self.busy else 0
+        Desk.freed = self.busy and not Desk.apart
+        return Desk.hooks.release() if Desk.freed else 0
 
     def leaving(self) -> bool:
         """Called on the control thread: whether the cell is over, or handles an exception."""
@@ -254,5 +254,6 @@ class RankKernel(IPythonParallelKernel):
             "traceback": lines or [],
             "exception": packed,
             "freed": Desk.freed,
+            "patience": getattr(problem, "patience", 0.0),
             "interrupted": isinstance(problem, (KeyboardInterrupt, asyncio.CancelledError)),
         }

@@ -1,9 +1,15 @@
-"""Whether the system has killed processes for want of memory."""
+"""Whether the system has killed processes for want of memory, and which GPUs are in use already."""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
+import subprocess
 from pathlib import Path
+
+MIB = 1 << 20
+WORTH_TELLING = 256 * MIB
+"""Bytes in use on a GPU that are more than a driver's own."""
 
 
 def oom_kills() -> int:
@@ -16,3 +22,28 @@ def oom_kills() -> int:
                 if key == "oom_kill":
                     count += int(value)
     return count
+
+
+def gpus_in_use(visible: str) -> str:
+    """A line on the GPUs of this machine whose memory is in use; empty when none is, or there is none.
+
+    Args:
+        visible: CUDA_VISIBLE_DEVICES; empty for all.
+    """
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    command = [program, "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        rows = [[int(cell) for cell in line.split(",")] for line in answer.splitlines() if line.strip()]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ""
+    chosen = {int(index) for index in visible.split(",") if index.strip().isdigit()}
+    taken = [
+        f"GPU {index}: {used * MIB / 1e9:.1f} of {total * MIB / 1e9:.0f} GB"
+        for index, used, total in rows
+        if used * MIB >= WORTH_TELLING and (not chosen or index in chosen)
+    ]
+    words = "in use already, by the pool's ranks or others; %sky_restart frees what the ranks hold"
+    return f"{', '.join(taken)} {words}" if taken else ""

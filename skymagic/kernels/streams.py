@@ -104,8 +104,10 @@ class RankOutput:
         self._screen = Screen(message.limit, now) if message.shown else None
 
     def publish(self, message: Publish, now: float) -> None:
-        """Rich output, after the text written before it."""
+        """Rich output, after the text written before it; without a kind there is none, and the text alone is taken."""
         self.drain(now)
+        if not message.kind:
+            return
         plain = message.content.get("data", {}).get("text/plain", "")
         if plain:
             self._write_log(f"{plain}\n".encode(errors="replace"))

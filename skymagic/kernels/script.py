@@ -1,0 +1,268 @@
+"""A shell script on a node: the node's first rank starts it beside itself, waits for it, and says how it ended.
+
+The script's processes hold the rank's own standard output and error, so that what they write goes the way of every cell's output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from skymagic import runtime, wire
+from skymagic.kernels import memory, rendezvous, rootcause, scriptenv, supervisor, tracebacks
+from skymagic.kernels.desk import Desk
+from skymagic.kernels.shell import flush_text
+
+MARK = "SKYMAGIC_SCRIPT"
+"""In the environment of all processes of one script."""
+NAME = "sky_sh"
+"""The script's file, as the shell's complaints name it."""
+TAIL_LINES = 60
+LAST_LINES = 10
+PATIENCE = 2.0
+"""Seconds that other nodes have to tell the cause when all that is known here is that a process went away: torchrun ends its other
+workers before it says which one has failed."""
+TAIL_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class End:
+    """How a script ended on one node, as plain values.
+
+    Attributes:
+        status: its exit code; negative for the signal that ended it; None when it did not begin, or nobody could tell.
+        tail: the last lines that it wrote. words: the last of them that are not torchrun's own.
+        cause: `rootcause.Cause` as a dictionary, None if nothing tells it.
+        left: command lines of processes that went on after the script's end and were ended.
+        problem: why it could not be started.
+    """
+
+    status: int | None = None
+    tail: str = ""
+    words: str = ""
+    cause: Mapping[str, Any] | None = None
+    left: tuple[str, ...] = ()
+    problem: str = ""
+
+
+class Failed(Exception):
+    """The script did not end well."""
+
+    def __init__(self, end: Mapping[str, Any]) -> None:
+        super().__init__(end)
+        cause = end["cause"]
+        self.patience = PATIENCE if cause is not None and cause["follows"] else 0.0
+        """Seconds for which others may go on, for one of them may know why."""
+
+    def _render_traceback_(self) -> list[str]:
+        return ["the script failed"]
+
+
+class Stopped(KeyboardInterrupt):
+    """The script was stopped; nothing of it is left."""
+
+    def __init__(self, end: Mapping[str, Any]) -> None:
+        super().__init__(end)
+
+
+def run(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a script on this node; the code of an order calls it on one rank of each node that takes part.
+
+    Args:
+        asked: ``text`` of the script; ``workdir``, "" for the rank's own; ``env`` and ``without``: variables to add, and to leave
+            out; ``grace``: seconds between TERM and KILL.
+
+    Returns:
+        An `End` as a dictionary.
+
+    Raises:
+        Failed, Stopped: its status is not 0, the run was interrupted; their argument is the `End`.
+    """
+    Desk.apart = True
+    try:
+        with _folder() as folder:
+            error_file = os.path.join(folder, "error.json")
+            order = _order(asked, folder, error_file)
+            begun = _written()
+            told, stopped = _carry_out(order)
+            end = asdict(_end(told, _tail(begun), error_file))
+    finally:
+        Desk.apart = False
+    if stopped:
+        raise Stopped(end)
+    if end["status"] != 0:
+        raise Failed(end)
+    return end
+
+
+# -- before ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[str]:
+    """A folder for what belongs to one script, beside the rank's log."""
+    folder = tempfile.mkdtemp(prefix="script-", dir=os.path.dirname(Desk.log))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _order(asked: Mapping[str, Any], folder: str, error_file: str) -> dict[str, Any]:
+    """What the supervisor is told. The text goes into a file: in a command line everyone could read it."""
+    path = os.path.join(folder, NAME)
+    with open(
+        os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w", encoding="utf-8", errors="surrogateescape"
+    ) as file:
+        file.write(f"{asked['text']}\n")
+    info = Desk.info
+    ranks = runtime.participants()
+    nodes = sorted({rank // info.local_world_size for rank in ranks})
+    task = f"{info.job_id}-{runtime.run_number()}"
+    cluster = scriptenv.cluster_of(info, nodes, task, _port(nodes))
+    base = {name: value for name, value in Desk.base.items() if name not in asked["without"]}
+    own = {**asked["env"], MARK: task}
+    env = scriptenv.environment(base, cluster, info.accelerators or info.local_world_size, own, error_file)
+    shell = shutil.which("bash", path=env["PATH"]) or shutil.which("sh", path=env["PATH"]) or "/bin/sh"
+    return {
+        "argv": [shell, path],
+        "cwd": asked["workdir"] or os.getcwd(),
+        "env": env,
+        "grace": asked["grace"],
+    }
+
+
+def _port(nodes: list[int]) -> int:
+    """A port that is free on the script's head, which finds it and tells the other nodes."""
+    key, run = "script", runtime.run_number()
+    if nodes[0] == Desk.info.node:
+        rendezvous.withdraw(f"{key} {Desk.last_script}")
+        Desk.last_script = run
+        port = scriptenv.free_port({peer.node: peer.addr for peer in Desk.info.peers}[nodes[0]])
+        if len(nodes) > 1:
+            rendezvous.tell(f"{key} {run}", port)
+        return port
+    return int(rendezvous.hear(f"{key} {run}"))
+
+
+# -- meanwhile -------------------------------------------------------------------------------------------------------
+
+
+def _carry_out(order: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """(what the supervisor says of the end, whether it was stopped)."""
+    with Command(order) as command:
+        try:
+            if note := memory.gpus_in_use(order["env"].get("CUDA_VISIBLE_DEVICES", "")):
+                os.write(2, f"[{note}]\n".encode())
+            return command.wait(), False
+        except KeyboardInterrupt:  # inside this clause the rank counts as one that is on its way out
+            with tracebacks.undisturbed():
+                command.stop()
+                return command.wait(), True
+
+
+class Command:
+    """Owns the supervisor of one command: when this closes, or the rank ends, nothing of the command is left."""
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        self._mark = f"{MARK}={order['env'][MARK]}".encode()
+        self._received = b""
+        self._link, theirs = socket.socketpair()
+        try:
+            words = [sys.executable, "-I", "-S", supervisor.__file__, str(theirs.fileno())]
+            self._process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+            )
+            self._link.sendall(json.dumps(order).encode() + b"\n")
+        except BaseException:
+            self._link.close()  # upon which a supervisor that was started ends
+            raise
+        finally:
+            theirs.close()
+
+    def __enter__(self) -> Command:
+        return self
+
+    def wait(self) -> dict[str, Any]:
+        """Until nothing of the command is left; what the supervisor says of it."""
+        while True:
+            *lines, self._received = self._received.split(b"\n")
+            for line in lines:
+                said: dict[str, Any] = json.loads(line)
+                if "started" not in said:
+                    return said
+            piece = self._link.recv(1 << 16)
+            if not piece:
+                self._sweep()
+                return {"problem": "the process that watched over the script was killed"}
+            self._received += piece
+
+    def stop(self) -> None:
+        """TERM, and after the grace period KILL, to all of it."""
+        with contextlib.suppress(OSError):
+            self._link.sendall(b"stop\n")
+
+    def _sweep(self) -> None:
+        """The supervisor was killed: kill what bears the mark."""
+        while marked := [
+            pid for pid, _, _ in supervisor.processes() if pid != os.getpid() and self._bears_mark(pid)
+        ]:
+            for pid in marked:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _bears_mark(self, pid: int) -> bool:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            return self._mark in file.read().split(b"\0")
+        return False
+
+    def __exit__(self, *_: object) -> None:
+        self._link.close()
+        self._process.wait()
+
+
+# -- after -----------------------------------------------------------------------------------------------------------
+
+
+def _written() -> int:
+    """Bytes of this rank's log, with all that was written so far."""
+    flush_text()
+    Desk.control.request(
+        wire.Publish(Desk.info.rank, "", {})
+    )  # shows nothing, and comes back when the pipes are empty
+    return os.path.getsize(Desk.log)
+
+
+def _tail(begun: int) -> str:
+    """The end of what was logged from `begun` on."""
+    size = _written()
+    with open(Desk.log, "rb") as log:
+        log.seek(max(begun, size - TAIL_BYTES))
+        return log.read().decode(errors="replace")
+
+
+def _end(told: Mapping[str, Any], tail: str, error_file: str) -> End:
+    """What the supervisor said, with the last lines, and the cause of a failure."""
+    status = told.get("status")
+    cause = None
+    if status != 0:
+        recorded = ""
+        with contextlib.suppress(OSError), open(error_file, encoding="utf-8", errors="replace") as file:
+            recorded = file.read()
+        cause = rootcause.root_cause(recorded, tail)
+    lines = tail.splitlines()
+    words = rootcause.without_launcher(tail) or lines
+    return End(
+        status, "\n".join(lines[-TAIL_LINES:]), "\n".join(words[-LAST_LINES:]), asdict(cause) if cause else None,
+        tuple(told.get("left", ())), told.get("problem", ""),
+    )  # fmt: skip

@@ -1,0 +1,117 @@
+"""The environment of a script: the node's own, with the cluster described in SkyPilot's words, and nothing of a rank's framework."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from skymagic.kernels.network import interface_to
+from skymagic.runtime import VARIABLE, InstanceInfo
+
+OF_A_RANK = re.compile(
+    r"(LOCAL_|GROUP_|NODE_|ROLE_|)RANK|(LOCAL_|GROUP_|ROLE_|)WORLD_SIZE|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
+    r"|JAX_(COORDINATOR_ADDRESS|COORDINATOR_PORT|PROCESS_ID|NUM_PROCESSES|LOCAL_DEVICE_IDS)"
+    r"|SKYMAGIC_IDENT|COMPUTE_POOL"
+)
+"""Variables that tell one process its place among others: a script's own processes are told theirs by their launcher."""
+
+
+def cluster_of(info: InstanceInfo, nodes: Sequence[int], task: str, port: int) -> InstanceInfo:
+    """The place of a script on `info`'s node in the cluster of the `nodes` that run it, one process on each."""
+    peers = {peer.node: peer for peer in info.peers}
+    place = nodes.index(info.node)
+    taking_part = tuple(replace(peers[node], node=index) for index, node in enumerate(nodes))
+    return replace(
+        info, node=place, total_nodes=len(nodes), head_addr=peers[nodes[0]].addr, head_port=port, peers=taking_part,
+        rank=place, world_size=len(nodes), local_rank=0, local_world_size=1, job_id=task,
+    )  # fmt: skip
+
+
+def environment(
+    base: Mapping[str, str], cluster: InstanceInfo, processes: int, own: Mapping[str, str], error_file: str
+) -> dict[str, str]:
+    """All variables of a script.
+
+    Args:
+        base: what the node's processes have, before a rank is made of one.
+        cluster: as `cluster_of` gives it.
+        processes: how many processes a launcher should start on each node: one per GPU, or as many as the pool has ranks there.
+        own: of this script alone; they win.
+        error_file: where torch's launcher writes the first error.
+    """
+    kept = {name: value for name, value in base.items() if not OF_A_RANK.fullmatch(name)}
+    described = {
+        "NODE_IPS": "\n".join(peer.addr for peer in cluster.peers),
+        "NUM_NODES": cluster.total_nodes,
+        "NODE_RANK": cluster.node,
+        "NUM_GPUS_PER_NODE": processes,
+        "TASK_ID": cluster.job_id,
+    }
+    told = {
+        f"{whose}_{name}": str(value)
+        for whose in ("SKYPILOT", "SKYMAGIC")
+        for name, value in described.items()
+    }
+    return {
+        "PYTHONUNBUFFERED": "1",
+        **torchrun(cluster),
+        **kept,
+        **told,
+        **interfaces(cluster, kept),
+        "PATH": os.pathsep.join([os.path.dirname(sys.executable), kept.get("PATH", os.defpath)]),
+        "MASTER_ADDR": cluster.head_addr,
+        "MASTER_PORT": str(cluster.head_port),
+        VARIABLE: cluster.to_json(),
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        **own,
+    }
+
+
+def interfaces(cluster: InstanceInfo, kept: Mapping[str, str]) -> dict[str, str]:
+    """The variables that pin gloo and NCCL to the cluster's interface, but for those that the user has set."""
+    name = interface_to(cluster.head_addr)
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    return {key: name for key in names if name is not None and key not in kept}
+
+
+def torchrun(cluster: InstanceInfo) -> dict[str, str]:
+    """What torchrun would otherwise guess from the hostname, as the defaults of its options; empty on one machine.
+
+    With --rdzv_backend=c10d it looks whether the endpoint is this machine by resolving the hostname, which on many clouds
+    gives 127.0.1.1 or nothing: then nobody hosts the store. And it tells the others its fully qualified name, which they may not
+    be able to resolve.
+    """
+    me = cluster.peers[cluster.node].addr
+    if cluster.head_addr.startswith(
+        "127."
+    ):  # several nodes on one machine: each may host it, and the first one does
+        return {}
+    defaults = {"PET_LOCAL_ADDR": me}
+    if cluster.is_head:
+        defaults["PET_RDZV_CONF"] = "is_host=1"
+    elif not resolves(
+        socket.gethostname()
+    ):  # torchrun fails over that; who says so cannot host a store of its own
+        defaults["PET_RDZV_CONF"] = "is_host=0"
+    return defaults
+
+
+def resolves(hostname: str) -> bool:
+    """Whether this machine finds an address for a name."""
+    try:
+        return bool(socket.getaddrinfo(hostname, None))
+    except OSError:
+        return False
+
+
+def free_port(address: str) -> int:
+    """A port that is free on this machine, at the address that others reach it by where the machine knows it."""
+    for host in (address, ""):
+        with contextlib.suppress(OSError), socket.create_server((host, 0)) as server:
+            return int(server.getsockname()[1])
+    raise OSError(f"there is no free port on {socket.gethostname()}")

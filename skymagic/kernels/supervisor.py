@@ -1,0 +1,256 @@
+"""Runs one command for a rank, and answers for all that the command starts: nothing of it outlives the command, or the rank.
+
+A process of its own, started as a plain file by the bare interpreter (``python -I -S``), so that it is there within milliseconds: it
+imports the standard library alone. It is the *subreaper* of what it starts: whoever leaves its parent, also with a session of its
+own, becomes its child and is found. Its argument is the descriptor of a socket to the rank:
+
+    rank → supervisor    first a line of JSON: argv, cwd, env, grace (seconds between TERM and KILL); then "stop"; its end means: kill
+    supervisor → rank    a line of JSON: {"started": pid}, then {"status": …, "left": […]}; or {"problem": "why it could not start"}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+LINGER = 0.5
+"""Seconds that processes may go on which the command leaves: the end of a pipe, a resource tracker."""
+AGAIN = 0.05
+"""Seconds between two rounds of killing: a process may start another one meanwhile."""
+PIECE = 1 << 16
+LONGEST = 120
+"""Characters of a command line that are told."""
+
+
+def prctl(option: int, value: int) -> None:
+    """Linux's prctl; elsewhere nothing happens."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def processes() -> list[tuple[int, int, int]]:
+    """(pid, parent's pid, process group) of all living processes; those that have ended and were not waited for are left out."""
+    if not os.path.isdir("/proc/self"):
+        ps = subprocess.Popen(["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="], stdout=subprocess.PIPE, text=True)
+        rows = [line.split() for line in ps.communicate()[0].splitlines()]
+        living = [tuple(map(int, row[:3])) for row in rows if len(row) == 4 and row[3][0] != "Z"]
+        return [(pid, parent, group) for pid, parent, group in living if pid != ps.pid]
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                state, parent, group = (
+                    file.read().rpartition(b")")[2].split()[:3]
+                )  # a name may hold blanks and brackets
+                if state not in (b"Z", b"X"):
+                    found.append((int(name), int(parent), int(group)))
+    return found
+
+
+def command_line(pid: int) -> str:
+    """What a process was started as, shortened; its number where the system does not tell."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        words = " ".join(file.read().decode(errors="replace").split("\0")).strip()
+        if words:
+            return words if len(words) <= LONGEST else words[: LONGEST - 1] + "…"
+    return f"process {pid}"
+
+
+class Supervisor:
+    """Owns one command and its descendants.
+
+    Args:
+        link: the socket to the rank.
+    """
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+        self.received = b""
+        self.main = 0
+        """The command's own pid, which is its process group's too."""
+        self.status: int | None = None
+        self.left: list[str] = []
+        self.grace = 2.0
+        self.deadlines: list[tuple[float, str]] = []
+        """When to go a step further: ``left``, ``rest``, ``kill``."""
+        self.ending = False
+
+    # -- start -------------------------------------------------------------------------------------------------------
+
+    def order(self) -> dict[str, Any] | None:
+        """The first line; None if the rank is gone before it came."""
+        while b"\n" not in self.received:
+            piece = self.link.recv(PIECE)
+            if not piece:
+                return None
+            self.received += piece
+        line, _, self.received = self.received.partition(b"\n")
+        asked: dict[str, Any] = json.loads(line)
+        return asked
+
+    def start(self, asked: dict[str, Any]) -> bool:
+        """Start the command in a process group of its own; whether that worked."""
+        self.grace = float(asked["grace"])
+        try:
+            child = subprocess.Popen(
+                asked["argv"], cwd=asked["cwd"], env=asked["env"], stdin=subprocess.DEVNULL, process_group=0,
+                preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
+            )  # fmt: skip
+        except (OSError, ValueError) as problem:
+            self.tell({"problem": str(problem)})
+            return False
+        self.main = child.pid
+        self.tell({"started": child.pid})
+        return True
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Say something; a rank that is gone hears nothing."""
+        with contextlib.suppress(OSError):
+            self.link.sendall(json.dumps(message).encode() + b"\n")
+
+    # -- until all are gone ------------------------------------------------------------------------------------------
+
+    def serve(self, wake: socket.socket) -> None:
+        """Until the command and all that it started are gone."""
+        with selectors.DefaultSelector() as ready:
+            ready.register(self.link, selectors.EVENT_READ)
+            ready.register(wake, selectors.EVENT_READ)
+            while not self.over():
+                for key, _ in ready.select(self.patience()):
+                    if key.fileobj is wake:
+                        signals = wake.recv(PIECE)
+                        if signal.SIGHUP in signals:  # the rank is gone, though a fork of it holds the socket
+                            self.kill()
+                    elif not self.hear():
+                        ready.unregister(self.link)
+                self.reap()
+                self.act()
+        self.tell({"status": self.status, "left": self.left})
+
+    def over(self) -> bool:
+        """Whether everything has ended; when only the command has, the others' time begins to run."""
+        if self.status is None:
+            return False
+        if not self.descendants():
+            return True
+        if not self.deadlines and not self.ending:
+            self.deadlines = [(time.monotonic() + LINGER, "left")]
+        return False
+
+    def patience(self) -> float | None:
+        """Seconds until the next step."""
+        return max(0.0, self.deadlines[0][0] - time.monotonic()) if self.deadlines else None
+
+    def hear(self) -> bool:
+        """What the rank says; False when it is gone."""
+        try:
+            piece = self.link.recv(PIECE)
+        except OSError:
+            piece = b""
+        self.received += piece
+        if not piece:
+            self.kill()
+        elif b"stop\n" in self.received:
+            self.received = b""
+            self.end()
+        return bool(piece)
+
+    def reap(self) -> None:
+        """Wait for children that have ended, adopted ones too."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == self.main:
+                    self.status = os.waitstatus_to_exitcode(ended[1])
+
+    def act(self) -> None:
+        """Carry out the steps that are due."""
+        while self.deadlines and self.deadlines[0][0] <= time.monotonic():
+            step = self.deadlines.pop(0)[1]
+            others = self.descendants()
+            if step == "left":
+                self.left = [command_line(pid) for pid in others]
+                self.signal(others, signal.SIGTERM)
+                self.ending = True
+                self.deadlines = [(time.monotonic() + self.grace, "kill")]
+            elif step == "rest":
+                self.signal([pid for pid in others if not self.in_group(pid)], signal.SIGTERM)
+            else:
+                self.signal(others, signal.SIGKILL)
+                self.deadlines = [(time.monotonic() + AGAIN, "kill")]
+
+    def end(self) -> None:
+        """TERM to the command's group, which may pass it on; then to those with groups of their own; then KILL."""
+        if self.ending:
+            return
+        self.ending = True
+        with contextlib.suppress(OSError):
+            os.killpg(self.main, signal.SIGTERM)
+        now = time.monotonic()
+        self.deadlines = [(now + self.grace / 2, "rest"), (now + self.grace, "kill")]
+
+    def kill(self) -> None:
+        """KILL, at once and until none is left."""
+        self.ending = True
+        self.deadlines = [(time.monotonic(), "kill")]
+
+    def in_group(self, pid: int) -> bool:
+        """Whether a process has had the signal that its group got."""
+        with contextlib.suppress(OSError):
+            return os.getpgid(pid) == self.main
+        return True
+
+    def signal(self, pids: list[int], number: int) -> None:
+        """Send a signal to each."""
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+
+    def descendants(self) -> list[int]:
+        """All living processes below this one, and, where the system has no subreapers, of the command's group."""
+        children: dict[int, list[int]] = {}
+        group = []
+        for pid, parent, member_of in processes():
+            children.setdefault(parent, []).append(pid)
+            group += [pid] if member_of == self.main else []
+        found: dict[int, None] = {}
+        waiting = [os.getpid()]
+        while waiting:
+            below = [pid for pid in children.get(waiting.pop(), ()) if pid not in found]
+            found.update(dict.fromkeys(below))
+            waiting += below
+        return list({**found, **dict.fromkeys(group)})
+
+
+def main() -> None:
+    """Serve one command."""
+    os.set_inheritable(int(sys.argv[1]), False)
+    link = socket.socket(fileno=int(sys.argv[1]))
+    parent = os.getppid()
+    wake, bell = socket.socketpair()
+    for end in (wake, bell):
+        end.setblocking(False)
+    # handlers, not SIG_IGN, which the command would inherit
+    for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(bell.fileno())
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
+    supervisor = Supervisor(link)
+    asked = supervisor.order()
+    if asked is not None and os.getppid() == parent and supervisor.start(asked):
+        supervisor.serve(wake)
+
+
+if __name__ == "__main__":
+    main()

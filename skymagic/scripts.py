@@ -1,0 +1,308 @@
+"""``%%sky_sh``: a shell script on every node of a pool, from a request to how it ended there, node by node.
+
+A script is an order to the first rank of each node, whose code runs it beside the rank (`skymagic.kernels.script`): it shares with
+cells how they are shown, limited, stopped, and ended when another one has failed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from skymagic import broadcast, display
+from skymagic.agents import status_words
+from skymagic.arguments import ShellRequest
+from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError
+from skymagic.kernels.order import LAST_VALUE
+from skymagic.order import Order
+from skymagic.plan import RunRequest
+from skymagic.pool import Pool
+from skymagic.report import Limits, RankRun, Report
+from skymagic.results import rank_words
+from skymagic.run import Screen, Stop
+from skymagic.screen import NotebookScreen
+
+VARIABLE = "_sky_script"
+SOURCE = f'__import__("importlib").import_module("skymagic.kernels.script").run({VARIABLE});'
+NNODES = re.compile(r"--nnodes[= ]+[\"']?(\d+)")
+
+
+@dataclass(frozen=True)
+class ScriptEnd:
+    """How a script ended on one node.
+
+    Attributes:
+        node: its number in the pool. hostname: the machine.
+        status: the exit code; negative for the signal that ended it; None when it did not begin or nobody could tell.
+        tail: the last lines that it wrote, standard output and error alike.
+        stopped: it was ended because of another node's failure, the time limit or the stop button.
+    """
+
+    node: int
+    hostname: str
+    status: int | None
+    tail: str = field(default="", repr=False)
+    stopped: bool = False
+    words: str = field(default="", repr=False)
+    cause: Mapping[str, Any] | None = field(default=None, repr=False)
+    left: tuple[str, ...] = field(default=(), repr=False)
+    problem: str = field(default="", repr=False)
+
+    @property
+    def follows(self) -> bool:
+        """Whether it only failed because another node did."""
+        return self.stopped or bool(self.cause and self.cause["follows"])
+
+    @property
+    def how(self) -> str:
+        """How it ended, in a line."""
+        if self.problem:
+            return f"could not run: {self.problem}" if self.status is None else self.problem
+        return (
+            f"ended with {status_words(self.status)}"
+            if (self.status or 0) >= 0
+            else f"was ended by {status_words(self.status)}"
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a script ended on all nodes that ran it; `error` is what is to be raised."""
+
+    value: list[ScriptEnd]
+    error: RunError | None = None
+
+
+class NodeScreen:
+    """Shows output by node instead of by rank.
+
+    Args:
+        node_of: a rank's node.
+    """
+
+    def __init__(self, inner: Screen, node_of: Callable[[int], int]) -> None:
+        self._inner, self._node_of = inner, node_of
+
+    def text(self, rank: int, name: str, text: str) -> None:
+        """Text of a node's script."""
+        self._inner.text(self._node_of(rank), name, text)
+
+    def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
+        """Scripts display nothing."""
+
+    def note(self, text: str) -> None:
+        """A line of skymagic's own."""
+        self._inner.note(text)
+
+
+def order_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> Order:
+    """The order that runs a script.
+
+    Raises:
+        RequestError: nodes, a folder or variables that are not there; all mistakes.
+    """
+    mistakes = [
+        f"--secret {name}: the notebook's environment has no such variable"
+        for name in request.secrets
+        if name not in os.environ
+    ]
+    part: tuple[int, ...] = ()
+    shown: tuple[int, ...] = ()
+    workdir = ""
+    try:
+        part, shown = chosen(request, pool.plan.topology.nodes)
+    except RequestError as wrong:
+        mistakes += wrong.mistakes
+    try:
+        workdir = folder_on_nodes(pool, request.workdir)
+    except RequestError as wrong:
+        mistakes += wrong.mistakes
+    if mistakes:
+        raise RequestError(mistakes)
+    asked = {
+        "text": cell.source,
+        "workdir": workdir,
+        "env": {**dict(request.env), **{name: os.environ[name] for name in request.secrets}},
+        "without": ours(pool),
+        "grace": pool.defaults.grace,
+    }
+    first = [pool.plan.topology.ranks_on(node)[0] for node in part]
+    return Order(
+        source=SOURCE, plain=SOURCE, ranks=tuple(first), want=tuple(first),
+        shown=tuple(rank for rank, node in zip(first, part, strict=True) if node in shown),
+        execution_count=cell.execution_count, extra={VARIABLE: asked},
+    )  # fmt: skip
+
+
+def chosen(request: ShellRequest, nodes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(nodes that run the script, those whose output is shown). Raises RequestError."""
+    try:
+        return RunRequest(targets=request.targets, only=request.only).who(nodes)
+    except RequestError as wrong:
+        raise RequestError([mistake.replace("rank", "node") for mistake in wrong.mistakes]) from None
+
+
+def folder_on_nodes(pool: Pool, workdir: str | None) -> str:
+    """Where the script's folder is on the nodes; "" for the ranks' own.
+
+    Raises:
+        RequestError: there is no such folder.
+    """
+    if workdir is None:
+        return ""
+    folder = Path(workdir).expanduser().absolute()
+    if not folder.is_dir():
+        raise RequestError(f"--workdir: there is no folder {workdir!r} here ({folder})")
+    if pool.plan.provider != "local":
+        raise RequestError(
+            "--workdir: folders go along on pools of this machine so far; bring files with %sky_put"
+        )
+    return str(folder)
+
+
+def ours(pool: Pool) -> list[str]:
+    """Variables that the pool has set for its ranks, and nobody has asked for."""
+    given = {*os.environ, *pool.plan.image.env, *dict(pool.plan.request.env)}
+    return [name for name in ("OMP_NUM_THREADS",) if name not in given]
+
+
+def too_many_nodes(text: str, nodes: int) -> str:
+    """A line for a script that waits for more nodes than run it; else ""."""
+    asked = max((int(found) for found in NNODES.findall(text)), default=0)
+    if asked <= nodes:
+        return ""
+    return (
+        f"[--nnodes={asked}, and {display.count(nodes, 'node')} will run the script: torchrun waits for the others. "
+        "Write --nnodes=$SKYPILOT_NUM_NODES]\n"
+    )
+
+
+def run(
+    pool: Pool, order: Order, limits: Limits, screen: Screen | None = None, *, stop: Stop | None = None
+) -> Outcome:
+    """Run a script to its end on all nodes; what went wrong is in the outcome.
+
+    Args:
+        screen: where output goes; the notebook unless said.
+        stop: ends the run from another thread.
+
+    Raises:
+        PoolStateError, CaptureError: nothing has run.
+        RunInterrupted: it was stopped before it began.
+    """
+    node_of = pool.plan.topology.node_of
+    notebook = NotebookScreen([node_of(rank) for rank in order.shown])
+    shown = screen or notebook
+    if note := too_many_nodes(order.extra[VARIABLE]["text"], len(order.ranks)):
+        shown.note(note)
+    # a script that says nothing for a while is none of our business: its processes are not ours to look into
+    patient = Limits(limits.timeout, limits.grace, stall_after=math.inf)
+    report = pool.run(order, NodeScreen(shown, node_of), patient, stop)
+    notebook.finish()
+    ends = [end_of(rank, report.ranks[rank], pool) for rank in order.ranks]
+    for end in ends:
+        if end.left:
+            shown.note(
+                f"[node {end.node}: the script left running, and this was ended: {'; '.join(end.left)}]\n"
+            )
+    return Outcome(ends, None if report.good else failure(report, ends, pool, limits))
+
+
+def end_of(rank: int, ran: RankRun, pool: Pool) -> ScriptEnd:
+    """How the script ended on a rank's node."""
+    outcome = ran.outcome or {}
+    told: Mapping[str, Any] = {}
+    ref = outcome.get("values", {}).get(LAST_VALUE)
+    if ref is not None and "error" not in ref:
+        told = pool.shipper.unpack(ref)
+    elif (problem := broadcast.exception_of(outcome, pool)) is not None and problem.args:
+        told = problem.args[0] if isinstance(problem.args[0], dict) else {}
+    if ran.died is not None:
+        told = {"tail": ran.died.tail, "problem": "the rank that started it died"}
+    elif not told and ran.failed and not ran.stopped:
+        told = {"problem": f"{outcome['ename']}: {outcome['evalue']}"}
+    return ScriptEnd(
+        pool.plan.topology.node_of(rank), pool.agents.ranks[rank].hostname, told.get("status"), told.get("tail", ""),
+        ran.stopped and told.get("status") != 0, told.get("words", told.get("tail", "")), told.get("cause"), tuple(told.get("left", ())), told.get("problem", ""),
+    )  # fmt: skip
+
+
+# -- failures --------------------------------------------------------------------------------------------------------
+
+
+def failure(report: Report, ends: Sequence[ScriptEnd], pool: Pool, limits: Limits) -> RunError:
+    """The one error of a script that did not end well."""
+    notes = [*broadcast.lost_notes(report, pool), *report.notes]
+    stopped = [end.node for end in ends if end.stopped]
+    if report.interrupted:
+        where = f"interrupted on {node_words(stopped)}" if stopped else "interrupted"
+        return RunInterrupted("\n".join([where, *notes]))
+    if report.timed_out:
+        lines = [f"the script took longer than {limits.timeout:g} s and was stopped on {node_words(stopped)}"]
+        lines += [
+            line for end in ends if end.stopped for line in last_words(end, f"node {end.node}'s last lines:")
+        ]
+        return RunTimeout("\n".join([*lines, *notes]))
+    if any(rank.died is not None and not rank.killed for rank in report.ranks.values()):
+        return broadcast.failure(report, pool, limits)
+    return script_error(ends, pool.plan.topology.nodes, notes)
+
+
+def script_error(ends: Sequence[ScriptEnd], nodes: int, notes: Sequence[str] = ()) -> ScriptError:
+    """The error of a script that failed: where, how, and why as far as something tells; pure."""
+    failed = [end for end in ends if end.status != 0]
+    # what a stopped node knew may tell more than a failed one, which only saw another process go away
+    knew = [end for end in failed if end.stopped and end.cause and not end.cause["follows"]]
+    first = next((end for end in failed if not end.follows), (knew or failed)[0])
+    lines = [f"node {first.node} of {nodes} on {first.hostname} {first.how}"]
+    if first.cause:
+        worker = first.cause["worker"]
+        lines += [
+            first.cause["text"],
+            *([f"[{worker}]"] if worker and worker not in first.cause["text"] else []),
+        ]
+    else:
+        lines += last_words(first, "its last lines:")
+    others = [end for end in failed if end is not first]
+    same = [end.node for end in others if not end.stopped and end.status == first.status]
+    lines += [f"the same on {node_words(same)}"] if same else []
+    lines += [f"node {end.node} {end.how}" for end in others if not end.stopped and end.node not in same]
+    stopped = [end.node for end in others if end.stopped]
+    lines += [f"{node_words(stopped)} had to be stopped"] if stopped else []
+    error = ScriptError(
+        "\n".join([*lines, *hints(first), *notes]),
+        node=first.node,
+        hostname=first.hostname,
+        status=first.status,
+    )
+    error.failures = tuple(failed)
+    return error
+
+
+def last_words(end: ScriptEnd, title: str) -> list[str]:
+    """The last lines of a node's output under a title."""
+    lines = [display.last_state(line) for line in end.words.splitlines() if line.strip()]
+    return [title, *(f"  {line}" for line in lines)] if lines else []
+
+
+def hints(end: ScriptEnd) -> list[str]:
+    """What to try."""
+    said = f"{end.tail}\n{(end.cause or {}).get('text', '')}"
+    found = []
+    if end.status == 127 and "torchrun" in said:
+        found.append(
+            "torchrun comes with PyTorch: make the pool with --plugin torch, or install torch for its Python"
+        )
+    if re.search(r"EADDRINUSE|address already in use", said, re.IGNORECASE):
+        found.append("a port is in use on that node: $MASTER_PORT is one that was free when the script began")
+    return found
+
+
+def node_words(nodes: Sequence[int]) -> str:
+    """ "node 3", "nodes 0, 2", "nodes 0–3"."""
+    return rank_words(nodes).replace("rank", "node") if nodes else "no node"
