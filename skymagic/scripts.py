@@ -228,7 +228,7 @@ def end_of(rank: int, ran: RankRun, pool: Pool) -> ScriptEnd:
         told = {"problem": f"{outcome['ename']}: {outcome['evalue']}"}
     return ScriptEnd(
         pool.plan.topology.node_of(rank), pool.agents.ranks[rank].hostname, told.get("status"), told.get("tail", ""),
-        ran.stopped and told.get("status") != 0, told.get("words", told.get("tail", "")), told.get("cause"), tuple(told.get("left", ())), told.get("problem", ""),
+        ran.stopped and bool(outcome.get("interrupted") or ran.died), told.get("words", told.get("tail", "")), told.get("cause"), tuple(told.get("left", ())), told.get("problem", ""),
     )  # fmt: skip
 
 

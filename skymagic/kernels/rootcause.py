@@ -13,6 +13,9 @@ HEAD = "Traceback (most recent call last):"
 LAST = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 LAUNCHER = ("ChildFailedError", "SignalException")
 """What torchrun raises because a worker has failed, or it was told to stop."""
+OWN_FRAME = re.compile(
+    r'^  File "[^"]*(bin/torchrun|torch/distributed/(run\.py|launcher/|elastic/)[^"]*)", line '
+)
 LOG_LINE = re.compile(r"^[IWEF]\d{4} [\d:.]+ +\d+ torch/distributed/")
 RULE = re.compile(r"^=+$")
 ROOT = re.compile(
@@ -51,10 +54,10 @@ def root_cause(error_file: str, tail: str) -> Cause | None:
         tail: the end of what the script wrote.
     """
     worker, died = of_launcher(tail)
-    text = recorded(error_file)
+    text = without_frames(recorded(error_file))
     if not text and died:  # a worker that was killed has no traceback; those that are there came after
         return Cause(died, died, worker)
-    text = text or traceback_in(tail)
+    text = text or without_frames(traceback_in(tail))
     if not text:
         return Cause(died, died, worker) if died else None
     summary = text.rstrip().rpartition("\n")[2]
@@ -91,6 +94,22 @@ def of_launcher(tail: str) -> tuple[str, str]:
     except ValueError:
         name = f"signal {-code}"
     return worker, f"{worker}, process {found['pid']}, was ended by {name}"
+
+
+def without_frames(text: str) -> str:
+    """A traceback, also one with causes, without torchrun's own frames; a heading that none is left of goes too."""
+    kept: list[str] = []
+    own = False
+    for line in text.splitlines():
+        if line.startswith("  File "):
+            own = OWN_FRAME.match(line) is not None
+        elif not line.startswith("    "):
+            own = False
+            if kept and kept[-1] == HEAD:
+                kept.pop()
+        if not own:
+            kept.append(line)
+    return "\n".join(kept).strip("\n")
 
 
 def without_launcher(tail: str) -> list[str]:

@@ -95,7 +95,7 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
             order = _order(asked, folder, error_file)
             begun = _written()
             told, stopped = _carry_out(order)
-            end = asdict(_end(told, _tail(begun), error_file))
+            end = asdict(_end(told, _tail(begun).replace(order["argv"][-1], NAME), error_file))
     finally:
         Desk.apart = False
     if stopped:
@@ -132,7 +132,9 @@ def _order(asked: Mapping[str, Any], folder: str, error_file: str) -> dict[str, 
     cluster = scriptenv.cluster_of(info, nodes, task, _port(nodes))
     base = {name: value for name, value in Desk.base.items() if name not in asked["without"]}
     own = {**asked["env"], MARK: task}
-    env = scriptenv.environment(base, cluster, info.accelerators or info.local_world_size, own, error_file)
+    env = scriptenv.environment(
+        base, cluster, info.accelerators or info.local_world_size, own, error_file, asked["text"]
+    )
     shell = shutil.which("bash", path=env["PATH"]) or shutil.which("sh", path=env["PATH"]) or "/bin/sh"
     return {
         "argv": [shell, path],
@@ -261,7 +263,7 @@ def _end(told: Mapping[str, Any], tail: str, error_file: str) -> End:
             recorded = file.read()
         cause = rootcause.root_cause(recorded, tail)
     lines = tail.splitlines()
-    words = rootcause.without_launcher(tail) or lines
+    words = rootcause.without_launcher(tail)
     return End(
         status, "\n".join(lines[-TAIL_LINES:]), "\n".join(words[-LAST_LINES:]), asdict(cause) if cause else None,
         tuple(told.get("left", ())), told.get("problem", ""),

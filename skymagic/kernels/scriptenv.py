@@ -20,6 +20,10 @@ OF_A_RANK = re.compile(
 )
 """Variables that tell one process its place among others: a script's own processes are told theirs by their launcher."""
 
+MEETS = re.compile(r"--rdzv[-_]backend[= ]+[\"']?c10d")
+ALONE = "--standalone"
+"""A script with both has torchruns that each need a store of their own."""
+
 
 def cluster_of(info: InstanceInfo, nodes: Sequence[int], task: str, port: int) -> InstanceInfo:
     """The place of a script on `info`'s node in the cluster of the `nodes` that run it, one process on each."""
@@ -33,7 +37,12 @@ def cluster_of(info: InstanceInfo, nodes: Sequence[int], task: str, port: int) -
 
 
 def environment(
-    base: Mapping[str, str], cluster: InstanceInfo, processes: int, own: Mapping[str, str], error_file: str
+    base: Mapping[str, str],
+    cluster: InstanceInfo,
+    processes: int,
+    own: Mapping[str, str],
+    error_file: str,
+    text: str,
 ) -> dict[str, str]:
     """All variables of a script.
 
@@ -43,6 +52,7 @@ def environment(
         processes: how many processes a launcher should start on each node: one per GPU, or as many as the pool has ranks there.
         own: of this script alone; they win.
         error_file: where torch's launcher writes the first error.
+        text: the script's own.
     """
     kept = {name: value for name, value in base.items() if not OF_A_RANK.fullmatch(name)}
     described = {
@@ -59,7 +69,7 @@ def environment(
     }
     return {
         "PYTHONUNBUFFERED": "1",
-        **torchrun(cluster),
+        **torchrun(cluster, text),
         **kept,
         **told,
         **interfaces(cluster, kept),
@@ -79,25 +89,21 @@ def interfaces(cluster: InstanceInfo, kept: Mapping[str, str]) -> dict[str, str]
     return {key: name for key in names if name is not None and key not in kept}
 
 
-def torchrun(cluster: InstanceInfo) -> dict[str, str]:
-    """What torchrun would otherwise guess from the hostname, as the defaults of its options; empty on one machine.
+def torchrun(cluster: InstanceInfo, text: str) -> dict[str, str]:
+    """What torchrun would otherwise guess from the hostname, as the defaults of its options.
 
-    With --rdzv_backend=c10d it looks whether the endpoint is this machine by resolving the hostname, which on many clouds
-    gives 127.0.1.1 or nothing: then nobody hosts the store. And it tells the others its fully qualified name, which they may not
-    be able to resolve.
+    With --rdzv_backend=c10d it looks whether the endpoint is this machine by resolving the hostname, which on many clouds gives
+    127.0.1.1 or nothing: then nobody hosts the store. On one machine all nodes are it, and a port that is taken looks like the store
+    of another node. And torchrun tells the others its fully qualified name, which they may not be able to resolve.
     """
-    me = cluster.peers[cluster.node].addr
-    if cluster.head_addr.startswith(
-        "127."
-    ):  # several nodes on one machine: each may host it, and the first one does
-        return {}
-    defaults = {"PET_LOCAL_ADDR": me}
-    if cluster.is_head:
+    on_one_machine = cluster.head_addr.startswith("127.")
+    defaults = {} if on_one_machine else {"PET_LOCAL_ADDR": cluster.peers[cluster.node].addr}
+    if MEETS.search(text) and ALONE not in text:
+        defaults["PET_RDZV_CONF"] = f"is_host={int(cluster.is_head)}"
+    elif cluster.is_head and not on_one_machine:
         defaults["PET_RDZV_CONF"] = "is_host=1"
-    elif not resolves(
-        socket.gethostname()
-    ):  # torchrun fails over that; who says so cannot host a store of its own
-        defaults["PET_RDZV_CONF"] = "is_host=0"
+    elif not on_one_machine and not resolves(socket.gethostname()):
+        defaults["PET_RDZV_CONF"] = "is_host=0"  # torchrun fails over such a name, unless it need not look
     return defaults
 
 

@@ -77,6 +77,8 @@ class Supervisor:
     def __init__(self, link: socket.socket) -> None:
         self.link = link
         self.received = b""
+        self.child: subprocess.Popen[bytes] | None = None
+        """Kept: one that is forgotten waits for its process, whose end would then be unknown here."""
         self.main = 0
         """The command's own pid, which is its process group's too."""
         self.status: int | None = None
@@ -103,15 +105,15 @@ class Supervisor:
         """Start the command in a process group of its own; whether that worked."""
         self.grace = float(asked["grace"])
         try:
-            child = subprocess.Popen(
+            self.child = subprocess.Popen(
                 asked["argv"], cwd=asked["cwd"], env=asked["env"], stdin=subprocess.DEVNULL, process_group=0,
                 preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
             )  # fmt: skip
         except (OSError, ValueError) as problem:
             self.tell({"problem": str(problem)})
             return False
-        self.main = child.pid
-        self.tell({"started": child.pid})
+        self.main = self.child.pid
+        self.tell({"started": self.main})
         return True
 
     def tell(self, message: dict[str, Any]) -> None:

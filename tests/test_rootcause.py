@@ -1,0 +1,153 @@
+"""Why a script failed, from what torchrun and its workers write: texts as torch 2.13 writes them, shortened."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from skymagic.kernels.rootcause import recorded, root_cause, tracebacks, without_frames, without_launcher
+
+BOX = """\
+E1120 14:21:14.180000 15153 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {code}) local_rank: 1 (pid: 15259) of binary: /venv/bin/python3
+Traceback (most recent call last):
+  File "/venv/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+             ^^^^^^
+  File "/venv/lib/python3.11/site-packages/torch/distributed/launcher/api.py", line 383, in launch_agent
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:{blank}
+=======================================================
+train.py FAILED
+-------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-20_14:21:14
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 15257)  (SIGTERM)
+-------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-20_14:21:14
+  host      : localhost
+  rank      : 3 (local_rank: 1)
+  exitcode  : {code} (pid: 15259) {signal}
+  error_file: <N/A>
+  traceback : {said}
+=======================================================
+"""
+FAILED = BOX.format(code=1, signal="", said="To enable traceback see: …", blank=" ")
+KILLED = BOX.format(code=-9, signal=" (SIGKILL)", said="Signal 9 (SIGKILL) received by PID 15259", blank=" ")
+LOST_PEER = """\
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/home/me/train.py", line 7, in <module>
+[rank0]:     dist.barrier()
+[rank0]: RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:8066. GLHF! 🏖️
+"""
+RAISED = """\
+[rank3]: Traceback (most recent call last):
+[rank3]:   File "/home/me/train.py", line 5, in step
+[rank3]:     raise ValueError("bad batch")
+[rank3]: ValueError: bad batch
+"""
+PLAIN = RAISED.replace("[rank3]: ", "")
+
+
+def mixed(*texts: str) -> str:
+    """Lines of several processes as they come when all write at once."""
+    columns = [text.splitlines() for text in texts]
+    longest = max(map(len, columns))
+    return "\n".join(lines[i] for i in range(longest) for lines in columns if i < len(lines)) + "\n"
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        RAISED + LOST_PEER + FAILED,
+        LOST_PEER + RAISED + FAILED,
+        mixed(LOST_PEER, RAISED) + FAILED,
+        "step 1\n" + PLAIN + LOST_PEER + FAILED,
+    ],
+    ids=["first", "last", "mixed", "unlabelled"],
+)
+def test_the_cause_is_the_error_that_no_other_explains(tail: str) -> None:
+    cause = root_cause("", tail)
+    assert cause is not None
+    assert cause.text == PLAIN.strip()
+    assert cause.summary == "ValueError: bad batch"
+    assert cause.worker == "torchrun's rank 3 (local rank 1)"
+    assert not cause.follows
+
+
+def test_a_peer_that_went_away_is_a_consequence() -> None:
+    cause = root_cause("", LOST_PEER + FAILED)
+    assert cause is not None
+    assert cause.follows
+    assert cause.summary.startswith("RuntimeError: ")
+
+
+def test_a_worker_that_was_killed_is_the_cause_though_others_have_tracebacks() -> None:
+    cause = root_cause("", LOST_PEER + KILLED)
+    assert cause is not None
+    assert cause.text == "torchrun's rank 3 (local rank 1), process 15259, was ended by SIGKILL"
+    assert not cause.follows
+
+
+def test_the_error_file_wins_over_the_log() -> None:
+    stack = 'Traceback (most recent call last):\n  File "main.py", line 3, in main\n    1 / 0\nZeroDivisionError: division by zero\n'
+    written = json.dumps(
+        {
+            "message": {
+                "message": "ZeroDivisionError: …",
+                "extraInfo": {"py_callstack": stack, "timestamp": "1"},
+            }
+        }
+    )
+    cause = root_cause(written, RAISED + FAILED)
+    assert cause is not None
+    assert cause.text == stack.strip()
+    assert recorded(json.dumps({"message": "a word"})) == "a word"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '"x"', "{}", '{"message": 3}', '{"message": {"extraInfo": 1}}']
+)
+def test_an_error_file_that_is_none_says_nothing(text: str) -> None:
+    assert recorded(text) == ""
+    assert root_cause(text, "") is None
+
+
+def test_nothing_is_known_of_a_script_that_only_ends() -> None:
+    assert root_cause("", "one\ntwo\n") is None
+    assert root_cause("", FAILED) is None
+    assert root_cause("", 'Traceback (most recent call last):\n  File "x"') is None
+
+
+def test_the_last_traceback_counts_and_one_that_was_handled_does_not_come_after_it() -> None:
+    earlier = PLAIN.replace("bad batch", "tried again")
+    cause = root_cause("", earlier + "going on\n" + PLAIN)
+    assert cause is not None
+    assert cause.summary == "ValueError: bad batch"
+
+
+def test_tracebacks_of_labelled_processes_are_told_apart() -> None:
+    found = tracebacks(mixed(RAISED, LOST_PEER, "just a line\nand another\n"))
+    assert [text.rpartition("\n")[2][:12] for text in found] == ["ValueError: ", "RuntimeError"]
+    assert all("just a line" not in text for text in found)
+
+
+def test_torchruns_own_lines_are_left_out() -> None:
+    assert without_launcher("step 1\n\n" + FAILED + "after\n") == ["step 1", "after"]
+    assert without_launcher(PLAIN) == PLAIN.splitlines()
+    cut = FAILED.partition("Failures:")[0]
+    assert without_launcher("step 1\n" + cut) == ["step 1"]
+
+
+def test_torchruns_own_frames_are_left_out_and_what_they_wrap_stays() -> None:
+    own = '  File "/v/lib/torch/distributed/elastic/agent/server/api.py", line 713, in _rendezvous\n    store = TCPStore(\n            ^^^^^^^^^\n'
+    busy = f"Traceback (most recent call last):\n{own}torch.distributed.DistNetworkError: EADDRINUSE"
+    assert without_frames(busy) == "torch.distributed.DistNetworkError: EADDRINUSE"
+    joined = f"{busy}\n\nThe above exception was the direct cause of the following exception:\n\n{PLAIN}"
+    assert without_frames(joined).splitlines()[0] == "torch.distributed.DistNetworkError: EADDRINUSE"
+    assert without_frames(joined).endswith(PLAIN.strip())
+    assert without_frames(PLAIN) == PLAIN.strip()
