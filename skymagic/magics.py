@@ -14,7 +14,18 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
-from skymagic import arguments, auto, broadcast, button, completing, display, plugins, pools, providers, scripts
+from skymagic import (
+    arguments,
+    auto,
+    broadcast,
+    button,
+    completing,
+    display,
+    plugins,
+    pools,
+    providers,
+    scripts,
+)
 from skymagic.api import Compute
 from skymagic.config import SkyMagic
 from skymagic.errors import RequestError, SkyError
@@ -168,12 +179,13 @@ class SkyMagics(Magics):
         one = pools.find(request.pool)
         one.defaults = defaults = self.settings.defaults()
         order = usage(lambda: scripts.order_of(request, one, self._cell(body)))
-        outcome = scripts.run(one, order, Limits(request.timeout, defaults.grace))
-        if request.output:
-            self.shell.user_ns[request.output] = outcome.value
-        if outcome.error is not None:
-            raise outcome.error
-        return outcome
+        with button.here():
+            outcome = scripts.run(one, order, Limits(request.timeout, defaults.grace))
+            if request.output:
+                self.shell.user_ns[request.output] = outcome.value
+            if outcome.error is not None:
+                raise outcome.error
+            return outcome
 
     @line_magic
     def sky_push(self, line: str) -> None:
