@@ -207,17 +207,10 @@ class Soak:
             if not fault.press:
                 cluster.run(self.pool, body, timeout=fault.timeout)
                 return
-            over = threading.Event()
-            try:
-                with cluster.stop_button(after):
-                    with button.here():
-                        cluster.run(self.pool, body, timeout=fault.timeout)
-                    over.set()
-                    if fault.may:
-                        time.sleep(1.0)  # here the press comes when the cell is over
-            except KeyboardInterrupt:
-                if not over.is_set():
-                    raise
+            with button.here(), cluster.stop_button(after):
+                cluster.run(self.pool, body, timeout=fault.timeout)
+                if fault.may:
+                    time.sleep(1.0)  # here the press comes when the cell is over
 
     def _go_on(self, fault: Fault, this: Round) -> None:
         begun = time.perf_counter()

@@ -8,8 +8,8 @@ from typing import Any
 from skymagic import display
 from skymagic.results import rank_words
 
-WORKING = 0.1
-"""Seconds on the processor between two looks that count as work."""
+WORKING = 0.01
+"""Share of the time between two looks which, on the processor, counts as work."""
 
 
 class Stall:
@@ -45,7 +45,7 @@ class Stall:
             stacks: of all others, as ranks tell them: frames, and the number of collectives begun.
         """
         before, self._last = self._last, stacks
-        if not before or not stand_still(before, stacks):
+        if not before or not stand_still(before, stacks, WORKING * self._after / self.LOOKS):
             self._since = now
             return None
         begun = {rank: (stack or {}).get("collectives") for rank, stack in stacks.items()}
@@ -70,9 +70,15 @@ class Stall:
 
 
 def stand_still(
-    before: Mapping[int, Mapping[str, Any] | None], now: Mapping[int, Mapping[str, Any] | None]
+    before: Mapping[int, Mapping[str, Any] | None],
+    now: Mapping[int, Mapping[str, Any] | None],
+    working: float,
 ) -> bool:
-    """Whether no rank got on between two looks: the same frames, and no time on the processor but for waiting in a collective."""
+    """Whether no rank got on between two looks: the same frames, and no time on the processor but for waiting in a collective.
+
+    Args:
+        working: seconds on the processor that count.
+    """
 
     def same(one: Mapping[str, Any] | None, two: Mapping[str, Any] | None) -> bool:
         if one is None or two is None:
@@ -80,6 +86,6 @@ def stand_still(
         if (one["frames"], one["collectives"]) != (two["frames"], two["collectives"]):
             return False
         waits = any("distributed" in str(frame.get("file")) for frame in two["frames"])
-        return waits or two["cpu"] - one["cpu"] < WORKING
+        return waits or two["cpu"] - one["cpu"] < working
 
     return before.keys() == now.keys() and all(same(before[rank], now[rank]) for rank in now)
