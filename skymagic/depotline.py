@@ -37,9 +37,14 @@ class LineLost(ConnectionError):
 
 
 class Fetch:
-    """A file on its way here."""
+    """A file on its way here.
 
-    def __init__(self) -> None:
+    Args:
+        unwanted: set when nobody wants it any more.
+    """
+
+    def __init__(self, unwanted: threading.Event) -> None:
+        self.unwanted = unwanted
         self.memory: memoryview | None = None
         self.come = 0
         self.problem: Exception | None = None
@@ -187,27 +192,28 @@ class DepotLine:
 
         return answer
 
-    def fetch(self, name: str, fetch: Fetch | None = None) -> Fetch:
-        """A file's bytes, or as far as they have come when the line is lost; `fetch` to go on with that.
+    def fetch(self, name: str, fetch: Fetch) -> None:
+        """Go on with a file until it is complete, unwanted, or the line is lost.
 
         Raises:
             FileNotFoundError: there is no such file.
             OSError: there is no memory for it, or it was damaged.
         """
-        fetch = fetch or Fetch()
         number = next(self._numbers)
         transport = self._transport
         self._fetches[number] = fetch
         try:
             self.send(Read(number, name, fetch.come))
-            self._wait(lambda: fetch.over, transport)
+            self._wait(lambda: fetch.over or fetch.unwanted.is_set(), transport)
         except LineLost:
             pass
         finally:
             self._fetches.pop(number, None)
+            if not fetch.over:
+                with contextlib.suppress(LineLost):
+                    self.send(freight.Stop(number))
         if fetch.problem is not None:
             raise fetch.problem
-        return fetch
 
     def hang_up(self) -> None:
         """End the depot; another one is started at the next need."""

@@ -17,6 +17,7 @@ from skymagic.fanout import KEPT, UPLINK, Spread, orders, victims
 from skymagic.fleet import Fleet
 from skymagic.freight import Failed, Landed
 from skymagic.pins import Pins
+from skymagic.returns import Returns
 from skymagic.store import LARGE, Buffer, digest
 
 __all__ = ["Node", "RemoteStore"]
@@ -91,6 +92,7 @@ class RemoteStore(Pins):
             patience,
             silence,
         )
+        self._returns = Returns(self._fetch)
         self._files: dict[str, _File] = {}
         self._asked: dict[str, _File] = {}
         self._expected: dict[str, _File] = {}
@@ -229,19 +231,29 @@ class RemoteStore(Pins):
             FileNotFoundError: it was taken before.
             PoolError: the node cannot be reached.
         """
-        fetch: Fetch | None = None
-        while fetch is None or not fetch.complete:
-            if node in self._fleet.given_up:
-                raise PoolError(f"{self._fleet.lines[node].node.name} is lost, and a value with it")
-            self._reach([node])
-            fetch = self._fleet.lines[node].fetch(name, fetch)
-        self.discard(name, node)
-        assert fetch.memory is not None
-        return fetch.memory
+        return self._returns.take(name, node)
+
+    def bring(self, files: Iterable[tuple[str, int]]) -> None:
+        """These files (name, node) will be taken or discarded: let them come from all nodes at once."""
+        self._returns.bring(files)
 
     def discard(self, name: str, node: int = 0) -> None:
         """Unlink a file that a rank has left and that nobody wants; twice is safe."""
+        self._returns.discard(name, node)
         self._fleet.unlink([name], [node])
+
+    def _fetch(self, name: str, node: int, unwanted: threading.Event) -> memoryview:
+        fetch = Fetch(unwanted)
+        while not fetch.complete:
+            if node in self._fleet.given_up:
+                raise PoolError(f"{self._fleet.lines[node].node.name} is lost, and a value with it")
+            if unwanted.is_set():
+                raise PoolError("nobody wants this value any more")
+            self._reach([node])
+            self._fleet.lines[node].fetch(name, fetch)
+        self._fleet.unlink([name], [node])
+        assert fetch.memory is not None
+        return fetch.memory
 
     def lose(self, node: int) -> None:
         """A node is gone: nothing is sent to it any more."""

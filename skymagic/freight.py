@@ -103,6 +103,13 @@ class Read:
     offset: int
 
 
+@dataclass(frozen=True)
+class Stop:
+    """What is being read under this number is not wanted any more."""
+
+    number: int
+
+
 # -- depot → notebook ------------------------------------------------------------------------------------------------
 
 
@@ -171,14 +178,14 @@ class Beat:
 
 
 Message = (
-    Open | Look | Put | Body | Seal | Follow | Abandon | Drop | Read
+    Open | Look | Put | Body | Seal | Follow | Abandon | Drop | Read | Stop
     | Opened | Looked | Landed | Failed | Size | Piece | Beat
 )  # fmt: skip
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        Open, Look, Put, Body, Seal, Follow, Abandon, Drop, Read, Opened, Looked, Landed, Failed, Size, Piece, Beat
+        Open, Look, Put, Body, Seal, Follow, Abandon, Drop, Read, Stop, Opened, Looked, Landed, Failed, Size, Piece, Beat
     )
 }  # fmt: skip
 

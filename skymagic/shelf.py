@@ -56,6 +56,9 @@ class Store(Protocol):
     def take(self, name: str, node: int = 0) -> memoryview:
         """A file that a rank of a node has left, which is unlinked there."""
 
+    def bring(self, files: Iterable[tuple[str, int]]) -> None:
+        """These files (name, node) will be taken or discarded soon."""
+
     def discard(self, name: str, node: int = 0) -> None:
         """Unlink a file that a rank of a node has left."""
 

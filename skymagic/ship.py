@@ -136,6 +136,12 @@ class Shipper:
         with self._lock:
             self.holdings.forget(ranks)
 
+    def bring(self, refs: Iterable[Mapping[str, Any]]) -> None:
+        """These values that ``Hold.pack`` packed will be unpacked or discarded: let them come from all nodes at once."""
+        files = dict.fromkeys((ref["file"], ref.get("node", 0)) for ref in refs if ref.get("file"))
+        if len(files) > 1:
+            self.store.bring(files)
+
     def unpack(self, ref: Mapping[str, Any]) -> Any:
         """Rebuild a value that ``Hold.pack`` packed; its file is unlinked. The value outlives the pool.
 

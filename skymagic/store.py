@@ -196,6 +196,9 @@ class NodeStore(Pins):
         path.unlink()
         return view
 
+    def bring(self, files: Iterable[tuple[str, int]]) -> None:
+        """What another process of this machine left is here already."""
+
     def discard(self, name: str, node: int = 0) -> None:
         """Unlink a file that another process left here and that nobody wants; twice is safe."""
         self.path(name).unlink(missing_ok=True)

@@ -232,6 +232,40 @@ def test_what_a_rank_gives_is_taken_once(cluster: Cluster) -> None:
         cluster.store.take(other, 2)
 
 
+def test_files_come_back_from_all_nodes_at_once(cluster: Cluster) -> None:
+    data = [os.urandom(3 * MB + number) for number in range(12)]
+    files = [
+        (NodeStore(cluster.folders[number % 3]).give([each], len(each)), number % 3)
+        for number, each in enumerate(data)
+    ]
+    cluster.store.bring(files)
+    for file, each in zip(files, data, strict=True):
+        if len(each) % 5:
+            assert cluster.store.take(*file) == each
+        else:
+            cluster.store.discard(*file)
+    with pytest.raises(FileNotFoundError):
+        cluster.store.take(*files[3])
+    put(cluster, b"last")  # what was said before is done by now
+    assert [len(cluster.files(node)) for node in range(3)] == [1, 1, 1]
+
+
+def test_a_file_that_nobody_wants_stops_coming(cluster: Cluster) -> None:
+    name = NodeStore(cluster.folders[1]).give([os.urandom(100 * MB)], 100 * MB)
+    put(cluster, b"all are up")
+    cluster.lines[1][0].pause = 0.01  # for 64 KB
+    before = cluster.lines[1][0].got
+    cluster.store.bring([(name, 1), ("0" * 16 + "-" + "0" * 32, 1)])
+    while cluster.lines[1][0].got - before < 5 * MB:
+        pass
+    cluster.store.discard(name, 1)
+    cluster.lines[1][0].pause = 0.001
+    other = NodeStore(cluster.folders[1]).give([b"after it"], 8)
+    assert bytes(cluster.store.take(other, 1)) == b"after it"
+    assert cluster.lines[1][0].got - before < 50 * MB
+    assert cluster.files(1)[0].name == cluster.store.name(digest([b"all are up"]))
+
+
 @pytest.mark.parametrize("nbytes", [0, 1, (1 << 19) - 1, 1 << 19, (1 << 19) + 1])
 def test_lengths(cluster: Cluster, nbytes: int) -> None:
     data = os.urandom(nbytes)

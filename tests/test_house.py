@@ -64,7 +64,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("plugins",),
     ("kernels",),
     ("ssh", "link", "absence", "agents", "installer", "setup"),
-    ("fanout", "depotline", "fleet", "depots", "tunnel"),
+    ("fanout", "depotline", "fleet", "returns", "depots", "tunnel"),
     ("providers",),
     ("engine",),
     ("run", "screen"),

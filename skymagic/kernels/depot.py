@@ -34,6 +34,7 @@ from skymagic.freight import (
     Put,
     Read,
     Seal,
+    Stop,
     Stream,
 )
 from skymagic.kernels.arrivals import Arrival, Ground, renamed
@@ -100,6 +101,8 @@ class Depot:
                 self._ground.drop(order.names)
             case Read():
                 self._reading.read(order)
+            case Stop():
+                self._reading.stop(order.number)
             case _:
                 raise ValueError(f"not a message to a depot: {order!r}")
 

@@ -91,6 +91,7 @@ class Reading:
     def __init__(self, outlet: Outlet, find: Callable[[str], Path | None]) -> None:
         self._outlet = outlet
         self._find = find
+        self._stopped: set[int] = set()
         self._slow = False
         """Whether the line was busy when last it could be told."""
         self._orders: queue.SimpleQueue[Read] = queue.SimpleQueue()
@@ -99,6 +100,10 @@ class Reading:
     def read(self, order: Read) -> None:
         """Send a file."""
         self._orders.put(order)
+
+    def stop(self, number: int) -> None:
+        """Do not send it, or not the rest of it."""
+        self._stopped.add(number)
 
     def _read(self) -> None:
         while True:
@@ -117,7 +122,7 @@ class Reading:
 
         self._outlet.say(Size(order.number, os.fstat(descriptor).st_size - order.offset))
         offset, rest, count, busy = order.offset, 0, 0, False
-        while data := os.pread(descriptor, PIECE, offset):
+        while order.number not in self._stopped and (data := os.pread(descriptor, PIECE, offset)):
             offset += len(data)
             count += 1
             busy = busy or self._outlet.busy
@@ -128,6 +133,7 @@ class Reading:
                 rest = _REST
             check = xxhash.xxh3_64_hexdigest(data)
             self._outlet.piece(Piece(order.number, len(sent), sent is not data, check), sent)
+        self._stopped.discard(order.number)
 
 
 def deflated(data: bytes) -> bytes:
