@@ -44,7 +44,7 @@ class Facts:
         uv: path of a uv on the host.
         env: name of the environment for what is wanted. ready: whether it is there and its interpreter starts.
         code: whether skymagic's code is there.
-        packages: name → version, for an interpreter that is used as it is.
+        packages: name → version of those that are wanted and there, for an interpreter that is used as it is.
     """
 
     system: str

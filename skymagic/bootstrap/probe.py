@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from skymagic.bootstrap.shell import TELL, quote
 from skymagic.bootstrap.wanted import Wanted
+from skymagic.image import project
 
 ASK_PYTHON = (
     "import sys; m = __import__('importlib.util').util.find_spec; "
@@ -12,10 +13,15 @@ ASK_PYTHON = (
 )
 """What an interpreter is asked: its version, whether it can make environments with pip, where it is."""
 
-ASK_PACKAGES = (
-    "import importlib.metadata as m; "
-    "[print('@sky package %s %s' % (d.name, d.version)) for d in m.distributions() if d.name]"
-)
+ASK_PACKAGES = """
+import importlib.metadata as m, sys
+for name in sys.argv[1:]:
+    try:
+        print('@sky package', name, m.version(name))
+    except m.PackageNotFoundError:
+        pass
+"""
+"""What an interpreter that is used as it is says of packages by name; a list of all it has would take a second."""
 
 _BODY = r"""
 main() {
@@ -99,7 +105,7 @@ addresses() {
 
 prepared() {
     "$want" -c "$ask_python" 2>/dev/null | sed 's/^/@sky python /'
-    "$want" -c "$ask_packages" 2>/dev/null
+    "$want" -c "$ask_packages" $names 2>/dev/null
 }
 
 works() { [ -f "$folder/env/$1/.ready" ] && "$folder/env/$1/bin/python" -c '' 2>/dev/null; }
@@ -144,12 +150,14 @@ def folder_line(wanted: Wanted) -> str:
 
 def probe_script(wanted: Wanted) -> str:
     """POSIX sh that says what `parse` reads."""
+    projects = filter(None, map(project, wanted.packages)) if wanted.prepared else ()
     names = {
         "want": wanted.python,
         "key": wanted.key,
         "code": wanted.code,
         "ask_python": ASK_PYTHON,
         "ask_packages": ASK_PACKAGES,
+        "names": " ".join(projects),
     }
     head = [f"{name}={quote(value)}" for name, value in names.items()]
     return "\n".join([TELL, folder_line(wanted), *head]) + _BODY

@@ -4,7 +4,15 @@ want=3.11
 key=2caf07be4c49ceb7-py3.11
 code=0123456789abcdef
 ask_python='import sys; m = __import__('"'"'importlib.util'"'"').util.find_spec; print('"'"'%d.%d %s %s %s'"'"' % (sys.version_info[0], sys.version_info[1], '"'"'venv'"'"' if m('"'"'venv'"'"') else '"'"'-'"'"', '"'"'pip'"'"' if m('"'"'ensurepip'"'"') else '"'"'-'"'"', sys.executable))'
-ask_packages='import importlib.metadata as m; [print('"'"'@sky package %s %s'"'"' % (d.name, d.version)) for d in m.distributions() if d.name]'
+ask_packages='
+import importlib.metadata as m, sys
+for name in sys.argv[1:]:
+    try:
+        print('"'"'@sky package'"'"', name, m.version(name))
+    except m.PackageNotFoundError:
+        pass
+'
+names=''
 main() {
     cd /  # a home may hold a random.py
     unset PYTHONHOME PYTHONPATH
@@ -86,7 +94,7 @@ addresses() {
 
 prepared() {
     "$want" -c "$ask_python" 2>/dev/null | sed 's/^/@sky python /'
-    "$want" -c "$ask_packages" 2>/dev/null
+    "$want" -c "$ask_packages" $names 2>/dev/null
 }
 
 works() { [ -f "$folder/env/$1/.ready" ] && "$folder/env/$1/bin/python" -c '' 2>/dev/null; }
