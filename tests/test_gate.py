@@ -92,6 +92,22 @@ def test_a_socket_that_nobody_serves_is_no_daemon(name) -> None:
     place.remove()
 
 
+def test_what_killed_daemons_left_is_swept_up(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(berth, "places", lambda name: [str(tmp_path / f"skymagic-gate-0-{name}")])
+    old, new, alive, mine = (berth.make(name) for name in ("old", "new", "alive", "mine"))
+    other = tmp_path / "skymagic-gate-00-old"
+    other.mkdir(mode=0o700)
+    old.listen().close()
+    new.listen().close()
+    with alive.listen():
+        for path in (old.path, alive.path, str(other)):
+            os.utime(path, (0, 0))
+        berth.sweep(mine, Path(new.path).stat().st_mtime + 60)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *(f"skymagic-gate-0-{name}" for name in ("new", "alive", "mine")), "skymagic-gate-00-old"
+    }  # fmt: skip
+
+
 def test_nothing_of_the_login_is_held() -> None:
     """sshd ends a session when nobody has its pipes any more; the daemon must have none."""
     daemon = f"test-{uuid.uuid4().hex[:12]}"

@@ -12,11 +12,12 @@ import re
 import socket
 import stat
 import struct
-import tempfile
 from collections.abc import Iterator
 
 LONGEST = 100
 """Bytes that a Unix socket's path may have on every system."""
+STALE = 3600.0
+"""Seconds for which the folder of a daemon that was killed is kept: it may hold the reason."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
@@ -102,7 +103,8 @@ def places(name: str) -> list[str]:
         raise BerthError(f"{name!r} cannot name a daemon: letters, digits, '.', '_' and '-' only, 80 at most")
     folder = f"skymagic-gate-{os.getuid()}-{name}"
     # neither XDG_RUNTIME_DIR nor TMPDIR first: they may belong to one login, and be removed when it ends
-    parents = ["/tmp", os.path.join(os.path.expanduser("~"), ".skymagic", "run"), tempfile.gettempdir()]
+    run = os.path.join(os.path.expanduser("~"), ".skymagic", "run")
+    parents = ["/tmp", run, os.environ.get("TMPDIR", "/var/tmp")]
     return [os.path.join(parent, folder) for parent in dict.fromkeys(parents)]
 
 
@@ -134,6 +136,22 @@ def make(name: str) -> Berth:
             return Berth(path)
         refused.append(f"{path}: {wrong}")
     raise BerthError("no place for the daemon's folder: " + "; ".join(refused))
+
+
+def sweep(place: Berth, now: float) -> None:
+    """Remove folders beside this one whose daemons were killed, or ended with their machine, a while ago."""
+    parent, own = os.path.split(place.path)
+    prefix = own[: own.index("-", len("skymagic-gate-")) + 1]
+    for path in [entry.path for entry in os.scandir(parent) if entry.name.startswith(prefix)]:
+        with contextlib.suppress(OSError):
+            if path == place.path or trouble(path) is not None or os.stat(path).st_mtime > now - STALE:
+                continue
+            other = Berth(path)
+            with other.locked():
+                if (sock := other.connect()) is None:
+                    other.remove()
+                else:
+                    sock.close()
 
 
 def trouble(path: str) -> str | None:

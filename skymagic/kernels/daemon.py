@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from skymagic import frames, wire
-from skymagic.channels import WRITABLE, Loop
+from skymagic.carrier import Loop
+from skymagic.channels import WRITABLE
 from skymagic.frames import Frame, ProtocolError, Session
 from skymagic.greeting import LONGEST, Answer, Hello
-from skymagic.kernels.berth import Berth, boot
+from skymagic.kernels.berth import Berth, boot, sweep
 
 FORSAKEN = 60.0
 """Seconds for which a daemon waits to be fetched, when its agent has ended or was never told what to do."""
@@ -63,6 +64,8 @@ class Daemon:
         self.listener = listener
         self.loop.watch(listener, self._on_gate)
         self._start(command)
+        with suppress(OSError):
+            sweep(place, time.time())
 
     def _start(self, command: Sequence[str]) -> None:
         woken, wake = os.pipe()
@@ -281,7 +284,7 @@ class Daemon:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             sock = socket.socket(family, socket.SOCK_STREAM)
         except (ValueError, OSError):
-            self.loop.reset(frame.channel)
+            self.loop.channels.reset(frame.channel)
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -291,6 +294,6 @@ class Daemon:
             pass
         except OSError:
             sock.close()
-            self.loop.reset(frame.channel)
+            self.loop.channels.reset(frame.channel)
             return
-        self.loop.stream(frame.channel, sock, connecting=True)
+        self.loop.channels.add(frame.channel, sock, connecting=True)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from skymagic import frames
-from skymagic.channels import Loop
+from skymagic.carrier import Loop
 from skymagic.frames import Frame, ProtocolError, Session
 from skymagic.greeting import Answer, Hello
 from skymagic.link import Transport
@@ -267,7 +267,7 @@ class Tunnel:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._channel += 1
         self._session.put(frames.OPEN, self._channel, target)
-        self._loop.stream(self._channel, sock)
+        self._loop.channels.add(self._channel, sock)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,221 @@
+"""The event loop at either end of a tunnel: one session, the connection that carries it now, and the streams in its channels."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from skymagic import frames
+from skymagic.channels import BATCH, READABLE, WRITABLE, Channels
+from skymagic.frames import Frame, ProtocolError, Session
+
+BEAT = 2.0
+"""Seconds after which an end that has nothing to say says that it is alive."""
+SILENCE = 6.0
+"""Seconds without a byte after which a connection counts as lost."""
+ACK_DELAY = 0.05
+"""Seconds that an acknowledgement may wait for a frame to travel with."""
+ACK_FRAMES = 32
+"""Frames after which it waits no more."""
+
+
+class Loop:
+    """One end. Everything happens on the thread that calls `step`.
+
+    Args:
+        session: the numbered frames.
+        heard: called for each frame that is not a stream's.
+        detached: called with a reason when the connection is lost.
+    """
+
+    def __init__(
+        self, session: Session, heard: Callable[[Frame], None], detached: Callable[[str], None]
+    ) -> None:
+        self.session = session
+        self._heard, self._detached = heard, detached
+        self._select = selectors.DefaultSelector()
+        self.channels = Channels(session, self.watch)
+        self._connection: socket.socket | None = None
+        self._out = memoryview(b"")
+        self._mask = 0
+        self._last_in = self._last_out = self._turned = time.monotonic()
+        self._ack_at: float | None = None
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def watch(self, source: Any, call: Callable[[int], None], mask: int = READABLE) -> None:
+        """Call with the ready events; a mask of 0 ends it, another replaces the one before."""
+        known = source in self._select.get_map()
+        if not mask:
+            if known:
+                self._select.unregister(source)
+        elif known:
+            self._select.modify(source, mask, call)
+        else:
+            self._select.register(source, mask, call)
+
+    def step(self, until: float | None = None) -> None:
+        """Wait for events, until this time (of the monotonic clock) at most, and serve them."""
+        for key, mask in self._select.select(self._patience(until)):
+            if self._select.get_map().get(key.fd) is key:  # else an earlier call has ended it
+                key.data(mask)
+        self.flush()
+        self._beat()
+
+    def _patience(self, until: float | None) -> float:
+        now = time.monotonic()
+        times = [now + BEAT, *([until] if until is not None else [])]
+        if self._connection is not None:
+            times += [self._last_out + BEAT, self._last_in + SILENCE]
+            if self._ack_at is not None and self.session.owes and not self._out:
+                times.append(self._ack_at)
+        return max(0.0, min(times) - now)
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now - self._turned > BEAT + 1.0:  # this process stood still, not the other end
+            self._last_in = now
+        self._turned = now
+        if self._connection is None:
+            return
+        if now - self._last_in > SILENCE:
+            self.detach(f"nothing was heard for {SILENCE:.0f} s")
+        elif not self._out and (self._due(now) or now - self._last_out > BEAT):
+            self._write(self.session.ack())
+
+    def _due(self, now: float) -> bool:
+        owes = self.session.owes
+        return bool(owes) and (owes >= ACK_FRAMES or (self._ack_at is not None and self._ack_at <= now))
+
+    def say_gone(self) -> None:
+        """The last word of a daemon that has left nothing."""
+        if self.attached and not self._out:
+            self._write(self.session.gone())
+
+    def close(self) -> None:
+        """Close the connection and all streams; twice is safe."""
+        self._drop()
+        self.channels.close()
+        self._select.close()
+
+    # -- the connection ----------------------------------------------------------------------------------------------
+
+    @property
+    def attached(self) -> bool:
+        """Whether there is a connection."""
+        return self._connection is not None
+
+    def attach(self, sock: socket.socket, received: int, say: bytes = b"", read: bytes = b"") -> None:
+        """Go on over this connection, in the place of the one before.
+
+        Args:
+            sock: taken over, and closed when it has ended.
+            received: what the other end said that it has.
+            say: to be written before all frames.
+            read: frames' bytes that were read already.
+
+        Raises:
+            ProtocolError: it is not the other end of this session; the socket is still the caller's.
+        """
+        self._drop()
+        self.session.resume(received)
+        sock.setblocking(False)
+        self._connection = sock
+        self._last_in = self._last_out = time.monotonic()
+        self._ack_at = None
+        self._out = memoryview(say)
+        self._interest()
+        if read:
+            self._feed(read)
+        self.flush()
+
+    def detach(self, why: str) -> None:
+        """Give the connection up."""
+        if self._connection is not None:
+            self._drop()
+            self.channels.congestion()
+            self._detached(why)
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self.watch(self._connection, self._on_connection, 0)
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)  # a process forked off meanwhile may hold it too
+            self._connection.close()
+            self._connection = None
+            self._out = memoryview(b"")
+            self._mask = 0
+
+    def _interest(self) -> None:
+        mask = READABLE | (WRITABLE if self._out else 0)
+        if self._connection is not None and mask != self._mask:
+            self.watch(self._connection, self._on_connection, mask)
+            self._mask = mask
+
+    def _on_connection(self, mask: int) -> None:
+        if mask & READABLE and self._connection is not None:
+            try:
+                data = self._connection.recv(BATCH)
+            except BlockingIOError:
+                return
+            except OSError as problem:
+                self.detach(str(problem))
+                return
+            if not data:
+                self.detach("the connection ended")
+                return
+            self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        self._last_in = time.monotonic()
+        try:
+            heard = self.session.feed(data)
+        except ProtocolError as problem:
+            self.detach(str(problem))
+            return
+        if heard and self._ack_at is None:
+            self._ack_at = self._last_in + ACK_DELAY
+        for frame in heard:
+            if frame.channel and frame.kind != frames.OPEN:
+                self.channels.heard(frame)
+            else:
+                self._heard(frame)
+
+    def flush(self) -> None:
+        """Write what waits, as far as the connection takes it."""
+        while self._connection is not None:
+            if not self._out:
+                if not (data := self.session.take(BATCH)):
+                    break
+                self._out = memoryview(data)
+            if not self._send():
+                break
+        self._interest()
+        self.channels.congestion()
+
+    def acknowledge(self) -> None:
+        """Do not let the acknowledgement of what has come wait."""
+        self._ack_at = 0.0
+
+    def _write(self, data: bytes) -> None:
+        self._out = memoryview(data)
+        self._send()
+        self._interest()
+
+    def _send(self) -> bool:
+        assert self._connection is not None
+        try:
+            self._out = self._out[self._connection.send(self._out) :]
+        except BlockingIOError:
+            return False
+        except OSError as problem:
+            self.detach(str(problem))
+            return False
+        self._last_out = time.monotonic()
+        if not self.session.owes:
+            self._ack_at = None
+        return not self._out
