@@ -11,6 +11,7 @@
     │   │   ├── HostError        a host could not be reached or used: which, why, and what to try
     │   │   └── HostsError       several hosts at once; holds one HostError for each
     │   └── PoolStateError       the pool is not in a state that allows this
+    ├── FilesError               files could not be copied
     └── RunError                 a cell failed on the ranks
         ├── RankError            a rank raised; the original exception is ``__cause__`` where it can be rebuilt
         ├── RankDied             a rank's process ended: signal or exit status
@@ -102,6 +103,10 @@ class HostsError(ProvisionError):
 
 class PoolStateError(PoolError):
     """The pool's state does not allow what was asked."""
+
+
+class FilesError(SkyError):
+    """Files that could not be copied; the message names each, with its node and the reason."""
 
 
 class RunError(SkyError):

@@ -21,6 +21,7 @@ from skymagic import (
     button,
     completing,
     display,
+    files,
     plugins,
     pools,
     providers,
@@ -34,6 +35,7 @@ from skymagic.pool import Pool
 from skymagic.providers.local import gpus as local_gpus
 from skymagic.report import Limits
 from skymagic.results import rank_words
+from skymagic.screen import Copying
 from skymagic.spelling import Known
 
 T = TypeVar("T")
@@ -133,6 +135,24 @@ class SkyMagics(Magics):
                 for rank in ranks:
                     text, ends[rank] = one.agents.log_since(rank, ends[rank], 1.0 / len(ranks))
                     print(display.log_lines(text, labels[rank]), end="", flush=True)
+
+    @line_magic
+    def sky_put(self, line: str) -> None:
+        request = usage(lambda: arguments.parse_put(line))
+        one = pools.find(request.pool)
+        nodes = usage(lambda: one.machines(request.nodes or Only("all")))
+        with Copying(display.write) as progress:
+            copied = one.files().put(request.source, request.target, nodes, progress)
+        print(files.told(copied, progress.seconds))
+
+    @line_magic
+    def sky_get(self, line: str) -> None:
+        request = usage(lambda: arguments.parse_get(line))
+        one = pools.find(request.pool)
+        nodes = usage(lambda: one.machines(request.nodes or Only("head")))
+        with Copying(display.write) as progress:
+            copied = one.files().get(request.source, request.target, nodes, progress)
+        print(files.told(copied, progress.seconds, to_nodes=False))
 
     @line_magic
     def sky_gpus(self, line: str) -> None:

@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +21,7 @@ from skymagic.agents import Agents, Place, describe
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
 from skymagic.mending import Mending
 from skymagic.order import Order
-from skymagic.plan import Defaults, Plan
+from skymagic.plan import Defaults, Only, Plan
 from skymagic.plugins import packing
 from skymagic.report import Limits, Report
 from skymagic.results import rank_words
@@ -34,6 +35,7 @@ from skymagic.turns import Turns
 if TYPE_CHECKING:
     from skymagic.depots import RemoteStore
     from skymagic.engine import Engine
+    from skymagic.files import Files
     from skymagic.link import Transport
     from skymagic.providers import Provider
     from skymagic.ship import Cargo, Shipper
@@ -79,6 +81,8 @@ class Pool:
         self.ended: str | None = None
         """Why it has ended by itself; such a pool stays known until it is stopped or made anew."""
         self._gone = gone
+        self._folder = "~" if plan.remote else str(Path.cwd())
+        """Where ranks run, on their node."""
         self.plugins = plugins.resolve(plan.request.plugins)
         for plugin in self.plugins:
             packing.packed(plugin)  # one that cannot travel is refused before anything starts
@@ -553,6 +557,26 @@ class Pool:
     def log_path(self, rank: int) -> str:
         """Where a rank's complete output is, on its node."""
         return str(Path(self.agents.hellos[0].directory) / f"rank-{rank}.log")
+
+    def files(self) -> Files:
+        """What copies between the notebook and the machines of the pool; all nodes of this machine are one."""
+        from skymagic.files import FileNode, Files
+
+        return Files(
+            [
+                FileNode(node, member.name, partial(member.run, "skymagic.kernels.files", self._folder))
+                for node, member in enumerate(self.agents.members)
+            ]
+        )
+
+    def machines(self, chosen: Only) -> tuple[int, ...]:
+        """The numbers of the machines of these nodes, as `files` knows them. Raises RequestError for nodes that there are not."""
+        try:
+            nodes = chosen.ranks(self.plan.topology.nodes)
+        except RequestError as wrong:
+            raise RequestError([mistake.replace("rank", "node") for mistake in wrong.mistakes]) from None
+        last = len(self.agents.members) - 1
+        return tuple(sorted({min(node, last) for node in nodes}))
 
     def status(self) -> list[tuple[object, ...]]:
         """A row for each rank: rank, node, host, process id, state."""

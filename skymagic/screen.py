@@ -96,6 +96,43 @@ class Progress:
             self._tell(f"[shipped {display.size(self._total)} in {time.monotonic() - self._begun:.1f} s]\n")
 
 
+class Copying:
+    """Tells how far a copying of files is, once that takes longer than half a second; a line that is written over.
+
+    Args:
+        write: takes a stream's name and text.
+
+    Attributes:
+        seconds: how long it took, at the end.
+    """
+
+    PATIENCE = 0.5
+
+    def __init__(self, write: display.Write) -> None:
+        self._write = write
+        self._begun = time.monotonic()
+        self._shown = 0
+        self.seconds = 0.0
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        """`done` of `total` bytes are on their way or there; `name` is under way."""
+        seconds = time.monotonic() - self._begun
+        if seconds > self.PATIENCE:
+            line = (
+                f"[{name}: {display.size(done)} of {display.size(total)}, {display.size(done / seconds)}/s]"
+            )
+            self._write("stderr", "\r" + line.ljust(self._shown))
+            self._shown = len(line)
+
+    def __enter__(self) -> Copying:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.seconds = time.monotonic() - self._begun
+        if self._shown:
+            self._write("stderr", "\n")
+
+
 class Nowhere:
     """A screen that shows nothing."""
 

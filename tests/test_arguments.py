@@ -697,8 +697,9 @@ def test_push_and_pull() -> None:
 
 
 def test_files() -> None:
-    assert parse_put("'my data/' data/ --pool p") == FilesRequest("my data/", "data/", "p")
+    assert parse_put("'my data/' data/ --pool p") == FilesRequest("my data/", "data/", pool="p")
     assert parse_get("out/ 'aus gabe' # comment") == FilesRequest("out/", "aus gabe")
+    assert parse_get("out --node=0,2 .") == FilesRequest("out", ".", Only("0,2"))
     assert parse_put("'-x' y").source == "-x"
     for line in ("", "a", "a b c"):
         assert "needs SRC and DST" in mistakes(parse_put, line)[0]

@@ -55,6 +55,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "mapping",
         "partial",
         "pins",
+        "copying",
         "store",
         "shelf",
         "parcels",
@@ -66,6 +67,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("kernels",),
     ("ssh", "link", "absence", "agents", "installer", "setup"),
     ("fanout", "depotline", "fleet", "returns", "depots", "tunnel"),
+    ("files",),
     ("providers",),
     ("engine",),
     ("run", "screen"),
@@ -108,6 +110,7 @@ KERNELS_MAY = NODE | {
     "modules",
     "partial",
     "store",
+    "copying",
     "plugins",
     "kernels",
 }

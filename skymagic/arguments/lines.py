@@ -38,10 +38,11 @@ class NamesRequest:
 
 @dataclass(frozen=True)
 class FilesRequest:
-    """%sky_put and %sky_get: from where to where."""
+    """%sky_put and %sky_get: from where to where, and which nodes take part (None: all for a put, the head for a get)."""
 
     source: str = ""
     target: str = ""
+    nodes: Only | None = None
     pool: str | None = None
 
 
@@ -102,12 +103,12 @@ def parse_pull(line: str) -> NamesRequest:
 
 
 def parse_put(line: str) -> FilesRequest:
-    """``%sky_put SRC DST``. Raises RequestError with all mistakes."""
+    """``%sky_put SRC DST [--node NODES]``. Raises RequestError with all mistakes."""
     return _files("sky_put", line)
 
 
 def parse_get(line: str) -> FilesRequest:
-    """``%sky_get SRC DST``. Raises RequestError with all mistakes."""
+    """``%sky_get SRC DST [--node NODES]``. Raises RequestError with all mistakes."""
     return _files("sky_get", line)
 
 
@@ -166,4 +167,4 @@ def _files(magic: str, line: str) -> FilesRequest:
     parsed.check("" in parsed.words, f"%{magic}: a path is empty")
     parsed.done()
     source, target = parsed.words
-    return FilesRequest(source, target, pool=parsed.values.get("name"))
+    return FilesRequest(source, target, parsed.values.get("nodes"), parsed.values.get("name"))

@@ -107,6 +107,7 @@ _DETACH = Option(("--detach",), "detach", help="go on without the notebook")
 SH: tuple[Option, ...] = (_POOL_NAME, _WORKDIR, _SH_ENV, _SECRET, _SH_OUTPUT, _SH_ONLY, _SH_TARGETS, _TIMEOUT, _SH_NOBLOCK, _DETACH)
 _LINES = Option(("-n", "--lines"), "lines", number(1), "LINES", "how many of the last lines; 50 unless said")
 _FOLLOW = Option(("-f", "--follow"), "follow", help="go on as the log grows, until the stop button")
+_NODE = Option(("--node",), "nodes", Only, "NODES", "which nodes: all, head, 0,2 or 0:4", choices="ranks")
 _ALL = Option(("--all",), "all", help="every pool of this notebook")
 # fmt: on
 
@@ -145,6 +146,15 @@ _SH_EXAMPLES = (
     "%%sky_sh --workdir examples/mingpt\ntorchrun --nnodes=$SKYPILOT_NUM_NODES … main.py",
     "%%sky_sh --only all --timeout 30m -o ends --env OMP_NUM_THREADS=2 --secret HF_TOKEN\npython train.py",
 )
+_PUT_EXAMPLES = (
+    "%sky_put data ~/data                 # the folder, as ~/data or into it",
+    "%sky_put data/ ~/corpus              # what is in it",
+    "%sky_put *.yaml configs/ --node 0,2",
+)
+_GET_EXAMPLES = (
+    "%sky_get ~/runs/model.pt .",
+    "%sky_get runs/ results --node all    # results/node0/…, results/node1/…",
+)
 # fmt: off
 MAGICS: dict[str, Magic] = {
     "sky_pool": Magic("Make a pool ready, or use the one of this name when it fits.", (*POOL, DRY), "[NAME]", "pools", _POOL_EXAMPLES),
@@ -155,8 +165,8 @@ MAGICS: dict[str, Magic] = {
     "sky_logs": Magic("Show what ranks wrote, also what the cell did not show.", (_RANK, _LINES, _FOLLOW, _POOL_NAME), examples=("%sky_logs --rank 1 -n 200", "%sky_logs -f")),
     "sky_push": Magic("Send variables to the ranks.", (_TARGETS, _POOL_NAME), "NAMES", "variables", ("%sky_push model, data",)),
     "sky_pull": Magic("Bring variables back from the ranks, as a list by rank.", (_OUTPUT, _HEAD, _TARGETS, _POOL_NAME), "NAMES", examples=("%sky_pull loss, accuracy", "%sky_pull model --head -o trained")),
-    "sky_put": Magic("Copy files to every node.", (_POOL_NAME,), "SRC DST", examples=("%sky_put data/ data/",)),
-    "sky_get": Magic("Copy files from the head.", (_POOL_NAME,), "SRC DST", examples=("%sky_get out/ out/",)),
+    "sky_put": Magic("Copy a file or a folder to every node; only what differs travels.", (_NODE, _POOL_NAME), "SRC DST", examples=_PUT_EXAMPLES),
+    "sky_get": Magic("Copy a file or a folder from the head; from several nodes into folders node0, node1, … in DST.", (_NODE, _POOL_NAME), "SRC DST", examples=_GET_EXAMPLES),
     "sky_gpus": Magic("List accelerators and where they are.", (), "[GPU]", "gpus", ("%sky_gpus", "%sky_gpus A100")),
     "sky_cost": Magic("Show what pools have cost, and cost now.", (), "[NAME]", "pools", ("%sky_cost",)),
     "sky_restart": Magic("Start ranks again; their variables are gone.", (_RANK, _POOL_NAME), examples=("%sky_restart", "%sky_restart --rank 2")),

@@ -1,0 +1,101 @@
+"""What a folder that goes along leaves behind: what .gitignore names at every level, .git itself, and the image's excludes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from skymagic.copying.listing import Listing, Walk, absolute
+from skymagic.files.patterns import Patterns
+
+NAME = ".gitignore"
+USUAL = ("__pycache__/", ".ipynb_checkpoints/")
+"""Left behind unless a .gitignore says otherwise."""
+
+
+class Ignore:
+    """Decides for paths below a folder, as git does: the nearest .gitignore first, in it the last line that matches.
+
+    Those above the folder count too, up to the one where .git is; that they leave out the folder itself does not, for it was
+    asked for.
+
+    Args:
+        folder: it.
+        excludes: further lines, as in .gitignore; they come first, and ``!pattern`` brings back what a .gitignore leaves out.
+    """
+
+    def __init__(self, folder: Path, excludes: Iterable[str] = ()) -> None:
+        self._folder = folder
+        self._excludes = Patterns(excludes)
+        self._usual = Patterns(USUAL)
+        self._levels: dict[str, Patterns | None] = {}
+        self._above = list(_above(folder))
+
+    def __call__(self, path: str, folder: bool) -> bool:
+        """Whether it stays behind; asked for a folder before what is in it."""
+        if path.rpartition("/")[2] == ".git":
+            return True
+        said = self.excluded(path, folder)
+        parts = path.split("/")
+        for depth in range(len(parts) - 1, -1, -1):
+            if said is None and (patterns := self._level("/".join(parts[:depth]))) is not None:
+                said = patterns.says("/".join(parts[depth:]), folder)
+        for prefix, patterns in self._above:
+            said = patterns.says(f"{prefix}/{path}", folder) if said is None else said
+        return bool(self._usual.says(path, folder) if said is None else said)
+
+    def excluded(self, path: str, folder: bool) -> bool | None:
+        """What the image's patterns say; None when they say nothing."""
+        return self._excludes.says(path, folder)
+
+    def _level(self, path: str) -> Patterns | None:
+        if path not in self._levels:
+            self._levels[path] = _read(self._folder / path)
+        return self._levels[path]
+
+
+def _above(folder: Path) -> Iterable[tuple[str, Patterns]]:
+    """(the folder's path below it, patterns) for each .gitignore of its repository above it, the nearest first."""
+    top = next((one for one in [folder, *folder.parents] if (one / ".git").exists()), folder)
+    for parent in folder.parents:
+        if parent.is_relative_to(top) and (patterns := _read(parent)) is not None:
+            yield folder.relative_to(parent).as_posix(), patterns
+
+
+def _read(folder: Path) -> Patterns | None:
+    try:
+        text = (folder / NAME).read_text(encoding="utf-8-sig", errors="surrogateescape")
+    except OSError:
+        return None
+    return Patterns(text.split("\n"))
+
+
+def going_along(folder: Path, excludes: Sequence[str] = (), includes: Sequence[str] = ()) -> Listing:
+    """A folder's contents without what stays behind, and `includes` besides.
+
+    Args:
+        includes: files and folders, relative to `folder`; they travel also where a .gitignore leaves them out. One from elsewhere
+            arrives under its own name.
+    """
+    folder = Path(absolute(str(folder)))
+    ignore = Ignore(folder, excludes)
+    found = Listing()
+    if not folder.is_dir():
+        found.problems.append(f"there is no folder {folder}")
+        return found
+    Walk(found, skip=ignore).top(str(folder), contents=True)
+    for text in includes:
+        path = Path(absolute(text, str(folder)))
+        name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
+        inner = Walk(found, skip=lambda below, is_folder: bool(ignore.excluded(below, is_folder)))
+        if path != folder:
+            inner.top(str(path), contents=False, name=name)
+    return _once(found)
+
+
+def _once(found: Listing) -> Listing:
+    """Each path once: the first counts."""
+    first = {entry.path: number for number, entry in reversed(list(enumerate(found.entries)))}
+    kept = sorted(first.values())
+    found.entries, found.paths = [found.entries[n] for n in kept], [found.paths[n] for n in kept]
+    return found

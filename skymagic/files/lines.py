@@ -1,0 +1,230 @@
+"""One line to each node, and all of them at once: questions, bytes out, bytes in, and an end to all when the user wants it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from skymagic.copying.framing import Ended, Frame, Frames, joined, packed
+from skymagic.errors import SkyError
+from skymagic.files.words import failed
+from skymagic.link import Transport
+
+T = TypeVar("T")
+PATIENCE = 5.0
+"""Seconds in which a line that is to stop comes to an end by itself."""
+TICK = 0.2
+
+
+@dataclass(frozen=True)
+class FileNode:
+    """A machine to copy to and from.
+
+    Attributes:
+        node: its number.
+        hostname: its name.
+        open: starts ``skymagic.kernels.files`` there.
+    """
+
+    node: int
+    hostname: str
+    open: Callable[[], Transport] = field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return f"node {self.node} ({self.hostname})"
+
+
+class Stopped(Exception):
+    """The user wants no more."""
+
+
+class Trouble(Exception):
+    """What one node cannot do; its arguments are sentences."""
+
+
+class Line:
+    """A line to one node.
+
+    Args:
+        node: which.
+        stop: set when the user wants no more.
+    """
+
+    def __init__(self, node: FileNode, stop: threading.Event) -> None:
+        self.node = node
+        self._stop = stop
+        self._transport = node.open()
+        self._frames = Frames(self._transport.read)
+        self._writing = threading.Lock()
+        self._sending = False
+
+    def ask(self, name: str, **values: Any) -> dict[str, Any]:
+        """A question, and its answer."""
+        self._write(packed(name, values))
+        while (frame := self._frames.next()).name != name:
+            pass
+        self._check()
+        return frame.values
+
+    def send(self, want: Sequence[int], equal: Sequence[int], frames: Iterator[bytes]) -> dict[str, Any]:
+        """Send frames of files; returns what the node says at the end, or when its disk is full."""
+        answers: list[dict[str, Any] | BaseException] = []
+        full = threading.Event()
+        hearing = threading.Thread(target=self._hear, args=(answers, full), daemon=True)
+        with self._writing:
+            self._sending = True
+        self._write(packed("write", {"want": list(want), "equal": list(equal)}))
+        hearing.start()
+        with contextlib.suppress(OSError):  # the other thread hears why
+            for data in joined(frames):
+                self._check()
+                if full.is_set():
+                    self._write(packed("end"))
+                    break
+                self._write(data)
+        while hearing.is_alive():
+            hearing.join(TICK)
+            self._check()
+        if isinstance(answers[0], BaseException):
+            raise answers[0]
+        return answers[0]
+
+    def _hear(self, answers: list[dict[str, Any] | BaseException], full: threading.Event) -> None:
+        try:
+            while (frame := self._frames.next()).name != "write":
+                full.set()
+            answers.append(frame.values)
+        except BaseException as problem:
+            answers.append(problem)
+
+    def receive(self, numbers: Sequence[int], take: Callable[[Frame], bool]) -> None:
+        """Have the node send files; `take` gets each frame, and says whether more are wanted."""
+        self._write(packed("send", {"numbers": list(numbers)}))
+        more = True
+        while (frame := self._frames.next()).name != "send":
+            if more and frame.name != "end":
+                more = take(frame) and not self._stop.is_set()
+                if not more:
+                    self.halt()
+        self._check()
+
+    def halt(self) -> None:
+        """Have the node come to an end with what it does; it is told unless bytes are on their way there."""
+        with self._writing, contextlib.suppress(OSError):
+            if not self._sending:
+                self._transport.write(packed("stop"))
+
+    def _check(self) -> None:
+        if self._stop.is_set():
+            raise Stopped
+
+    def _write(self, data: bytes) -> None:
+        with self._writing:
+            self._transport.write(data)
+
+    def complaint(self) -> str:
+        """The last thing that the other end said when it failed."""
+        return (self._transport.complaint().splitlines() or [""])[-1]
+
+    def close(self) -> None:
+        """End it; twice is safe."""
+        self._transport.close()
+
+
+class Lines:
+    """Lines to several nodes, as a context manager.
+
+    Args:
+        nodes: which.
+        watch: called about five times a second while they are at work, by the thread that waits for them.
+    """
+
+    def __init__(self, nodes: Sequence[FileNode], watch: Callable[[], None] = lambda: None) -> None:
+        self.nodes = tuple(nodes)
+        self._watch = watch
+        self._stop = threading.Event()
+        self._lines: list[Line] = []
+
+    def __enter__(self) -> Lines:
+        def opened(node: FileNode) -> None:
+            line = Line(node, self._stop)
+            self._lines.append(line)
+            if self._stop.is_set():  # too late
+                line.close()
+
+        try:
+            self._all([(node, lambda node=node: opened(node)) for node in self.nodes], "nothing was copied")  # type: ignore[misc]
+        except BaseException:
+            self.__exit__()
+            raise
+        self._lines.sort(key=lambda line: self.nodes.index(line.node))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        threads = [threading.Thread(target=line.close, daemon=True) for line in self._lines]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def each(self, job: Callable[[Line], T], title: str = "nothing was copied") -> list[T]:
+        """Do a job with every line at once; its results in the order of the nodes.
+
+        Raises:
+            FilesError: what went wrong, of all nodes, after all have ended; `title` says what became of the whole.
+        """
+        return self._all([(line.node, lambda line=line: job(line)) for line in self._lines], title)  # type: ignore[misc]
+
+    def _all(self, jobs: Sequence[tuple[FileNode, Callable[[], T]]], title: str) -> list[T]:
+        results: dict[int, T] = {}
+        problems: dict[int, BaseException] = {}
+
+        def work(index: int, job: Callable[[], T]) -> None:
+            try:
+                results[index] = job()
+            except BaseException as problem:
+                problems[index] = problem
+
+        threads = [
+            threading.Thread(target=work, args=(index, job), name="skymagic-files", daemon=True)
+            for index, (_, job) in enumerate(jobs)
+        ]
+        for thread in threads:
+            thread.start()
+        self._wait(threads)
+        if problems:
+            said = [
+                (str(jobs[index][0]), sentence)
+                for index, problem in sorted(problems.items())
+                for sentence in self._sentences(jobs[index][0], problem)
+            ]
+            raise failed(title, said, len(self.nodes))
+        return [results[index] for index in range(len(jobs))]
+
+    def _wait(self, threads: Sequence[threading.Thread]) -> None:
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(TICK)
+                    self._watch()
+        except BaseException:  # the stop button
+            self._stop.set()
+            for line in self._lines:
+                line.halt()
+            for thread in threads:
+                thread.join(PATIENCE)
+            raise
+
+    def _sentences(self, node: FileNode, problem: BaseException) -> Sequence[str]:
+        if isinstance(problem, Trouble):
+            return problem.args
+        if isinstance(problem, SkyError):
+            return [str(problem)]
+        if not isinstance(problem, OSError | Ended | ValueError | LookupError | TypeError):
+            raise problem
+        line = next((line for line in self._lines if line.node is node), None)
+        said = (line.complaint() if line is not None else "") or str(problem)
+        return [f"the connection was lost ({said}); what had arrived is whole: run it again to go on"]

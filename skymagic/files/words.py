@@ -1,0 +1,84 @@
+"""What a copying did, and what went wrong with it, in words; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from skymagic import display
+from skymagic.errors import FilesError
+
+MOST = 20
+"""Sentences of an error, and notes, that are shown."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What changed through one node.
+
+    Attributes:
+        node, hostname: which.
+        files, nbytes: files that travelled, and their bytes.
+        unchanged: files that were there already.
+        removed: files of an earlier time that went.
+        notes: what stayed behind, and why.
+    """
+
+    node: int
+    hostname: str
+    files: int
+    nbytes: int
+    unchanged: int
+    removed: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def told(copied: Sequence[Copied], seconds: float, *, to_nodes: bool = True) -> str:
+    """What was done, in a line, and in further lines what stayed behind."""
+    counts = [(one.files, one.nbytes, one.unchanged, one.removed) for one in copied]
+    moved = sum(one.nbytes for one in copied)
+    if len(set(counts)) == 1:
+        files, nbytes, unchanged, removed = counts[0]
+    else:
+        files, nbytes, unchanged, removed = (sum(each) for each in zip(*counts, strict=True))
+    where = copied[0].hostname if len(copied) == 1 else display.count(len(copied), "node")
+    where += " each" if len(copied) > 1 and len(set(counts)) == 1 else ""
+    done = f"{display.count(files, 'file')} ({display.size(nbytes)}) {'to' if to_nodes else 'from'} {where}"
+    if files:
+        speed = f", {display.size(moved / seconds)}/s" if seconds >= 0.5 else ""
+        done += f" in {seconds:.1f} s{speed}"
+    said = [done]
+    said += [f"{display.count(unchanged, 'file')} there already"] if unchanged else []
+    said += [f"{display.count(removed, 'file')} removed"] if removed else []
+    notes = dict.fromkeys(shown(note) for one in copied for note in one.notes)
+    return "\n".join(["; ".join(said), *_short(list(notes))])
+
+
+def failed(title: str, problems: Iterable[tuple[str, str]], nodes: int) -> FilesError:
+    """One error for all that went wrong.
+
+    Args:
+        title: what became of the whole.
+        problems: (where, sentence); the same sentence is told once.
+        nodes: how many take part.
+    """
+    places: dict[str, list[str]] = {}
+    for where, sentence in problems:
+        places.setdefault(shown(sentence), []).append(where)
+    lines = []
+    for sentence, at in places.items():
+        label = "every node" if nodes > 1 and len(at) == nodes else ", ".join(dict.fromkeys(filter(None, at)))
+        lines.append(f"{label}: {sentence}" if label else sentence)
+    return FilesError("\n".join([f"{title}:", *_short(lines)]) if len(lines) > 1 else f"{title}: {lines[0]}")
+
+
+def _short(lines: Sequence[str]) -> list[str]:
+    more = [f"… and {len(lines) - MOST} more"] if len(lines) > MOST else []
+    return [f"  {line}" for line in [*lines[:MOST], *more]]
+
+
+def shown(text: str) -> str:
+    """A text with names of files in it, which may hold anything, in one line that every screen can show."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
+    )
