@@ -563,15 +563,15 @@ def test_excludes_and_includes(one: Nodes) -> None:
         {"a.py": "a", "data/small.bin": "s", "data/big.bin": "b", "out/x": "x", "notes.md": "n", ".git/config": "g",
          "__pycache__/a.pyc": "p", ".gitignore": "data/\nout/\n"},
     )  # fmt: skip
-    grow(one.here, {"shared/util.py": "u", "shared/secret.key": "k"})
+    grow(one.here, {"common/util.py": "u", "common/secret.key": "k"})
     one.files.sync(
-        here, "work", excludes=["*.md", "*.key", "!/out/"], includes=["data/small.bin", "../shared", "a.py"]
+        here, "work", excludes=["*.md", "*.key", "!/out/"], includes=["data/small.bin", "../common", "a.py"]
     )
     found = tree(one.roots[0] / "work")
     found.pop(".skymagic-sync")
     assert found == {
         ".gitignore": "data/\nout/\n", "a.py": "a", "data/": "", "data/small.bin": "s", "out/": "", "out/x": "x",
-        "shared/": "", "shared/util.py": "u",
+        "common/": "", "common/util.py": "u",
     }  # fmt: skip
 
 
