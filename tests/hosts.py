@@ -101,7 +101,7 @@ class Host:
             Path("/run/sshd").mkdir(exist_ok=True)
         sshd = subprocess.Popen(
             [*self._inside(), program, "-D", "-e", "-f", str(config)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
         )  # fmt: skip
         self._thread = threading.Thread(target=self._read_log, args=(sshd,), daemon=True)
@@ -109,8 +109,8 @@ class Host:
         return sshd
 
     def _inside(self) -> list[str]:
-        """What enters the machine that it is on."""
-        return []
+        """What enters the machine that it is on; here what ends sshd when the tests are killed."""
+        return ["sh", "-c", 'exec 3<&0; (read end <&3; kill -9 $$) & exec "$@" </dev/null 3<&-', "sh"]
 
     def _listener(self) -> psutil.Process | None:
         if self._sshd is None:
@@ -164,6 +164,8 @@ class Host:
             _kill([listener for listener in [self._listener()] if listener is not None])
             self._sshd.kill()
             self._sshd.wait()
+            assert self._sshd.stdin is not None
+            self._sshd.stdin.close()
             self._sshd = None
 
     # -- what a host can suffer ----------------------------------------------------------------------------------------
