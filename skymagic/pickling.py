@@ -43,7 +43,8 @@ def dumps(value: object, namespace: dict[str, Any], *, folder: str | None = None
 
     Args:
         namespace: the notebook's or the rank's global names; functions defined there do not take them along.
-        folder: the notebook's folder; modules in it are recorded.
+        folder: the notebook's folder; modules in it are recorded. None on a rank: functions take along where the names
+            that they use were imported from, and nothing else of the namespace.
 
     Raises:
         Exception: whatever the value's own reduction raises; pickle.PicklingError and TypeError most often.
@@ -260,7 +261,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         else:
             self._refer(where)
         args = (code, where, function.__name__, function.__closure__)
-        return rebuild.function, args, rebuild.function_state(function), None, None, rebuild.fill_function
+        state = rebuild.function_state(function)
+        if here and self.folder is None and (found := rebuild.imports(names.loads, self.namespace)):
+            state["__imports__"] = found
+        return rebuild.function, args, state, None, None, rebuild.fill_function
 
     def _module(self, module: types.ModuleType) -> Any:
         if not _cloud._should_pickle_by_reference(module):

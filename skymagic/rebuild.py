@@ -10,8 +10,8 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from cloudpickle import cloudpickle as _cloud
@@ -79,8 +79,33 @@ def function_state(function: types.FunctionType) -> dict[str, Any]:
     return {name: value for name, value in state.items() if value}
 
 
+def imports(names: Iterable[str], space: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Those of `names` that an import has bound: name → (module, name in it; empty for the module itself)."""
+    found = {}
+    for name in sorted(names):
+        value = space.get(name)
+        where, what = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+        if isinstance(value, types.ModuleType):
+            where, what = value.__name__, ""
+        elif not (isinstance(where, str) and isinstance(what, str) and what.isidentifier()):
+            continue
+        known = sys.modules.get(where)
+        if known is value or (what and vars(known or object).get(what) is value and vars(known) is not space):
+            found[name] = (where, what)
+    return found
+
+
+def _import(space: dict[str, Any], found: dict[str, tuple[str, str]]) -> None:
+    """Import what this side has not; a package that is missing here is missed when the function is called."""
+    for name, (where, what) in found.items():
+        if name not in space:
+            with suppress(Exception):
+                space[name] = getattr(module(where), what) if what else module(where)
+
+
 def fill_function(function: types.FunctionType, state: dict[str, Any]) -> None:
     """Set the state; separate, so that a function may hold itself."""
+    _import(function.__globals__, state.pop("__imports__", {}))
     vars(function).update(state.pop("__dict__", {}))
     for name, value in state.items():
         setattr(function, name, value)

@@ -541,6 +541,24 @@ def test_function_uses_the_other_sides_names() -> None:
     assert pickling.dumps(here["f"], here).uses == {"k": "f"}
 
 
+def test_function_takes_along_where_its_names_were_imported_from() -> None:
+    here = define("import math as m\nfrom operator import add\ndef f(x): return add(m.floor(x), len([x]))")
+    f = carried(here["f"], here, {"__name__": "__main__"})
+    assert f(1.5) == 2
+    own = {"__name__": "__main__", "add": lambda a, b: "own"}
+    assert carried(here["f"], here, own)(1.5) == "own"
+
+
+def test_function_from_a_side_with_more_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as side:
+        side.setitem(sys.modules, "only_there", types.ModuleType("only_there"))
+        here = define("import only_there\ndef f(): return only_there")
+        pickled = pickling.dumps(here["f"], here)
+    f = pickling.loads(pickled.pieces, pickled.buffers, {"__name__": "__main__"})
+    with pytest.raises(NameError, match="only_there"):
+        f()
+
+
 def test_function_keeps_all_that_is_its_own() -> None:
     here = define('def f(a: int, b: "T" = 1) -> str:\n  "doc"\n  return str(a)\nf.note = [1]')
     f = carried(here["f"], here, {"__name__": "__main__"})

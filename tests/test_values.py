@@ -113,12 +113,27 @@ def test_functions_and_lambdas_come_back(notebook: Notebook) -> None:
     assert notebook.value("[(f(1), g()) for f, g in r]") == [(1, 5), (2, 5), (3, 5)]
 
 
-@pytest.mark.xfail(reason="a function that comes back does not bring the rank's variables that it uses")
-def test_functions_come_back_with_what_they_use_on_the_rank(notebook: Notebook) -> None:
+def test_functions_and_classes_come_back_with_the_imports_that_they_use(notebook: Notebook) -> None:
     notebook.run(
-        "%%sky_broadcast -o r\nimport textwrap as there_only\nclass There:\n    def f(self): return there_only.dedent(' x')\nThere()"
+        """%%sky_broadcast -o r
+import textwrap as there_only, urllib.parse
+from math import sqrt as root
+from collections import Counter as Tally
+counted = 5
+json = "the ranks' own"
+class There:
+    def f(self):
+        return there_only.dedent(' x'), root(9), Tally('aa')['a'], urllib.parse.quote(' ')
+    def g(self):
+        return counted
+    def h(self):
+        return json.dumps([])
+There()"""
     )
-    assert notebook.value("[x.f() for x in r]") == ["x", "x", "x"]
+    notebook.run("import json")
+    assert notebook.value("[x.f() for x in r]") == [("x", 3.0, 2, "%20")] * 3
+    assert notebook.value("[x.h() for x in r]") == ["[]"] * 3, "names of the notebook are its own"
+    assert "'counted' is not defined" in notebook.fail("r[0].g()").evalue, "and so are variables"
 
 
 def test_a_result_of_256_megabytes(notebook: Notebook) -> None:
