@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-GRACE = 2.0
+GRACE = 1.0
 """Seconds that a link has to come back before anybody is asked."""
 AGAIN = 5.0
 """Seconds between two rounds of questions."""

@@ -13,9 +13,9 @@ from skymagic import frames
 from skymagic.channels import BATCH, READABLE, WRITABLE, Channels
 from skymagic.frames import Frame, ProtocolError, Session
 
-BEAT = 2.0
+BEAT = 1.0
 """Seconds after which an end that has nothing to say says that it is alive."""
-SILENCE = 6.0
+SILENCE = 4.0
 """Seconds without a byte after which a connection counts as lost."""
 ACK_DELAY = 0.05
 """Seconds that an acknowledgement may wait for a frame to travel with."""

@@ -34,6 +34,10 @@ class SkyMagic(Configurable):
         config=True
     )
     max_lifetime: Any = AnyTrait(None, help="A pool stops after so long: seconds or '8h'.").tag(config=True)
+    away: Any = AnyTrait(
+        1800.0,
+        help="Other machines end a pool whose notebook has gone, so long after their last cell: seconds, '30m' or None.",
+    ).tag(config=True)
     stall_after = Float(
         30.0, min=0.0, help="Seconds without progress until a stalled cell is pointed out."
     ).tag(config=True)
@@ -52,7 +56,7 @@ class SkyMagic(Configurable):
     def _check_only(self, proposal: Any) -> str:
         return str(_checked(Only.of, proposal["value"]))
 
-    @validate("timeout", "idle", "max_lifetime")
+    @validate("timeout", "idle", "max_lifetime", "away")
     def _check_duration(self, proposal: Any) -> float | None:
         value = proposal["value"]
         return None if value is None else float(_checked(duration, str(value)))
@@ -67,6 +71,7 @@ class SkyMagic(Configurable):
             timeout=self.timeout,
             idle=self.idle,
             max_lifetime=self.max_lifetime,
+            away=self.away,
             stall_after=self.stall_after,
             grace=self.grace,
             screen_limit=self.screen_limit,

@@ -170,6 +170,7 @@ class Pool:
                     pool=self.name, job_id=self.job_id, node=index, head=index == 0, preload=self._preload(),
                     env=self._environment(), address=member.address, curve=self.plan.remote,
                     idle=self.plan.request.idle, max_lifetime=self.plan.request.max_lifetime,
+                    away=self.defaults.away if self.plan.remote else None,
                 )
                 for index, member in enumerate(members)
             ]

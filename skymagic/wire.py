@@ -35,6 +35,8 @@ class AgentSpec:
     """Seconds without a cell after which the agent ends everything."""
     max_lifetime: float | None = None
     """Seconds after which it does so in any case."""
+    away: float | None = None
+    """Seconds without the notebook, and without a rank at work here, after which it does so; None: the link's end does."""
 
 
 @dataclass(frozen=True)

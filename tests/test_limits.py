@@ -54,6 +54,23 @@ def test_a_lifetime_ends_whoever_is_at_work() -> None:
     assert limits.reason(28_800.0) == "after 8h (--max-lifetime 8h)"
 
 
+def test_a_notebook_that_has_gone_is_waited_for_once_the_ranks_are_at_rest() -> None:
+    limits = Limits(None, None, 0.0, away=60.0)
+    limits.begin(0)
+    limits.begin("run 7")
+    limits.left(10.0)
+    limits.left(15.0)
+    assert limits.due is None, "a rank is at work"
+    limits.end(0, 100.0)
+    assert limits.due == 160.0, "a run elsewhere, which the notebook told of, keeps nobody"
+    limits.returned()
+    assert limits.due is None
+    limits.left(200.0)
+    assert limits.due == 260.0
+    assert limits.reason(259.9) == ""
+    assert limits.reason(260.0) == "after 1m without its notebook"
+
+
 def test_the_first_of_two_limits_is_due() -> None:
     limits = Limits(60.0, 90.0, 0.0)
     limits.begin(0)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.machines import Machines, machines
@@ -25,7 +26,9 @@ ABSENCE = 20.0
 @contextmanager
 def lab(folder: Path, count: int = 2, **wan: float) -> Iterator[tuple[Machines, Notebook]]:
     """Machines, and a notebook on the network from which they are reached."""
-    with machines(folder / "machines", count, env=pip_settings(), **wan) as hosts:
+    scratch = folder / "tmp"  # a machine without power does not tidy up
+    scratch.mkdir()
+    with machines(folder / "machines", count, env={**pip_settings(), "TMPDIR": str(scratch)}, **wan) as hosts:
         home = write_ssh_config(folder / "client", hosts)
         (folder / "notebook").mkdir()
         with opened(folder / "notebook", env={"HOME": str(home)}) as notebook:
@@ -169,3 +172,4 @@ def test_a_machine_that_is_cut_off(tmp_path: Path) -> None:
         assert "h2 does not answer" in error.text
         notebook.run("%sky_down")
         hosts[1].mend()
+        psutil.wait_procs(hosts[1].processes(), timeout=60)

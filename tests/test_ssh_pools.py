@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.hosts import Hosts, loopback
@@ -204,3 +206,15 @@ def test_nothing_is_left_when_a_pool_ends(tmp_path: Path) -> None:
         assert all(host.processes() for host in hosts)
         notebook.run("%sky_down")
         assert [process.cmdline() for host in hosts for process in host.processes()] == []
+
+
+def test_a_notebook_that_is_killed_leaves_its_ranks_for_a_while(tmp_path: Path) -> None:
+    with lab(tmp_path) as (hosts, notebook):
+        notebook.run("%config SkyMagic.away = 4")
+        notebook.run(POOL)
+        notebook.run("%%sky_broadcast\n1")
+        os.kill(notebook.pid, 9)
+        assert all(host.processes() for host in hosts)
+        for host in hosts:  # daemons of a session of their own are nobody's children
+            psutil.wait_procs(host.processes(), timeout=60)
+            assert [process.cmdline() for process in host.processes()] == []

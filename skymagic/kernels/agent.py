@@ -96,7 +96,7 @@ class Agent:
         self.oom_before = oom_kills()
         self.readers: dict[int, wire.ReadLog] = {}
         """By rank: who follows its log."""
-        self.limits = Limits(spec.idle, spec.max_lifetime, time.monotonic())
+        self.limits = Limits(spec.idle, spec.max_lifetime, time.monotonic(), spec.away)
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -292,6 +292,10 @@ class Agent:
                 self.limits.begin(f"run {message.run}")
             case wire.Elsewhere():
                 self.limits.end(f"run {message.run}", time.monotonic())
+            case wire.Away():
+                self.limits.left(time.monotonic())
+            case wire.Back():
+                self.limits.returned()
             case wire.Shutdown():
                 self._stop()
 

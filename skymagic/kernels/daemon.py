@@ -22,7 +22,7 @@ from skymagic.frames import Frame, ProtocolError, Session
 from skymagic.greeting import LONGEST, Answer, Hello
 from skymagic.kernels.berth import Berth, boot, sweep
 
-FORSAKEN = 60.0
+FORSAKEN = 20.0
 """Seconds for which a daemon waits to be fetched, when its agent has ended or was never told what to do."""
 GRACE = 10.0
 """Seconds that the agent has to end everything once its input is closed."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from skymagic.kernels.network import interface_addresses
 
-PATIENCE = 3.0
+PATIENCE = 2.0
 """Seconds in which a place must answer."""
 
 

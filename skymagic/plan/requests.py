@@ -179,6 +179,7 @@ class Defaults:
 
     Attributes:
         timeout, idle, max_lifetime: seconds, None for no limit.
+        away: seconds that nodes on other machines wait for a notebook that has gone, once their cells have ended.
         stall_after: seconds without progress until one line says who waits for whom.
         grace: seconds that an interrupted rank has before it is ended.
         screen_limit: bytes of output that one cell may show; the logs hold all of it.
@@ -190,6 +191,7 @@ class Defaults:
     timeout: float | None = None
     idle: float | None = None
     max_lifetime: float | None = None
+    away: float | None = 1800.0
     stall_after: float = 30.0
     grace: float = 2.0
     screen_limit: int = 1_000_000
