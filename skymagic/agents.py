@@ -95,6 +95,10 @@ class Agents:
         """Members whose links are down, and come back or not."""
         self.gone: dict[int, str] = {}
         """Members that are lost, each with a reason."""
+        self._unheard: set[int] = set()
+        """Those of them that may run on, out of reach."""
+        self.untold: list[str] = []
+        """After the end: members that could not be told of it."""
         self._pulses: dict[int, dict[str, int]] = {}
         """Where each member can be reached by the others."""
         self._absences = Absences(self._tell_absence, self._reached_by_others, self._give_up)
@@ -264,6 +268,7 @@ class Agents:
             thread.start()
         for thread in threads:
             thread.join()
+        self.untold = [self.members[index].name for index in sorted(self._unheard | self.away)]
 
     # -- ranks -------------------------------------------------------------------------------------------------------
 
@@ -396,6 +401,7 @@ class Agents:
     def _give_up(self, index: int) -> None:
         """No other node reaches it: its link ends."""
         name, others = self.members[index].name, len(self.members) - 1
+        self._unheard.add(index)
         self._lose(index, f"{name} does not answer, neither here nor to the other {count(others, 'node')}")
         self._links[index].drop()
 
@@ -424,6 +430,7 @@ class Agents:
             transports = self._open(back)
             with self._news:
                 self._trouble = None
+                self._unheard.difference_update(back)
                 for index in back:
                     self.hellos.pop(index, None)
                     del self.gone[index]

@@ -71,6 +71,14 @@ def last_state(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2] if "\r" in line else line
 
 
+def untold(hosts: Sequence[str], away: float | None) -> str:
+    """What to say of hosts that could not be told that their pool has ended; "" when there are none."""
+    if not hosts:
+        return ""
+    ends = f"ends by itself, {duration_text(away)} after its last cell" if away else "must be ended by hand"
+    return f"; {', '.join(hosts)} could not be told: what runs there {ends}"
+
+
 def log_lines(text: str, label: str) -> str:
     """Lines of a log, each behind a label, as a terminal would have left them."""
     return "".join(f"{label}{last_state(line)}\n" for line in text.splitlines())

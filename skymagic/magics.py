@@ -96,7 +96,7 @@ class SkyMagics(Magics):
         chosen = pools.every() + pools.ended() if request.all else [pools.find(request.name, ended=True)]
         for one in chosen:
             one.close()
-            print(f"pool {one.name!r} is stopped")
+            print(f"pool {one.name!r} is stopped{display.untold(one.untold, one.defaults.away)}")
 
     @line_magic
     def sky_restart(self, line: str) -> None:

@@ -90,6 +90,8 @@ class Pool:
         self._agents: Agents | None = None
         self._engine: Engine | None = None
         self._shipper: Shipper | None = None
+        self.untold: tuple[str, ...] = ()
+        """After the end: machines that could not be told of it."""
         self.turns = Turns()
         """Runs wait here for their ranks."""
         self._news = threading.Lock()
@@ -286,6 +288,7 @@ class Pool:
         if self._agents is None:
             return
         self._agents.close()
+        self.untold = tuple(self._agents.untold)
         hello = self._agents.hellos.get(0)
         if not self.plan.remote and hello is not None:  # an agent that was killed could not
             for folder in (hello.directory, hello.store):
