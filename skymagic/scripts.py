@@ -20,12 +20,13 @@ from skymagic.arguments import ShellRequest
 from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError
 from skymagic.kernels.order import LAST_VALUE
 from skymagic.order import Order
-from skymagic.plan import RunRequest
+from skymagic.plan import Only, RunRequest
 from skymagic.pool import Pool
 from skymagic.report import Limits, RankRun, Report
 from skymagic.results import rank_words
 from skymagic.run import Screen, Stop
 from skymagic.screen import NotebookScreen
+from skymagic.workdir import folder_here, folder_on_nodes
 
 VARIABLE = "_sky_script"
 SOURCE = f'__import__("importlib").import_module("skymagic.kernels.script").run({VARIABLE});'
@@ -101,10 +102,11 @@ class NodeScreen:
 
 
 def order_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> Order:
-    """The order that runs a script.
+    """The order that runs a script; its folder is on the nodes when this returns.
 
     Raises:
         RequestError: nodes, a folder or variables that are not there; all mistakes.
+        FilesError: the folder cannot be copied.
     """
     mistakes = [
         f"--secret {name}: the notebook's environment has no such variable"
@@ -113,20 +115,20 @@ def order_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> Order:
     ]
     part: tuple[int, ...] = ()
     shown: tuple[int, ...] = ()
-    workdir = ""
+    folder: Path | None = None
     try:
         part, shown = chosen(request, pool.plan.topology.nodes)
     except RequestError as wrong:
         mistakes += wrong.mistakes
     try:
-        workdir = folder_on_nodes(pool, request.workdir)
+        folder = folder_here(request.workdir) if request.workdir is not None else None
     except RequestError as wrong:
         mistakes += wrong.mistakes
     if mistakes:
         raise RequestError(mistakes)
     asked = {
         "text": cell.source,
-        "workdir": workdir,
+        "workdir": folder_on_nodes(pool, folder, request.targets or Only("all")) if folder else "",
         "env": {**dict(request.env), **{name: os.environ[name] for name in request.secrets}},
         "without": ours(pool),
         "grace": pool.defaults.grace,
@@ -145,24 +147,6 @@ def chosen(request: ShellRequest, nodes: int) -> tuple[tuple[int, ...], tuple[in
         return RunRequest(targets=request.targets, only=request.only).who(nodes)
     except RequestError as wrong:
         raise RequestError([mistake.replace("rank", "node") for mistake in wrong.mistakes]) from None
-
-
-def folder_on_nodes(pool: Pool, workdir: str | None) -> str:
-    """Where the script's folder is on the nodes; "" for the ranks' own.
-
-    Raises:
-        RequestError: there is no such folder.
-    """
-    if workdir is None:
-        return ""
-    folder = Path(workdir).expanduser().absolute()
-    if not folder.is_dir():
-        raise RequestError(f"--workdir: there is no folder {workdir!r} here ({folder})")
-    if pool.plan.provider != "local":
-        raise RequestError(
-            "--workdir: folders go along on pools of this machine so far; bring files with %sky_put"
-        )
-    return str(folder)
 
 
 def ours(pool: Pool) -> list[str]:

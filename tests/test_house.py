@@ -79,7 +79,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("calls",),
     ("api", "integrations", "parallel"),
     ("arguments", "config", "widgets", "auto"),
-    ("completing", "scripts"),
+    ("completing", "workdir", "scripts"),
     ("magics",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -120,6 +120,81 @@ def test_logs_are_read_from_their_hosts(two: tuple[Hosts, Notebook]) -> None:
     assert notebook.run("%sky_logs --rank 3 -n 1").lines == ["for the log of 3"]
 
 
+# ------------------------------------------------------------------------------------------ files
+
+
+def file_processes(hosts: Hosts) -> list[str]:
+    """What copies files on the hosts."""
+    lines = [" ".join(process.cmdline()) for host in hosts for process in host.processes()]
+    return [line for line in lines if "skymagic.kernels.files" in line]
+
+
+def test_files_go_to_all_hosts_and_come_back(two: tuple[Hosts, Notebook]) -> None:
+    hosts, notebook = two
+    folder = notebook.folder
+    (folder / "data/sub").mkdir(parents=True)
+    (folder / "data/sub/a.txt").write_text("a")
+    (folder / "data/big.bin").write_bytes(os.urandom(3_000_000))
+    assert notebook.run("%sky_put data ~/copied").stdout.startswith("2 files (3.0 MB) to 2 nodes each in ")
+    again = notebook.run("%sky_put data/ copied")
+    assert again.stdout == "0 files (0 bytes) to 2 nodes each; 2 files there already\n"
+    for host in hosts:
+        assert (host.home / "copied/big.bin").read_bytes() == (folder / "data/big.bin").read_bytes()
+    (hosts[1].home / "copied/sub/a.txt").write_text("of the second")
+    notebook.run("%sky_get copied results --node all")
+    assert (folder / "results/node0/copied/sub/a.txt").read_text() == "a"
+    assert (folder / "results/node1/copied/sub/a.txt").read_text() == "of the second"
+    notebook.run("%sky_get copied/sub/a.txt one.txt --node 1")
+    assert (folder / "one.txt").read_text() == "of the second"
+    failed = notebook.fail("%sky_get ~/nothing/here .")
+    assert failed.ename == "FilesError"
+    assert "node 0 (h1)" in failed.text
+    assert not file_processes(hosts)
+
+
+def test_stopping_a_copy_leaves_nothing_on_any_host(two: tuple[Hosts, Notebook]) -> None:
+    hosts, notebook = two
+    for place in [notebook.folder, *(host.home for host in hosts)]:
+        with (place / "large").open("wb") as file:
+            file.truncate(3 << 30)
+    for line in ("%sky_put large large.copy", "%sky_get large large.copy --node all"):
+        copying = notebook.start(line)
+        notebook.watch(copying, lambda shown: "GB, " in shown.stderr)
+        notebook.interrupt()
+        assert "KeyboardInterrupt" in str(notebook.finish(copying).error)
+        assert not file_processes(hosts)
+        for place in [notebook.folder, *(host.home for host in hosts)]:
+            left = [path.name for path in place.rglob("*") if path.name.endswith((".copy", ".part"))]
+            assert [name for name in left if not (place / name).is_dir()] == []
+
+
+def test_a_scripts_folder_goes_along_and_is_kept_in_step(two: tuple[Hosts, Notebook]) -> None:
+    hosts, notebook = two
+    project = notebook.folder / "project"
+    project.mkdir()
+    for name, text in {
+        "say.py": "print('first')",
+        "unused.py": "",
+        "x.log": "",
+        ".gitignore": "*.log",
+    }.items():
+        (project / name).write_text(text)
+    cell = "%%sky_sh --workdir project --only all\npython3 say.py && ls && touch made.there"
+    shown = notebook.run(cell)
+    assert "[project: 3 files (" in shown.stderr
+    assert sorted(shown.lines) == sorted(
+        f"[{node}] {line}" for node in (0, 1) for line in ("first", "say.py", "unused.py")
+    )
+    (project / "say.py").write_text("print('then')")
+    (project / "unused.py").unlink()
+    shown = notebook.run(cell)
+    assert "1 file there already; 1 file removed" in shown.stderr
+    assert sorted(shown.lines) == sorted(
+        f"[{node}] {line}" for node in (0, 1) for line in ("then", "made.there", "say.py")
+    )
+    assert "project:" not in notebook.run(cell).stderr
+
+
 # ------------------------------------------------------------------------------------------ links fail
 
 

@@ -138,7 +138,7 @@ def _order(asked: Mapping[str, Any], folder: str, error_file: str) -> dict[str, 
     shell = shutil.which("bash", path=env["PATH"]) or shutil.which("sh", path=env["PATH"]) or "/bin/sh"
     return {
         "argv": [shell, path],
-        "cwd": asked["workdir"] or os.getcwd(),
+        "cwd": os.path.expanduser(asked["workdir"]) or os.getcwd(),
         "env": env,
         "grace": asked["grace"],
     }

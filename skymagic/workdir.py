@@ -1,0 +1,49 @@
+"""The folder of a script: the notebook's own on this machine, on other machines a copy that is brought up to date first."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from pathlib import Path
+
+from skymagic import display, files
+from skymagic.errors import RequestError
+from skymagic.plan import Only
+from skymagic.pool import Pool
+from skymagic.screen import Copying
+
+PLACE = "~/.skymagic/work"
+"""Where such folders are on a node."""
+
+
+def folder_here(text: str) -> Path:
+    """The folder that a user names. Raises RequestError when there is none."""
+    folder = Path(text).expanduser().absolute()
+    if not folder.is_dir():
+        raise RequestError(f"--workdir: there is no folder {text!r} here ({folder})")
+    return folder
+
+
+def folder_on_nodes(pool: Pool, folder: Path, targets: Only) -> str:
+    """Where a folder of the notebook is on these nodes, in the end; what differs there travels, and is told of.
+
+    Raises:
+        FilesError: what cannot be copied, for all nodes at once.
+    """
+    if not pool.plan.remote:
+        return str(folder)
+    goal = place(folder)
+    image = pool.plan.image
+    includes = [str(Path(text).expanduser().absolute()) for text in image.includes]
+    nodes = pool.machines(targets)
+    with Copying(display.write) as progress:
+        copied = pool.files().sync(folder, goal, image.excludes, includes, nodes, progress)
+    if any(one.files or one.removed or one.notes for one in copied):
+        display.write("stderr", f"[{folder.name}: {files.told(copied, progress.seconds)}]\n")
+    return goal
+
+
+def place(folder: Path) -> str:
+    """The same for a folder each time, and another one for each folder and machine."""
+    mark = hashlib.sha256(f"{platform.node()}\0{folder}".encode(errors="surrogateescape")).hexdigest()[:8]
+    return f"{PLACE}/{folder.name or 'root'}-{mark}"
