@@ -234,7 +234,6 @@ def test_what_is_there_is_not_sent_again() -> None:
         ({"refusal": "write error: No space left on device"}, "disk is full"),
         ({"noexec": "/home"}, "noexec"),
         ({"disk_kb": 1000}, "1 MB free"),
-        ({"foreign": "drwx------ 2 eve eve"}, "belongs to another user"),
         ({"folder": "relative"}, "not an absolute path"),
     ],
 )
@@ -245,6 +244,14 @@ def test_why_nothing_can_be_set_up(changes: dict[str, object], words: str) -> No
     if "folder" not in changes:
         ready = replace(FACTS, ready=True, code=True, **changes)  # type: ignore[arg-type]
         assert refusals(ready, WANTED) == [], "what is ready is used, wherever it is"
+
+
+@pytest.mark.parametrize("what", ["foreign", "exposed"])
+def test_what_others_may_have_put_there_is_not_run(what: str) -> None:
+    for facts in (FACTS, replace(FACTS, ready=True, code=True)):
+        (sentence,) = refusals(replace(facts, **{what: "drwxrwxrwx 2 eve eve"}), WANTED)  # type: ignore[arg-type]
+        assert "drwxrwxrwx 2 eve eve" in sentence
+        assert "--env SKYMAGIC_HOME=" in sentence
 
 
 def test_an_interpreter_that_cannot_be_used_as_it_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ import psutil
 import pytest
 from packaging.requirements import Requirement
 
-from skymagic import wheel
+from skymagic import installer, wheel
 from skymagic.bootstrap import Facts, Python, Wanted
 from skymagic.errors import HostError, RequestError
 from skymagic.image import Image
@@ -49,16 +50,30 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def uv(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> Path:
     """uv is downloaded once, and not into the user's own cache."""
     assert pytestconfig.cache is not None
-    monkeypatch.setenv("XDG_CACHE_HOME", str(pytestconfig.cache.mkdir("uv")))
+    folder = pytestconfig.cache.mkdir("uv")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
 
 
-def without_pip(host: Host, want: Wanted = SMALL) -> Facts:
+@pytest.fixture
+def uv(cache: Path, home: Path) -> str:
+    """A uv that is there already."""
+    program = cache / "uv"
+    if not program.exists():
+        fresh = cache / f"uv.{os.getpid()}"
+        fresh.write_bytes(gzip.decompress(installer.fetch(look(ShellHost(home), SMALL))))
+        fresh.chmod(0o755)
+        fresh.rename(program)
+    return str(program)
+
+
+def without_pip(host: Host, want: Wanted, uv: str | None) -> Facts:
     """The host as if its Python could not make environments, as Debian's cannot: uv makes them, and fast."""
     facts = look(host, want)
-    return replace(facts, pythons=(Python(MINOR, sys.executable, True, False),) if facts.pythons else ())
+    return replace(facts, pythons=(Python(MINOR, sys.executable, True, False),), uv=uv)
 
 
 def left_on(host: ShellHost) -> list[str]:
@@ -93,7 +108,7 @@ def test_a_ready_host_costs_one_round_trip(bootstrapped_home: Path, home: Path) 
     assert version == wheel.version()
 
 
-def test_an_environment_gets_packages_and_commands(home: Path, uv: None, tmp_path: Path) -> None:
+def test_an_environment_gets_packages_and_commands(home: Path, cache: Path, tmp_path: Path) -> None:
     """A wheel from here, another that only pip's configuration on the host leads to, and a plugin's command."""
     links = tmp_path / "links"
     links.mkdir()
@@ -111,7 +126,7 @@ def test_an_environment_gets_packages_and_commands(home: Path, uv: None, tmp_pat
     want = replace(
         wanted(image), packages=("tiny-there>=1",), commands=("python -c 'import tiny_here' >$HOME/told",)
     )
-    ready = make_ready(host, want, print, without_pip(host, want))
+    ready = make_ready(host, want, print, without_pip(host, want, None))
     assert (home / "told").read_text() == "tiny_here\n"
     assert through("sh", host, ready.command("tiny_there")) == "tiny_there\n"
     runs = host.runs
@@ -131,20 +146,20 @@ def test_a_host_makes_an_environment_by_itself(home: Path) -> None:
     assert left_on(host) == [ready.facts.env]
 
 
-def test_a_command_that_fails_is_shown_with_what_it_said(home: Path, uv: None) -> None:
+def test_a_command_that_fails_is_shown_with_what_it_said(home: Path, uv: str) -> None:
     host = ShellHost(home)
     want = replace(SMALL, commands=("echo why; nonsense --token 's3cret'",))
-    text = refused(host, want, without_pip(host, want))
+    text = refused(host, want, without_pip(host, want, uv))
     assert "running: echo why; nonsense" in text
     assert "exit code 127" in text
     assert "| why\n" in text
     assert "make the pool again" in text
 
 
-def test_requirements_that_nobody_has(home: Path, uv: None) -> None:
+def test_requirements_that_nobody_has(home: Path, uv: str) -> None:
     host = ShellHost(home, env={"PIP_NO_INDEX": "1"})
     want = replace(SMALL, packages=("no-such-thing-anywhere==9",))
-    text = refused(host, want, without_pip(host, want))
+    text = refused(host, want, without_pip(host, want, uv))
     assert "installing packages with uv failed" in text
     assert "no-such-thing-anywhere" in text
     assert "pip_indexes" in text
@@ -204,6 +219,18 @@ def test_an_interpreter_that_lacks_something(home: Path, tmp_path: Path) -> None
     assert "numpy>=2" in text
     assert f"run `{python} -m pip install " in text
     assert "is not there" in refused(ShellHost(home), wanted(Image(python="/no/python")))
+
+
+def test_a_folder_that_others_may_write_to(home: Path) -> None:
+    host = ShellHost(home)
+    setup(host, PREPARED, print)
+    folder = home / ".skymagic"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    for mode in (0o720, 0o702):
+        folder.chmod(mode)
+        assert f"`chmod 700 {folder}`" in refused(host, wanted(PREPARED))
+    folder.chmod(0o755)
+    setup(host, PREPARED, print)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +294,7 @@ def connected(hosts: Hosts) -> Iterator[Connection]:
 
 @pytest.mark.needs("sshd")
 @pytest.mark.parametrize("what", ["stop button", "connection lost"])
-def test_over_ssh_nothing_half_made_stays(what: str, tmp_path: Path, uv: None) -> None:
+def test_over_ssh_nothing_half_made_stays(what: str, tmp_path: Path, uv: str) -> None:
     """Whoever stops a setup, or loses the connection, leaves no process and no environment."""
 
     def act(text: str) -> None:
@@ -276,10 +303,12 @@ def test_over_ssh_nothing_half_made_stays(what: str, tmp_path: Path, uv: None) -
         if text.startswith("running"):
             hosts[0].kill_sessions()
 
-    with loopback(tmp_path / "hosts", 1) as hosts:  # which at its end looks for processes
+    with loopback(
+        tmp_path / "hosts", 1, env={"PIP_NO_INDEX": "1"}
+    ) as hosts:  # which at its end looks for processes
         want = replace(SMALL, commands=("exec sleep 1000",))
         with connected(hosts) as connection, pytest.raises((HostError, KeyboardInterrupt)):
-            make_ready(connection, want, act, without_pip(connection, want))
+            make_ready(connection, want, act, without_pip(connection, want, uv))
         psutil.wait_procs(hosts[0].processes(), timeout=10)
         assert hosts[0].processes() == []
         folder = hosts[0].home / ".skymagic"
@@ -307,10 +336,10 @@ def test_a_home_where_nothing_can_be_run(home: Path) -> None:
 
 
 @pytest.mark.needs("mounts")
-def test_a_full_disk(home: Path, uv: None) -> None:
+def test_a_full_disk(home: Path, cache: Path) -> None:
     with apart(home, 'mount -t tmpfs -o size=45m none "$HOME"') as host:
         assert "nearly full: 45 MB free" in refused(host)
-        facts = replace(without_pip(host), disk_kb=None)
+        facts = replace(without_pip(host, SMALL, None), disk_kb=None)
         text = refused(host, facts=facts)
         assert "unpacking uv failed" in text
         assert "The disk is full" in text
@@ -367,25 +396,26 @@ def test_a_shell_that_is_none(home: Path) -> None:
 @contextmanager
 def locking(home: Path, flock: bool) -> Iterator[Callable[[], ShellHost]]:
     """Makes connections to one host, which has flock, or has not."""
+    env = {"PIP_NO_INDEX": "1"}
     if flock:
-        yield lambda: ShellHost(home)
+        yield lambda: ShellHost(home, env=env)
         return
     with apart(home, "mount --bind /dev/null $(command -v flock)") as host:
-        yield lambda: ShellHost(home, wrapper=host.wrapper)
+        yield lambda: ShellHost(home, env=env, wrapper=host.wrapper)
 
 
 @pytest.mark.needs("mounts")
 @pytest.mark.parametrize("flock", [True, False])
-def test_two_at_once_make_one_environment(flock: bool, home: Path, tmp_path: Path, uv: None) -> None:
+def test_two_at_once_make_one_environment(flock: bool, home: Path, tmp_path: Path, uv: str) -> None:
     with locking(home, flock) as connected:
-        two_at_once(connected(), connected(), tmp_path / "go")
+        two_at_once(connected(), connected(), tmp_path / "go", uv)
 
 
-def two_at_once(one: ShellHost, other: ShellHost, go: Path) -> None:
+def two_at_once(one: ShellHost, other: ShellHost, go: Path, uv: str) -> None:
     begun, waits = threading.Event(), threading.Event()
     want = replace(SMALL, commands=(f"until [ -e {go} ]; do sleep 0.05; done; echo x >>$HOME/runs",))
     hosts = one, other
-    facts = [without_pip(host, want) for host in hosts]
+    facts = [without_pip(host, want, uv) for host in hosts]
     with ThreadPoolExecutor() as pool:
 
         def said(text: str, word: str, event: threading.Event) -> None:
@@ -409,15 +439,15 @@ def two_at_once(one: ShellHost, other: ShellHost, go: Path) -> None:
     [("all of it", True), ("its shell", True), ("its shell", False), ("nobody listens", False)],
 )
 def test_a_setup_that_ends_half_way_is_made_anew(
-    what: str, flock: bool, home: Path, tmp_path: Path, uv: None
+    what: str, flock: bool, home: Path, tmp_path: Path, uv: str
 ) -> None:
     with locking(home, flock) as connected:
-        half_way(connected(), what, tmp_path / "go")
+        half_way(connected(), what, tmp_path / "go", uv)
 
 
-def half_way(host: ShellHost, what: str, go: Path) -> None:
+def half_way(host: ShellHost, what: str, go: Path, uv: str) -> None:
     want = replace(SMALL, commands=(f'echo x >>"$VIRTUAL_ENV/half"; [ -e {go} ] || exec sleep 1000',))
-    facts = without_pip(host, want)
+    facts = without_pip(host, want, uv)
     session: list[psutil.Process] = []
 
     def act(text: str) -> None:

@@ -38,7 +38,7 @@ class Facts:
         disk_kb, shm_kb, memory_kb: free space at `folder` and in /dev/shm (None: not usable), memory of the machine.
         refusal: why nothing can be written at `folder`; "" when it can.
         noexec: the folder whose file system runs no programs; "" when it does.
-        foreign: `folder` as ls shows it when it belongs to another user.
+        foreign: `folder` as ls shows it when it belongs to another user. exposed: when others may write to it.
         addresses: (interface, address) of all interfaces that are up, loopback too; interface "-" where unknown.
         pythons: interpreters; not looked for when the environment is ready.
         uv: path of a uv on the host.
@@ -64,6 +64,7 @@ class Facts:
     refusal: str = ""
     noexec: str = ""
     foreign: str = ""
+    exposed: str = ""
     gpus: tuple[str, ...] = ()
     addresses: tuple[tuple[str, str], ...] = ()
     pythons: tuple[Python, ...] = ()
@@ -102,7 +103,7 @@ def parse(out: str) -> Facts:
 
     return Facts(
         **{name: one(name) for name in ("system", "machine", "hostname", "home", "folder", "user", "libc")},
-        **{name: one(name) for name in ("boot", "refusal", "noexec", "foreign", "env")},
+        **{name: one(name) for name in ("boot", "refusal", "noexec", "foreign", "exposed", "env")},
         uid=number("uid") or 0,
         clock=number("clock") or 0,
         cpus=number("cpus") or 1,

@@ -76,7 +76,11 @@ place() {
         if [ -z "$at" ]; then at=/; fi
     done
     tell disk_kb "$(free_kb "$at")"
-    if [ -d "$1" ] && [ ! -O "$1" ]; then tell foreign "$(ls -ld "$1")"; fi
+    if [ -d "$1" ]; then
+        mode=$(ls -ldL "$1")
+        if [ ! -O "$1" ]; then tell foreign "$mode"; fi
+        case $mode in ?????w* | ????????w*) tell exposed "$mode" ;; esac
+    fi
     trial=$at/.skymagic-trial.$$
     # cat says why it cannot write; a shell's own printf says "I/O error" of a full disk
     if refusal=$( (umask 077 && printf '#!/bin/sh\nexit 0\n' | cat >"$trial") 2>&1); then

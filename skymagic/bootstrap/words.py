@@ -9,6 +9,7 @@ from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.wanted import Wanted
 from skymagic.image import lacking
 
+ELSEWHERE = "name a folder where you may write with --env SKYMAGIC_HOME=/path"
 LEAST_KB = 300 * 1024
 """Free space below which no environment fits."""
 FULL_KB = 20 * 1024
@@ -101,31 +102,40 @@ def _size(kb: int | None) -> str:
 
 def refusals(facts: Facts, wanted: Wanted) -> list[str]:
     """Why nothing can be set up on such a host; sentences with what to do, empty when nothing is in the way."""
-    found = _prepared(facts, wanted) if wanted.prepared else []
+    found = [*_safety(facts), *(_prepared(facts, wanted) if wanted.prepared else ())]
     if facts.code and (facts.ready or wanted.prepared):
         return found
     return [*found, *_place(facts, wanted)]
 
 
-def _place(facts: Facts, wanted: Wanted) -> list[str]:
-    elsewhere = "name a folder where you may write with --env SKYMAGIC_HOME=/path"
-    if not facts.folder.startswith("/"):
-        return [f"its folder {facts.folder!r} is not an absolute path: {elsewhere}"]
+def _safety(facts: Facts) -> list[str]:
+    """What lies there is run: nobody else may have put it there."""
     if facts.foreign:
-        return [f"{facts.folder} belongs to another user ({facts.foreign}): {elsewhere}"]
+        return [f"{facts.folder} belongs to another user ({facts.foreign}): {ELSEWHERE}"]
+    if facts.exposed:
+        return [
+            f"other users may write to {facts.folder} ({facts.exposed}): see that what is in it is yours, and run "
+            f"`chmod 700 {facts.folder}` there, or {ELSEWHERE}"
+        ]
+    return []
+
+
+def _place(facts: Facts, wanted: Wanted) -> list[str]:
+    if not facts.folder.startswith("/"):
+        return [f"its folder {facts.folder!r} is not an absolute path: {ELSEWHERE}"]
     if facts.refusal:
         if "space" in facts.refusal.lower() or "quota" in facts.refusal.lower():
-            return [f"its disk is full at {facts.folder} ({facts.refusal}): make room, or {elsewhere}"]
-        return [f"nothing can be written at {facts.folder} ({facts.refusal}): {elsewhere}"]
+            return [f"its disk is full at {facts.folder} ({facts.refusal}): make room, or {ELSEWHERE}"]
+        return [f"nothing can be written at {facts.folder} ({facts.refusal}): {ELSEWHERE}"]
     if facts.noexec and not wanted.prepared:
         return [
             f"programs cannot be run from {facts.noexec} (its file system is mounted noexec), so that compiled packages "
-            f"do not load: {elsewhere}"
+            f"do not load: {ELSEWHERE}"
         ]
     if facts.disk_kb is not None and facts.disk_kb < LEAST_KB and not facts.ready and not wanted.prepared:
         return [
             f"its disk is nearly full: {_size(facts.disk_kb)} free at {facts.folder}, and an environment needs more than "
-            f"{_size(LEAST_KB)}: make room, or {elsewhere}"
+            f"{_size(LEAST_KB)}: make room, or {ELSEWHERE}"
         ]
     return []
 
