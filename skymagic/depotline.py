@@ -119,7 +119,7 @@ class DepotLine:
         self._complaint = ""
         self._numbers = itertools.count(1)
         self._fetches: dict[int, Fetch] = {}
-        self._looked: dict[int, Looked] = {}
+        self._looking: dict[int, Callable[[Looked], None]] = {}
 
     @property
     def up(self) -> bool:
@@ -179,18 +179,26 @@ class DepotLine:
                 self._drop(transport)
                 raise
 
-    def look(self, values: list[tuple[str, str, int]]) -> Callable[[], Looked]:
-        """Ask what is there (key, name, length); the answer is waited for by calling what is returned. Raises LineLost."""
+    def look(self, values: list[tuple[str, str, int]], found: Callable[[Looked], None]) -> Callable[[], None]:
+        """Ask what is there (key, name, length); the answer is waited for by calling what is returned.
+
+        Args:
+            found: called on the line's thread, before whatever the depot says after its answer.
+
+        Raises:
+            LineLost: the depot cannot be reached at present; so does the wait.
+        """
         number = next(self._numbers)
         transport = self._transport
+        self._looking[number] = found
         self.send(freight.Look(number, values))
 
-        def answer() -> Looked:
-            if not self._wait(lambda: number in self._looked, transport):
+        def wait() -> None:
+            if not self._wait(lambda: number not in self._looking, transport):
+                self._looking.pop(number, None)
                 raise self._lost()
-            return self._looked.pop(number)
 
-        return answer
+        return wait
 
     def fetch(self, name: str, fetch: Fetch) -> None:
         """Go on with a file until it is complete, unwanted, or the line is lost.
@@ -272,19 +280,21 @@ class DepotLine:
                         self._answer(each)
                     else:
                         self._heard(self.number, each)
-        except (OSError, ValueError, zlib.error):
+        except Exception:  # whatever it was, nothing more can be understood of this line
             pass
         with contextlib.suppress(OSError, ValueError):  # it is being closed
             self._complaint = transport.complaint()
         self._drop(transport)
 
     def _answer(self, message: Opened | Looked | Size | Beat) -> None:
+        if isinstance(message, Looked) and message.number in self._looking:
+            self._looking[message.number](message)
         with self._news:
             if isinstance(message, Opened):
                 self.port, self.room, self._ready = message.port, message.room, True
             elif isinstance(message, Looked):
                 self.room = message.room
-                self._looked[message.number] = message
+                self._looking.pop(message.number, None)
             elif isinstance(message, Size) and message.number in self._fetches:
                 self._fetches[message.number].size(message.nbytes)
             self._news.notify_all()

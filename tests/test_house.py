@@ -66,7 +66,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("plugins",),
     ("kernels",),
     ("ssh", "link", "absence", "agents", "installer", "setup"),
-    ("fanout", "depotline", "fleet", "returns", "depots", "tunnel"),
+    ("fanout", "depotline", "fleet", "spreading", "returns", "depots", "tunnel"),
     ("files",),
     ("providers",),
     ("engine",),
