@@ -113,4 +113,5 @@ class Trainer:
 
     def say(self, text: str) -> None:
         """A line of this rank."""
-        print(f"[rank {self.rank} on node {os.environ['GROUP_RANK']}] {text}", flush=True)
+        line = f"[rank {self.rank} on node {os.environ['GROUP_RANK']}] {text}\n"
+        os.write(1, line.encode())  # at once, so that it does not mix with another rank's
