@@ -114,6 +114,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "stop in time.sleep": Fault("import time\ntime.sleep(60)", RunInterrupted, press=(0.1, 0.4)),
     "stop in a loop": Fault("while True: pass", RunInterrupted, press=(0.1, 0.4)),
+    "stop in training": Fault(TRAIN + "while True: step()", RunInterrupted, press=(0.1, 0.4)),
     "stop at once": Fault(
         ME + "t = torch.ones(9)\nif me != {victim}: dist.all_reduce(t)\nelse:\n    import time; time.sleep(60)",
         RunInterrupted, press=(0.0, 0.02),
