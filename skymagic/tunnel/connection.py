@@ -42,6 +42,11 @@ class Connection:
         """Set when nothing is left of it."""
         threading.Thread(target=self._run, name="skymagic-connection", daemon=True).start()
 
+    def leave(self, timeout: float) -> None:
+        """Wait until its transport is closed, if it has one; what is still being opened is closed when it is there."""
+        if self._transport is not None:
+            self.closed.wait(timeout)
+
     def give_up(self) -> None:
         """Let the transport be closed, whatever it is doing; twice is safe."""
         with contextlib.suppress(OSError):
@@ -53,8 +58,10 @@ class Connection:
     def _close(self) -> None:
         with self._closing:
             if self._transport is not None and not self.closed.is_set():
-                self._transport.close()
-                self.closed.set()
+                try:
+                    self._transport.close()
+                finally:
+                    self.closed.set()
 
     def _run(self) -> None:
         why = "it ended"
@@ -73,13 +80,13 @@ class Connection:
                     self._inward(transport)
             finally:
                 why = transport.complaint() or why
-                self._close()
         except Exception as problem:  # whatever a provider's connection raises, it is down
             why = str(problem) or type(problem).__name__
         finally:
             with contextlib.suppress(OSError):
                 self._far.shutdown(socket.SHUT_RDWR)
             self._ended(self, why)
+            self._close()  # last, for it may take its time
 
     def _inward(self, transport: Transport) -> None:
         transport.write(self._hello().encode())

@@ -111,7 +111,7 @@ class Tunnel:
         self._thread.join(GRACE)
         end = time.monotonic() + GRACE
         for connection in self._former:  # one that hangs may take its time
-            connection.closed.wait(max(0.0, end - time.monotonic()))
+            connection.leave(max(0.0, end - time.monotonic()))
 
     # -- the thread --------------------------------------------------------------------------------------------------
 
@@ -211,12 +211,8 @@ class Tunnel:
             self._lose_connection(answer.error)
 
     def _on_end(self, connection: Connection, why: str) -> None:
-        if connection is not self._connection:
-            return
-        if self._loop.attached:
-            self._loop.detach(why)
-        else:
-            self._lose_connection(why)
+        if connection is self._connection and not self._loop.attached:
+            self._lose_connection(why)  # one that is attached is read to its end
 
     def _give_up(self) -> None:
         """Let the present connection be closed, beside what goes on."""
