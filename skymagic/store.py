@@ -12,14 +12,12 @@ import os
 import secrets
 import shutil
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from skymagic.mapping import map_private
 from skymagic.partial import STEP, Partial
 from skymagic.pins import Pins
 
@@ -177,6 +175,8 @@ class NodeStore(Pins):
 
         The mapping lives as long as something holds the view or a slice of it; no descriptor stays open.
         """
+        from skymagic.mapping import map_private  # POSIX, as all of a node is
+
         return map_private(self.path(name))
 
     def give(self, pieces: Iterable[Buffer], nbytes: int) -> str:
@@ -191,6 +191,8 @@ class NodeStore(Pins):
 
     def take(self, name: str, node: int = 0) -> memoryview:
         """Map a file that another process of this machine left here, and unlink it."""
+        from skymagic.mapping import map_private
+
         path = self.path(name)
         view = map_private(path)
         path.unlink()
@@ -293,7 +295,3 @@ def _size(nbytes: float) -> str:
             return f"{nbytes:.3g} {unit}"
         nbytes /= 1000
     return f"{nbytes:.3g} TB"
-
-
-if sys.platform == "win32":  # pragma: no cover
-    raise ImportError("the node store needs POSIX shared memory")
