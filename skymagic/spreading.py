@@ -81,6 +81,8 @@ class Spreading:
         self._values: dict[str, Value] = {}
         self._unsure: set[int] = set()
         """Nodes whose line was lost: what they have must be looked at."""
+        self._back: set[int] = set()
+        """Nodes that were gone, are there again, and have not been looked at."""
         self._troubled = False
 
     def add(self, values: Iterable[Value]) -> None:
@@ -122,6 +124,9 @@ class Spreading:
             OSError: a node has no room.
             PoolError: a node cannot be reached, or values do not get through to it.
         """
+        while back := self._back & self.fleet.nodes:
+            self.reach(back)
+            self._back -= back
         while pending := self.pending():
             self.reach()
             for value in pending:
@@ -171,14 +176,14 @@ class Spreading:
             self.news.notify_all()
 
     def regain(self, node: int) -> None:
-        """A node that was gone is there again, perhaps with another store."""
+        """A node that was gone is there again, perhaps with another store; `settle` brings it what it lacks."""
         with self.news:
             self.fleet.given_up.discard(node)
             for value in self._values.values():
                 value.spread.lost(node)
             self._unsure.add(node)
+            self._back.add(node)
         self.fleet.lines[node].hang_up()
-        self.reach([node])
 
     # -- news of depots ----------------------------------------------------------------------------------------------
 
