@@ -366,7 +366,8 @@ class Agents:
 
     def _link_is(self, index: int, state: str) -> None:
         with self._news:
-            (self.away.discard if state == "connected" else self.away.add)(index)
+            # "lost" is for certain: its agent has ended, and needs not be told of anything
+            (self.away.discard if state in ("connected", "lost") else self.away.add)(index)
         if state == "connected":
             self._absences.returned(index)
         elif not self._closing:

@@ -276,6 +276,7 @@ def loopback(
     env: dict[str, str] | None = None,
     options: Sequence[str] = (),
     home: str = "home",
+    names: Sequence[str] = (),
 ) -> Iterator[Hosts]:
     """Unprivileged sshd's on 127.0.0.2, 127.0.0.3, …; mark the test ``needs("sshd")``.
 
@@ -287,13 +288,14 @@ def loopback(
         env: further variables of their sessions.
         options: lines of sshd_config, before all others: the first one of a kind counts.
         home: the name of the folder that is a host's HOME.
+        names: what they are called, instead of h1, h2, …
     """
     folder.mkdir(parents=True, exist_ok=True)
     key = keygen(folder / "key")
     hosts: list[Host] = []
     with closing(hosts):
-        for number in range(1, count + 1):
-            name, address = f"h{number}", f"127.0.0.{number + 1}"
+        for number, name in enumerate(names or [f"h{number}" for number in range(1, count + 1)], 1):
+            address = f"127.0.0.{number + 1}"
             hosts.append(Host(name, address, folder / name, Path(f"{key}.pub"), env or {}, options, home))
             hosts[-1].start()
         made = Hosts(folder, hosts, key)

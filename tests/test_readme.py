@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebook import ANSI, ROOT, opened
+from tests.notebook import ANSI, ROOT, Notebook, opened
 
 pytest.importorskip("torch")
 
 BLOCK = re.compile(r"(?:<!-- (?P<mark>[^>]*) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```", re.DOTALL)
-ELSEWHERE = {"plugins.md"}  # tests/test_docs_plugins.py runs its package
+# tests/test_docs_plugins.py runs the one's package, tests/test_docs_ssh.py the other
+ELSEWHERE = {"plugins.md", "ssh.md"}
 PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in ELSEWHERE),
@@ -57,15 +58,19 @@ def shape(text: str) -> list[str]:
 def test_page(page: Path, tmp_path: Path) -> None:
     with opened(tmp_path) as notebook:
         for example in examples(page):
-            cell = notebook.finish(notebook.start(example.source))
-            ename = cell.error.ename if cell.error else ""
-            assert ename == example.fails, (
-                f"{example.source}\n{cell.text}{cell.error.text if cell.error else ''}"
-            )
-            rich = "\n".join(data.get("text/plain", "") for data in cell.rich)
-            shown = cell.text + rich + (cell.error.text if cell.error else "")
-            missing = [line for line in shape(example.shown) if line not in shape(shown)]
-            assert not missing, f"the page shows {missing}, and the cell showed:\n{shown}"
+            follow(notebook, example)
+
+
+def follow(notebook: Notebook, example: Example) -> str:
+    """Run a cell, hold what it shows against the page, and tell it."""
+    cell = notebook.finish(notebook.start(example.source))
+    ename = cell.error.ename if cell.error else ""
+    assert ename == example.fails, f"{example.source}\n{cell.text}{cell.error.text if cell.error else ''}"
+    rich = "\n".join(data.get("text/plain", "") for data in cell.rich)
+    shown = cell.text + rich + (cell.error.text if cell.error else "")
+    missing = [line for line in shape(example.shown) if line not in shape(shown)]
+    assert not missing, f"the page shows {missing}, and the cell showed:\n{shown}"
+    return shown
 
 
 def test_every_page_with_cells_is_run() -> None:
