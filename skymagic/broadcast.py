@@ -263,6 +263,8 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
     dead = [number for number, rank in report.ranks.items() if rank.died is not None]
     if not dead:
         return []
+    if pool.ended is not None:
+        return [f"{pool.ended}: %sky_pool makes it anew"]
     if pool.state is State.LOST:
         return [f"pool {pool.name!r} is lost: end it (%sky_down {pool.name}), and make it again"]
     if pool.agents.gone:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from skymagic import button, display, plugins, states, wire
 from skymagic.agents import Agents, Place, describe
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
+from skymagic.kernels.lifetime import Lifetime
 from skymagic.mending import Mending
 from skymagic.order import Order
 from skymagic.plan import Defaults, Only, Plan
@@ -78,6 +79,8 @@ class Pool:
         self.runs = 0
         self.defaults = defaults
         self.namespace = namespace
+        self._lifetime = Lifetime(plan.request.idle, plan.request.max_lifetime, time.time())
+        """What the agents know too, for the time when they cannot be heard."""
         self.ended: str | None = None
         """Why it has ended by itself; such a pool stays known until it is stopped or made anew."""
         self._gone = gone
@@ -146,6 +149,8 @@ class Pool:
             self.close()
             raise
         self.move(Event.STARTED)
+        self._lifetime.begin("start")
+        self._lifetime.end("start", time.time())
         self.started_at = time.time()
         self.start_seconds = time.monotonic() - begun
         self._enter_clients()
@@ -315,6 +320,9 @@ class Pool:
     def _on_loss(self, index: int, reason: str) -> None:
         if self.state in (State.STOPPING, State.STOPPED, State.STARTING, State.LOST):
             return
+        if limit := self._lifetime.reason(time.time()):  # over while nobody here could be told
+            self._on_limit(limit)
+            return
         ranks = self.agents.ranks_of(index) if index else list(range(self.world_size))
         self.move(Event.DEGRADE if index else Event.LOSE)
         if index:
@@ -475,10 +483,12 @@ class Pool:
         """Have an order carried out by ranks whose turn it is; waits for them."""
         assert self._engine is not None
         try:
+            self._lifetime.begin(id(submission))
             with self.agents.busy(submission.ranks):
                 self._submit(submission, envelope, source)
                 report = Run(submission, self.agents, screen, limits).wait()
         finally:
+            self._lifetime.end(id(submission), time.time())
             with self._news:
                 self._under_way.discard(submission)
         for event in submission.unread("died"):  # after its outcome

@@ -26,7 +26,7 @@ from typing import IO, Any
 from skymagic import store, wire
 from skymagic.kernels import forkserver, logs, meeting, stacks
 from skymagic.kernels.iopub import Iopub
-from skymagic.kernels.limits import Limits
+from skymagic.kernels.lifetime import Lifetime
 from skymagic.kernels.memory import oom_kills
 from skymagic.kernels.streams import Pipe, RankOutput, enlarge
 
@@ -96,7 +96,7 @@ class Agent:
         self.oom_before = oom_kills()
         self.readers: dict[int, wire.ReadLog] = {}
         """By rank: who follows its log."""
-        self.limits = Limits(spec.idle, spec.max_lifetime, time.monotonic(), spec.away)
+        self.lifetime = Lifetime(spec.idle, spec.max_lifetime, time.monotonic(), spec.away)
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class Agent:
                 for rank in list(self.ranks.values()):
                     if rank.output.due is not None and rank.output.due <= now:
                         rank.output.flush(now)
-                if self.stop_at is None and (reason := self.limits.reason(now)):
+                if self.stop_at is None and (reason := self.lifetime.reason(now)):
                     self.tell(wire.PoolEnded(reason))
                     self._stop()
         finally:
@@ -228,7 +228,7 @@ class Agent:
     def _timeout(self) -> float | None:
         times = [rank.output.due for rank in self.ranks.values() if rank.output.due is not None]
         times += [when for when, _ in self.later]
-        ends = self.limits.due if self.stop_at is None else self.stop_at
+        ends = self.lifetime.due if self.stop_at is None else self.stop_at
         times += [ends] if ends is not None else []
         return max(0.0, min(times) - time.monotonic()) if times else None
 
@@ -289,13 +289,13 @@ class Agent:
             case wire.Lead():
                 self._lead(message.address)
             case wire.Elsewhere() if message.busy:
-                self.limits.begin(f"run {message.run}")
+                self.lifetime.begin(f"run {message.run}")
             case wire.Elsewhere():
-                self.limits.end(f"run {message.run}", time.monotonic())
+                self.lifetime.end(f"run {message.run}", time.monotonic())
             case wire.Away():
-                self.limits.left(time.monotonic())
+                self.lifetime.left(time.monotonic())
             case wire.Back():
-                self.limits.returned()
+                self.lifetime.returned()
             case wire.Shutdown():
                 self._stop()
 
@@ -397,7 +397,7 @@ class Agent:
         pipes = {name: os.pipe() for name in ("stdout", "stderr")}
         rank = Rank(spec, ident, ours, self._output(spec, ident, {n: read for n, (read, _) in pipes.items()}))
         self.ranks[spec.rank] = rank
-        self.limits.begin(spec.rank)
+        self.lifetime.begin(spec.rank)
         full = wire.RankSpec(
             rank=spec.rank, info=spec.info, plugins=spec.plugins, generation=spec.generation,
             env={**spec.env, "SKYMAGIC_IDENT": ident}, engine_file=self.engine_file, store=str(self.store),
@@ -459,19 +459,19 @@ class Agent:
         now = time.monotonic()
         match message:
             case wire.Begin():
-                self.limits.begin(rank.rank)
+                self.lifetime.begin(rank.rank)
                 rank.output.begin(message, now)
             case wire.Publish():
                 rank.output.publish(message, now)
                 rank.tell(wire.Done())
             case wire.End():
-                self.limits.end(rank.rank, now)
+                self.lifetime.end(rank.rank, now)
                 rank.output.end(now)
             case wire.Offer():
                 self._spread(message)
                 self.tell(message)
             case wire.RankReady():
-                self.limits.end(rank.rank, now)
+                self.lifetime.end(rank.rank, now)
                 self.tell(message)
             case _:
                 self.tell(message)
@@ -514,7 +514,7 @@ class Agent:
             self.leaving.pop(pid, None)
             return
         rank.output.end(time.monotonic())
-        self.limits.end(rank.rank, time.monotonic())
+        self.lifetime.end(rank.rank, time.monotonic())
         oom = status == -signal.SIGKILL and not rank.expected and oom_kills() > self.oom_before
         self.oom_before = oom_kills()
         self.tell(wire.RankExited(rank.rank, pid, status, rank.expected, oom, rank.output.tail()))

@@ -8,77 +8,77 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from skymagic.kernels.limits import Limits
+from skymagic.kernels.lifetime import Lifetime
 from tests.notebook import PATIENCE, ROOT, Notebook, opened
 
 # ------------------------------------------------------------------------------------------------------ the rule
 
 
 def test_without_limits_nothing_is_ever_due() -> None:
-    limits = Limits(None, None, 0.0)
-    assert limits.due is None
-    assert limits.reason(1e9) == ""
+    lifetime = Lifetime(None, None, 0.0)
+    assert lifetime.due is None
+    assert lifetime.reason(1e9) == ""
 
 
 def test_idle_counts_from_ranks_that_are_ready_and_from_the_end_of_the_last_cell() -> None:
-    limits = Limits(1800.0, None, 100.0)
-    assert limits.due is None, "the ranks are not there yet"
-    limits.begin(0)
-    limits.begin(1)
-    limits.end(0, 500.0)
-    assert limits.due is None, "rank 1 is still starting"
-    assert limits.reason(9000.0) == ""
-    limits.end(1, 9000.0)
-    assert limits.due == 10_800.0
-    assert limits.reason(10_799.9) == ""
-    assert limits.reason(10_800.0) == "after 30m without a cell (--idle 30m)"
-    limits.begin(1)
-    assert limits.reason(20_000.0) == ""
+    lifetime = Lifetime(1800.0, None, 100.0)
+    assert lifetime.due is None, "the ranks are not there yet"
+    lifetime.begin(0)
+    lifetime.begin(1)
+    lifetime.end(0, 500.0)
+    assert lifetime.due is None, "rank 1 is still starting"
+    assert lifetime.reason(9000.0) == ""
+    lifetime.end(1, 9000.0)
+    assert lifetime.due == 10_800.0
+    assert lifetime.reason(10_799.9) == ""
+    assert lifetime.reason(10_800.0) == "after 30m without a cell (--idle 30m)"
+    lifetime.begin(1)
+    assert lifetime.reason(20_000.0) == ""
 
 
 def test_what_had_not_begun_ends_nothing() -> None:
-    limits = Limits(10.0, None, 0.0)
-    limits.begin(3)
-    limits.begin(3)
-    limits.end(3, 20.0)
-    assert limits.due == 30.0, "twice begun is once at work"
-    limits.end(3, 29.0)
-    limits.end(4, 29.0)
-    assert limits.due == 30.0
+    lifetime = Lifetime(10.0, None, 0.0)
+    lifetime.begin(3)
+    lifetime.begin(3)
+    lifetime.end(3, 20.0)
+    assert lifetime.due == 30.0, "twice begun is once at work"
+    lifetime.end(3, 29.0)
+    lifetime.end(4, 29.0)
+    assert lifetime.due == 30.0
 
 
 def test_a_lifetime_ends_whoever_is_at_work() -> None:
-    limits = Limits(60.0, 28_800.0, 0.0)
-    limits.begin(0)
-    assert limits.due == 28_800.0
-    assert limits.reason(28_800.0) == "after 8h (--max-lifetime 8h)"
+    lifetime = Lifetime(60.0, 28_800.0, 0.0)
+    lifetime.begin(0)
+    assert lifetime.due == 28_800.0
+    assert lifetime.reason(28_800.0) == "after 8h (--max-lifetime 8h)"
 
 
 def test_a_notebook_that_has_gone_is_waited_for_once_the_ranks_are_at_rest() -> None:
-    limits = Limits(None, None, 0.0, away=60.0)
-    limits.begin(0)
-    limits.begin("run 7")
-    limits.left(10.0)
-    limits.left(15.0)
-    assert limits.due is None, "a rank is at work"
-    limits.end(0, 100.0)
-    assert limits.due == 160.0, "a run elsewhere, which the notebook told of, keeps nobody"
-    limits.returned()
-    assert limits.due is None
-    limits.left(200.0)
-    assert limits.due == 260.0
-    assert limits.reason(259.9) == ""
-    assert limits.reason(260.0) == "after 1m without its notebook"
+    lifetime = Lifetime(None, None, 0.0, away=60.0)
+    lifetime.begin(0)
+    lifetime.begin("run 7")
+    lifetime.left(10.0)
+    lifetime.left(15.0)
+    assert lifetime.due is None, "a rank is at work"
+    lifetime.end(0, 100.0)
+    assert lifetime.due == 160.0, "a run elsewhere, which the notebook told of, keeps nobody"
+    lifetime.returned()
+    assert lifetime.due is None
+    lifetime.left(200.0)
+    assert lifetime.due == 260.0
+    assert lifetime.reason(259.9) == ""
+    assert lifetime.reason(260.0) == "after 1m without its notebook"
 
 
 def test_the_first_of_two_limits_is_due() -> None:
-    limits = Limits(60.0, 90.0, 0.0)
-    limits.begin(0)
-    limits.end(0, 20.0)
-    assert (limits.due, limits.reason(80.0)) == (80.0, "after 1m without a cell (--idle 1m)")
-    limits.begin(0)
-    limits.end(0, 50.0)
-    assert (limits.due, limits.reason(90.0)) == (90.0, "after 1m30s (--max-lifetime 1m30s)")
+    lifetime = Lifetime(60.0, 90.0, 0.0)
+    lifetime.begin(0)
+    lifetime.end(0, 20.0)
+    assert (lifetime.due, lifetime.reason(80.0)) == (80.0, "after 1m without a cell (--idle 1m)")
+    lifetime.begin(0)
+    lifetime.end(0, 50.0)
+    assert (lifetime.due, lifetime.reason(90.0)) == (90.0, "after 1m30s (--max-lifetime 1m30s)")
 
 
 # ------------------------------------------------------------------------------------------------------ real pools
@@ -102,7 +102,7 @@ class Two(Local):
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    folder = tmp_path_factory.mktemp("limits")
+    folder = tmp_path_factory.mktemp("lifetime")
     info = folder / "site/two-1.0.dist-info"
     info.mkdir(parents=True)
     (folder / "site/two.py").write_text(PROVIDER)
@@ -149,10 +149,13 @@ def test_a_cell_of_another_pool_is_not_run_in_the_place_of_the_one_that_ended(no
 
 @pytest.mark.parametrize("provider", ["local", "two"])
 def test_ranks_at_work_are_not_idle_on_any_node(notebook: Notebook, provider: str) -> None:
-    notebook.run(f"%sky_pool --provider {provider} --nodes 2 --idle 1.5s\nrun = get_ipython().run_cell_magic")
     # Rank 1 works for longer than the limit, and the next cell follows before it is over again.
-    longer = "run('sky_broadcast', '-t 1 -o r', 'import time; time.sleep(2); kept = 7; 1')"
-    notebook.run(f"{longer}\nrun('sky_broadcast', '-t 1 -o r', 'kept')")
+    notebook.run(
+        f"%sky_pool --provider {provider} --nodes 2 --idle 3s\n"
+        "run = get_ipython().run_cell_magic\n"
+        "run('sky_broadcast', '-t 1 -o r', 'import time; time.sleep(4); kept = 7; 1')\n"
+        "run('sky_broadcast', '-t 1 -o r', 'kept')"
+    )
     assert notebook.value("r") == [7]
     if provider == "local":
         notebook.run("%sky_down")
@@ -163,13 +166,26 @@ def test_ranks_at_work_are_not_idle_on_any_node(notebook: Notebook, provider: st
 
 
 def test_a_cell_that_reaches_the_end_of_the_pools_life_fails_with_that_reason(notebook: Notebook) -> None:
-    notebook.run("%sky_pool --nodes 2 --max-lifetime 8s")
+    notebook.run("%sky_pool --nodes 2 --max-lifetime 20s")
     failed = notebook.fail("%%sky_broadcast\nimport threading\nthreading.Event().wait()")
     assert failed.ename == "RunError"
-    assert failed.evalue == "pool 'main' ended after 8s (--max-lifetime 8s): %sky_pool makes it anew"
+    assert failed.evalue == "pool 'main' ended after 20s (--max-lifetime 20s): %sky_pool makes it anew"
     wait_until_ended(notebook)
-    assert "pool 'main' ended after 8s" in notebook.fail("%%sky_broadcast\n1").evalue
+    assert "pool 'main' ended after 20s" in notebook.fail("%%sky_broadcast\n1").evalue
     notebook.run("%sky_down --all")
+
+
+def test_a_pool_that_is_lost_after_its_time_has_ended_as_it_was_to(notebook: Notebook) -> None:
+    notebook.run("import time\npool = get_ipython().run_line_magic('sky_pool', '--nodes 1 --idle 4s')")
+    agent = psutil.Process(notebook.pid).children()[0]
+    agent.suspend()  # as a node that cannot be heard
+    notebook.run("time.sleep(4)")
+    agent.kill()
+    agent.wait(PATIENCE)
+    failed = notebook.fail("%%sky_broadcast\n1")
+    assert "pool 'main' ended after 4s without a cell (--idle 4s)" in failed.evalue
+    wait_until_ended(notebook)
+    notebook.run("%sky_down")
 
 
 def test_a_pool_whose_life_is_over_before_it_is_ready_says_so(notebook: Notebook) -> None:

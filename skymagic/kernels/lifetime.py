@@ -5,7 +5,7 @@ from __future__ import annotations
 from skymagic.plan.units import duration_text
 
 
-class Limits:
+class Lifetime:
     """What a node agent was told of ``--idle`` and ``--max-lifetime``, who is at work, and whether the notebook is there.
 
     Args:
