@@ -116,8 +116,10 @@ def test_ddp_goes_on_training(notebook: Notebook) -> None:
 
 def test_groups_that_were_replaced_leave_nothing_open(tmp_path_factory: pytest.TempPathFactory) -> None:
     with opened(tmp_path_factory.mktemp("open"), "%sky_pool --nodes 2 --plugin torch", SETUP) as notebook:
-        # the first wrapper imports modules of torch whose functions hold the group of that time
-        notebook.run(f"%%sky_broadcast\n{SETUP}\nmodel = DDP(torch.nn.Linear(8, 8))")
+        # the first wrapper imports much of torch, where functions may hold the group of that time, as this one does
+        notebook.run(
+            f"%%sky_broadcast\n{SETUP}\nmodel = DDP(torch.nn.Linear(8, 8))\ndef total(x, group=dist.group.WORLD): ..."
+        )
         counts = (
             "%%sky_broadcast -o counts\nmodel(torch.randn(4, 8)).sum().backward()\n"
             "{kind: len(os.listdir(f'/proc/self/{kind}')) for kind in ('fd', 'task')}"

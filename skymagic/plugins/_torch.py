@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from skymagic.image import Image
     from skymagic.kernels.groups import Group
 
-PRELOAD = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch.optim")
+PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "torch.distributed.nn.functional",  # its functions take hold of the group that is there when it is imported
+    "torch.nn.parallel",
+    "torch.utils.data",
+    "torch.optim",
+)
 WHEELS = "https://download.pytorch.org/whl/"
 
 
