@@ -1,4 +1,4 @@
-"""All benchmarks, and one table of them: ``python benchmarks/run.py [start cells tasks ddp output failures data ssh remote sh]``.
+"""All benchmarks, and one table of them: ``python benchmarks/run.py [start cells tasks ddp output failures data ssh remote remote_pools sh]``.
 
 Each part runs in a process of its own. Ends with 1 when a figure is over its limit or a part fails.
 """
@@ -20,7 +20,7 @@ sys.path[0] = str(ROOT)
 
 from benchmarks.figures import Figure, say, table  # noqa: E402  (the path is set above)
 
-PARTS = ("start", "cells", "tasks", "ddp", "output", "failures", "data", "ssh", "remote", "sh")
+PARTS = ("start", "cells", "tasks", "ddp", "output", "failures", "data", "ssh", "remote", "remote_pools", "sh")
 PATIENCE = 900.0
 """Seconds that one part may take."""
 

@@ -225,11 +225,8 @@ class Pool:
     def _environment(self) -> dict[str, str]:
         shape = self.plan.topology
         on_machine = shape.procs_per_node if self.plan.remote else shape.world_size
-        env = (
-            {"OMP_NUM_THREADS": str(max(1, self.plan.cpus // on_machine))}
-            if "OMP_NUM_THREADS" not in os.environ
-            else {}
-        )
+        threads = {"OMP_NUM_THREADS": str(max(1, self.plan.cpus // on_machine))}
+        env = threads if self.plan.remote or "OMP_NUM_THREADS" not in os.environ else {}
         secret = {name: os.environ[name] for name in self.plan.request.secrets if name in os.environ}
         return {**env, **dict(self.plan.image.env), **dict(self.plan.request.env), **secret}
 

@@ -1,0 +1,141 @@
+"""Pools on separate machines: the second start, an empty cell over a WAN, DDP over two hosts beside torchrun by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks import cluster, ddp, peers
+from benchmarks.figures import Figure, alternate, median, say, timed
+from skymagic import pools
+from skymagic.plan import Defaults, PluginSpec, PoolRequest
+from skymagic.pool import Pool
+from tests.machines import Machine, Machines, machines
+from tests.test_ssh_pools import write_ssh_config
+
+DELAY = 25.0
+"""Milliseconds, one way."""
+CELLS = 20
+STARTS = 3
+ROUNDS = 3
+
+
+def figures() -> Iterator[Figure]:
+    """Machines without a WAN first."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with lab(4) as hosts:
+        yield from starts(hosts)
+        yield from two_hosts(hosts)
+    for count, per_node, more in ((2, 2, 40.0), (8, 8, 250.0)):
+        with lab(count, delay_ms=DELAY) as hosts:
+            yield from empty_cells(hosts, per_node, more)
+
+
+@contextlib.contextmanager
+def lab(count: int, **wan: float) -> Iterator[Machines]:
+    """Machines, and this process as a client of theirs."""
+    home = os.environ["HOME"]
+    with tempfile.TemporaryDirectory() as folder, machines(Path(folder) / "hosts", count, **wan) as hosts:  # type: ignore[arg-type]
+        os.environ["HOME"] = str(write_ssh_config(Path(folder) / "client", hosts))
+        try:
+            yield hosts
+        finally:
+            os.environ["HOME"] = home
+
+
+def start(hosts: Machines, per_node: int, *plugins: str) -> Pool:
+    """A pool on all of these."""
+    request = PoolRequest(
+        name=f"bench-{os.getpid()}-{len(pools.every())}", provider="ssh", hosts=hosts.names, procs_per_node=per_node,
+        python=sys.executable, env=(("OMP_NUM_THREADS", "1"),), plugins=tuple(PluginSpec(name) for name in plugins),
+    )  # fmt: skip
+    return pools.ensure(request, {}, Defaults(), lambda text: None)
+
+
+def starts(hosts: Machines) -> Iterator[Figure]:
+    """From nothing to ranks that wait for a cell; what the hosts need is there."""
+    say(f"start of a pool of {len(hosts)} machines, of as many ranks here")
+    start(hosts, 1, "torch").close()
+
+    def ours() -> float:
+        made: list[Pool] = []
+        seconds = timed(lambda: made.append(start(hosts, 1, "torch")))
+        made[0].close()
+        return seconds
+
+    def local() -> float:
+        made: list[Pool] = []
+        seconds = timed(lambda: made.append(cluster.start(len(hosts), "torch")))
+        made[0].close()
+        return seconds
+
+    there, here = alternate(STARTS, ours, local)
+    yield Figure(
+        f"second start, {len(hosts)} hosts with torch", median(there), "s", median(here), "on this machine",
+        limit=2.0, relative=True,
+    )  # fmt: skip
+
+
+def two_hosts(hosts: Machines) -> Iterator[Figure]:
+    """Steps of DDP per second: in a cell, and in the same script that torchrun starts by hand on both machines."""
+    two = Machines(hosts.folder, hosts[:2], hosts.key)
+    script = (
+        peers.INIT
+        + ddp.BODY
+        + "print('rate', rate, flush=True) if dist.get_rank() == 0 else None"
+        + peers.END
+    )
+    say("DDP on 2 machines, steps/s: ours, torchrun")
+    with start(two, 1, "torch") as pool:
+        ours, theirs = alternate(
+            ROUNDS, lambda: cluster.run(pool, ddp.BODY + "rate")[0], lambda: by_hand(two, script)
+        )
+    yield Figure(
+        "DDP on 2 hosts, steps per second", median(ours), "/s", median(theirs), "torchrun", limit=0.97, relative=True,
+        least=True,
+    )  # fmt: skip
+
+
+def by_hand(hosts: Machines, script: str) -> float:
+    """What a person types on both machines; the head's figure."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "script.py"
+        path.write_text(script)
+        running = [
+            launch(host, number, path) for number, host in enumerate(hosts) if isinstance(host, Machine)
+        ]
+        outputs = [process.communicate(timeout=300)[0] for process in running]
+    found = re.search(r"rate ([\d.]+)", outputs[0])
+    assert found is not None, outputs
+    return float(found[1])
+
+
+def launch(host: Machine, number: int, script: Path) -> subprocess.Popen[str]:
+    """torchrun on one of them."""
+    words = [
+        "env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1", sys.executable, "-m", "torch.distributed.run", "--nnodes=2",
+        f"--node_rank={number}", "--nproc_per_node=1", "--master_addr=10.77.0.1", "--master_port=29400", str(script),
+    ]  # fmt: skip
+    return subprocess.Popen(
+        [*host.space.enter, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def empty_cells(hosts: Machines, per_node: int, more: float) -> Iterator[Figure]:
+    """As the user waits for it."""
+    ranks = per_node * len(hosts)
+    say(f"an empty cell on {ranks} ranks of {len(hosts)} machines, {2 * DELAY:.0f} ms away")
+    with start(hosts, per_node) as pool:
+        for _ in range(3):
+            cluster.run(pool, "pass")
+        found = [1000 * timed(lambda: cluster.run(pool, "pass")) for _ in range(CELLS)]
+    yield Figure(
+        f"empty cell, {ranks} ranks on {len(hosts)} hosts, round trip {2 * DELAY:.0f} ms", median(found), "ms",
+        limit=2 * DELAY + more,
+    )  # fmt: skip
