@@ -92,7 +92,7 @@ def test_the_list_of_packages_is_what_was_asked_for(tmp_path: Path) -> None:
 
 def test_uv_hears_what_pip_is_configured_with(tmp_path: Path) -> None:
     text = SCRIPTS["install.sh"]
-    functions = text[text.index("as_pip() {") : text.index("unpack_uv() {")]
+    functions = text[text.index("as_pip() {") : text.index("requirements() {")]
     (tmp_path / ".config/pip").mkdir(parents=True)
     (tmp_path / "own.conf").write_text("[install]\ntrusted-host: b\n[other]\nindex-url = no\n")
     (tmp_path / "cert").touch()
@@ -312,13 +312,14 @@ def test_a_listener_tells_steps_and_keeps_the_last_lines() -> None:
     told: list[str] = []
     listener = Listener(told.append)
     for line in (
-        "@sky step one", "noise", "@sky waiting", "@sky step two", *map(str, range(40)), "@sky tick",
+        "@sky step one", "noise", "@sky waiting", "@sky instead", "@sky step two", *map(str, range(40)), "@sky tick",
         "@sky free 77", "@sky command the command", "@sky failed 3",
     ):  # fmt: skip
         listener.hear(line)
     failure = listener.failure(9, "err", "3.11")
     assert told[0] == "one"
-    assert told[2] == "two"
+    assert told[2] == "one failed (noise); another way is tried"
+    assert told[3] == "two"
     assert "another pool" in told[1]
     assert (failure.step, failure.command, failure.status, failure.free_kb) == ("two", "the command", 3, 77)
     assert failure.last == tuple(map(str, range(25, 40)))

@@ -7,6 +7,7 @@ from pathlib import PurePath
 from urllib.parse import quote as escaped
 
 from skymagic.bootstrap.facts import Facts
+from skymagic.bootstrap.packages import PACKAGES
 from skymagic.bootstrap.probe import folder_line
 from skymagic.bootstrap.shell import TELL, quote
 from skymagic.bootstrap.wanted import Wanted
@@ -166,100 +167,6 @@ environment() {
 
 finish() { : >"$made/.making" && mv "$made/.making" "$made/.ready"; }
 
-# uv is many times faster than pip, but knows fewer ways to reach an index: where it fails, pip tries.
-with_uv() {
-    [ -n "$uv" ] || return 1
-    if [ "$uv" = uploaded ]; then
-        attempt "unpacking uv" unpack_uv || return 1
-        uv=$drop/uv
-    fi
-    as_pip
-    attempt "making an environment with Python ${python:-$want}" \
-        "$uv" venv --no-project --python "${python:-$want}" "$made" && by_uv || return 1
-    # for who installs something more in a cell; nothing depends on it
-    "$uv" pip install --quiet --python "$made/bin/python" pip </dev/null >/dev/null 2>&1 || :
-}
-
-with_pip() {
-    [ -n "$pip" ] || return 1
-    rm -rf "$made"
-    attempt "making an environment with $python" "$python" -m venv "$made" || return 1
-    if [ -z "$uv" ] && attempt "installing uv" "$made/bin/python" -m pip install $quick uv; then
-        uv=$made/bin/uv
-        as_pip
-        if by_uv; then return; fi
-    fi
-    attempt "installing packages with pip" "$made/bin/python" -m pip install --progress-bar off -r "$drop/requirements.txt"
-}
-
-quick="--quiet --retries 1 --timeout 15 --only-binary :all:"
-
-by_uv() {
-    attempt "installing packages with uv" "$uv" pip install --python "$made/bin/python" -r "$drop/requirements.txt"
-}
-
-# uv reads no configuration of pip; what this host says of indexes and certificates is passed on.
-as_pip() {
-    UV_PYTHON_INSTALL_DIR=$folder/python UV_NO_PROGRESS=1 UV_COMPILE_BYTECODE=1
-    export UV_PYTHON_INSTALL_DIR UV_NO_PROGRESS UV_COMPILE_BYTECODE
-    for one in "${SSL_CERT_FILE-}" "$(pip_says cert "${PIP_CERT-}")" \
-        /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt; do
-        if [ -f "$one" ]; then
-            SSL_CERT_FILE=$one
-            export SSL_CERT_FILE
-            break
-        fi
-    done
-    : "${UV_INDEX_STRATEGY=unsafe-best-match}"
-    export UV_INDEX_STRATEGY
-    if [ -f "$HOME/.config/uv/uv.toml" ] || [ -f /etc/uv/uv.toml ]; then return 0; fi
-    pass UV_DEFAULT_INDEX "$(pip_says index-url "${PIP_INDEX_URL-}")"
-    pass UV_INDEX "$(pip_says extra-index-url "${PIP_EXTRA_INDEX_URL-}")"
-    pass UV_FIND_LINKS "$(links $(pip_says find-links "${PIP_FIND_LINKS-}"))"
-    pass UV_NO_INDEX "$(pip_says no-index "${PIP_NO_INDEX-}")"
-    pass UV_INSECURE_HOST "$(pip_says trusted-host "${PIP_TRUSTED_HOST-}")"
-}
-
-# With commas between; what is not there, pip passes over, and uv does not.
-links() {
-    among=
-    for one; do
-        case $one in *://*) ;; *) [ -e "$one" ] || continue ;; esac
-        among=$among,$one
-    done
-    echo "${among#,}"
-}
-
-pass() {
-    eval "already=\${$1-}"
-    if [ -n "$2" ] && [ -z "$already" ]; then export "$1=$2"; fi
-}
-
-# KEY OF-ENVIRONMENT: pip's setting, on one line; the environment's wins, and later files.
-pip_says() {
-    if [ -n "$2" ]; then
-        echo $2
-        return
-    fi
-    if [ "${PIP_CONFIG_FILE-}" = /dev/null ]; then return; fi  # as pip has it
-    for one in /etc/xdg/pip/pip.conf /etc/pip.conf "$HOME/.pip/pip.conf" "$HOME/.config/pip/pip.conf" "${PIP_CONFIG_FILE-}"; do
-        if [ -f "$one" ]; then cat "$one"; echo; fi
-    done | awk -v key="$1" '
-        /^[ \t]*[#;]/ { next }
-        /^\[/ { on = /^\[(global|install)\]/; hit = 0; next }
-        on && /^[A-Za-z]/ {
-            name = $0; sub(/[ \t]*[=:].*/, "", name); gsub(/_/, "-", name); hit = tolower(name) == key
-            if (hit) { said = $0; sub(/^[^=:]*[=:][ \t]*/, "", said) }
-            next
-        }
-        hit { said = said " " $0 }
-        END { $0 = said; $1 = $1; print }'
-}
-
-unpack_uv() {
-    gzip -dc "$drop/uv.gz" >"$drop/uv" && chmod 700 "$drop/uv"
-}
-
 code() {
     fresh=$drop/code
     step "unpacking skymagic" "$python" -m zipfile -e "$drop/$wheel" "$fresh"
@@ -321,7 +228,7 @@ def install_script(recipe: Recipe, facts: Facts) -> str:
         [
             TELL,
             *head,
-            _COMMON + _INSTALL,
+            _COMMON + _INSTALL + PACKAGES,
             _requirements(recipe, facts),
             _commands(recipe),
             "main </dev/null 2>&1\n",

@@ -36,6 +36,9 @@ class Listener:
             self._say(self._step)
         elif name == "waiting":
             self._say("waiting for another pool that makes the same environment")
+        elif name == "instead":
+            why = self._last[-1].strip() if self._last else "without a word"
+            self._say(f"{self._step} failed ({why}); another way is tried")
         elif name == "command":
             self._command = without_passwords(value.strip())
         elif name == "free":

@@ -120,6 +120,15 @@ environment() {
 
 finish() { : >"$made/.making" && mv "$made/.making" "$made/.ready"; }
 
+code() {
+    fresh=$drop/code
+    step "unpacking skymagic" "$python" -m zipfile -e "$drop/$wheel" "$fresh"
+    step "compiling skymagic" "$python" -m compileall -q "$fresh"
+    sync -f "$fresh" 2>/dev/null || sync
+    # another pool may have been faster; then theirs is as good
+    [ -d "$folder/code/$code" ] || step "placing skymagic" mv "$fresh" "$folder/code/$code"
+}
+
 # uv is many times faster than pip, but knows fewer ways to reach an index: where it fails, pip tries.
 with_uv() {
     [ -n "$uv" ] || return 1
@@ -142,6 +151,7 @@ with_pip() {
         uv=$made/bin/uv
         as_pip
         if by_uv; then return; fi
+        tell instead
     fi
     attempt "installing packages with pip" "$made/bin/python" -m pip install --progress-bar off -r "$drop/requirements.txt"
 }
@@ -212,15 +222,6 @@ pip_says() {
 
 unpack_uv() {
     gzip -dc "$drop/uv.gz" >"$drop/uv" && chmod 700 "$drop/uv"
-}
-
-code() {
-    fresh=$drop/code
-    step "unpacking skymagic" "$python" -m zipfile -e "$drop/$wheel" "$fresh"
-    step "compiling skymagic" "$python" -m compileall -q "$fresh"
-    sync -f "$fresh" 2>/dev/null || sync
-    # another pool may have been faster; then theirs is as good
-    [ -d "$folder/code/$code" ] || step "placing skymagic" mv "$fresh" "$folder/code/$code"
 }
 
 requirements() {
