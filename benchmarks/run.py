@@ -20,7 +20,19 @@ sys.path[0] = str(ROOT)
 
 from benchmarks.figures import Figure, say, table  # noqa: E402  (the path is set above)
 
-PARTS = ("start", "cells", "tasks", "ddp", "output", "failures", "data", "ssh", "remote", "remote_pools", "sh")
+PARTS = (
+    "start",
+    "cells",
+    "tasks",
+    "ddp",
+    "output",
+    "failures",
+    "data",
+    "ssh",
+    "remote",
+    "remote_pools",
+    "sh",
+)
 PATIENCE = 900.0
 """Seconds that one part may take."""
 
