@@ -195,6 +195,54 @@ def test_a_scripts_folder_goes_along_and_is_kept_in_step(two: tuple[Hosts, Noteb
     assert "project:" not in notebook.run(cell).stderr
 
 
+def test_another_pool_on_the_same_hosts_at_the_same_time(two: tuple[Hosts, Notebook]) -> None:
+    _, notebook = two
+    notebook.run(f"%sky_pool other --provider ssh --hosts h1 --python {sys.executable}")
+    notebook.run("%%sky_broadcast --pool other -o one\n41 + 1")
+    notebook.run("%sky_down other")
+    notebook.run("%%sky_broadcast --pool lab -o four\ndist.barrier(); rank")
+    assert notebook.value("(one, four)") == ([42], [0, 1, 2, 3])
+
+
+def test_jax_is_one_world_on_two_hosts(two: tuple[Hosts, Notebook]) -> None:
+    pytest.importorskip("jax")
+    _, notebook = two
+    notebook.run(f"%sky_pool jaxes --provider ssh --hosts h[1-2] --plugin jax --python {sys.executable}")
+    notebook.run(
+        "%%sky_broadcast --pool jaxes -o sums\n"
+        "import jax\n"
+        "from jax.experimental import multihost_utils\n"
+        "ones = jax.numpy.ones(1) * (jax.process_index() + 1)\n"
+        "(jax.process_count(), float(multihost_utils.process_allgather(ones).sum()))"
+    )
+    notebook.run("%sky_down jaxes")
+    assert notebook.value("sums") == [(2, 3.0), (2, 3.0)]
+
+
+def test_a_plan_says_what_is_there_and_what_will_be_done(two: tuple[Hosts, Notebook]) -> None:
+    _, notebook = two
+    shown = notebook.run(f"%sky_pool planned --provider ssh --hosts h1,h1,h2 {OPTIONS} --dry-run").text
+    assert "ssh: h1, h1, h2" in shown
+    assert "6 (3 × 2" in shown
+    assert "nothing to do on h1, h1, h2" in shown
+    assert "some time after the notebook" in shown
+
+
+def test_mistakes_about_hosts_are_told_before_anything_starts(two: tuple[Hosts, Notebook]) -> None:
+    _, notebook = two
+    wrong = f"--provider ssh {OPTIONS}"
+    assert "needs --hosts" in notebook.fail(f"%sky_pool new {wrong}").text
+    assert "as many hosts" in notebook.fail(f"%sky_pool new {wrong} --hosts h1 --nodes 3").text
+    unknown = notebook.fail(f"%sky_pool new {wrong} --hosts h1,nowhere.invalid,h2 --gpu A100")
+    assert "nowhere.invalid" in unknown.text
+    lacking = notebook.fail(
+        f"%sky_pool new --provider ssh --hosts h[1-2] --gpu A100 --python {sys.executable}"
+    )
+    assert "h1 has no A100" in lacking.text
+    assert "h2 has no A100" in lacking.text
+    assert "there is no pool 'new'" in notebook.fail("%sky_down new").text
+
+
 # ------------------------------------------------------------------------------------------ links fail
 
 

@@ -64,6 +64,7 @@ class Plan:
         cpus: CPU cores that a node may use. memory_gb: its memory.
         price: dollars per hour for the whole pool.
         remote: whether the nodes are other machines than the notebook's, each with files of its own.
+        set_up: what has to be done on the machines before they can be used, in words.
     """
 
     provider: str
@@ -76,6 +77,7 @@ class Plan:
     devices: tuple[tuple[int, ...], ...] = ()
     price: float = 0.0
     remote: bool = False
+    set_up: str = ""
 
     def devices_of(self, rank: int) -> tuple[int, ...]:
         """The GPUs of `rank`: an equal share of its node's, as indices of devices on its machine."""
@@ -88,6 +90,7 @@ class Plan:
     def text(self) -> str:
         """The plan as --dry-run prints it, without values of variables."""
         asked, shape = self.request, self.topology
+        gone = "some time after the notebook" if self.remote else "with the notebook"
         limits = [
             f"after {duration_text(asked.idle)} without a cell" if asked.idle else "",
             f"after {duration_text(asked.max_lifetime)}" if asked.max_lifetime else "",
@@ -99,9 +102,10 @@ class Plan:
             "machine": f"{self.cpus} CPUs and {self.memory_gb:.12g} GB",
             "plugins": ", ".join(map(str, asked.plugins)),
             "packages": ", ".join(self.image.pip),
+            "set-up": self.set_up,
             "note": "; ".join(self.image.repeated()),
             "variables": ", ".join([*self.image.env, *(f"{name} (secret)" for name in asked.secrets)]),
-            "ends": " or ".join(filter(None, limits)) or "with the notebook, or by %sky_down",
+            "ends": " or ".join(filter(None, limits)) or f"{gone}, or by %sky_down",
             "price": f"${self.price:.2f} per hour"
             + (f" (at most ${asked.max_price:.2f})" if asked.max_price is not None else ""),
         }

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from skymagic import plugins
 from skymagic.agents import Member
-from skymagic.bootstrap import Facts
+from skymagic.bootstrap import Facts, Wanted
 from skymagic.errors import ProvisionError, RequestError
 from skymagic.image import Image
 from skymagic.link import Transport
@@ -45,20 +45,20 @@ class SSH:
             command for one in plugins.resolve(request.plugins) for command in one.bootstrap(cluster)
         )
         want = wanted(image, self._commands)
-        chosen = endpoints[: shape.nodes] if request.nodes else endpoints
+        chosen = endpoints[: shape.nodes]
         self._machines = [Machine(endpoint) for endpoint in chosen]
         connections = connecting.connect_all(chosen, getpass.getpass)
         for machine, connection in zip(self._machines, connections, strict=True):
             machine.connection = connection
-        for machine, facts in zip(
-            self._machines, side_by_side(lambda m: look(m.connected(), want), self._machines), strict=True
-        ):
+        found = side_by_side(lambda machine: look(machine.connected(), want), self._machines)
+        for machine, facts in zip(self._machines, found, strict=True):
             machine.facts = facts
         inventories = [
             replace(facts.inventory(want.minor), hostname=machine.name, machine=facts.boot)
-            for machine, facts in ((machine, machine.known()) for machine in self._machines)
+            for machine, facts in zip(self._machines, found, strict=True)
         ]
-        return replace(plan_over(request, inventories, "ssh"), image=image)
+        plan = plan_over(request, inventories, "ssh")
+        return replace(plan, image=image, set_up=_set_up_words(self._machines, want))
 
     def acquire(self, plan: Plan, job_id: str, say: Say) -> Sequence[Member]:
         """Set up the hosts that are not, side by side."""
@@ -190,13 +190,31 @@ class Line:
         self._connection.close()
 
 
+def _set_up_words(machines: Sequence[Machine], want: Wanted) -> str:
+    """What `acquire` will do on each of them."""
+    words: dict[str, list[str]] = {}
+    for machine in machines:
+        facts = machine.known()
+        if not (facts.ready or want.prepared):
+            step = f"an environment with Python {want.minor} is made"
+        elif not facts.code:
+            step = "skymagic's code is copied"
+        else:
+            step = "nothing to do"
+        words.setdefault(step, []).append(machine.name)
+    return "; ".join(f"{step} on {', '.join(names)}" for step, names in words.items())
+
+
 def _endpoints(request: PoolRequest) -> list[Endpoint]:
     if not request.hosts:
         raise RequestError(
             "--provider ssh needs --hosts, as in --hosts gpu1,user@gpu2:2222 or --hosts gpu[1-4]"
         )
     settings = Settings()
-    return [settings.endpoint(spec) for spec in hosts.expand(request.hosts)]
+    found = [settings.endpoint(spec) for spec in hosts.expand(request.hosts)]
+    if (request.nodes or 0) > len(found):
+        raise RequestError(f"--nodes {request.nodes} needs as many hosts, and {len(found)} are named")
+    return found
 
 
 def _twice(machines: Sequence[Machine]) -> str:
