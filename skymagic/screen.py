@@ -97,7 +97,7 @@ class Progress:
 
 
 class Copying:
-    """Tells how far a copying of files is, once that takes longer than half a second; a line that is written over.
+    """Tells how far a copying of files is, once that takes longer than half a second; then each second, over the same line.
 
     Args:
         write: takes a stream's name and text.
@@ -106,10 +106,11 @@ class Copying:
         seconds: how long it took, at the end.
     """
 
-    PATIENCE = 0.5
+    PATIENCE, EVERY = 0.5, 1.0
 
     def __init__(self, write: display.Write) -> None:
         self._write = write
+        self._next = self.PATIENCE
         self._begun = time.monotonic()
         self._shown = 0
         self.seconds = 0.0
@@ -117,7 +118,8 @@ class Copying:
     def __call__(self, name: str, done: int, total: int) -> None:
         """`done` of `total` bytes are on their way or there; `name` is under way."""
         seconds = time.monotonic() - self._begun
-        if seconds > self.PATIENCE:
+        if seconds > self._next:
+            self._next = seconds + self.EVERY
             line = (
                 f"[{name}: {display.size(done)} of {display.size(total)}, {display.size(done / seconds)}/s]"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.hosts import Hosts, loopback
+from tests.hosts import Hosts, loopback, still_there
 from tests.nodes import pip_settings
 from tests.notebook import Notebook, Shown, opened
 
@@ -123,10 +124,13 @@ def test_logs_are_read_from_their_hosts(two: tuple[Hosts, Notebook]) -> None:
 # ------------------------------------------------------------------------------------------ files
 
 
-def file_processes(hosts: Hosts) -> list[str]:
-    """What copies files on the hosts."""
-    lines = [" ".join(process.cmdline()) for host in hosts for process in host.processes()]
-    return [line for line in lines if "skymagic.kernels.files" in line]
+def file_processes(hosts: Hosts) -> list[psutil.Process]:
+    """What copies files on the hosts, and does not end."""
+    found = []
+    for process in (process for host in hosts for process in host.processes()):
+        with contextlib.suppress(psutil.Error):
+            found += [process] if "skymagic.kernels.files" in " ".join(process.cmdline()) else []
+    return still_there(found)
 
 
 def test_files_go_to_all_hosts_and_come_back(two: tuple[Hosts, Notebook]) -> None:
@@ -159,13 +163,36 @@ def test_stopping_a_copy_leaves_nothing_on_any_host(two: tuple[Hosts, Notebook])
             file.truncate(3 << 30)
     for line in ("%sky_put large large.copy", "%sky_get large large.copy --node all"):
         copying = notebook.start(line)
-        notebook.watch(copying, lambda shown: "GB, " in shown.stderr)
+        notebook.watch(copying, lambda shown: "B of " in shown.stderr)
         notebook.interrupt()
         assert "KeyboardInterrupt" in str(notebook.finish(copying).error)
         assert not file_processes(hosts)
         for place in [notebook.folder, *(host.home for host in hosts)]:
             left = [path.name for path in place.rglob("*") if path.name.endswith((".copy", ".part"))]
             assert [name for name in left if not (place / name).is_dir()] == []
+
+
+def test_a_copy_that_loses_its_connection_says_so_and_can_go_on(two: tuple[Hosts, Notebook]) -> None:
+    hosts, notebook = two
+    folder = notebook.folder / "lossy"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a")
+    with (folder / "large").open("wb") as file:
+        file.truncate(1 << 29)
+    copying = notebook.start("%sky_put lossy lossy")
+    notebook.watch(copying, lambda shown: "B of " in shown.stderr)
+    hosts[1].kill_sessions()
+    error = notebook.finish(copying).error
+    assert error is not None
+    assert "not all was copied: node 1 (h2): the connection was lost" in error.text
+    assert (hosts[0].home / "lossy/large").stat().st_size == 1 << 29
+    assert not file_processes(hosts)
+    assert [path.name for path in (hosts[1].home / "lossy").iterdir()] == ["a.txt"]
+    with (folder / "large").open("wb") as file:
+        file.truncate(1 << 20)
+    shown = notebook.run("%sky_put lossy lossy")
+    assert shown.stdout.startswith("1 file (1.0 MB) to 2 nodes each")
+    assert "1 file there already" in shown.stdout
 
 
 def test_a_scripts_folder_goes_along_and_is_kept_in_step(two: tuple[Hosts, Notebook]) -> None:
