@@ -54,7 +54,7 @@ class Daemon:
         self.closing = False
         """Whether the agent's input ends after the lines that wait."""
         self.dismissed = False
-        """Whether somebody on this machine wants the daemon to end."""
+        """Whether the daemon ends with its agent: somebody on this machine wants it, or nobody ever came."""
         self.status: int | None = None
         self.agent: subprocess.Popen[bytes] | None = None
         self.input = self.output = -1
@@ -124,7 +124,7 @@ class Daemon:
         elif self.deadline is None:
             self.deadline = now + FORSAKEN
         elif self.deadline <= now and self.status is None:
-            self.deadline = None
+            self.deadline, self.dismissed = None, True
             self._close_input()
         if self.kill_at is not None and self.kill_at <= now:
             self.kill_at = None
