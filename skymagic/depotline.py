@@ -223,6 +223,11 @@ class DepotLine:
         if fetch.problem is not None:
             raise fetch.problem
 
+    def heed(self) -> None:
+        """Whoever waits here for a file looks whether it is still wanted."""
+        with self._news:
+            self._news.notify_all()
+
     def hang_up(self) -> None:
         """End the depot; another one is started at the next need."""
         self._drop(self._transport)

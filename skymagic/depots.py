@@ -189,6 +189,7 @@ class RemoteStore(Pins):
     def discard(self, name: str, node: int = 0) -> None:
         """Unlink a file that a rank has left and that nobody wants; twice is safe."""
         self._returns.discard(name, node)
+        self._fleet.lines[node].heed()
         self._fleet.unlink([name], [node])
 
     def _fetch(self, name: str, node: int, unwanted: threading.Event) -> memoryview:

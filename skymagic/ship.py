@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import platform
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from skymagic import modules, pickling
@@ -19,22 +16,14 @@ from skymagic.kinds import type_name
 from skymagic.parcels import INLINE, Loading, Parcel, Progress, Value, bundles, groups, parts_of, submodules
 from skymagic.refuse import Refusal, heavy, message, no_room, refusal
 from skymagic.shelf import Shelf, Store
+from skymagic.unpacking import Unpacking
 
 __all__ = ["Cargo", "Item", "Shipper"]
 
 _ATOMS = (int, float, bool, type(None), complex, str, bytes)
 
 
-@dataclass
-class _Group:
-    """Values of one pickle, on their way back."""
-
-    waiting: set[int]
-    """Of those that were neither unpacked nor discarded."""
-    values: tuple[Any, ...] | None = None
-
-
-class Shipper:
+class Shipper(Unpacking):
     """Knows what the ranks of one pool hold, and makes the orders that bring them what a cell needs.
 
     A rank keeps its own binding of a name until the notebook's value of that name changes.
@@ -49,16 +38,13 @@ class Shipper:
     def __init__(
         self, store: Store, namespace: dict[str, Any], folder: str, *, large: int = 1_000_000_000
     ) -> None:
-        self.store = store
-        self.namespace = namespace
+        super().__init__(store, namespace)
         self.folder = folder
         self.large = large
         self.shelf = Shelf(store)
-        self._lock = threading.RLock()
         self.holdings = Holdings()
         self._atoms: dict[str, Value] = {}
         self._odd: dict[str, tuple[object, str]] = {}
-        self._groups: dict[str, _Group] = {}
         self._warned: set[frozenset[str]] = set()
 
     def prepare(
@@ -135,54 +121,6 @@ class Shipper:
         """These ranks were started anew and hold nothing."""
         with self._lock:
             self.holdings.forget(ranks)
-
-    def bring(self, refs: Iterable[Mapping[str, Any]]) -> None:
-        """These values that ``Hold.pack`` packed will be unpacked or discarded: let them come from all nodes at once."""
-        files = dict.fromkeys((ref["file"], ref.get("node", 0)) for ref in refs if ref.get("file"))
-        if len(files) > 1:
-            self.store.bring(files)
-
-    def unpack(self, ref: Mapping[str, Any]) -> Any:
-        """Rebuild a value that ``Hold.pack`` packed; its file is unlinked. The value outlives the pool.
-
-        Raises:
-            FileNotFoundError: it has been unpacked before.
-            Exception: whatever the value's own reconstruction raises.
-        """
-        if "group" not in ref:
-            return self._open(ref)
-        # Values that share something are one pickle: opened with the first of them, forgotten with the last.
-        with self._lock:
-            group = self._groups.setdefault(ref["group"], _Group(set(range(ref["count"]))))
-            if group.values is None:
-                group.values = self._open(ref)
-            value = group.values[ref["index"]]
-            self._leave(ref, group)
-            return value
-
-    def discard(self, ref: Mapping[str, Any]) -> None:
-        """Unlink the file of a value that ``Hold.pack`` packed and that nobody wants; twice is safe."""
-        with self._lock:
-            if "group" in ref:
-                group = self._groups.setdefault(ref["group"], _Group(set(range(ref["count"]))))
-                self._leave(ref, group)
-                if group.waiting or group.values is not None:
-                    return
-            if ref.get("file"):
-                self.store.discard(ref["file"], ref.get("node", 0))
-
-    def _leave(self, ref: Mapping[str, Any], group: _Group) -> None:
-        group.waiting.discard(ref["index"])
-        if not group.waiting:
-            self._groups.pop(ref["group"], None)
-
-    def _open(self, ref: Mapping[str, Any]) -> Any:
-        view = self.store.take(ref["file"], ref.get("node", 0)) if ref["file"] else memoryview(b"")
-        parts = [
-            base64.b64decode(spot) if isinstance(spot, str) else view[spot[0] : spot[0] + spot[1]]
-            for spot in ref["parts"]
-        ]
-        return pickling.loads(parts[: ref["pieces"]], parts[ref["pieces"] :], self.namespace)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 

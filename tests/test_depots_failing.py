@@ -136,6 +136,18 @@ def test_interrupt_while_a_value_is_sent(four: Cluster) -> None:
     assert [len(four.files(node)) for node in range(4)] == [1] * 4
 
 
+def test_interrupt_while_nothing_moves(four: Cluster) -> None:
+    put(four, b"all are up")
+    os.kill(four.lines[0][0].pid, signal.SIGSTOP)
+    press = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    press.start()
+    data = os.urandom(30 * MB)
+    with pytest.raises(KeyboardInterrupt):
+        put(four, data)
+    assert len(four.store.held()) == 1
+    assert four.everywhere(put(four, data[:MB]))
+
+
 def test_a_node_without_room_is_named(tmp_path: Path) -> None:
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine does not let users mount a tmpfs")

@@ -60,6 +60,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "shelf",
         "parcels",
         "holdings",
+        "unpacking",
         "ship",
     ),
     ("results", "display", "bootstrap", "submission", "button", "order", "report", "stall"),
