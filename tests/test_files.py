@@ -403,6 +403,24 @@ def test_an_interrupt_leaves_no_half_file_and_no_process(two: Nodes, back: bool)
     assert [path for folder in [two.here, *two.roots] for path in folder.rglob("*") if path.is_file()] == []
 
 
+def test_an_interrupt_of_a_copy_to_a_node_that_hangs(two: Nodes) -> None:
+    with (two.here / "large").open("wb") as file:
+        file.truncate(3 << 30)
+    hanging: list[psutil.Process] = []
+
+    def hang_then_stop(name: str, done: int, total: int) -> None:
+        if hanging:
+            raise KeyboardInterrupt
+        if done:
+            hanging.append(children()[0])
+            hanging[0].suspend()
+
+    with pytest.raises(KeyboardInterrupt):
+        two.files.put(two.here / "large", "copy", progress=hang_then_stop)
+    assert hanging
+    assert not children()
+
+
 def test_a_node_that_is_lost(two: Nodes) -> None:
     grow(two.here, {"d/a": "a"})
     with (two.here / "d/large").open("wb") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -74,8 +75,7 @@ class Line:
         answers: list[dict[str, Any] | BaseException] = []
         full = threading.Event()
         hearing = threading.Thread(target=self._hear, args=(answers, full), daemon=True)
-        with self._writing:
-            self._sending = True
+        self._sending = True
         self._write(packed("write", {"want": list(want), "equal": list(equal)}))
         hearing.start()
         with contextlib.suppress(OSError):  # the other thread hears why
@@ -113,9 +113,13 @@ class Line:
 
     def halt(self) -> None:
         """Have the node come to an end with what it does; it is told unless bytes are on their way there."""
-        with self._writing, contextlib.suppress(OSError):
-            if not self._sending:
+        if self._sending or not self._writing.acquire(blocking=False):  # a line that hangs keeps the lock
+            return
+        with contextlib.suppress(OSError):
+            try:
                 self._transport.write(packed("stop"))
+            finally:
+                self._writing.release()
 
     def _check(self) -> None:
         if self._stop.is_set():
@@ -214,8 +218,9 @@ class Lines:
             self._stop.set()
             for line in self._lines:
                 line.halt()
+            end = time.monotonic() + PATIENCE
             for thread in threads:
-                thread.join(PATIENCE)
+                thread.join(max(0.0, end - time.monotonic()))
             raise
 
     def _sentences(self, node: FileNode, problem: BaseException) -> Sequence[str]:
