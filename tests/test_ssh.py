@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,6 +175,12 @@ def test_a_killed_sshd_is_noticed(hosts: Hosts, connection: Connection) -> None:
     process.close()
 
 
+def test_a_script_whose_connection_is_lost(hosts: Hosts, connection: Connection) -> None:
+    with pytest.raises(HostError, match="h1: the connection was lost while a step ran"):
+        connection.run("echo begun; sleep 1000", lines=lambda line: hosts[0].kill_sessions())
+    hosts[0].power_cut()
+
+
 def test_all_hosts_at_once(tmp_path: Path) -> None:
     told: list[tuple[str, str]] = []
     with loopback(tmp_path / "hosts", 3) as hosts:
@@ -192,4 +200,68 @@ def test_all_hosts_at_once(tmp_path: Path) -> None:
         for each in made:
             each.close()
             each.close()
+    assert not ours()
+
+
+# ------------------------------------------------------------------------------------------------- ends at any time
+
+
+def test_an_interrupt_ends_a_script(hosts: Hosts, connection: Connection) -> None:
+    def press(line: str) -> None:
+        threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT]).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        connection.run("sleep 1000 & echo begun; wait", lines=press)
+    assert still_there(hosts[0].processes()) == []
+    assert connection.run("echo on").out == "on\n"
+
+
+def test_closing_a_connection_ends_its_scripts(hosts: Hosts) -> None:
+    connection = connect(endpoint(hosts, "h1"))
+    begun = threading.Event()
+    failures: list[HostError] = []
+
+    def work() -> None:
+        try:
+            connection.run("trap '' HUP PIPE; echo begun; sleep 1000", lines=lambda line: begun.set())
+        except HostError as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert begun.wait(20)
+    running = hosts[0].processes()
+    connection.close()
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    assert still_there(running) == []
+    assert [failure.reason for failure in failures] == ["the connection was closed while a step ran"]
+    assert not ours()
+
+
+def test_closing_a_connection_frees_who_waits_on_a_frozen_host(hosts: Hosts) -> None:
+    connection = connect(endpoint(hosts, "h1"))
+    reading, writing = connection.open("exec cat"), connection.open("exec sleep 1000")
+    heard: list[bytes] = []
+    raised: list[OSError] = []
+
+    def write() -> None:
+        try:
+            while True:
+                writing.write(bytes(1 << 20))
+        except OSError as problem:
+            raised.append(problem)
+
+    threads = [threading.Thread(target=lambda: heard.append(reading.read())), threading.Thread(target=write)]
+    hosts[0].freeze()
+    for thread in threads:
+        thread.start()
+    connection.close()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert (heard, len(raised)) == ([b""], 1)
+    hosts[0].thaw()
+    for process in (reading, writing):
+        process.close()
+    hosts[0].power_cut()
     assert not ours()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.errors import HostError
+from skymagic.ssh import process
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hosts import HostSpec
@@ -34,11 +35,11 @@ def everything_works(hosts: Hosts) -> None:
         done = connection.run("pwd; printf '%s\\n' \"$HOME\" 'a\\b!' ; echo problem >&2; exit 7")
         home = hosts[0].home
         assert (done.status, done.out, done.err) == (7, f"{home}\n{home}\na\\b!\n", "problem\n")
-        process = connection.open("exec cat")
-        process.write(b"\x00\xff\n")
-        assert process.read() == b"\x00\xff\n"
-        process.close()
-        assert process.status() == 0
+        cat = connection.open("exec cat")
+        cat.write(b"\x00\xff\n")
+        assert cat.read() == b"\x00\xff\n"
+        cat.close()
+        assert cat.status() == 0
         connection.upload("a file", [memoryview(b"content")], 7)
         assert (home / "a file").read_bytes() == b"content"
     finally:
@@ -109,3 +110,15 @@ def test_a_forced_command_that_speaks_another_language(tmp_path: Path) -> None:
         with pytest.raises(HostError, match=r"h1: the login shell ended before it ran anything"):
             connection.run("true")
         connection.close()
+
+
+def test_a_profile_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "BEGIN", 1.0)
+    with loopback(tmp_path / "hosts", options=["ForceCommand exec sleep 1000"]) as hosts:
+        connection = connected(hosts)
+        with pytest.raises(
+            HostError, match="h1: the login shell ran nothing within 1 s\n  does a profile wait"
+        ):
+            connection.run("true")
+        connection.close()
+        hosts[0].power_cut()

@@ -54,6 +54,8 @@ class Connection:
         self.label = endpoint.label
         self._transport, self._below = transport, below
         self._closing = threading.Lock()
+        self._scripts: set[Process] = set()
+        self._closed = False
 
     @property
     def alive(self) -> bool:
@@ -87,6 +89,7 @@ class Connection:
             HostError: it took too long, or the connection was lost.
         """
         process = self.open(script)
+        self._scripts.add(process)
         late = threading.Event()
 
         def end() -> None:
@@ -104,10 +107,12 @@ class Connection:
         finally:
             watch.cancel()
             process.kill()
+            self._scripts.discard(process)
         if late.is_set():
             raise HostError(self.label, f"a step took longer than {timeout:.0f} s and was ended")
-        if not self.alive and (status is None or status < 0):
-            raise HostError(self.label, "the connection was lost while a step ran", "try again")
+        if self._closed or (not self.alive and (status is None or status < 0)):
+            how = "closed" if self._closed else "lost"
+            raise HostError(self.label, f"the connection was {how} while a step ran", "try again")
         return Done(-1 if status is None else status, out, process.errors())
 
     def upload(self, path: str, pieces: Iterable[memoryview], nbytes: int, mode: int = 0o600) -> None:
@@ -138,8 +143,11 @@ class Connection:
             raise HostError(self.label, f"{path} could not be written: {said}")
 
     def close(self) -> None:
-        """Close the connection and all that goes over it; twice is safe."""
+        """Close the connection and all that goes over it; scripts that still run are killed. Twice is safe."""
+        self._closed = True
         with self._closing:
+            for process in list(self._scripts):
+                process.kill()
             login.end(self._transport)
             self._below.close()
 

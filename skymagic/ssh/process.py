@@ -20,7 +20,7 @@ WINDOW = 1 << 24
 """Bytes that a host may send on a channel before they are read."""
 KEPT = 1 << 20
 """Bytes of standard error that are kept."""
-BEGIN = 60.0
+BEGIN = 30.0
 """Seconds that a login shell's profile may take."""
 GRACE = 5.0
 """Seconds that a process has to end when its input has ended."""
@@ -56,19 +56,22 @@ class Process:
             channel.settimeout(BEGIN)
             channel.exec_command(SHELL)
             self._thread.start()
-            self.write(_wrapped(self._mark, text).encode())
+            with contextlib.suppress(OSError):  # when it has ended already, what it said tells why
+                self.write(_wrapped(self._mark, text).encode())
             self.pid = self._begin()
             """The number of the process on its host; it leads its own session."""
             channel.settimeout(None)
-        except Exception as problem:
+        except BaseException as problem:
             self._abandon()
-            if isinstance(problem, HostError):
-                raise
-            raise HostError(
-                host, f"no process could be started: {problem}", f"try: ssh {host} true"
-            ) from problem
-        except BaseException:
-            self._abandon()
+            if isinstance(problem, TimeoutError):
+                reason = f"the login shell ran nothing within {BEGIN:.0f} s"
+                raise HostError(
+                    host, reason, f"does a profile wait for something? Try: ssh {host} true"
+                ) from problem
+            if isinstance(problem, Exception) and not isinstance(problem, HostError):
+                raise HostError(
+                    host, f"no process could be started: {problem}", f"try: ssh {host} true"
+                ) from problem
             raise
 
     def _begin(self) -> int:
@@ -78,6 +81,8 @@ class Process:
             data = self._channel.recv(PIECE)
             if not data:
                 self._thread.join(timeout=1.0)
+                if not self.alive:
+                    raise HostError(self.host, "the connection is lost")
                 said = b"\n".join(filter(None, (seen.strip(), bytes(self._errors).strip())))[-4000:]
                 words = ":\n" + said.decode(errors="replace") if said else " without a word"
                 raise HostError(

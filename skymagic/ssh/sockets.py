@@ -25,10 +25,12 @@ def dial(endpoint: Endpoint, patience: Patience) -> socket.socket:
         HostError: with the reason.
     """
     where = f"{endpoint.hostname} port {endpoint.port}"
-    end = time.monotonic() + endpoint.timeout
     problem: OSError | None = None
-    for family, kind, protocol, _, address in _addresses(endpoint):
+    addresses = _addresses(endpoint)
+    for family, kind, protocol, _, address in addresses:
         patience.check()
+        # an address that leads nowhere must not use up the time of the next one
+        end = time.monotonic() + endpoint.timeout / len(addresses)
         sock = socket.socket(family, kind, protocol)
         try:
             _connect(sock, address, end, patience)
