@@ -185,6 +185,12 @@ def test_a_passphrase_that_nobody_gives(hosts: Hosts) -> None:
     with pytest.raises(HostError, match=r"its passphrase was not given"):
         connect(endpoint, lambda question: "")
 
+    def nobody(question: str) -> str:
+        raise NotImplementedError("this frontend does not support input requests")
+
+    with pytest.raises(HostError, match=r"its passphrase was not given: ssh-add "):
+        connect(endpoint, nobody)
+
     def stop(question: str) -> str:
         raise KeyboardInterrupt
 

@@ -98,7 +98,7 @@ class _Crew:
         while left:
             index, words, answer = self._news.get()
             if answer is not None and ask is not None:
-                answer.set_result(ask(words))
+                answer.set_result(_answered(ask, words))
             elif index is not None:
                 left -= 1
                 if self._unexpected:
@@ -141,6 +141,14 @@ class _Crew:
         while not self._patience.wait(done, 3600.0):
             pass
         return answer.result()
+
+
+def _answered(ask: Ask, words: str) -> str:
+    """The user's answer, "" where nobody can be asked: a notebook that is run by a program has no input."""
+    try:
+        return ask(words)
+    except (NotImplementedError, EOFError, OSError):
+        return ""
 
 
 def _connected(endpoint: Endpoint, ask: Ask | None, patience: Patience) -> Connection:

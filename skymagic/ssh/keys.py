@@ -105,7 +105,7 @@ def _unlock(path: str, ask: Callable[[str], str] | None, tried: Tried) -> parami
             if key is not None and key is not _LOCKED:
                 _opened[mark] = key  # type: ignore[assignment]
                 return _opened[mark]
-        tried.unused.append(f"{path} (its passphrase was not given)")
+        tried.unused.append(f"{path} (its passphrase was not given: ssh-add {path})")
         return None
 
 
