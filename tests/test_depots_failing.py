@@ -100,6 +100,8 @@ def test_a_line_breaks_while_a_file_comes_back(four: Cluster) -> None:
     four.breaks[2] = [7 * MB, 9 * MB]
     assert four.store.take(name, 2) == data
     assert sum(line.got for line in four.lines[2]) < 23 * MB
+    with pytest.raises(FileNotFoundError):
+        four.store.take(name, 2)
     assert four.files(2) == []
 
 
