@@ -280,6 +280,20 @@ class Agents:
                 self.ranks[rank] = self._fresh(rank)
         self._order(chosen, generation)
 
+    def reshape(self, specs: Mapping[int, tuple[int, wire.RankSpec]], timeout: float) -> None:
+        """Other ranks from now on: wait for the end of those that `specs` lacks; new ones are not started yet.
+
+        Raises:
+            ProvisionError: one did not end in time.
+        """
+        gone = [rank for rank in self.ranks if rank not in specs]
+        self._wait(
+            lambda: all(self.ranks[rank].exited for rank in gone), timeout, "the end of released ranks"
+        )
+        with self._news:
+            self.specs = dict(specs)
+            self.ranks = {rank: self.ranks.get(rank) or self._fresh(rank) for rank in specs}
+
     def signal(self, ranks: Iterable[int], signum: int) -> None:
         """Send a signal; SIGKILL reaches what a rank started too."""
         for link, mine in self._by_link(ranks):

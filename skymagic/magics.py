@@ -78,11 +78,11 @@ class SkyMagics(Magics):
         if request.dry_run:
             print(usage(lambda: pools.preview(request, say)).text())
             return None
-        return Compute.of(self._ensure(request))
+        return Compute.of(self._ensure(request, resize=True))
 
-    def _ensure(self, request: PoolRequest) -> Pool:
+    def _ensure(self, request: PoolRequest, *, resize: bool = False) -> Pool:
         defaults = self.settings.defaults()
-        return usage(lambda: pools.ensure(request, self.shell.user_ns, defaults, say))
+        return usage(lambda: pools.ensure(request, self.shell.user_ns, defaults, say, resize=resize))
 
     def _pool_of(self, request: PoolRequest) -> Pool:
         """The pool that a run asks for: by options, by name, or the one used last."""

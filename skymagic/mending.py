@@ -69,6 +69,8 @@ class Mending:
         self._thread: threading.Thread | None = None
         self._problem: Exception | None = None
         self._generation = 0
+        self._infos: Mapping[int, Mapping[str, Any]] = {}
+        """What ranks that live must learn of their places when they join the next group."""
 
     def begin(self, dead: Iterable[int]) -> None:
         """Start ranks anew and form the process groups again; returns at once, and runs that wait go on after it.
@@ -111,6 +113,24 @@ class Mending:
         problem, self._problem = self._problem, None
         return problem
 
+    def resize(self, world_size: int, infos: Mapping[int, Mapping[str, Any]], added: Sequence[int]) -> None:
+        """Form a group of another size; called by who has the turn of all ranks, before and after.
+
+        Args:
+            infos: rank → its new place (``InstanceInfo.plain()``).
+            added: ranks that are to be started; all of them are where they are inseparable.
+
+        Raises:
+            PoolError: the ranks did not come up.
+        """
+        self._world_size, self._infos = world_size, infos
+        try:
+            self._mend(list(range(world_size)) if self._inseparable else list(added))
+        finally:
+            self._infos = {}
+        if (problem := self.forgive()) is not None:
+            raise PoolError(f"the ranks did not come up: {problem}") from problem
+
     # -- on its own thread -------------------------------------------------------------------------------------------
 
     def _mend_in(self, turn: Turn) -> None:
@@ -149,7 +169,7 @@ class Mending:
             return None
         envelope = {  # those that are being replaced take part too, from their side
             "kind": "rejoin", "ranks": list(range(self._world_size)), "shown": [], "screen_limit": 1,
-            "generation": self._generation,
+            "generation": self._generation, "infos": {str(rank): info for rank, info in self._infos.items()},
         }  # fmt: skip
         limits = Limits(timeout=REJOIN_TIMEOUT, grace=0.1)
         report = self._pool.send(Submission(alive), envelope, "", Nowhere(), limits)

@@ -398,8 +398,13 @@ class Pool:
             report.notes, self._notes = self._notes, []
         return report
 
-    def _check_there(self, ranks: Iterable[int]) -> None:
-        """Before a run on some ranks of a pool that has lost some: whether these are there."""
+    def _check_there(self, ranks: Sequence[int]) -> None:
+        """Before a run on some ranks of a pool that has released or lost some: whether these are there."""
+        if max(ranks, default=0) >= self.world_size:
+            raise PoolStateError(
+                f"pool {self.name!r} has {display.count(self.world_size, 'rank')} by now, and the cell was for "
+                f"{rank_words(list(ranks))}: run it again"
+            )
         if self.state is not State.DEGRADED:
             return
         lost = [rank for rank, state in self.agents.ranks.items() if not state.ready]
@@ -562,6 +567,61 @@ class Pool:
         self._mending.wait()
         if (problem := self._mending.forgive()) is not None:
             raise PoolError(f"the ranks did not come back: {problem}") from problem
+
+    def resize(self, plan: Plan) -> str:
+        """Add or release nodes of a pool on this machine, between runs; the ranks that stay form a new group with the others.
+
+        Args:
+            plan: the pool's own with another number of nodes.
+
+        Returns:
+            What became of the ranks' variables, in a line.
+
+        Raises:
+            PoolStateError: not in this state.
+            PoolError: the ranks did not come up.
+        """
+        states.move(self.state, Event.MEND, self.name)
+        before, after = self.world_size, plan.topology.world_size
+        stay = range(min(before, after))
+        turn = self.turns.ask(range(max(before, after)))
+        turn.__enter__()  # may be given up; what follows may not, and so goes on by itself when the user does not wait for it
+        problems: list[Exception] = []
+
+        def work() -> None:
+            try:
+                self._resize(plan)
+            except Exception as problem:
+                problems.append(problem)
+            finally:
+                turn.__exit__()
+
+        thread = threading.Thread(target=work, name="skymagic-resize", daemon=True)
+        thread.start()
+        thread.join()
+        if problems:
+            raise problems[0]
+        if self.inseparable:
+            names = ", ".join(plugin.name for plugin in self.plugins if plugin.rejoin is None)
+            return f"all ranks were started anew, without variables: {names} cannot go on with another number of ranks"
+        others = f"{rank_words(range(before, after))} {'has' if after - before == 1 else 'have'} none"
+        if after < before:
+            others = f"those of {rank_words(range(after, before))} are gone"
+        return f"{rank_words(stay)} {'keeps its' if len(stay) == 1 else 'keep their'} variables, {others}"
+
+    def _resize(self, plan: Plan) -> None:
+        """Change the ranks; called with the turn of all of them."""
+        assert self._engine is not None
+        self._mending.check()
+        before, after = self.world_size, plan.topology.world_size
+        self.plan = plan
+        self.agents.signal(range(after, before), signal.SIGKILL)
+        specs = self._rank_specs(self.agents.places)
+        self.agents.reshape(specs, START_TIMEOUT)
+        self._engine.forget(range(after, before))
+        self.shipper.forget(range(after, before))
+        infos = {rank: specs[rank][1].info for rank in range(min(before, after))}
+        self._mending.resize(after, infos, range(before, after))
 
     # -- looking -----------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from skymagic import display, providers
@@ -45,12 +46,18 @@ def ended() -> list[Pool]:
 
 
 def ensure(
-    request: PoolRequest, namespace: dict[str, Any], defaults: Defaults, tell: Callable[[str], None]
+    request: PoolRequest,
+    namespace: dict[str, Any],
+    defaults: Defaults,
+    tell: Callable[[str], None],
+    *,
+    resize: bool = False,
 ) -> Pool:
     """The pool that a request describes: the running one where it fits, else a new one.
 
     Args:
         tell: told in a line what is done.
+        resize: a running pool that differs in its number of nodes alone gets the other number.
 
     Raises:
         RequestError: all mistakes of the request; or a pool of this name runs and is another.
@@ -63,12 +70,44 @@ def ensure(
     if there is not None and not differences:
         use(there)
         return there
+    if there is not None and resize and there.ended is None and not fits(without_nodes(request), there.plan):
+        return resized(there, request, tell)
     provider = providers.serving(request)
     try:
         plan = provider.plan(request, tell)
         if there is not None:
             raise _another(there, differences)
         return _make(Pool(name, plan, provider, namespace, defaults, _drop), tell)
+    except BaseException:
+        provider.release()
+        raise
+
+
+def without_nodes(request: PoolRequest) -> PoolRequest:
+    """The same request, where nothing is said of how many nodes there are, and which."""
+    return replace(request, nodes=None, hosts=(), stated=request.given() - {"nodes", "hosts"})
+
+
+def resized(pool: Pool, request: PoolRequest, tell: Callable[[str], None]) -> Pool:
+    """A running pool with the nodes that a request names: in place on this machine, made anew elsewhere.
+
+    Raises:
+        RequestError: there is no room for them, and nothing has changed.
+    """
+    wanted = replace(pool.plan.request, nodes=request.nodes, hosts=request.hosts or pool.plan.request.hosts)
+    provider = providers.serving(wanted)
+    try:
+        plan = provider.plan(wanted, tell)
+        nodes = display.count(plan.topology.nodes, "node")
+        use(pool)
+        if not plan.remote:
+            tell(f"pool {pool.name!r} gets {nodes} instead of {pool.plan.topology.nodes} …")
+            tell(pool.resize(plan))
+            provider.release()
+            return pool
+        tell(f"pool {pool.name!r} is made anew with {nodes}: the ranks' variables are gone")
+        pool.close()
+        return _make(Pool(pool.name, plan, provider, pool.namespace, pool.defaults, _drop), tell)
     except BaseException:
         provider.release()
         raise

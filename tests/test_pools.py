@@ -135,7 +135,6 @@ def test_another_shape_under_the_same_name_is_refused(notebook: Notebook) -> Non
     notebook.run("%sky_pool --nodes 1")
     before = {process.pid for process in family(notebook)}
     for line in (
-        "%sky_pool --nodes 2",
         "%%sky_broadcast --nodes 2\n1",
         "%sky_pool main --plugin torch",
         "%sky_pool main --env A=1",

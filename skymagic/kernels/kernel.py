@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 import threading
@@ -20,7 +21,7 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 from traitlets import Type
 
 from skymagic import quiet, runtime, wire
-from skymagic.kernels import stacks, tracebacks
+from skymagic.kernels import network, stacks, tracebacks
 from skymagic.kernels.desk import Desk
 from skymagic.kernels.hold import BindError, Hold
 from skymagic.kernels.order import LAST_VALUE, ORDER
@@ -165,6 +166,7 @@ class RankKernel(IPythonParallelKernel):
     async def _carry_out(self, order: dict[str, Any], source: str) -> dict[str, Any]:
         if order["kind"] == "rejoin":
             self._forget_failure()
+            self._take_place(order.get("infos", {}).get(str(Desk.info.rank)))
             return {"status": "ok", "notes": Desk.hooks.rejoin(order["generation"])}
         outcome: dict[str, Any] = {"status": "ok", "bound": False, "joined": True}
         try:
@@ -181,6 +183,13 @@ class RankKernel(IPythonParallelKernel):
         outcome.setdefault("interrupted", self._interrupted)
         outcome["collectives"] = stacks.collectives()
         return outcome
+
+    def _take_place(self, info: dict[str, Any] | None) -> None:
+        """The pool has another number of nodes: this rank's place in it."""
+        if info is not None:
+            Desk.info = Desk.hooks.info = runtime.InstanceInfo.from_plain(info)
+            os.environ.update(network.environment(Desk.info))
+            runtime.enter(Desk.info)
 
     def _forget_failure(self) -> None:
         """Let go of the last error's frames, which hold what the group that broke was used with."""
