@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.notebook import Notebook, opened
+from tests.places import ON_HOSTS, pooled
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 PLACE = """%%sky_broadcast -o places
@@ -150,3 +151,17 @@ def test_the_stop_button_does_not_tear_it(notebook: Notebook) -> None:
     notebook.finish(shown)
     notebook.run("%sky_pool --nodes 4")
     assert pids(notebook)[:2] == before
+
+
+@pytest.mark.needs("sshd")
+def test_a_pool_of_hosts_is_made_anew_and_it_is_said(tmp_path: Path) -> None:
+    with pooled("ssh", tmp_path / "pool") as notebook:
+        notebook.run("%%sky_broadcast\nkept = 5")
+        before = pids(notebook)
+        failed = notebook.fail(ON_HOSTS.replace("h[1-2]", "h[1-3]"))
+        assert "h3" in failed.text
+        assert pids(notebook) == before, "hosts that are not there change nothing"
+        shown = notebook.run(ON_HOSTS.replace("h[1-2]", "h2"))
+        assert "pool 'main' is made anew with 1 node: the ranks' variables are gone" in shown.stdout
+        assert len(pids(notebook)) == 2
+        assert kept(notebook) == [None] * 2
