@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.figures import Figure, alternate, median, say, timed
-from skymagic.depots import Node, RemoteStore
+from skymagic.depots.remote import Node, RemoteStore
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hosts import HostSpec

@@ -34,7 +34,7 @@ from skymagic.submission import Submission
 from skymagic.turns import Turns
 
 if TYPE_CHECKING:
-    from skymagic.depots import RemoteStore
+    from skymagic.depots.remote import RemoteStore
     from skymagic.engine import Engine
     from skymagic.files import Files
     from skymagic.link import Transport
@@ -198,7 +198,7 @@ class Pool:
             from skymagic.store import NodeStore
 
             return NodeStore(self.agents.hellos[0].store, notify=self.tell)
-        from skymagic.depots import Node, RemoteStore
+        from skymagic.depots.remote import Node, RemoteStore
 
         places = self.agents.places
         return RemoteStore(

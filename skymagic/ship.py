@@ -7,16 +7,17 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from skymagic import modules, pickling
+from skymagic import modules
 from skymagic.capture import CellNames, cell_names, reach
 from skymagic.cargo import Cargo, Item
 from skymagic.errors import CaptureError
 from skymagic.holdings import Holdings
-from skymagic.kinds import type_name
 from skymagic.parcels import INLINE, Loading, Parcel, Progress, Value, bundles, groups, parts_of, submodules
 from skymagic.refuse import Refusal, heavy, message, no_room, refusal
 from skymagic.shelf import Shelf, Store
-from skymagic.unpacking import Unpacking
+from skymagic.values import pickling
+from skymagic.values.kinds import type_name
+from skymagic.values.unpacking import Unpacking
 
 __all__ = ["Cargo", "Item", "Shipper"]
 

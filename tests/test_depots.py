@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skymagic.depots import Node, RemoteStore
+from skymagic.depots.remote import Node, RemoteStore
 from skymagic.kernels.depot import LOCK
 from skymagic.link import Transport
 from skymagic.providers.local import ChildTransport

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.depots import Node, RemoteStore
+from skymagic.depots.remote import Node, RemoteStore
 from skymagic.errors import PoolError
 from skymagic.providers.local import ChildTransport
 from skymagic.store import NodeStore

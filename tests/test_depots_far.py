@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.depots import Node, RemoteStore
+from skymagic.depots.remote import Node, RemoteStore
 from skymagic.errors import PoolError
 from skymagic.link import Transport
 from skymagic.ssh.connecting import connect

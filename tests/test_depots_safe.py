@@ -13,7 +13,7 @@ import psutil
 import pytest
 import zmq
 
-from skymagic import freight
+from skymagic.depots import freight
 from skymagic.providers.local import ChildTransport
 from skymagic.store import NodeStore, create, remove
 from tests.test_depots import MB, Cluster, put

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.greeting import Answer, Hello
 from skymagic.kernels import berth
 from skymagic.kernels.berth import BerthError
+from skymagic.session.greeting import Answer, Hello
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_nothing_of_the_login_is_held() -> None:
 
 def communicate_until_end(gate: subprocess.Popen[bytes], data: bytes) -> tuple[bytes, int]:
     """Write, acknowledge the agent's end, and read until the daemon closes."""
-    from skymagic import frames
+    from skymagic.session import frames
 
     assert gate.stdin is not None
     assert gate.stdout is not None
@@ -162,7 +162,7 @@ def communicate_until_end(gate: subprocess.Popen[bytes], data: bytes) -> tuple[b
 
 
 def _finish() -> bytes:
-    from skymagic import frames
+    from skymagic.session import frames
 
     session = frames.Session()
     session.put(frames.EOF, 0)

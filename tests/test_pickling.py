@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from skymagic import pickling
-from skymagic.memory import SMALL
+from skymagic.values import pickling
+from skymagic.values.memory import SMALL
 from tests.far import Notebook
 
 BIG = SMALL  # elements; large enough for a buffer of its own, whatever the type

@@ -15,12 +15,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from skymagic import frames, wire
-from skymagic.carrier import Loop
-from skymagic.channels import WRITABLE
-from skymagic.frames import Frame, ProtocolError, Session
-from skymagic.greeting import LONGEST, Answer, Hello
+from skymagic import wire
 from skymagic.kernels.berth import Berth, boot, sweep
+from skymagic.session import frames
+from skymagic.session.carrier import Loop
+from skymagic.session.channels import WRITABLE
+from skymagic.session.frames import Frame, ProtocolError, Session
+from skymagic.session.greeting import LONGEST, Answer, Hello
 
 FORSAKEN = 20.0
 """Seconds for which a daemon waits to be fetched, when its agent has ended or was never told what to do."""

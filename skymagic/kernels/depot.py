@@ -1,6 +1,6 @@
 """A node's depot: brings values from the notebook and from other nodes into the node's store, and files back.
 
-``python -m skymagic.kernels.depot STORE`` speaks over its standard input and output (`skymagic.freight`) and ends when
+``python -m skymagic.kernels.depot STORE`` speaks over its standard input and output (`skymagic.depots.freight`) and ends when
 its input does. What is complete stays in the store; a depot that follows on the same store finds it.
 Nothing that comes is unpickled or executed: it is bytes, written under a name that leads nowhere else.
 """
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from skymagic.freight import (
+from skymagic.depots.freight import (
     Abandon,
     Beat,
     Body,

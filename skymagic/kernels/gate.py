@@ -14,9 +14,9 @@ import signal
 import socket
 import sys
 
-from skymagic.greeting import Answer, Hello
 from skymagic.kernels import berth
 from skymagic.kernels.berth import Berth, BerthError, boot
+from skymagic.session.greeting import Answer, Hello
 
 AGENT = ("-m", "skymagic.kernels.agent")
 VANISHED = (

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from skymagic import pickling
 from skymagic.kernels.served import Served
-from skymagic.kinds import type_name
-from skymagic.pickled import Pickled
 from skymagic.store import Buffer, NodeStore
+from skymagic.values import pickling
+from skymagic.values.kinds import type_name
+from skymagic.values.pickled import Pickled
 
 _INLINE = 64 << 10
 _ALIGN = 64

@@ -18,8 +18,8 @@ from typing import Any
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from skymagic import freight
-from skymagic.freight import Follow
+from skymagic.depots import freight
+from skymagic.depots.freight import Follow
 
 CHUNK = 1 << 19
 """Bytes of one message."""

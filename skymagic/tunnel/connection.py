@@ -7,8 +7,8 @@ import socket
 import threading
 from collections.abc import Callable
 
-from skymagic.greeting import Answer, Hello
 from skymagic.link import Transport
+from skymagic.session.greeting import Answer, Hello
 
 READ = 1 << 18
 

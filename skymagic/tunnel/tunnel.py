@@ -11,11 +11,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from skymagic import frames
-from skymagic.carrier import Loop
-from skymagic.frames import Frame, ProtocolError, Session
-from skymagic.greeting import Answer, Hello
 from skymagic.link import Transport
+from skymagic.session import frames
+from skymagic.session.carrier import Loop
+from skymagic.session.frames import Frame, ProtocolError, Session
+from skymagic.session.greeting import Answer, Hello
 from skymagic.tunnel.agent import AgentEnd, how_ended
 from skymagic.tunnel.connection import Connection
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from skymagic import pickling
 from skymagic.shelf import Store
+from skymagic.values import pickling
 
 
 @dataclass

@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from skymagic import freight
-from skymagic.depotline import Fetch, Node
+from skymagic.depots import freight
+from skymagic.depots.fanout import victims
+from skymagic.depots.line import Fetch, Node
+from skymagic.depots.returns import Returns
+from skymagic.depots.spreading import Spreading, Value
 from skymagic.errors import PoolError
-from skymagic.fanout import victims
 from skymagic.pins import Pins
-from skymagic.returns import Returns
-from skymagic.spreading import Spreading, Value
 from skymagic.store import LARGE, Buffer, digest
 
 __all__ = ["Node", "RemoteStore"]

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from skymagic import freight
-from skymagic.depotline import DepotLine, LineLost, Node
+from skymagic.depots import freight
+from skymagic.depots.line import DepotLine, LineLost, Node
 from skymagic.errors import PoolError, SkyError
 
 _FIRST_PAUSE = 0.2

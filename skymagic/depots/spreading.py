@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from skymagic import freight
-from skymagic.depotline import LineLost, Node
+from skymagic.depots import freight
+from skymagic.depots.fanout import KEPT, UPLINK, Spread, orders
+from skymagic.depots.fleet import Fleet
+from skymagic.depots.freight import Failed, Landed
+from skymagic.depots.line import LineLost, Node
 from skymagic.errors import PoolError
-from skymagic.fanout import KEPT, UPLINK, Spread, orders
-from skymagic.fleet import Fleet
-from skymagic.freight import Failed, Landed
 from skymagic.store import Buffer
 
 STEP = 1 << 19

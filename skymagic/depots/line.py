@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from skymagic import freight
-from skymagic.freight import Beat, Looked, Message, Open, Opened, Piece, Read, Size, Stream
+from skymagic.depots import freight
+from skymagic.depots.freight import Beat, Looked, Message, Open, Opened, Piece, Read, Size, Stream
 from skymagic.link import Transport
 
 START = 60.0
