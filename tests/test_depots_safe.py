@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import zmq
 
 from skymagic.depots import freight
 from skymagic.providers.local import ChildTransport
-from skymagic.store import NodeStore, create, remove
+from skymagic.store import NodeStore, create, digest, remove
 from tests.test_depots import MB, Cluster, put
 
 NAME = "0123456789abcdef-" + "f" * 32
@@ -119,7 +120,7 @@ def test_only_the_pool_is_served(who: str) -> None:
         answered = bool(asking.poll(10000 if who == "the pool" else 1000))
         assert answered == (who == "the pool")
         if answered:
-            assert asking.recv_multipart() == [name.encode(), b"", b"secret"]
+            assert asking.recv_multipart() == [name.encode(), b"0", b"", b"secret"]
     finally:
         context.destroy(linger=0)
         two.close()
@@ -142,6 +143,27 @@ def test_a_follower_trusts_the_pool_alone(store: Path) -> None:
     assert not false.poll(0)  # nor was it told anything
     depot.close()
     context.destroy(linger=0)
+
+
+def test_nodes_that_wait_for_each_other() -> None:
+    """Two values, and two nodes: each is to get first what the other is to get last."""
+    two = Cluster(2)
+    try:
+        put(two, b"all are up")
+        lines = two.store._fleet.lines
+        data = [os.urandom(MB), os.urandom(MB)]
+        names = [f"{NAME[:16]}-{digest([each])}" for each in data]
+        for node, other in ((0, 1), (1, 0)):
+            for name in names if node == 0 else reversed(names):
+                lines[node].send(freight.Follow(name, MB, "127.0.0.1", lines[other].port))
+        for node, name, each in ((0, names[1], data[1]), (1, names[0], data[0])):
+            lines[node].send(freight.Put(name, MB))  # instead of following, at last
+            lines[node].send(freight.Body(name, MB), memoryview(each))
+            lines[node].send(freight.Seal(name, name[17:]))
+        while not all({path.name for path in two.files(node)} >= set(names) for node in range(2)):
+            time.sleep(0.01)
+    finally:
+        two.close()
 
 
 def test_depots_listen_on_their_own_address_alone() -> None:

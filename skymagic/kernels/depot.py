@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -308,7 +309,13 @@ def main(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):
+    status = 0
+    try:
         main(sys.argv[1])
+    except (BrokenPipeError, SystemExit):
+        pass
+    except BaseException:
+        traceback.print_exc()
+        status = 1
     sys.stderr.flush()
-    os._exit(0)  # threads that wait for other nodes need not be waited for
+    os._exit(status)  # threads that wait for other nodes need not be waited for

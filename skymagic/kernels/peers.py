@@ -1,7 +1,8 @@
 """Values from node to node: each depot serves what it has, as it arrives, and follows others.
 
 The sockets speak CURVE: whoever has not got the pool's key pair can neither connect nor listen in.
-A follower asks for a value from an offset on and grants credit, in bytes; the server sends as much as has come.
+A follower asks for a value from an offset on and grants credit, in bytes; the server sends as much as has come, each
+piece with its offset. Asking: ``[name, offset, credit]``; more credit: ``[name, null, credit]``; no more: ``[name, -1, 0]``.
 """
 
 from __future__ import annotations
@@ -116,7 +117,9 @@ class Server:
                 return
         except (ValueError, TypeError, IndexError):
             return
-        if offset is not None:
+        if offset == -1:
+            self._readers.pop((who, name), None)
+        elif offset is not None:
             self._readers[who, name] = _Reader(int(offset), int(credit))
         elif (reader := self._readers.get((who, name))) is not None:
             reader.credit += int(credit)
@@ -124,10 +127,13 @@ class Server:
 
     def _send(self, who: bytes, name: str, reader: _Reader) -> None:
         while reader.credit > 0:
-            data, key = self._supply(name, reader.offset, min(reader.credit, CHUNK))
+            try:
+                data, key = self._supply(name, reader.offset, min(reader.credit, CHUNK))
+            except OSError:  # it is being unlinked; whoever asked will be told by the notebook
+                return
             if not data and not key:
                 return
-            self._socket.send_multipart([who, name.encode(), key.encode(), data])
+            self._say(who, name, reader.offset, key, data)
             reader.offset += len(data)
             reader.credit -= len(data)
             if key:
@@ -139,7 +145,10 @@ class Server:
             if now - reader.heard > 2 * SILENCE:
                 del self._readers[who, name]
             else:
-                self._socket.send_multipart([who, name.encode(), b"", b""])
+                self._say(who, name, reader.offset)
+
+    def _say(self, who: bytes, name: str, offset: int, key: str = "", data: bytes = b"") -> None:
+        self._socket.send_multipart([who, name.encode(), str(offset).encode(), key.encode(), data])
 
 
 class Follower:
@@ -195,45 +204,62 @@ class Follower:
                 key = self._get(order)
                 if key is not None:
                     self._land(order.name, key)
-            except OSError as problem:
+                    self.abandon(order.name)
+            except Exception as problem:
                 if self._stands(order):
                     self.abandon(order.name)
-                    self._fail(order.name, problem)
-            else:
-                if key is not None:
-                    self.abandon(order.name)
+                    self._fail(order.name, problem if isinstance(problem, OSError) else OSError(str(problem)))
 
     def _stands(self, order: Follow) -> bool:
         with self._lock:
             return self._orders.get(order.name) is order
 
+    def _gives_way(self, order: Follow) -> bool:
+        """Put an order that does not move behind the others: it may wait for a node that waits for this one."""
+        with self._lock:
+            if len(self._orders) < 2 or self._orders.get(order.name) is not order:
+                return False
+            self._orders[order.name] = self._orders.pop(order.name)
+            return True
+
     def _get(self, order: Follow) -> str | None:
-        """Write what comes until the end, and say its key; None when the order changed meanwhile."""
+        """Write what comes until the end, and say its key; None when the order changed or gave way."""
         socket = self._socket(order.address, order.port)
+        try:
+            return self._pieces(order, socket)
+        except TimeoutError:
+            self._sockets.pop((order.address, order.port)).close(linger=0)
+            raise
+        finally:
+            if not socket.closed:
+                socket.send(json.dumps([order.name, -1, 0]).encode())
+
+    def _pieces(self, order: Follow, socket: Any) -> str | None:
         come = self._write(order.name, memoryview(b""))
         socket.send(json.dumps([order.name, come, WINDOW]).encode())
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._alarm.descriptor, zmq.POLLIN)
-        heard = said = time.monotonic()
+        heard = moved = said = time.monotonic()
         owed = 0
         while self._stands(order):
             ready = dict(poller.poll(int(BEAT * 1000)))
             self._alarm.clear()
             now = time.monotonic()
             if socket in ready:
-                name, key, data = socket.recv_multipart(copy=True)
-                if name.decode() != order.name:
-                    continue  # of a value that was abandoned
+                name, offset, key, data = socket.recv_multipart(copy=True)
+                if name.decode() != order.name or int(offset) != come:
+                    continue  # of what was asked for before
                 heard = now
                 if data:
-                    self._write(order.name, memoryview(data))
+                    come, moved = self._write(order.name, memoryview(data)), now
                     owed += len(data)
                 if key:
                     return str(key.decode())
             elif now - heard > SILENCE:
-                self._sockets.pop((order.address, order.port)).close(linger=0)
                 raise TimeoutError(f"no word from {order.address}:{order.port}")
+            if now - moved > 2 * BEAT and self._gives_way(order):
+                return None
             if owed >= WINDOW // 4 or now - said > BEAT:
                 socket.send(json.dumps([order.name, None, owed]).encode())
                 owed, said = 0, now
