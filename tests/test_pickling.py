@@ -635,7 +635,7 @@ def test_ipython_is_the_other_sides(notebook: Notebook) -> None:
     notebook.ranks[0].run(
         "from IPython.core.interactiveshell import InteractiveShell\n"
         "from traitlets.config import Config\n"
-        "from skymagic import pickling\n"
+        "from skymagic.values import pickling\n"
         "ip = InteractiveShell.instance(config=Config({'HistoryManager': {'enabled': False}}))\n"
         "pickled = pickling.dumps({'ip': ip}, globals())\n"
         "same = pickling.loads(pickled.pieces, [], globals())['ip'] is ip"
