@@ -306,6 +306,7 @@ def main(directory: str) -> None:
         finally:
             end.set()
             depot.close()
+            outlet.close()
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ class Outlet:
         self._gone = gone
         self._items: deque[tuple[bytes, bytes | None]] = deque()
         self._pieces = 0
+        self._writing = False
         self._news = threading.Condition()
         threading.Thread(target=self._write, name="depot-outlet", daemon=True).start()
 
@@ -59,18 +60,25 @@ class Outlet:
             self._items.append((encode(message), data))
             self._news.notify_all()
 
+    def close(self, patience: float = 1.0) -> None:
+        """Let what was said go out, as far as somebody listens."""
+        with self._news:
+            self._news.wait_for(lambda: not self._items and not self._writing, patience)
+
     def _write(self) -> None:
         try:
             while True:
                 with self._news:
                     self._news.wait_for(lambda: self._items)
                     line, data = self._items.popleft()
+                    self._writing = True
                 self._all(line)
                 if data is not None:
                     self._all(data)
-                    with self._news:
-                        self._pieces -= 1
-                        self._news.notify_all()
+                with self._news:
+                    self._writing = False
+                    self._pieces -= data is not None
+                    self._news.notify_all()
         except OSError:
             self._gone()
 
