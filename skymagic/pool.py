@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from skymagic import button, display, plugins, states, wire
-from skymagic.agents import Agents, Place, describe
+from skymagic import button, display, plugins, specs, states, wire
+from skymagic.agents import Agents, describe
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
 from skymagic.kernels.lifetime import Lifetime
 from skymagic.mending import Mending
@@ -27,7 +27,6 @@ from skymagic.plugins import packing
 from skymagic.report import Limits, Report
 from skymagic.results import rank_words
 from skymagic.run import Run, Screen, Stop
-from skymagic.runtime import InstanceInfo, Peer
 from skymagic.screen import Nowhere, Progress
 from skymagic.states import Event, State
 from skymagic.submission import Submission
@@ -174,8 +173,8 @@ class Pool:
         self._agents.start(
             [
                 wire.AgentSpec(
-                    pool=self.name, job_id=self.job_id, node=index, head=index == 0, preload=self._preload(),
-                    env=self._environment(), address=member.address, curve=self.plan.remote,
+                    pool=self.name, job_id=self.job_id, node=index, head=index == 0, preload=specs.preload(self.plugins),
+                    env=specs.environment(self.plan, os.environ), address=member.address, curve=self.plan.remote,
                     idle=self.plan.request.idle, max_lifetime=self.plan.request.max_lifetime,
                     away=self.defaults.away if self.plan.remote else None,
                 )
@@ -185,7 +184,11 @@ class Pool:
         from skymagic.engine import Engine  # imports ipyparallel, while the agents start
         from skymagic.ship import Shipper
 
-        self._agents.order(self._rank_specs(self._agents.meet(self.job_id, START_TIMEOUT)))
+        self._agents.order(
+            specs.of_ranks(
+                self.plan, self.plugins, self.job_id, self._agents.meet(self.job_id, START_TIMEOUT)
+            )
+        )
         controller = self._agents.wait_controller(START_TIMEOUT)
         self._engine = Engine(controller.client, members[0].forward)
         self._shipper = Shipper(self._open_store(), self.namespace, str(Path.cwd()))
@@ -218,46 +221,6 @@ class Pool:
         assert self._engine is not None and self._agents is not None
         idents = {rank: self._agents.ranks[rank].ident for rank in ranks}
         self._engine.bind({rank: ident for rank, ident in idents.items() if ident is not None}, START_TIMEOUT)
-
-    def _preload(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(module for plugin in self.plugins for module in plugin.preload))
-
-    def _environment(self) -> dict[str, str]:
-        shape = self.plan.topology
-        on_machine = shape.procs_per_node if self.plan.remote else shape.world_size
-        threads = {"OMP_NUM_THREADS": str(max(1, self.plan.cpus // on_machine))}
-        env = threads if self.plan.remote or "OMP_NUM_THREADS" not in os.environ else {}
-        secret = {name: os.environ[name] for name in self.plan.request.secrets if name in os.environ}
-        return {**env, **dict(self.plan.image.env), **dict(self.plan.request.env), **secret}
-
-    def _rank_specs(self, places: Sequence[Place]) -> dict[int, tuple[int, wire.RankSpec]]:
-        """Rank → (index of its machine, its specification)."""
-        shape, plan = self.plan.topology, self.plan
-        specs = tuple(map(packing.packed, self.plugins))
-        machines = [min(node, len(places) - 1) for node in range(shape.nodes)]
-        peers = tuple(
-            Peer(node, places[index].address, places[index].hostname) for node, index in enumerate(machines)
-        )
-        found = {}
-        for rank in range(shape.world_size):
-            node = shape.node_of(rank)
-            info = InstanceInfo(
-                node=node, total_nodes=shape.nodes, head_addr=places[0].address, head_port=0,
-                accelerators=plan.request.gpu.count if plan.request.gpu else 0, peers=peers, rank=rank,
-                world_size=shape.world_size, local_rank=shape.local_rank(rank), local_world_size=shape.procs_per_node,
-                hostname=peers[node].hostname, job_id=self.job_id,
-            )  # fmt: skip
-            found[rank] = (
-                machines[node],
-                wire.RankSpec(rank, info.plain(), specs, self._rank_environment(node)),
-            )
-        return found
-
-    def _rank_environment(self, node: int) -> dict[str, str]:
-        """Ranks of one node see the node's GPUs, and take theirs by LOCAL_RANK, as under torchrun."""
-        if not self.plan.devices:
-            return {}
-        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.plan.devices[node]))}
 
     def close(self) -> None:
         """End all ranks and release all machines; legal in every state, twice is safe."""
@@ -616,8 +579,8 @@ class Pool:
         before, after = self.world_size, plan.topology.world_size
         self.plan = plan
         self.agents.signal(range(after, before), signal.SIGKILL)
-        specs = self._rank_specs(self.agents.places)
-        self.agents.reshape(specs, START_TIMEOUT)
+        ranks = specs.of_ranks(self.plan, self.plugins, self.job_id, self.agents.places)
+        self.agents.reshape(ranks, START_TIMEOUT)
         self._engine.forget(range(after, before))
         self.shipper.forget(range(after, before))
         infos = {rank: specs[rank][1].info for rank in range(min(before, after))}

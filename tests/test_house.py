@@ -59,7 +59,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("providers",),
     ("engine",),
     ("run", "screen"),
-    ("mending",),
+    ("mending", "specs"),
     ("pool",),
     ("pools",),
     ("broadcast",),

@@ -1,0 +1,64 @@
+"""From a plan to what each node and each rank is told when it starts; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from skymagic import wire
+from skymagic.agents import Place
+from skymagic.plan import Plan
+from skymagic.plugins import Plugin, packing
+from skymagic.runtime import InstanceInfo, Peer
+
+
+def preload(plugins: Sequence[Plugin]) -> tuple[str, ...]:
+    """Modules that each node imports before it forks its ranks."""
+    return tuple(dict.fromkeys(module for plugin in plugins for module in plugin.preload))
+
+
+def environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of everything on a node.
+
+    Args:
+        environ: the notebook's own: values of secrets, and, on this machine, what is inherited.
+    """
+    shape = plan.topology
+    on_machine = shape.procs_per_node if plan.remote else shape.world_size
+    threads = {"OMP_NUM_THREADS": str(max(1, plan.cpus // on_machine))}
+    env = threads if plan.remote or "OMP_NUM_THREADS" not in environ else {}
+    secret = {name: environ[name] for name in plan.request.secrets if name in environ}
+    return {**env, **dict(plan.image.env), **dict(plan.request.env), **secret}
+
+
+def of_ranks(
+    plan: Plan, plugins: Sequence[Plugin], job_id: str, places: Sequence[Place]
+) -> dict[int, tuple[int, wire.RankSpec]]:
+    """Rank → (index of its machine, its specification).
+
+    Args:
+        places: where the machines are, the head first; one machine may serve all nodes.
+    """
+    shape = plan.topology
+    packed = tuple(map(packing.packed, plugins))
+    machines = [min(node, len(places) - 1) for node in range(shape.nodes)]
+    peers = tuple(
+        Peer(node, places[index].address, places[index].hostname) for node, index in enumerate(machines)
+    )
+    found = {}
+    for rank in range(shape.world_size):
+        node = shape.node_of(rank)
+        info = InstanceInfo(
+            node=node, total_nodes=shape.nodes, head_addr=places[0].address, head_port=0,
+            accelerators=plan.request.gpu.count if plan.request.gpu else 0, peers=peers, rank=rank,
+            world_size=shape.world_size, local_rank=shape.local_rank(rank), local_world_size=shape.procs_per_node,
+            hostname=peers[node].hostname, job_id=job_id,
+        )  # fmt: skip
+        found[rank] = (machines[node], wire.RankSpec(rank, info.plain(), packed, _devices(plan, node)))
+    return found
+
+
+def _devices(plan: Plan, node: int) -> dict[str, str]:
+    """Ranks of one node see the node's GPUs, and take theirs by LOCAL_RANK, as under torchrun."""
+    if not plan.devices:
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, plan.devices[node]))}
