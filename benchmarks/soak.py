@@ -72,6 +72,8 @@ class Fault:
     body: str
     expect: type[BaseException] | None = None
     """What the cell raises; None if it only takes its time."""
+    before: str = ""
+    """A cell of its own, which goes well: the first DDP wrapper of a rank imports for seconds, which a stop leaves whole."""
     lost: bool = False
     """Whether the victim loses its variables."""
     press: tuple[float, float] | None = None
@@ -114,7 +116,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "stop in time.sleep": Fault("import time\ntime.sleep(60)", RunInterrupted, press=(0.1, 0.4)),
     "stop in a loop": Fault("while True: pass", RunInterrupted, press=(0.1, 0.4)),
-    "stop in training": Fault(TRAIN + "while True: step()", RunInterrupted, press=(0.1, 0.4)),
+    "stop in training": Fault("while True: step()", RunInterrupted, before=TRAIN, press=(0.1, 0.4)),
     "stop at once": Fault(
         ME + "t = torch.ones(9)\nif me != {victim}: dist.all_reduce(t)\nelse:\n    import time; time.sleep(60)",
         RunInterrupted, press=(0.0, 0.02),
@@ -182,6 +184,7 @@ class Soak:
         victim = self.chance.randrange(RANKS)
         this = Round(name, victim)
         self.keep()
+        cluster.run(self.pool, FAULTS[name].before, timeout=60)
         self._fail(FAULTS[name], this)
         self._go_on(FAULTS[name], this)
         return this
