@@ -26,6 +26,8 @@ HINT = 0.7
 """Seconds after an interrupt until the user is told of the second press."""
 STACKS = 0.5
 """Seconds that ranks have to say where they are."""
+AWAKE = 0.2
+"""Seconds after which a wait looks up: Python sleeps through a signal that comes just before it waits, or to another thread."""
 PASSING = 5.0
 """Seconds to wait until what was sent to ranks that have ended their cells has reached them."""
 
@@ -143,7 +145,7 @@ class Run:
         times += [when for rank in self.report.ranks.values() if (when := rank.silent_at) is not None]
         if self._stall.due is not None and not self._stopping:
             times.append(self._stall.due)
-        return max(0.0, min([*times, now + 60.0]) - now)
+        return max(0.0, min([*times, now + AWAKE]) - now)
 
     def _deadlines(self) -> list[tuple[float, Callable[[], None]]]:
         """What is to be done, and when."""

@@ -6,6 +6,10 @@ import threading
 from collections.abc import Iterable
 
 
+AWAKE = 0.5
+"""Seconds after which a wait looks up: Python may sleep through an interrupt that comes just before it waits."""
+
+
 class Turn:
     """One request for some ranks; as a context manager it waits for them and gives them back."""
 
@@ -42,7 +46,7 @@ class Turns:
         try:
             with self._news:
                 while not self._comes(turn):
-                    self._news.wait()
+                    self._news.wait(AWAKE)
                 self._line.remove(turn)
                 self._taken.append(turn)
         except BaseException:
