@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-
 AWAKE = 0.5
 """Seconds after which a wait looks up: Python may sleep through an interrupt that comes just before it waits."""
 
