@@ -583,7 +583,7 @@ class Pool:
         self.agents.reshape(ranks, START_TIMEOUT)
         self._engine.forget(range(after, before))
         self.shipper.forget(range(after, before))
-        infos = {rank: specs[rank][1].info for rank in range(min(before, after))}
+        infos = {rank: ranks[rank][1].info for rank in range(min(before, after))}
         self._mending.resize(after, infos, range(before, after))
 
     # -- looking -----------------------------------------------------------------------------------------------------
