@@ -64,7 +64,10 @@ def by_script(one: Pool, folder: str, label: str = "reduced") -> float:
     begun = time.time()
     scripts.run(one, order, Limits(), screen)
     ended = time.time()
-    said = [float(words) for _, text in screen.pieces for words in numbers(text, label)]
+    texts: dict[int, str] = {}
+    for node, piece in screen.pieces:  # a word may come in two
+        texts[node] = texts.get(node, "") + piece
+    said = [float(words) for text in texts.values() for words in numbers(text, label)]
     return ended - said[0] if label == "killed" else max(said) - begun
 
 

@@ -250,8 +250,8 @@ def script_error(ends: Sequence[ScriptEnd], nodes: int, notes: Sequence[str] = (
             first.cause["text"],
             *([f"[{worker}]"] if worker and worker not in first.cause["text"] else []),
         ]
-    else:
-        lines += last_words(first, "its last lines:")
+    if not first.cause or ("\n" not in first.cause["text"] and "SIGKILL" not in first.cause["text"]):
+        lines += last_words(first, "its last lines:")  # where native code says why it gives up
     others = [end for end in failed if end is not first]
     same = [end.node for end in others if not end.stopped and end.status == first.status]
     lines += [f"the same on {node_words(same)}"] if same else []

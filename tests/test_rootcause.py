@@ -151,3 +151,13 @@ def test_torchruns_own_frames_are_left_out_and_what_they_wrap_stays() -> None:
     assert without_frames(joined).splitlines()[0] == "torch.distributed.DistNetworkError: EADDRINUSE"
     assert without_frames(joined).endswith(PLAIN.strip())
     assert without_frames(PLAIN) == PLAIN.strip()
+
+
+def test_a_store_that_went_away_is_a_consequence_and_a_port_that_is_taken_is_not() -> None:
+    lost = "Traceback (most recent call last):\ntorch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed."
+    cause = root_cause("", lost)
+    assert cause is not None
+    assert cause.follows
+    cause = root_cause(json.dumps({"message": f"DistNetworkError: EADDRINUSE\n\n{lost}"}), "")
+    assert cause is not None
+    assert not cause.follows

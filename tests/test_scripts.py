@@ -358,6 +358,22 @@ def test_the_node_that_knows_the_cause_is_told_first() -> None:
     assert "node 1 had to be stopped" in str(error)
 
 
+def test_native_code_that_gives_up_is_heard() -> None:
+    aborted = cause("torchrun's rank 1 (local rank 1), process 7, was ended by SIGABRT")
+    error = script_error(
+        [
+            end(
+                0,
+                1,
+                cause=aborted,
+                words="terminate called after throwing\n  what():  Resource temporarily unavailable",
+            )
+        ],
+        1,
+    )
+    assert "what():  Resource temporarily unavailable" in str(error)
+
+
 def test_a_port_that_is_taken_and_a_launcher_that_is_missing_have_a_remedy() -> None:
     busy = script_error([end(0, 1, cause=cause("DistNetworkError: … name: EADDRINUSE"))], 1)
     assert "$MASTER_PORT" in str(busy)

@@ -65,6 +65,7 @@ def main() -> None:
     trainer.fit()
     if dist.get_rank() == 0:
         print(text.decode(model.continued(text.numbers[:8].to(device), 120).cpu()))
+    dist.barrier()  # nobody leaves while another one still has something to say to it
     dist.destroy_process_group()
 
 

@@ -24,7 +24,8 @@ ROOT = re.compile(
     re.DOTALL,
 )
 CONSEQUENCES = re.compile(
-    r"connection closed|connection reset|broken pipe|socket closed|closed by (peer|remote)|connection was closed|NCCL",
+    r"connection closed|connection reset|broken pipe|socket closed|closed by (peer|remote)|connection was closed"
+    r"|connection to the C10d store|NCCL",
     re.IGNORECASE,
 )
 
@@ -61,7 +62,8 @@ def root_cause(error_file: str, tail: str) -> Cause | None:
     if not text:
         return Cause(died, died, worker) if died else None
     summary = text.rstrip().rpartition("\n")[2]
-    return Cause(text.rstrip(), summary, worker, bool(CONSEQUENCES.search(summary)))
+    follows = bool(CONSEQUENCES.search(summary)) and "EADDRINUSE" not in text
+    return Cause(text.rstrip(), summary, worker, follows)
 
 
 def recorded(error_file: str) -> str:
