@@ -128,6 +128,7 @@ class RankKernel(IPythonParallelKernel):
                 runtime.taking_part(order["ranks"], order.get("run", 0)),
                 Desk.hooks.around_run(),
                 self._flusher,
+                self._main_thread_known(),  # an interrupt may not tear it: no later order would be heard
             ):
                 try:
                     self._interruptible = order["kind"] == "cell"
@@ -205,13 +206,12 @@ class RankKernel(IPythonParallelKernel):
         shell.displayhook.value = self._result = None
         shell.displayhook.cell = source
         shell._last_traceback = None
-        with self._main_thread_known():
-            try:
-                reply = await super().do_execute(source, False, False)
-            except Exception:  # ipykernel fails over an exception whose __str__ raises
-                if self._result is None or self._result.error_in_exec is None:
-                    raise
-                reply = {"status": "error", "traceback": shell._last_traceback}
+        try:
+            reply = await super().do_execute(source, False, False)
+        except Exception:  # ipykernel fails over an exception whose __str__ raises
+            if self._result is None or self._result.error_in_exec is None:
+                raise
+            reply = {"status": "error", "traceback": shell._last_traceback}
         result = self._result
         error = result.error_before_exec or result.error_in_exec if result is not None else None
         if reply["status"] != "ok" or error is not None:
