@@ -20,7 +20,7 @@ SETTLE = 0.1
 """Seconds that other ranks have to fail by themselves, so that an error that all of them raise is told as such."""
 ROOT_CAUSE = 0.5
 """Seconds to wait for the cause when the first news is that a connection closed."""
-RESPITES = 2
+RESPITES = 5
 """How often a rank that is leaving its cell (an ``except`` or ``finally`` of the user's, a slow machine) gets the grace period again."""
 HINT = 0.7
 """Seconds after an interrupt until the user is told of the second press."""
