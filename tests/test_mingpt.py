@@ -112,7 +112,7 @@ def workers() -> list[psutil.Process]:
 
 
 def test_a_worker_that_is_killed_ends_the_run_on_all_nodes(notebook: Notebook, folder: Path) -> None:
-    script = f"echo $SKYPILOT_TASK_ID > {folder}/task\n{STATIC} {SMALL} trainer.epochs=100000 trainer.save_every=100000"
+    script = f"echo $SKYPILOT_TASK_ID > {folder}/task\n{STATIC} {SMALL} trainer.epochs=1000 trainer.save_every=1000"
     shown = notebook.start(sh(script, folder))
     notebook.watch(shown, lambda shown: len(losses(shown, "train")) > 3)
     task = (folder / "task").read_text().strip()
