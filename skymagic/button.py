@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from skymagic.errors import RunInterrupted, SkyError
@@ -21,11 +21,12 @@ SOON = 0.3
 
 
 class Button:
-    """Owns SIGINT of the main thread from the sending of a cell until the block ends, where its values are kept.
+    """Owns SIGINT of the main thread until the block ends, where a cell's values are kept.
 
-    Before that an interrupt falls where it falls; it leaves the block as `RunInterrupted`. A press that no run took is
-    remembered, and raises `RunInterrupted` when the block ends, so that a loop of cells ends too. Blocks may be nested:
-    the outermost counts.
+    Before the cell is sent an interrupt falls where it falls, and leaves the block as `RunInterrupted`; where Python loses
+    the exception, in a destructor or a callback, the press stops the cell as soon as it is sent. A press that no run took
+    is remembered, and raises `RunInterrupted` when the block ends, so that a loop of cells ends too. Blocks may be
+    nested: the outermost counts.
 
     Args:
         listens: whether there is anything to press: not so on other threads.
@@ -42,6 +43,9 @@ class Button:
     def _reset(self) -> None:
         self.values: Any = None
         self._pressed = 0
+        """For nobody so far."""
+        self._begun = False
+        """Whether a cell has been sent."""
         self._submission: Submission | None = None
         self._before: Any = None
         """The handler that will be there again."""
@@ -49,6 +53,10 @@ class Button:
 
     def __enter__(self) -> Button:
         self._depth += 1
+        if self._depth == 1 and self._listens:
+            self._before = signal.getsignal(signal.SIGINT)
+            if self._before is not None:  # None: it was not set from Python
+                signal.signal(signal.SIGINT, self._on_press)
         return self
 
     def __exit__(
@@ -69,10 +77,10 @@ class Button:
     def aimed(self, submission: Submission) -> Iterator[None]:
         """Inside, a press is news of this submission; what it has not read at the end is remembered."""
         self._submission = submission
-        if self._listens and self._before is None:
-            self._before = signal.getsignal(signal.SIGINT)
-            if self._before is not None:  # None: it was not set from Python
-                signal.signal(signal.SIGINT, self._on_press)
+        while self._pressed and not self._begun:
+            self._pressed -= 1
+            submission.put("stop", -1)
+        self._begun = True
         try:
             yield
         finally:
@@ -88,11 +96,13 @@ class Button:
         finally:
             self._breaks_at = None
 
-    def _on_press(self, *_: object) -> None:
+    def _on_press(self, signum: int, frame: FrameType | None) -> None:
         if self._submission is not None:
             self._submission.put("stop", -1)
             return
         self._pressed += 1
+        if not self._begun and callable(self._before):
+            self._before(signum, frame)
         if self._breaks_at is not None and (self._pressed > 1 or time.monotonic() > self._breaks_at):
             raise KeyboardInterrupt
 
@@ -104,7 +114,7 @@ class Button:
                 signal.signal(signal.SIGINT, before)
             except KeyboardInterrupt:  # the last moment
                 late = 1
-        found = before is not None, self._pressed + late, self.values
+        found = self._begun, self._pressed + late, self.values
         self._reset()
         return found
 

@@ -173,11 +173,12 @@ def _on_iopub(submission: Submission, future: Any, message: Mapping[str, Any]) -
 
 
 def _on_reply(submission: Submission, rank: int, future: Any) -> None:
-    reply = future.result()
-    outcome = (
-        getattr(reply, "_content", {}).get("sky")
-        if isinstance(reply, ipp.client.client.ExecuteReply)
-        else None
-    )
-    if outcome is not None:
-        submission.put("outcome", rank, outcome)
+    problem = future.exception()
+    if isinstance(problem, ipp.error.EngineError):
+        return  # its process has ended, of which the agent tells more
+    reply = None if problem is not None else future.result()
+    outcome = getattr(reply, "_content", {}).get("sky")
+    if outcome is None:  # the rank has not carried the order out: nothing more will come
+        text = f"{problem or reply}"
+        outcome = {"status": "error", "ename": "RankFailed", "evalue": text, "traceback": [text]}
+    submission.put("outcome", rank, outcome)

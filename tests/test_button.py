@@ -1,0 +1,85 @@
+"""The stop button, press by press, with real signals."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import Empty
+
+import pytest
+
+from skymagic import button
+from skymagic.errors import RunInterrupted
+from skymagic.submission import Submission
+
+
+class Deaf:
+    """Python loses what is raised while one of these is deleted."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def deafness() -> Iterator[None]:
+    """A press whose exception Python loses, and does not complain of here."""
+    before, sys.unraisablehook = sys.unraisablehook, lambda lost: None
+    try:
+        thing = [Deaf()]
+        thing.clear()
+        gc.collect()
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def presses(submission: Submission) -> int:
+    """How many of them a run would hear."""
+    count = 0
+    while True:
+        try:
+            count += submission.events.get_nowait().kind == "stop"
+        except Empty:
+            return count
+
+
+def test_a_press_that_python_loses_before_the_cell_stops_the_cell() -> None:
+    submission = Submission([0])
+    with button.here() as one, deafness(), one.aimed(submission):
+        assert presses(submission) == 1
+
+
+def test_a_press_before_the_cell_is_an_interrupt_of_the_cell() -> None:
+    with pytest.raises(RunInterrupted, match="before the cell began"), button.here():
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_press_while_the_cell_runs_is_its_news() -> None:
+    submission = Submission([0])
+    with button.here() as one, one.aimed(submission):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert presses(submission) == 2
+
+
+def test_a_late_press_is_told_at_the_end() -> None:
+    def late() -> None:
+        with button.here() as one:
+            with one.aimed(Submission([0])):
+                pass
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(RunInterrupted, match="had ended on every rank"):
+        late()
+
+
+def test_afterwards_all_is_as_it_was() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with button.here() as one, one.aimed(Submission([0])):
+        assert signal.getsignal(signal.SIGINT) != before
+    assert signal.getsignal(signal.SIGINT) == before
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
