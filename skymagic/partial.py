@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,7 +65,7 @@ class Partial:
         self._path.rename(self._path.with_name(name))
 
     def _open(self, directory: Path) -> None:
-        self._path = directory / f"{self._prefix}{secrets.token_hex(16)}.part"
+        self._path = directory / f"{self._prefix}{os.urandom(16).hex()}.part"
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
     def _move(self, directory: Path) -> None:

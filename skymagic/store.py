@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import stat
 import tempfile
@@ -99,7 +98,7 @@ class NodeStore(Pins):
         self.directory = Path(directory)
         self.share = share
         self._notify = notify or (lambda sentence: None)
-        self._nonce = secrets.token_hex(8)
+        self._nonce = os.urandom(8).hex()
         self._files: dict[str, _File] = {}
         private(self.directory)
 
@@ -185,7 +184,7 @@ class NodeStore(Pins):
             key = self.put(None, pieces, nbytes)
             file = self._files.pop(key)
             path = self.path(file.name)
-            name = f"{self._nonce}-{secrets.token_hex(16)}"
+            name = f"{self._nonce}-{os.urandom(16).hex()}"
             path.rename(path.with_name(name))
             return name
 

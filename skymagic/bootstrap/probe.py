@@ -21,7 +21,7 @@ for name in sys.argv[1:]:
     except m.PackageNotFoundError:
         pass
 """
-"""What an interpreter that is used as it is says of packages by name; a list of all it has would take a second."""
+"""What an interpreter that is used as it is says, after the above, of packages by name; a list of all would take a second."""
 
 _BODY = r"""
 main() {
@@ -108,8 +108,7 @@ addresses() {
 }
 
 prepared() {
-    "$want" -c "$ask_python" 2>/dev/null | sed 's/^/@sky python /'
-    "$want" -c "$ask_packages" $names 2>/dev/null
+    "$want" -c "$ask_python$ask_packages" $names 2>/dev/null | sed 's/^\([0-9]\)/@sky python \1/'
 }
 
 works() { [ -f "$folder/env/$1/.ready" ] && "$folder/env/$1/bin/python" -c '' 2>/dev/null; }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import selectors
 import shutil
 import signal
@@ -47,6 +46,8 @@ class Rank:
         self.output = output
         self.lines = wire.Lines()
         self.pid: int | None = None
+        self.ready = False
+        """Whether it has run its plugins' hooks."""
         self.expected = False
         """Whether its end was asked for."""
 
@@ -89,7 +90,7 @@ class Agent:
         self.iopub: Iopub | None = None
         self.offers: list[wire.Offer] = []
         self.spawned = 0
-        self.nonce = secrets.token_hex(4)
+        self.nonce = os.urandom(4).hex()
         """An agent that is started in the place of one that was lost makes other identities."""
         self.stop_at: float | None = None
         self.later: list[tuple[float, Callable[[], None]]] = []
@@ -471,8 +472,11 @@ class Agent:
                 self._spread(message)
                 self.tell(message)
             case wire.RankReady():
+                rank.ready = True
                 self.lifetime.end(rank.rank, now)
                 self.tell(message)
+                if self.iopub is not None and all(one.ready for one in self.ranks.values()):
+                    self.iopub.open()
             case _:
                 self.tell(message)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from skymagic.plan.units import duration_text
-
 
 class Lifetime:
     """What a node agent was told of ``--idle`` and ``--max-lifetime``, who is at work, and whether the notebook is there.
@@ -76,6 +74,8 @@ class Lifetime:
 
     def reason(self, now: float) -> str:
         """Why the pool is to end now, as in "it ended …"; empty while no limit is over."""
+        from skymagic.plan.units import duration_text  # brings all of `plan`, which a node's start need not wait for
+
         if self._max_lifetime is not None and now >= self._started + self._max_lifetime:
             text = duration_text(self._max_lifetime)
             return f"after {text} (--max-lifetime {text})"

@@ -7,8 +7,10 @@ import os
 import socket
 import struct
 import sys
+from typing import TYPE_CHECKING
 
-from skymagic.runtime import InstanceInfo
+if TYPE_CHECKING:
+    from skymagic.runtime import InstanceInfo
 
 SIOCGIFADDR = 0x8915
 

@@ -97,8 +97,7 @@ addresses() {
 }
 
 prepared() {
-    "$want" -c "$ask_python" 2>/dev/null | sed 's/^/@sky python /'
-    "$want" -c "$ask_packages" $names 2>/dev/null
+    "$want" -c "$ask_python$ask_packages" $names 2>/dev/null | sed 's/^\([0-9]\)/@sky python \1/'
 }
 
 works() { [ -f "$folder/env/$1/.ready" ] && "$folder/env/$1/bin/python" -c '' 2>/dev/null; }
