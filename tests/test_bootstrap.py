@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ from skymagic.bootstrap import (
     prepare_script,
     probe_script,
 )  # fmt: skip
+from skymagic.bootstrap.probe import ASK_PACKAGES, ASK_PYTHON
 from skymagic.bootstrap.shell import anywhere, word
 from skymagic.bootstrap.words import Failure, lacks_python, refusals, without_passwords
 
@@ -68,6 +71,19 @@ def test_scripts_word_for_word(name: str) -> None:
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_scripts_are_shell_text(name: str, shell: str) -> None:
     subprocess.run([shell, "-n"], input=SCRIPTS[name], text=True, check=True, capture_output=True)
+
+
+def test_an_interpreter_tells_its_packages(tmp_path: Path) -> None:
+    """By the names of folders where there are such, else as importlib.metadata knows them; what is not there is left out."""
+    (tmp_path / "old_style.egg-info").mkdir()
+    (tmp_path / "old_style.egg-info/PKG-INFO").write_text("Metadata-Version: 1.0\nName: old-style\nVersion: 1.5\n")
+    words = [sys.executable, "-c", ASK_PYTHON + ASK_PACKAGES, "IPython", "jupyter-client", "old.style", "not-there"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    first, *told = done.stdout.splitlines()
+    assert first.startswith(f"{sys.version_info[0]}.{sys.version_info[1]} venv pip ")
+    there = [("IPython", version("ipython")), ("jupyter-client", version("jupyter_client")), ("old.style", "1.5")]
+    assert sorted(told) == [f"@sky package {name} {found}" for name, found in there]
 
 
 def test_passwords_are_on_no_command_line() -> None:

@@ -14,14 +14,26 @@ ASK_PYTHON = (
 """What an interpreter is asked: its version, whether it can make environments with pip, where it is."""
 
 ASK_PACKAGES = """
-import importlib.metadata as m, sys
-for name in sys.argv[1:]:
+import os, re
+left = {re.sub('[-_.]+', '-', name).lower(): name for name in sys.argv[1:]}
+for folder in sys.path[1:]:
+    for one in os.listdir(folder) if left and os.path.isdir(folder) else ():
+        name, _, version = one[:-10].partition('-')
+        name = re.sub('[-_.]+', '-', name).lower()
+        if one.endswith('.dist-info') and name in left:
+            print('@sky package', left.pop(name), version)
+if left:
+    import importlib.metadata as m
+for name in left.values():
     try:
         print('@sky package', name, m.version(name))
     except m.PackageNotFoundError:
         pass
 """
-"""What an interpreter that is used as it is says, after the above, of packages by name; a list of all would take a second."""
+"""What an interpreter that is used as it is says, after the above, of packages by name.
+
+Folders' names tell it at once; to import what reads their files takes longer than all the rest of the probe.
+"""
 
 _BODY = r"""
 main() {

@@ -165,6 +165,7 @@ class Agent:
         self.profile = self.directory / "profile"
         command = [
             sys.executable,
+            *(["-P"] if sys.flags.safe_path else []),
             "-m",
             "skymagic.kernels.controller",
             f"--profile-dir={self.profile}",

@@ -6,12 +6,14 @@ counts as registered after one), no broadcast tree (cells go directly).
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
 import socket
 import sys
 import threading
+from typing import Any, cast
 
 FLAGS = (
     "--HeartMonitor.period=200",
@@ -49,17 +51,32 @@ def _end_with_stdin() -> None:
     os.killpg(0, signal.SIGKILL)  # its heartbeat is a process of its own
 
 
+def _controller() -> type[Any]:
+    """ipyparallel's controller, without numpy, which its task scheduler would import for a scheme that is not used."""
+    absent: Any = None
+    hidden = "numpy" not in sys.modules
+    if hidden:
+        sys.modules["numpy"] = absent
+    try:
+        from ipyparallel.controller.app import IPController
+    finally:
+        if hidden:
+            del sys.modules["numpy"]
+    return cast("type[Any]", IPController)
+
+
 def main(argv: list[str]) -> None:
     """Run the controller; `argv` are further flags of ``ipcontroller``."""
     threading.Thread(target=_end_with_stdin, daemon=True).start()
-    from ipyparallel.controller.app import IPController
-
-    app = IPController.instance()
+    gc.disable()  # while it starts: collections would take a fifth of the time and find nothing
+    app = _controller().instance()
     if sys.platform == "linux":  # elsewhere a port that is held so cannot be listened on
         app.holders = reserve(PORTS)
         app.ports = [holder.getsockname()[1] for holder in app.holders]
     app.initialize([*FLAGS, *argv])
     app.log.setLevel(logging.CRITICAL)  # else each message makes records that no handler takes
+    gc.freeze()
+    gc.enable()
     sys.stdout.write("listening\n")
     sys.stdout.flush()
     app.start()

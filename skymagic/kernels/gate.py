@@ -18,7 +18,7 @@ from skymagic.kernels import berth
 from skymagic.kernels.berth import Berth, BerthError, boot
 from skymagic.session.greeting import Answer, Hello
 
-AGENT = ("-m", "skymagic.kernels.agent")
+AGENT = ("-P", "-m", "skymagic.kernels.agent")
 VANISHED = (
     "its daemon is not there any more: it was killed from outside (out of memory, an administrator, or systemd with "
     "KillUserProcesses=yes when you logged out; `loginctl enable-linger` on the node prevents that)"

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import distributions
+from pathlib import Path
 
 from skymagic import image, plugins
 from skymagic.agents import Member
@@ -98,8 +99,13 @@ class ChildTransport:
 
 
 def run(module: str, *arguments: str) -> ChildTransport:
-    """``python -m module arguments`` with the notebook's own interpreter."""
-    return ChildTransport((sys.executable, "-m", module, *arguments))
+    """``python -m module arguments`` with the notebook's own interpreter; a random.py beside the notebook is not taken for Python's.
+
+    Ranks look there all the same, as notebooks do: IPython sees to that.
+    """
+    beside = Path(__file__).resolve().parents[2] == Path.cwd().resolve()  # used from its source, not installed
+    safe = () if beside else ("-P",)
+    return ChildTransport((sys.executable, *safe, "-m", module, *arguments))
 
 
 def with_plugins(plan: Plan) -> Plan:

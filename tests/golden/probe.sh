@@ -5,8 +5,17 @@ key=2caf07be4c49ceb7-py3.11
 code=0123456789abcdef
 ask_python='import sys; m = __import__('"'"'importlib.util'"'"').util.find_spec; print('"'"'%d.%d %s %s %s'"'"' % (sys.version_info[0], sys.version_info[1], '"'"'venv'"'"' if m('"'"'venv'"'"') else '"'"'-'"'"', '"'"'pip'"'"' if m('"'"'ensurepip'"'"') else '"'"'-'"'"', sys.executable))'
 ask_packages='
-import importlib.metadata as m, sys
-for name in sys.argv[1:]:
+import os, re
+left = {re.sub('"'"'[-_.]+'"'"', '"'"'-'"'"', name).lower(): name for name in sys.argv[1:]}
+for folder in sys.path[1:]:
+    for one in os.listdir(folder) if left and os.path.isdir(folder) else ():
+        name, _, version = one[:-10].partition('"'"'-'"'"')
+        name = re.sub('"'"'[-_.]+'"'"', '"'"'-'"'"', name).lower()
+        if one.endswith('"'"'.dist-info'"'"') and name in left:
+            print('"'"'@sky package'"'"', left.pop(name), version)
+if left:
+    import importlib.metadata as m
+for name in left.values():
     try:
         print('"'"'@sky package'"'"', name, m.version(name))
     except m.PackageNotFoundError:
