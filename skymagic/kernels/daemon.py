@@ -17,6 +17,7 @@ from contextlib import suppress
 
 from skymagic import wire
 from skymagic.kernels.berth import Berth, boot, sweep
+from skymagic.kernels.forked import Forked
 from skymagic.session import frames
 from skymagic.session.carrier import Loop
 from skymagic.session.channels import WRITABLE
@@ -36,7 +37,7 @@ class Daemon:
     Args:
         listener: where gates connect.
         place: the folder, removed at the end.
-        command: the agent.
+        command: what is run in the place of the agent; empty for the agent.
         session: the word that a notebook must know.
     """
 
@@ -57,7 +58,7 @@ class Daemon:
         self.dismissed = False
         """Whether the daemon ends with its agent: somebody on this machine wants it, or nobody ever came."""
         self.status: int | None = None
-        self.agent: subprocess.Popen[bytes] | None = None
+        self.agent: subprocess.Popen[bytes] | Forked | None = None
         self.input = self.output = -1
         self.deadline: float | None = time.monotonic() + FORSAKEN
         self.kill_at: float | None = None
@@ -78,13 +79,7 @@ class Daemon:
         self.loop.watch(woken, lambda _: self._on_signal(woken))
         with open(os.open(self.place.errors, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as errors:
             try:
-                agent = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    start_new_session=True,
-                )
+                agent = _run(command, errors.fileno()) if command else Forked(_agent, errors.fileno())
             except OSError as problem:
                 self._say_end(127, str(problem))
                 return
@@ -298,3 +293,14 @@ class Daemon:
             self.loop.channels.reset(frame.channel)
             return
         self.loop.channels.add(frame.channel, sock, connecting=True)
+
+
+def _run(command: Sequence[str], errors: int) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True)
+
+
+def _agent() -> None:
+    from skymagic.kernels.agent import main
+
+    main()

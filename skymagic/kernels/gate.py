@@ -1,7 +1,7 @@
 """The gate of a node: ``python -m skymagic.kernels.gate NAME [COMMAND…]``, run through a connection that may break.
 
 It starts the daemon NAME, or finds it again, and relays between its standard input and output and the daemon's socket until either
-ends. The daemon owns the agent (COMMAND), so that the agent outlives the connection.
+ends. The daemon owns the agent (or COMMAND in its place), so that the agent outlives the connection.
 
 The first line of the input is a `greeting.Hello`; the daemon, or the gate when there is none, answers it.
 """
@@ -16,9 +16,9 @@ import sys
 
 from skymagic.kernels import berth
 from skymagic.kernels.berth import Berth, BerthError, boot
+from skymagic.kernels.forked import close_from
 from skymagic.session.greeting import Answer, Hello
 
-AGENT = ("-P", "-m", "skymagic.kernels.agent")
 VANISHED = (
     "its daemon is not there any more: it was killed from outside (out of memory, an administrator, or systemd with "
     "KillUserProcesses=yes when you logged out; `loginctl enable-linger` on the node prevents that)"
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     name, *command = arguments
     line = _read_line(0)
     try:
-        sock = _attach(name, command or [sys.executable, *AGENT], Hello.decode(line))
+        sock = _attach(name, command, Hello.decode(line))
     except BerthError as problem:
         return _refuse(str(problem), gone=True)
     except (ValueError, OSError) as problem:
@@ -102,9 +102,7 @@ def _leave(place: Berth, listener: socket.socket) -> None:
     log = os.open(place.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     for fd, target in enumerate((null, null, log)):
         os.dup2(target, fd)
-    highest = os.sysconf("SC_OPEN_MAX")
-    os.closerange(3, listener.fileno())
-    os.closerange(listener.fileno() + 1, min(highest, 1 << 16) if highest > 0 else 1 << 16)
+    close_from(3, but=listener.fileno())
     signal.signal(
         signal.SIGHUP, lambda *_: None
     )  # a handler, for what is ignored stays so in the agent's ranks
