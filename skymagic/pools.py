@@ -32,7 +32,7 @@ def find(name: str | None = None, *, ended: bool = False) -> Pool:
         return pool
     there = f"there are {', '.join(_pools)}" if _pools else "there is none"
     wanted = f"there is no pool {name!r}; {there}" if name else "there is no pool yet"
-    raise PoolError(f"{wanted}: make one with %sky_pool {name or ''} --nodes 2 --plugin torch")
+    raise PoolError(f"{wanted}: make one with %sky_pool {f'{name} ' if name else ''}--nodes 2 --plugin torch")
 
 
 def every() -> list[Pool]:

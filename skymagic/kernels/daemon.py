@@ -256,8 +256,8 @@ class Daemon:
             if signal.SIGTERM in os.read(woken, 4096):
                 self.dismissed = True
                 self._close_input()
-        if self.status is None and self.agent is not None and self.agent.poll() is not None:
-            self._ended(self.agent.returncode)
+        if self.status is None and self.agent is not None and (status := self.agent.poll()) is not None:
+            self._ended(status)
 
     def _ended(self, status: int) -> None:
         """Say how the agent ended, after all that it said. Its output may stay open in a process that it left."""

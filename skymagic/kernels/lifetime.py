@@ -74,7 +74,8 @@ class Lifetime:
 
     def reason(self, now: float) -> str:
         """Why the pool is to end now, as in "it ended …"; empty while no limit is over."""
-        from skymagic.plan.units import duration_text  # brings all of `plan`, which a node's start need not wait for
+        # not at the top: it brings all of `plan`, for which the start of a node need not wait
+        from skymagic.plan.units import duration_text
 
         if self._max_lifetime is not None and now >= self._started + self._max_lifetime:
             text = duration_text(self._max_lifetime)

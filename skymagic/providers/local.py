@@ -103,7 +103,9 @@ def run(module: str, *arguments: str) -> ChildTransport:
 
     Ranks look there all the same, as notebooks do: IPython sees to that.
     """
-    beside = Path(__file__).resolve().parents[2] == Path.cwd().resolve()  # used from its source, not installed
+    beside = (
+        Path(__file__).resolve().parents[2] == Path.cwd().resolve()
+    )  # used from its source, not installed
     safe = () if beside else ("-P",)
     return ChildTransport((sys.executable, *safe, "-m", module, *arguments))
 

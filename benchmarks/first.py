@@ -1,0 +1,72 @@
+"""The first start on hosts that have nothing of skymagic's, with a package cache that has all it needs."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Figure, say, timed
+from skymagic import pools
+from skymagic.plan import Defaults, PoolRequest
+from skymagic.pool import Pool
+from skymagic.providers import ssh
+from skymagic.setup import Ready, setup
+from tests.hosts import Hosts, loopback
+from tests.nodes import pip_settings
+from tests.test_ssh_pools import write_ssh_config
+
+HOSTS = 4
+
+
+def figures() -> Iterator[Figure]:
+    """One host fills the cache; then all others are new."""
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        env = {**pip_settings(), "UV_CACHE_DIR": str(folder / "uv"), "PIP_CACHE_DIR": str(folder / "pip")}
+        with loopback(folder / "hosts", 1 + HOSTS, env=env) as hosts:
+            home = os.environ["HOME"]
+            os.environ["HOME"] = str(write_ssh_config(folder / "client", hosts))
+            try:
+                yield from starts(hosts)
+            finally:
+                os.environ["HOME"] = home
+
+
+def starts(hosts: Hosts) -> Iterator[Figure]:
+    """All of it, and the part of it that is the slowest host's own."""
+    say("first start: one host fills the cache")
+    start(hosts.names[:1]).close()
+    spent: list[float] = []
+
+    def measured(*args: Any, **kwargs: Any) -> Ready:
+        begun = time.perf_counter()
+        try:
+            return setup(*args, **kwargs)
+        finally:
+            spent.append(time.perf_counter() - begun)
+
+    ssh.setup = measured  # type: ignore[attr-defined]
+    made: list[Pool] = []
+    say(f"first start of {HOSTS} hosts")
+    try:
+        whole = timed(lambda: made.append(start(hosts.names[1:])))
+    finally:
+        ssh.setup = setup  # type: ignore[attr-defined]
+    made[0].close()
+    assert len(spent) == HOSTS
+    yield Figure(f"first start, {HOSTS} hosts, warm cache", whole, "s", max(spent), "slowest install")
+    yield Figure(
+        f"first start, {HOSTS} hosts: all but the slowest install", whole - max(spent), "s", limit=3.0
+    )
+
+
+def start(names: tuple[str, ...]) -> Pool:
+    """A pool of one rank each, in an environment that is made for it."""
+    request = PoolRequest(
+        name=f"bench-{os.getpid()}-{len(pools.every())}", provider="ssh", hosts=names, procs_per_node=1
+    )
+    return pools.ensure(request, {}, Defaults(), lambda text: say(f"  {text}"))
