@@ -75,7 +75,7 @@ def figures() -> Iterator[Figure]:
             ours, theirs = alternate(
                 ROUNDS,
                 lambda body=body: cluster.run(pool, body + "rate")[0],  # type: ignore[misc]
-                lambda script=script: peers.torchrun(script + peers.END, RANKS).number("rate"),  # type: ignore[misc]
+                lambda script=script: peers.torchrun(script + peers.DDP_END, RANKS).number("rate"),  # type: ignore[misc]
             )
             yield Figure(
                 f"DDP on {RANKS} ranks, {name} per second", median(ours), "/s", median(theirs), "torchrun",

@@ -28,6 +28,8 @@ MARK = "SKYMAGIC_BENCH"
 
 INIT = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
 END = "\nimport torch.distributed as dist\ndist.destroy_process_group()\n"
+DDP_END = f"\nimport gc\nmodel = None\ngc.collect()\n{END}"
+"""DDP keeps the group alive, and a thread of gloo's that is still at work when Python ends aborts the process, or hangs."""
 
 
 @dataclass

@@ -87,7 +87,7 @@ def two_hosts(hosts: Machines) -> Iterator[Figure]:
         peers.INIT
         + ddp.BODY
         + "print('rate', rate, flush=True) if dist.get_rank() == 0 else None"
-        + peers.END
+        + peers.DDP_END
     )
     steady(two)
     ports = itertools.count(29400)  # a torchrun that begins can find the store of one that ends

@@ -284,6 +284,11 @@ def hints(end: ScriptEnd) -> list[str]:
         )
     if re.search(r"EADDRINUSE|address already in use", said, re.IGNORECASE):
         found.append("a port is in use on that node: $MASTER_PORT is one that was free when the script began")
+    if "terminate called without an active exception" in f"{said}\n{end.words}":
+        found.append(
+            "a thread of gloo's was at work when Python ended: let go of the DDP model (del model; gc.collect()) before "
+            "dist.destroy_process_group()"
+        )
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -66,6 +67,9 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(text.decode(model.continued(text.numbers[:8].to(device), 120).cpu()))
     dist.barrier()  # nobody leaves while another one still has something to say to it
+    # DDP keeps the process group alive, and a thread of gloo's that is still at work when Python ends aborts the process
+    del trainer
+    gc.collect()
     dist.destroy_process_group()
 
 
