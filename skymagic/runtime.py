@@ -144,6 +144,7 @@ def _parsed(text: str) -> InstanceInfo:
 # ------------------------------------------------------------------------------------- who takes part
 
 _taking_part: tuple[int, ...] | None = None
+_everyone = True
 _run = 0
 
 
@@ -153,19 +154,20 @@ def taking_part(ranks: Iterable[int] | None, run: int = 0) -> Iterator[None]:
 
     Held for the process, not for a context: threads that the cell starts take part too.
     """
-    global _taking_part, _run
-    before = _taking_part, _run
+    global _taking_part, _everyone, _run
+    before = _taking_part, _everyone, _run
     _taking_part = None if ranks is None else tuple(sorted(set(ranks)))
+    _everyone = _taking_part is None or len(_taking_part) == instance_info().world_size
     _run = run
     try:
         yield
     finally:
-        _taking_part, _run = before
+        _taking_part, _everyone, _run = before
 
 
 def everyone() -> bool:
-    """Whether all ranks of the pool take part in the present run."""
-    return _taking_part is None or len(_taking_part) == instance_info().world_size
+    """Whether all ranks of the pool take part in the present run; asked at each step of a training."""
+    return _everyone
 
 
 def run_number() -> int:
