@@ -544,3 +544,11 @@ def test_a_group_of_the_users_own_without_a_plugin(tmp_path: Path) -> None:
         notebook.run("%sky_restart --rank 0")
         notebook.run(body)
         assert notebook.value("sums") == [2.0, 2.0]
+
+
+def test_files_beside_the_notebook_are_not_pythons_own(tmp_path: Path) -> None:
+    """What starts the ranks uses Python's `selectors`; ranks find what lies beside the notebook, as the notebook does."""
+    (tmp_path / "selectors.py").write_text("raise RuntimeError('the wrong one')")
+    (tmp_path / "mine.py").write_text("word = 'here'")
+    with opened(tmp_path, "%sky_pool --nodes 1") as notebook:
+        assert notebook.run("%%sky_broadcast\nimport mine\nprint(mine.word)").text == "here\n"
