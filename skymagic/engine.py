@@ -20,6 +20,8 @@ from skymagic.errors import ProvisionError
 from skymagic.kernels.order import ORDER
 from skymagic.submission import Submission
 
+ASK_AGAIN = 0.5
+"""Seconds without news after which the hub is asked which ranks have registered."""
 PURGE_AFTER = 100
 """Requests of runs that are over that the hub may remember: to make it forget takes time that the next cell would wait for."""
 PURGE_BYTES = 4 << 20
@@ -41,6 +43,17 @@ class _Client(ipp.Client):  # type: ignore[misc]  # untyped base
         super()._register_engine(msg)
         with self.changed:
             self.changed.notify_all()
+
+    def ask_who_is_there(self) -> None:
+        """Learn of engines that the hub told of before this client's subscription had reached it: nobody has heard that."""
+        self._send(self._query_socket, "connection_request").add_done_callback(self._told)
+
+    def _told(self, answer: Any) -> None:
+        """On the client's own thread, as news of engines come."""
+        if not answer.cancelled() and answer.exception() is None:
+            self._update_engines(dict(answer.result()["content"]["engines"]))
+            with self.changed:
+                self.changed.notify_all()
 
     @property
     def changed(self) -> threading.Condition:
@@ -94,7 +107,8 @@ class Engine:
                 left = end - time.monotonic()
                 if left <= 0:
                     raise ProvisionError(f"ranks {missing} have not registered within {timeout:.0f} s")
-                client.changed.wait(min(left, 1.0))
+                if not client.changed.wait(min(left, ASK_AGAIN)):
+                    client.ask_who_is_there()
         self._engines.update({rank: known[ident] for rank, ident in idents.items()})
 
     def submit(self, submission: Submission, order: Mapping[str, Any], source: str) -> None:
