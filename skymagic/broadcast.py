@@ -14,6 +14,7 @@ from skymagic.kernels.order import LAST_VALUE
 from skymagic.order import Order
 from skymagic.plan import RunRequest
 from skymagic.pool import Pool
+from skymagic.pool.words import without
 from skymagic.report import Limits, Report
 from skymagic.results import Failure, Unavailable, error_of, rank_words
 from skymagic.run import Screen, Stop
@@ -268,7 +269,8 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
     if pool.state is State.LOST:
         return [f"pool {pool.name!r} is lost: end it (%sky_down {pool.name}), and make it again"]
     if pool.agents.gone:
-        return [pool.without([rank for index in pool.agents.gone for rank in pool.agents.ranks_of(index)])]
+        lost = [rank for index in pool.agents.gone for rank in pool.agents.ranks_of(index)]
+        return [without(lost, pool.world_size)]
     if pool.inseparable:
         names = ", ".join(plugin.name for plugin in pool.plugins if plugin.rejoin is None)
         return [

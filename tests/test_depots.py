@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from skymagic.agents.link import Transport
 from skymagic.depots.remote import Node, RemoteStore
 from skymagic.kernels.depot import LOCK
-from skymagic.link import Transport
 from skymagic.providers.local import ChildTransport
 from skymagic.store import NodeStore, create, digest, overflow, remove
 from tests.far import Far, Notebook, moved

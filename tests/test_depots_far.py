@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from skymagic.agents.link import Transport
 from skymagic.depots.remote import Node, RemoteStore
 from skymagic.errors import PoolError
-from skymagic.link import Transport
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hosts import HostSpec

@@ -11,9 +11,9 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from skymagic.agents.link import Transport
 from skymagic.depots import freight
 from skymagic.depots.freight import Beat, Looked, Message, Open, Opened, Piece, Read, Size, Stream
-from skymagic.link import Transport
 
 START = 60.0
 """Seconds that a depot may take to say that it is ready."""

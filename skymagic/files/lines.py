@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from skymagic.agents.link import Transport
 from skymagic.copying.framing import Ended, Frame, Frames, joined, packed
 from skymagic.errors import SkyError
 from skymagic.files.words import failed
-from skymagic.link import Transport
 
 T = TypeVar("T")
 PATIENCE = 5.0

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from skymagic import plugins
 from skymagic.agents import Member
+from skymagic.agents.link import Transport
 from skymagic.bootstrap import Facts, Wanted
 from skymagic.errors import ProvisionError, RequestError
 from skymagic.image import Image
-from skymagic.link import Transport
 from skymagic.plan import Plan, PoolRequest, plan_over, topology
 from skymagic.plugins import packing
 from skymagic.providers import Say

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from skymagic.link import Transport
+from skymagic.agents.link import Transport
 from skymagic.session.greeting import Answer, Hello
 
 READ = 1 << 18

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from skymagic.link import Transport
+from skymagic.agents.link import Transport
 from skymagic.session import frames
 from skymagic.session.carrier import Loop
 from skymagic.session.frames import Frame, ProtocolError, Session

@@ -16,14 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from skymagic import button, display, plugins, specs, states, wire
+from skymagic import button, display, plugins, states, wire
 from skymagic.agents import Agents, describe
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
 from skymagic.kernels.lifetime import Lifetime
-from skymagic.mending import Mending
 from skymagic.order import Order
 from skymagic.plan import Defaults, Only, Plan
 from skymagic.plugins import packing
+from skymagic.pool import specs
+from skymagic.pool.mending import Mending
+from skymagic.pool.words import rows, variables_then, without
 from skymagic.report import Limits, Report
 from skymagic.results import rank_words
 from skymagic.run import Run, Screen, Stop
@@ -33,10 +35,10 @@ from skymagic.submission import Submission
 from skymagic.turns import Turns
 
 if TYPE_CHECKING:
+    from skymagic.agents.link import Transport
     from skymagic.depots.remote import RemoteStore
     from skymagic.engine import Engine
     from skymagic.files import Files
-    from skymagic.link import Transport
     from skymagic.providers import Provider
     from skymagic.ship import Cargo, Shipper
     from skymagic.store import NodeStore
@@ -287,7 +289,9 @@ class Pool:
         self.move(Event.DEGRADE if index else Event.LOSE)
         if index:
             self._far_store(lambda store: store.lose(index))
-            self.tell(f"{reason}: {rank_words(ranks)} and their variables are lost; {self.without(ranks)}")
+            self.tell(
+                f"{reason}: {rank_words(ranks)} and their variables are lost; {without(ranks, self.world_size)}"
+            )
         with self._news:
             under_way = list(self._under_way)
         if not under_way and not index:
@@ -324,16 +328,6 @@ class Pool:
         """Raises PoolStateError if the pool has ended by itself, with the reason and what to do."""
         if self.ended is not None:
             raise PoolStateError(f"{self.ended}: %sky_pool makes it anew")
-
-    def without(self, lost: Sequence[int]) -> str:
-        """What can be done when the machines of these ranks are gone."""
-        there = ",".join(str(rank) for rank in range(self.world_size) if rank not in lost)
-        keep = (
-            f"ranks {there} keep theirs (-t {there} runs cells there, %sky_pull NAMES -t {there} brings variables back); "
-            if there
-            else ""
-        )
-        return f"{keep}%sky_restart tries to reach them again, %sky_down ends the pool"
 
     # -- runs --------------------------------------------------------------------------------------------------------
 
@@ -373,7 +367,7 @@ class Pool:
         lost = [rank for rank, state in self.agents.ranks.items() if not state.ready]
         if {*ranks} & {*lost}:
             reasons = "; ".join(self.agents.gone.values()) or "they did not come back"
-            raise PoolStateError(f"{rank_words(lost)} are gone ({reasons}): {self.without(lost)}")
+            raise PoolStateError(f"{rank_words(lost)} are gone ({reasons}): {without(lost, self.world_size)}")
 
     def tell(self, note: str) -> None:
         """Let the user hear this before the next run; the same twice is told once."""
@@ -546,7 +540,6 @@ class Pool:
         """
         states.move(self.state, Event.MEND, self.name)
         before, after = self.world_size, plan.topology.world_size
-        stay = range(min(before, after))
         turn = self.turns.ask(range(max(before, after)))
         turn.__enter__()  # may be given up; what follows may not, and so goes on by itself when the user does not wait for it
         problems: list[Exception] = []
@@ -564,13 +557,9 @@ class Pool:
         thread.join()
         if problems:
             raise problems[0]
-        if self.inseparable:
-            names = ", ".join(plugin.name for plugin in self.plugins if plugin.rejoin is None)
-            return f"all ranks were started anew, without variables: {names} cannot go on with another number of ranks"
-        others = f"{rank_words(range(before, after))} {'has' if after - before == 1 else 'have'} none"
-        if after < before:
-            others = f"those of {rank_words(range(after, before))} are gone"
-        return f"{rank_words(stay)} {'keeps its' if len(stay) == 1 else 'keep their'} variables, {others}"
+        return variables_then(
+            before, after, [plugin.name for plugin in self.plugins if plugin.rejoin is None]
+        )
 
     def _resize(self, plan: Plan) -> None:
         """Change the ranks; called with the turn of all of them."""
@@ -614,16 +603,7 @@ class Pool:
 
     def status(self) -> list[tuple[object, ...]]:
         """A row for each rank: rank, node, host, process id, state."""
-        rows: list[tuple[object, ...]] = []
-        for number, rank in sorted(self.agents.ranks.items()) if self._agents else ():
-            of_all = "ready" if self.state is State.DEGRADED else self.state.value
-            word = "ended" if rank.exited else of_all if rank.ready else "starting"
-            index = self.agents.specs[number][0]
-            word = (
-                "gone" if index in self.agents.gone else "reconnecting" if index in self.agents.away else word
-            )
-            rows.append((number, self.plan.topology.node_of(number), rank.hostname, rank.pid, word))
-        return rows
+        return rows(self.plan.topology, self._agents, self.state) if self._agents is not None else []
 
     def __repr__(self) -> str:
         shape = self.plan.topology

@@ -4,65 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from skymagic import wire
-from skymagic.absence import Absences
+from skymagic.agents.absence import Absences
+from skymagic.agents.endings import describe
+from skymagic.agents.link import Link, Transport
+from skymagic.agents.members import Member, Place, RankState
+from skymagic.agents.questions import Questions
 from skymagic.display import count
 from skymagic.errors import PoolError, ProvisionError
-from skymagic.link import Link, Transport
 
 REACH_TIMEOUT = 5.0
 """Seconds in which nodes must say whether they reach another one."""
-
-
-@dataclass
-class RankState:
-    """What is known of one rank."""
-
-    node: int
-    hostname: str
-    """Its machine, as users call it."""
-    pid: int | None = None
-    ident: str | None = None
-    """Identity under which its engine registers."""
-    ready: bool = False
-    exited: wire.RankExited | None = None
-    failed: wire.RankFailed | None = None
-
-
-@dataclass(frozen=True)
-class Member:
-    """A machine of the cluster, as a provider gives it.
-
-    Attributes:
-        name: what users call it.
-        address: where the others reach it; None: they find out when they meet.
-        open: a new link to its node agent; it is told when the link is "connected", and when it is "reconnecting".
-        run: ``run(module, *arguments)`` starts ``python -m module arguments`` on that machine, in the environment of
-            its ranks, and is a link to it; each call another process, which ends when the link is closed.
-        forward: an address and port on that machine → a port of 127.0.0.1 here that leads there; None where the
-            machine is this one.
-    """
-
-    name: str
-    address: str | None
-    open: Callable[[Callable[[str], None]], Transport] = field(repr=False, compare=False)
-    run: Callable[..., Transport] = field(repr=False, compare=False)
-    forward: Callable[[str, int], int] | None = field(default=None, repr=False, compare=False)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a node is, once the nodes have met: its own hostname, and its address among them."""
-
-    hostname: str
-    address: str
 
 
 class Agents:
@@ -108,8 +65,7 @@ class Agents:
         self._died, self._lost, self._note, self._ended = died, lost, note, ended
         self._links: list[Link] = []
         self._news = threading.Condition()
-        self._answers: dict[int, dict[int, Any]] = {}
-        self._numbers = itertools.count(1)
+        self._questions = Questions(self._news)
         self._trouble: str | None = None
         self._closing = False
 
@@ -179,7 +135,7 @@ class Agents:
 
     def _reach(self, places: Mapping[str, int], word: str, timeout: float) -> list[str]:
         others = range(1, len(self.members))
-        with self._question() as (number, answers):
+        with self._questions.asked() as (number, answers):
             for index in others:
                 self._links[index].send(wire.Reach(dict(places), word, number, stay=True))
             self._wait(lambda: len(answers) == len(others), timeout, "the way from node to node")
@@ -302,10 +258,10 @@ class Agents:
     def ask(self, ranks: Iterable[int], what: str, timeout: float) -> dict[int, Any]:
         """Ask ranks' control threads, also while their cells run; the answers that came within `timeout` seconds."""
         wanted = [rank for rank in ranks if self.ranks[rank].exited is None]
-        with self._question() as (number, answers):
+        with self._questions.asked() as (number, answers):
             for link, mine in self._by_link(wanted):
                 link.send(wire.Ask(mine, what, number))
-            self._hear(lambda: len(answers) >= len(wanted), timeout)
+            self._questions.hear(lambda: len(answers) >= len(wanted), timeout)
             return dict(answers)
 
     def log(self, rank: int, lines: int, timeout: float) -> tuple[str, int]:
@@ -325,26 +281,10 @@ class Agents:
         return self._log(rank, timeout, start=start) or ("", start)
 
     def _log(self, rank: int, timeout: float, **what: int) -> tuple[str, int] | None:
-        with self._question() as (number, answers):
+        with self._questions.asked() as (number, answers):
             self._links[self.specs[rank][0]].send(wire.ReadLog(rank, number, **what))
-            self._hear(lambda: rank in answers, timeout)
+            self._questions.hear(lambda: rank in answers, timeout)
             return (answers[rank]["text"], answers[rank]["end"]) if rank in answers else None
-
-    @contextlib.contextmanager
-    def _question(self) -> Iterator[tuple[int, dict[int, Any]]]:
-        """A number for a question, and where its answers arrive, by rank."""
-        number = next(self._numbers)
-        answers = self._answers.setdefault(number, {})
-        try:
-            yield number, answers
-        finally:
-            self._answers.pop(number, None)
-
-    def _hear(self, enough: Callable[[], bool], timeout: float) -> None:
-        end = time.monotonic() + timeout
-        with self._news:
-            while not enough() and (left := end - time.monotonic()) > 0:
-                self._news.wait(left)
 
     def _by_link(self, ranks: Iterable[int]) -> list[tuple[Link, tuple[int, ...]]]:
         chosen = sorted(set(ranks))
@@ -363,7 +303,7 @@ class Agents:
             for index, link in enumerate(self._links)
             if index not in at_work and self._node_specs[index].idle is not None
         ]
-        number = next(self._numbers) if others else 0
+        number = self._questions.number() if others else 0
         for link in others:
             link.send(wire.Elsewhere(number, True))
         try:
@@ -406,10 +346,10 @@ class Agents:
         pulse = self._pulses.get(index)
         if not pulse or not others:
             return None
-        with self._question() as (number, answers):
+        with self._questions.asked() as (number, answers):
             for other in others:
                 self._links[other].send(wire.Reach(pulse, self._node_specs[0].job_id, number))
-            self._hear(lambda: len(answers) == len(others), REACH_TIMEOUT)
+            self._questions.hear(lambda: len(answers) == len(others), REACH_TIMEOUT)
             found = list(answers.values())
         return any(answer.ways for answer in found) if found else None
 
@@ -473,7 +413,7 @@ class Agents:
                 case wire.Hello():
                     self.hellos[index] = message
                 case wire.Reached():
-                    self._answers.get(message.number, {})[index] = message
+                    self._questions.answered(message.number, index, message)
                 case wire.ControllerUp():
                     self.controller = message
                     for link in self._links[1:]:  # their ranks wait for it
@@ -494,7 +434,7 @@ class Agents:
                     self.ranks[message.rank].ready = False
                     died = message
                 case wire.Answer():
-                    self._answers.get(message.number, {})[message.rank] = message.value
+                    self._questions.answered(message.number, message.rank, message.value)
             self._news.notify_all()
         if isinstance(message, wire.Offer):
             if not message.key.partition("/")[2]:  # holds for all generations
@@ -510,31 +450,3 @@ class Agents:
             self._died(died)
         if message is None or isinstance(message, wire.AgentFailed):
             self._lose(index, self._trouble or "")
-
-
-def describe(exited: wire.RankExited) -> str:
-    """How a rank's process ended, in words."""
-    return status_words(exited.status, exited.out_of_memory)
-
-
-def status_words(status: int | None, out_of_memory: bool = False) -> str:
-    """A process's exit code or signal, in words."""
-    import signal as signals
-
-    if status is None:
-        return "nobody could tell how"
-    if status >= 0:
-        return f"exit code {status}"
-    try:
-        name = signals.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
-    hints = {
-        "SIGSEGV": "a segmentation fault in native code",
-        "SIGBUS": "often a full /dev/shm",
-        "SIGABRT": "native code called abort()",
-        "SIGKILL": "the machine ran out of memory"
-        if out_of_memory
-        else "killed from outside, or out of memory",
-    }
-    return f"{name}: {hints[name]}" if name in hints else name

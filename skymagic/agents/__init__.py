@@ -1,0 +1,16 @@
+"""The node agents of one pool, and the ranks that they run.
+
+link       the notebook's end of the line to one agent, over whatever transport
+members    machines as a provider gives them; what is known of a rank
+questions  what agents are asked, and their answers
+absence    whether a node out of sight is gone: the others are asked
+endings    how a process ended, in words
+agents     all of them: start, watch, signal, ask, replace
+"""
+
+from skymagic.agents.agents import Agents
+from skymagic.agents.endings import describe, status_words
+from skymagic.agents.link import Link, Transport
+from skymagic.agents.members import Member, Place, RankState
+
+__all__ = ["Agents", "Link", "Member", "Place", "RankState", "Transport", "describe", "status_words"]

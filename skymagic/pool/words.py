@@ -1,0 +1,49 @@
+"""What a pool says of its ranks: a row for each, what they keep when it grows or shrinks, what can be done when some are gone; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skymagic.agents import Agents
+from skymagic.plan import Topology
+from skymagic.results import rank_words
+from skymagic.states import State
+
+
+def rows(topology: Topology, agents: Agents, state: State) -> list[tuple[object, ...]]:
+    """A row for each rank: rank, node, host, process id, state."""
+    of_all = "ready" if state is State.DEGRADED else state.value
+    found: list[tuple[object, ...]] = []
+    for number, rank in sorted(agents.ranks.items()):
+        word = "ended" if rank.exited else of_all if rank.ready else "starting"
+        index = agents.specs[number][0]
+        word = "gone" if index in agents.gone else "reconnecting" if index in agents.away else word
+        found.append((number, topology.node_of(number), rank.hostname, rank.pid, word))
+    return found
+
+
+def variables_then(before: int, after: int, inseparable: Sequence[str]) -> str:
+    """What becomes of the variables when a pool of `before` ranks has `after`.
+
+    Args:
+        inseparable: plugins whose ranks cannot go on when their number changes.
+    """
+    if inseparable:
+        names = ", ".join(inseparable)
+        return f"all ranks were started anew, without variables: {names} cannot go on with another number of ranks"
+    stay = range(min(before, after))
+    others = f"{rank_words(range(before, after))} {'has' if after - before == 1 else 'have'} none"
+    if after < before:
+        others = f"those of {rank_words(range(after, before))} are gone"
+    return f"{rank_words(stay)} {'keeps its' if len(stay) == 1 else 'keep their'} variables, {others}"
+
+
+def without(lost: Sequence[int], world_size: int) -> str:
+    """What can be done when the machines of these ranks are gone."""
+    there = ",".join(str(rank) for rank in range(world_size) if rank not in lost)
+    keep = (
+        f"ranks {there} keep theirs (-t {there} runs cells there, %sky_pull NAMES -t {there} brings variables back); "
+        if there
+        else ""
+    )
+    return f"{keep}%sky_restart tries to reach them again, %sky_down ends the pool"
