@@ -24,7 +24,7 @@ PHASES = {
     "finding addresses": "skymagic.agents:Agents.meet",
     "waiting for the controller": "skymagic.agents:Agents.wait_controller",
     "connecting to it": "skymagic.engine:Engine.__init__",
-    "opening depots": "skymagic.pool:Pool._open_store",
+    "opening depots": "skymagic.pool.pool:open_store",
     "waiting for ranks": "skymagic.agents:Agents.wait_ready",
     "binding engines": "skymagic.engine:Engine.bind",
 }

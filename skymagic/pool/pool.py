@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 import secrets
@@ -25,6 +24,7 @@ from skymagic.plan import Defaults, Only, Plan
 from skymagic.plugins import packing
 from skymagic.pool import specs
 from skymagic.pool.mending import Mending
+from skymagic.pool.stores import open_store
 from skymagic.pool.words import rows, variables_then, without
 from skymagic.report import Limits, Report
 from skymagic.results import rank_words
@@ -35,16 +35,12 @@ from skymagic.submission import Submission
 from skymagic.turns import Turns
 
 if TYPE_CHECKING:
-    from skymagic.agents.link import Transport
     from skymagic.depots.remote import RemoteStore
     from skymagic.engine import Engine
     from skymagic.files import Files
     from skymagic.providers import Provider
     from skymagic.ship import Cargo, Shipper
-    from skymagic.store import NodeStore
 
-KEPT_ON_NODES = 4 << 30
-"""Bytes of values that each node keeps for the user's later pools."""
 START_TIMEOUT = 120.0
 TOLD_AT_ONCE = 0.2
 """Seconds for which an error waits for what mending finds out, so that it is told with the error."""
@@ -173,16 +169,10 @@ class Pool:
         members = self._provider.acquire(self.plan, self.job_id, say)
         self._agents = Agents(members, self._on_death, self._on_loss, self._on_note, self._on_limit)
         self._agents.start(
-            [
-                wire.AgentSpec(
-                    pool=self.name, job_id=self.job_id, node=index, head=index == 0, preload=specs.preload(self.plugins),
-                    env=specs.environment(self.plan, os.environ), address=member.address, curve=self.plan.remote,
-                    idle=self.plan.request.idle, max_lifetime=self.plan.request.max_lifetime,
-                    away=self.defaults.away if self.plan.remote else None,
-                )
-                for index, member in enumerate(members)
-            ]
-        )  # fmt: skip
+            specs.of_agents(
+                self.plan, self.plugins, self.name, self.job_id, members, self.defaults.away, os.environ
+            )
+        )
         from skymagic.engine import Engine  # imports ipyparallel, while the agents start
         from skymagic.ship import Shipper
 
@@ -193,31 +183,11 @@ class Pool:
         )
         controller = self._agents.wait_controller(START_TIMEOUT)
         self._engine = Engine(controller.client, members[0].forward)
-        self._shipper = Shipper(self._open_store(), self.namespace, str(Path.cwd()))
+        self._shipper = Shipper(
+            open_store(self._agents, self.plan.remote, self.tell), self.namespace, str(Path.cwd())
+        )
         self._agents.wait_ready(START_TIMEOUT)
         self._bind(range(self.world_size))
-
-    def _open_store(self) -> NodeStore | RemoteStore:
-        """Where values go: into this machine's memory, or to a depot on each node."""
-        if not self.plan.remote:
-            from skymagic.store import NodeStore
-
-            return NodeStore(self.agents.hellos[0].store, notify=self.tell)
-        from skymagic.depots.remote import Node, RemoteStore
-
-        places = self.agents.places
-        return RemoteStore(
-            [
-                Node(member.name, functools.partial(self._open_depot, index), places[index].address)
-                for index, member in enumerate(self.agents.members)
-            ],
-            self.tell,
-            keep=KEPT_ON_NODES,
-        )
-
-    def _open_depot(self, index: int) -> Transport:
-        member, hello = self.agents.members[index], self.agents.hellos[index]
-        return member.run("skymagic.kernels.depot", hello.store)
 
     def _bind(self, ranks: Iterable[int]) -> None:
         assert self._engine is not None and self._agents is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from skymagic import wire
-from skymagic.agents import Place
+from skymagic.agents import Member, Place
 from skymagic.plan import Plan
 from skymagic.plugins import Plugin, packing
 from skymagic.runtime import InstanceInfo, Peer
@@ -28,6 +28,32 @@ def environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
     env = threads if plan.remote or "OMP_NUM_THREADS" not in environ else {}
     secret = {name: environ[name] for name in plan.request.secrets if name in environ}
     return {**env, **dict(plan.image.env), **dict(plan.request.env), **secret}
+
+
+def of_agents(
+    plan: Plan,
+    plugins: Sequence[Plugin],
+    pool: str,
+    job_id: str,
+    members: Sequence[Member],
+    away: float | None,
+    environ: Mapping[str, str],
+) -> list[wire.AgentSpec]:
+    """What each machine's agent is told, the head's first.
+
+    Args:
+        away: seconds without the notebook after which agents on other machines end everything.
+        environ: as of `environment`.
+    """
+    request = plan.request
+    return [
+        wire.AgentSpec(
+            pool=pool, job_id=job_id, node=index, head=index == 0, preload=preload(plugins),
+            env=environment(plan, environ), address=member.address, curve=plan.remote,
+            idle=request.idle, max_lifetime=request.max_lifetime, away=away if plan.remote else None,
+        )
+        for index, member in enumerate(members)
+    ]  # fmt: skip
 
 
 def of_ranks(
