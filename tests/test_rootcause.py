@@ -86,6 +86,16 @@ def test_a_peer_that_went_away_is_a_consequence() -> None:
     assert cause.summary.startswith("RuntimeError: ")
 
 
+@pytest.mark.parametrize("what", ["crashing. ", "hanging or bugs in the application. "])
+def test_what_gloo_takes_for_another_workers_fault_is_a_consequence(what: str) -> None:
+    said = (
+        f"RuntimeError: write failed. This is typically caused by a remote worker {what}Check its logs. GLHF!"
+    )
+    cause = root_cause("", f'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n{said}')
+    assert cause is not None
+    assert cause.follows
+
+
 def test_a_worker_that_was_killed_is_the_cause_though_others_have_tracebacks() -> None:
     cause = root_cause("", LOST_PEER + KILLED)
     assert cause is not None

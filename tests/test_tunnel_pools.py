@@ -37,13 +37,16 @@ def gates(notebook: Notebook) -> list[psutil.Process]:
 
 
 def daemon(notebook: Notebook) -> psutil.Process:
-    """The process that owns the agent."""
+    """The process that owns the agent: of all that were forked from it, or carry its connections, the one that nobody of them forked."""
     name = gates(notebook)[0].cmdline()[-1]
+    carriers = {gate.pid for gate in gates(notebook)}
+    named = {}
     for one in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if one.cmdline()[-1:] == [name] and any("agent" in c.cmdline()[-1] for c in one.children()):
-                return one
-    raise AssertionError(f"no daemon {name}")
+            if one.cmdline()[-1:] == [name] and one.pid not in carriers:
+                named[one.pid] = one
+    (found,) = (one for one in named.values() if one.ppid() not in named)
+    return found
 
 
 def cut(notebook: Notebook) -> set[int]:

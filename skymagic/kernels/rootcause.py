@@ -25,7 +25,7 @@ ROOT = re.compile(
 )
 CONSEQUENCES = re.compile(
     r"connection closed|connection reset|broken pipe|socket closed|closed by (peer|remote)|connection was closed"
-    r"|connection to the C10d store|NCCL",
+    r"|connection to the C10d store|remote worker (crashing|hanging)|NCCL",
     re.IGNORECASE,
 )
 

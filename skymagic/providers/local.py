@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import distributions
@@ -65,10 +66,14 @@ class ChildTransport:
         )  # fmt: skip
         assert self._child.stdin is not None and self._child.stdout is not None
         self._in, self._out = self._child.stdin.fileno(), self._child.stdout.fileno()
+        self._reading = threading.Lock()
+        """Held while somebody reads: a descriptor that is closed at that moment may come to be another pipe's."""
+        self._over = False
 
     def read(self) -> bytes:
         """Bytes from the agent."""
-        return os.read(self._out, 1 << 16)
+        with self._reading:
+            return b"" if self._over else os.read(self._out, 1 << 16)
 
     def write(self, data: bytes | memoryview) -> None:
         """Bytes to the agent."""
@@ -93,8 +98,13 @@ class ChildTransport:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+        self._over = True
+        # Whoever reads comes to the end now, unless something that the child has left holds the pipe open.
+        alone = self._reading.acquire(timeout=1.0)
         if child.stdout is not None:
             child.stdout.close()
+        if alone:
+            self._reading.release()
         self._errors.close()
 
 
