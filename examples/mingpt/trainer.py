@@ -49,11 +49,18 @@ class Trainer:
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Take up the snapshot, if rank 0 has one; the others get it from there, for they may be on other machines."""
-        found: list[Any] = [None]
-        if self.rank == 0 and self.path is not None and self.path.exists():
-            found = [torch.load(self.path, map_location="cpu", weights_only=True)]
-        dist.broadcast_object_list(found, src=0, device=self.device)
+        """Take up the newest snapshot that a rank finds; the others get it from there.
+
+        They may be on other machines, and where nodes find their numbers by themselves, rank 0 need not be where it was.
+        """
+        mine: Any = None
+        if self.path is not None and self.path.exists():
+            mine = torch.load(self.path, map_location="cpu", weights_only=True)
+        epochs: list[int] = [0] * dist.get_world_size()
+        dist.all_gather_object(epochs, mine["epoch"] if mine is not None else 0)
+        source = epochs.index(max(epochs))
+        found = [mine if self.rank == source else None]
+        dist.broadcast_object_list(found, src=source, device=self.device)
         if found[0] is not None:
             self.model.load_state_dict(found[0]["model"])
             self.optimizer.load_state_dict(found[0]["optimizer"])
