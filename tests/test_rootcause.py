@@ -86,6 +86,17 @@ def test_a_peer_that_went_away_is_a_consequence() -> None:
     assert cause.summary.startswith("RuntimeError: ")
 
 
+def test_a_worker_that_was_killed_is_the_cause_though_torchrun_names_one_that_lost_its_peer() -> None:
+    """It dates a death by when it looked, and an error by when it was written."""
+    other = FAILED.replace("rank      : 0 (local_rank: 0)\n  exitcode  : -15 (pid: 15257)  (SIGTERM)", "{}")
+    killed = other.replace("{}", "rank      : 5 (local_rank: 3)\n  exitcode  : -9 (pid: 15261)")
+    for recorded_there in ("", json.dumps({"message": LOST_PEER.replace("[rank0]: ", "")})):
+        cause = root_cause(recorded_there, LOST_PEER + killed)
+        assert cause is not None
+        assert cause.text == "torchrun's rank 5 (local rank 3), process 15261, was ended by SIGKILL"
+        assert not cause.follows
+
+
 @pytest.mark.parametrize("what", ["crashing. ", "hanging or bugs in the application. "])
 def test_what_gloo_takes_for_another_workers_fault_is_a_consequence(what: str) -> None:
     said = (

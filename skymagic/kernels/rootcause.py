@@ -23,6 +23,9 @@ ROOT = re.compile(
     r".*?exitcode\s*: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)",
     re.DOTALL,
 )
+FAILURE = re.compile(
+    r"rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)\s*exitcode\s*: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)"
+)
 CONSEQUENCES = re.compile(
     r"connection closed|connection reset|broken pipe|socket closed|closed by (peer|remote)|connection was closed"
     r"|connection to the C10d store|remote worker (crashing|hanging)|NCCL",
@@ -63,6 +66,8 @@ def root_cause(error_file: str, tail: str) -> Cause | None:
         return Cause(died, died, worker) if died else None
     summary = text.rstrip().rpartition("\n")[2]
     follows = bool(CONSEQUENCES.search(summary)) and "EADDRINUSE" not in text
+    if follows and (killed := killed_worker(tail)):
+        return Cause(*killed)
     return Cause(text.rstrip(), summary, worker, follows)
 
 
@@ -79,6 +84,20 @@ def recorded(error_file: str) -> str:
     return message if isinstance(message, str) else ""
 
 
+def killed_worker(tail: str) -> tuple[str, str, str] | None:
+    """(how it was killed, the same, which) of a worker that torchrun lists beside its root cause, None if it lists none.
+
+    torchrun sees a killed worker when it looks next, and by then another one may have written down that it lost its peer.
+    """
+    for found in FAILURE.finditer(tail):
+        code = int(found["code"])
+        if code < 0 and code != -15:  # SIGTERM is torchrun's own
+            worker = f"torchrun's rank {found['rank']} (local rank {found['local']})"
+            words = ended_by(worker, found["pid"], code)
+            return words, words, worker
+    return None
+
+
 def of_launcher(tail: str) -> tuple[str, str]:
     """(the worker that torchrun names as the root cause, how it was killed); empty where it names none."""
     every = list(ROOT.finditer(tail))
@@ -87,15 +106,18 @@ def of_launcher(tail: str) -> tuple[str, str]:
     found = every[-1]
     worker = f"torchrun's rank {found['rank']} (local rank {found['local']})"
     code = int(found["code"])
-    if code >= 0:
-        return worker, ""
+    return worker, ended_by(worker, found["pid"], code) if code < 0 else ""
+
+
+def ended_by(worker: str, pid: str, code: int) -> str:
+    """A worker that a signal has ended, in words."""
     import signal
 
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return worker, f"{worker}, process {found['pid']}, was ended by {name}"
+    return f"{worker}, process {pid}, was ended by {name}"
 
 
 def without_frames(text: str) -> str:
