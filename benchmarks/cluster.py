@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from skymagic import broadcast, pools
@@ -42,6 +43,17 @@ def start(ranks: int, *plugins: str) -> Pool:
         name=name, provider="local", nodes=ranks, plugins=tuple(PluginSpec(name) for name in plugins)
     )
     return pools.ensure(request, {}, Defaults(), lambda text: None)
+
+
+@contextmanager
+def at_home(home: Path) -> Iterator[None]:
+    """For the length of the block, this user's HOME is another folder, with an ssh configuration of its own."""
+    before = os.environ["HOME"]
+    os.environ["HOME"] = str(home)
+    try:
+        yield
+    finally:
+        os.environ["HOME"] = before
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks import cluster
 from benchmarks.figures import Figure, say, timed
 from skymagic import pools
 from skymagic.plan import Defaults, PoolRequest
@@ -27,13 +28,11 @@ def figures() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         env = {**pip_settings(), "UV_CACHE_DIR": str(folder / "uv"), "PIP_CACHE_DIR": str(folder / "pip")}
-        with loopback(folder / "hosts", 1 + HOSTS, env=env) as hosts:
-            home = os.environ["HOME"]
-            os.environ["HOME"] = str(write_ssh_config(folder / "client", hosts))
-            try:
-                yield from starts(hosts)
-            finally:
-                os.environ["HOME"] = home
+        with (
+            loopback(folder / "hosts", 1 + HOSTS, env=env) as hosts,
+            cluster.at_home(write_ssh_config(folder / "client", hosts)),
+        ):
+            yield from starts(hosts)
 
 
 def starts(hosts: Hosts) -> Iterator[Figure]:

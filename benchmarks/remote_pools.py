@@ -39,13 +39,12 @@ def figures() -> Iterator[Figure]:
 @contextlib.contextmanager
 def lab(count: int, **wan: float) -> Iterator[Machines]:
     """Machines, and this process as a client of theirs."""
-    home = os.environ["HOME"]
-    with tempfile.TemporaryDirectory() as folder, machines(Path(folder) / "hosts", count, **wan) as hosts:  # type: ignore[arg-type]
-        os.environ["HOME"] = str(write_ssh_config(Path(folder) / "client", hosts))
-        try:
-            yield hosts
-        finally:
-            os.environ["HOME"] = home
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        machines(Path(folder) / "hosts", count, **wan) as hosts,  # type: ignore[arg-type]
+        cluster.at_home(write_ssh_config(Path(folder) / "client", hosts)),
+    ):
+        yield hosts
 
 
 def start(hosts: Machines, per_node: int, *plugins: str) -> Pool:
@@ -94,9 +93,8 @@ def two_hosts(hosts: Machines) -> Iterator[Figure]:
     ports = itertools.count(29400)  # a torchrun that begins can find the store of one that ends
 
     def ours() -> float:
-        with start(
-            two, 1, "torch"
-        ) as pool:  # anew: where a process lies in memory makes 5 % either way, for its whole life
+        # anew: where a process lies in memory makes 5 % either way, for its whole life
+        with start(two, 1, "torch") as pool:
             return float(cluster.run(pool, ddp.BODY + "rate")[0])
 
     say("DDP on 2 machines, steps/s: ours, torchrun")

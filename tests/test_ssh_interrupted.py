@@ -9,10 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.hosts import Hosts, loopback
-from tests.nodes import pip_settings
-from tests.notebook import Notebook, opened
-from tests.test_ssh_pools import lab, write_ssh_config
+from tests.hosts import Hosts
+from tests.notebook import Notebook
+from tests.test_ssh_pools import lab
 
 pytestmark = pytest.mark.needs("sshd")
 POOL = f"%sky_pool lab --provider ssh --hosts h[1-2] --python {sys.executable}"
@@ -29,11 +28,11 @@ PHASES = {
     "binding engines": "skymagic.engine:Engine.bind",
 }
 PRESS = """
-import importlib, operator, os, signal, threading
+import functools, importlib, os, signal, threading
 def press_in(place, after):
     module, _, path = place.partition(":")
     *owners, name = path.split(".")
-    owner = operator.attrgetter(".".join(owners))(importlib.import_module(module)) if owners else importlib.import_module(module)
+    owner = functools.reduce(getattr, owners, importlib.import_module(module))
     original = getattr(owner, name)
     def pressed(*args, **kwargs):
         setattr(owner, name, original)
@@ -89,17 +88,14 @@ def test_the_end_is_interrupted_after_all_that(two: tuple[Hosts, Notebook]) -> N
 def test_an_environment_that_is_being_made(tmp_path: Path) -> None:
     """The press comes while packages are installed; what was half made is not taken for an environment afterwards."""
     pool = "%sky_pool lab --provider ssh --hosts h1"
-    with loopback(tmp_path / "hosts", env=pip_settings()) as hosts:
-        home = write_ssh_config(tmp_path / "client", hosts)
-        (tmp_path / "notebook").mkdir()
-        with opened(tmp_path / "notebook", env={"HOME": str(home)}) as notebook:
-            starting = notebook.start(pool)
-            notebook.watch(starting, lambda shown: "installing packages" in shown.text)
-            notebook.interrupt()
-            error = notebook.finish(starting).error
-            assert error is not None
-            assert error.ename == "KeyboardInterrupt"
-            assert nothing_runs(hosts)
-            assert list(hosts[0].home.glob(".skymagic/env/*/.ready")) == []
-            notebook.run(pool)
-            assert notebook.run("%%sky_broadcast\nprint('here')").text == "here\n"
+    with lab(tmp_path, 1) as (hosts, notebook):
+        starting = notebook.start(pool)
+        notebook.watch(starting, lambda shown: "installing packages" in shown.text)
+        notebook.interrupt()
+        error = notebook.finish(starting).error
+        assert error is not None
+        assert error.ename == "KeyboardInterrupt"
+        assert nothing_runs(hosts)
+        assert list(hosts[0].home.glob(".skymagic/env/*/.ready")) == []
+        notebook.run(pool)
+        assert notebook.run("%%sky_broadcast\nprint('here')").text == "here\n"

@@ -67,7 +67,7 @@ def root_cause(error_file: str, tail: str) -> Cause | None:
     summary = text.rstrip().rpartition("\n")[2]
     follows = bool(CONSEQUENCES.search(summary)) and "EADDRINUSE" not in text
     if follows and (killed := killed_worker(tail)):
-        return Cause(*killed)
+        return killed
     return Cause(text.rstrip(), summary, worker, follows)
 
 
@@ -84,17 +84,15 @@ def recorded(error_file: str) -> str:
     return message if isinstance(message, str) else ""
 
 
-def killed_worker(tail: str) -> tuple[str, str, str] | None:
-    """(how it was killed, the same, which) of a worker that torchrun lists beside its root cause, None if it lists none.
+def killed_worker(tail: str) -> Cause | None:
+    """A worker that was killed and that torchrun lists beside its root cause, None if it lists none.
 
     torchrun sees a killed worker when it looks next, and by then another one may have written down that it lost its peer.
     """
     for found in FAILURE.finditer(tail):
-        code = int(found["code"])
-        if code < 0 and code != -15:  # SIGTERM is torchrun's own
-            worker = f"torchrun's rank {found['rank']} (local rank {found['local']})"
-            words = ended_by(worker, found["pid"], code)
-            return words, words, worker
+        worker, died = named(found)
+        if died and found["code"] != "-15":  # SIGTERM is torchrun's own
+            return Cause(died, died, worker)
     return None
 
 
@@ -103,21 +101,21 @@ def of_launcher(tail: str) -> tuple[str, str]:
     every = list(ROOT.finditer(tail))
     if not every:
         return "", ""
-    found = every[-1]
-    worker = f"torchrun's rank {found['rank']} (local rank {found['local']})"
-    code = int(found["code"])
-    return worker, ended_by(worker, found["pid"], code) if code < 0 else ""
+    return named(every[-1])
 
 
-def ended_by(worker: str, pid: str, code: int) -> str:
-    """A worker that a signal has ended, in words."""
+def named(found: re.Match[str]) -> tuple[str, str]:
+    """(which worker, how it was killed) of one that torchrun lists; empty where no signal has ended it."""
+    worker, code = f"torchrun's rank {found['rank']} (local rank {found['local']})", int(found["code"])
+    if code >= 0:
+        return worker, ""
     import signal
 
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return f"{worker}, process {pid}, was ended by {name}"
+    return worker, f"{worker}, process {found['pid']}, was ended by {name}"
 
 
 def without_frames(text: str) -> str:
