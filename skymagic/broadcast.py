@@ -10,7 +10,6 @@ from typing import Any
 from skymagic import button, display
 from skymagic.agents import describe
 from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
-from skymagic.kernels.order import LAST_VALUE
 from skymagic.order import Order
 from skymagic.plan import RunRequest
 from skymagic.pool import Pool
@@ -20,6 +19,7 @@ from skymagic.results import Failure, Unavailable, error_of, rank_words
 from skymagic.run import Screen, Stop
 from skymagic.screen import NotebookScreen
 from skymagic.states import State
+from skymagic.wire.order import LAST_VALUE
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from typing import Any, cast
 import ipyparallel as ipp
 
 from skymagic.errors import ProvisionError
-from skymagic.kernels.order import ORDER
 from skymagic.submission import Submission
+from skymagic.wire.order import ORDER
 
 ASK_AGAIN = 0.5
 """Seconds without news after which the hub is asked which ranks have registered."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from skymagic import wire
+from skymagic.wire import agent as wire
 
 LATE_OUTPUT = 1.0
 """Seconds to wait for the last text of a rank that has died."""

@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from skymagic import display, wire
+from skymagic import display
 from skymagic.agents import Agents
 from skymagic.report import Limits, RankRun, Report
 from skymagic.results import is_connection_error, rank_words
 from skymagic.stall import Stall
 from skymagic.submission import Event, Submission
+from skymagic.wire import agent as wire
 
 SETTLE = 0.1
 """Seconds that other ranks have to fail by themselves, so that an error that all of them raise is told as such."""

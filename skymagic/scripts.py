@@ -18,7 +18,6 @@ from skymagic import broadcast, display
 from skymagic.agents import status_words
 from skymagic.arguments import ShellRequest
 from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError
-from skymagic.kernels.order import LAST_VALUE
 from skymagic.order import Order
 from skymagic.plan import Only, RunRequest
 from skymagic.pool import Pool
@@ -26,6 +25,7 @@ from skymagic.report import Limits, RankRun, Report
 from skymagic.results import rank_words
 from skymagic.run import Screen, Stop
 from skymagic.screen import NotebookScreen
+from skymagic.wire.order import LAST_VALUE
 from skymagic.workdir import folder_here, folder_on_nodes
 
 VARIABLE = "_sky_script"

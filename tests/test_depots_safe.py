@@ -14,9 +14,9 @@ import psutil
 import pytest
 import zmq
 
-from skymagic.depots import freight
 from skymagic.providers.local import ChildTransport
 from skymagic.store import NodeStore, create, digest, remove
+from skymagic.wire import store as freight
 from tests.test_depots import MB, Cluster, put
 
 NAME = "0123456789abcdef-" + "f" * 32

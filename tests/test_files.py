@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skymagic.copying.entries import LINK, Entry, stays, strange
-from skymagic.copying.framing import packed
 from skymagic.errors import FilesError, RequestError
 from skymagic.files import Copied, FileNode, Files, told
 from skymagic.files.words import failed
 from skymagic.providers.local import ChildTransport
+from skymagic.wire.files import packed
 from tests.notebook import opened
 
 MODULE = "skymagic.kernels.files"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skymagic.session import frames
-from skymagic.session.frames import Frame, ProtocolError, Session
+from skymagic.wire.session import frames
+from skymagic.wire.session.frames import Frame, ProtocolError, Session
 
 MESSAGES = st.lists(st.binary(max_size=40), max_size=6)
 # Each step: what either end puts, how many bytes the connection carries each way, and whether it breaks then.

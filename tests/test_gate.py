@@ -12,7 +12,7 @@ import pytest
 
 from skymagic.kernels import berth
 from skymagic.kernels.berth import BerthError
-from skymagic.session.greeting import Answer, Hello
+from skymagic.wire.session.handshake import Answer, Hello
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_nothing_of_the_login_is_held() -> None:
 
 def communicate_until_end(gate: subprocess.Popen[bytes], data: bytes) -> tuple[bytes, int]:
     """Write, acknowledge the agent's end, and read until the daemon closes."""
-    from skymagic.session import frames
+    from skymagic.wire.session import frames
 
     assert gate.stdin is not None
     assert gate.stdout is not None
@@ -162,7 +162,7 @@ def communicate_until_end(gate: subprocess.Popen[bytes], data: bytes) -> tuple[b
 
 
 def _finish() -> bytes:
-    from skymagic.session import frames
+    from skymagic.wire.session import frames
 
     session = frames.Session()
     session.put(frames.EOF, 0)

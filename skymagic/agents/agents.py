@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from skymagic import wire
 from skymagic.agents.absence import Absences
 from skymagic.agents.endings import describe
 from skymagic.agents.link import Link, Transport
@@ -17,6 +16,7 @@ from skymagic.agents.members import Member, Place, RankState
 from skymagic.agents.questions import Questions
 from skymagic.display import count
 from skymagic.errors import PoolError, ProvisionError
+from skymagic.wire import agent as wire
 
 REACH_TIMEOUT = 5.0
 """Seconds in which nodes must say whether they reach another one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from skymagic import wire
+from skymagic.wire import agent as wire
 
 
 def describe(exited: wire.RankExited) -> str:

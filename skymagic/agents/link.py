@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from skymagic import wire
+from skymagic.wire import agent as wire
 
 
 class Transport(Protocol):

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skymagic.copying.entries import FILE, FOLDER, LINK, OURS, Entry, Top, machine, strange
-from skymagic.copying.framing import Frame
 from skymagic.copying.listing import trouble
+from skymagic.wire.files import Frame
 
 RECORD = f"{OURS}sync"
 """What the last mirroring brought into a folder: only that may a later one remove."""

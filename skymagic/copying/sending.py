@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 from skymagic.copying.entries import Entry
-from skymagic.copying.framing import STEP, packed
 from skymagic.copying.listing import trouble
+from skymagic.wire.files import STEP, packed
 
 Told = Callable[[str, int], None]
 """Told of bytes that are on their way, with the path of their file."""

@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from skymagic.depots import freight
 from skymagic.depots.line import DepotLine, LineLost, Node
 from skymagic.errors import PoolError, SkyError
+from skymagic.wire import store
 
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 2.0
@@ -31,8 +31,8 @@ class Fleet:
     def __init__(
         self,
         nodes: Sequence[Node],
-        terms: Callable[[Node], freight.Open],
-        heard: Callable[[int, freight.Message | None], None],
+        terms: Callable[[Node], store.Open],
+        heard: Callable[[int, store.Message | None], None],
         notify: Callable[[str], None],
         patience: float,
         silence: float,
@@ -99,7 +99,7 @@ class Fleet:
             pause = min(_LONGEST_PAUSE, pause * 1.6)
         return None
 
-    def send(self, node: int, message: freight.Message, data: memoryview | None = None) -> bool:
+    def send(self, node: int, message: store.Message, data: memoryview | None = None) -> bool:
         """Whether a message was sent, with the raw bytes behind it; if not, the line is lost."""
         try:
             self.lines[node].send(message, data)
@@ -110,7 +110,7 @@ class Fleet:
     def follow(self, node: int, name: str, nbytes: int, source: int) -> None:
         """Let a node get a value from another one."""
         line = self.lines[source]
-        self.send(node, freight.Follow(name, nbytes, line.node.address, line.port))
+        self.send(node, store.Follow(name, nbytes, line.node.address, line.port))
 
     def unlink(self, names: Iterable[str], nodes: Iterable[int] | None = None) -> None:
         """Unlink files, on all nodes unless said, now or when they can be reached."""
@@ -121,7 +121,7 @@ class Fleet:
 
     def _flush(self, node: int) -> None:
         names = set(self._unlink[node])
-        if names and self.lines[node].up and self.send(node, freight.Drop(sorted(names))):
+        if names and self.lines[node].up and self.send(node, store.Drop(sorted(names))):
             self._unlink[node] -= names
 
     def silent(self) -> None:
@@ -141,7 +141,7 @@ class Fleet:
     def _end(self, line: DepotLine, names: set[str]) -> None:
         if line.up and not line.silent():
             with contextlib.suppress(LineLost):
-                line.send(freight.Drop(sorted(names | self._unlink[line.number])))
+                line.send(store.Drop(sorted(names | self._unlink[line.number])))
         line.close()
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from skymagic.agents.link import Transport
-from skymagic.depots import freight
-from skymagic.depots.freight import Beat, Looked, Message, Open, Opened, Piece, Read, Size, Stream
+from skymagic.wire import store
+from skymagic.wire.store import Beat, Looked, Message, Open, Opened, Piece, Read, Size, Stream
 
 START = 60.0
 """Seconds that a depot may take to say that it is ready."""
@@ -154,7 +154,7 @@ class DepotLine:
             target=self._listen, args=(transport,), name=f"skymagic-depot-{self.number}", daemon=True
         ).start()
         with contextlib.suppress(OSError):  # the reader finds out, and why
-            transport.write(freight.encode(self._terms))
+            transport.write(store.encode(self._terms))
         if not self._wait(lambda: self._ready, transport, START):
             raise LineLost(f"the depot on {self.node.name} does not start{self._why()}")
 
@@ -169,7 +169,7 @@ class DepotLine:
             if transport is None or not self._ready:
                 raise self._lost()
             try:
-                transport.write(freight.encode(message))
+                transport.write(store.encode(message))
                 if data is not None:
                     transport.write(data)
             except OSError:
@@ -191,7 +191,7 @@ class DepotLine:
         number = next(self._numbers)
         transport = self._transport
         self._looking[number] = found
-        self.send(freight.Look(number, values))
+        self.send(store.Look(number, values))
 
         def wait() -> None:
             if not self._wait(lambda: number not in self._looking, transport):
@@ -219,7 +219,7 @@ class DepotLine:
             self._fetches.pop(number, None)
             if not fetch.over:
                 with contextlib.suppress(LineLost):
-                    self.send(freight.Stop(number))
+                    self.send(store.Stop(number))
         if fetch.problem is not None:
             raise fetch.problem
 

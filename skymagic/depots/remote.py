@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from skymagic.depots import freight
 from skymagic.depots.fanout import victims
 from skymagic.depots.line import Fetch, Node
 from skymagic.depots.returns import Returns
@@ -15,6 +14,7 @@ from skymagic.depots.spreading import Spreading, Value
 from skymagic.errors import PoolError
 from skymagic.pins import Pins
 from skymagic.store import LARGE, Buffer, digest
+from skymagic.wire import store
 
 __all__ = ["Node", "RemoteStore"]
 
@@ -55,9 +55,7 @@ class RemoteStore(Pins):
         public, secret = _key_pair() if several else ("", "")
         self._spreading = Spreading(
             nodes,
-            lambda node: freight.Open(
-                node.address if several else "", public, secret, keep, keep_after, share
-            ),
+            lambda node: store.Open(node.address if several else "", public, secret, keep, keep_after, share),
             self._notify,
             patience,
             silence,

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from skymagic.depots import freight
 from skymagic.depots.fanout import KEPT, UPLINK, Spread, orders
 from skymagic.depots.fleet import Fleet
-from skymagic.depots.freight import Failed, Landed
 from skymagic.depots.line import LineLost, Node
 from skymagic.errors import PoolError
 from skymagic.store import Buffer
+from skymagic.wire import store
+from skymagic.wire.store import Failed, Landed
 
 STEP = 1 << 19
 """Bytes that are copied, hashed and sent at a time."""
@@ -69,7 +69,7 @@ class Spreading:
     def __init__(
         self,
         nodes: Sequence[Node],
-        terms: Callable[[Node], freight.Open],
+        terms: Callable[[Node], store.Open],
         notify: Callable[[str], None],
         patience: float,
         silence: float,
@@ -159,7 +159,7 @@ class Spreading:
             with contextlib.suppress(LineLost):
                 wait()
 
-    def _found(self, node: int, values: list[Value], looked: freight.Looked) -> None:
+    def _found(self, node: int, values: list[Value], looked: store.Looked) -> None:
         here, lacks = set(looked.here), set(looked.lacks)
         with self.news:
             for value in values:
@@ -187,7 +187,7 @@ class Spreading:
 
     # -- news of depots ----------------------------------------------------------------------------------------------
 
-    def _heard(self, node: int, message: freight.Message | None) -> None:
+    def _heard(self, node: int, message: store.Message | None) -> None:
         """What a depot says; called on the lines' threads."""
         with self.news:
             if message is None:
@@ -260,14 +260,14 @@ class Spreading:
             raise PoolError("the nodes have lost values that they had; run the cell again")
         state = xxhash.xxh3_128()
         done = 0
-        going = self.fleet.send(node, freight.Put(value.asked, value.nbytes))
+        going = self.fleet.send(node, store.Put(value.asked, value.nbytes))
         for piece in _copies(value.pieces):
             if value.problem is not None:
                 raise value.problem
             if not going or value.spread.coming.get(node) != UPLINK:
                 return
             state.update(piece)
-            going = self.fleet.send(node, freight.Body(value.asked, piece.nbytes), piece)
+            going = self.fleet.send(node, store.Body(value.asked, piece.nbytes), piece)
             done += piece.nbytes
             if progress is not None and done % _TOLD < STEP:
                 progress(done)
@@ -275,7 +275,7 @@ class Spreading:
                 self._troubled = False
                 self.spread(value, only_redirect=True)
         self._seal(value, str(state.hexdigest()))
-        self.fleet.send(node, freight.Seal(value.asked, value.key))
+        self.fleet.send(node, store.Seal(value.asked, value.key))
 
     def _seal(self, value: Value, key: str) -> None:
         """What was sent has this key, whatever the value's was before."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from skymagic.agents.link import Transport
-from skymagic.copying.framing import Ended, Frame, Frames, joined, packed
 from skymagic.errors import SkyError
 from skymagic.files.words import failed
+from skymagic.wire.files import Ended, Frame, Frames, joined, packed
 
 T = TypeVar("T")
 PATIENCE = 5.0

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.copying.entries import FILE, FOLDER, Entry, renamed, strange
-from skymagic.copying.framing import Frame
 from skymagic.copying.listing import Listing, absolute, digests, listing
 from skymagic.copying.receiving import Difference, Receiver
 from skymagic.copying.sending import sent
@@ -19,6 +18,7 @@ from skymagic.files.ignore import going_along
 from skymagic.files.landing import landing, unasked
 from skymagic.files.lines import FileNode, Line, Lines, Trouble
 from skymagic.files.words import Copied, failed, shown
+from skymagic.wire.files import Frame
 
 Progress = Callable[[str, int, int], None]
 """Takes the path of a file under way, and how many bytes of how many are on their way or there."""

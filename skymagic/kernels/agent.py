@@ -1,6 +1,6 @@
 """The node agent: one process per machine that starts ranks, watches them, and passes on what they print.
 
-It speaks `skymagic.wire` over its standard input and output and ends, with everything it started, when that link closes. It owns
+It speaks `skymagic.wire.agent` over its standard input and output and ends, with everything it started, when that link closes. It owns
 the node's directories (mode 0700) and removes them. User code never runs in here.
 """
 
@@ -22,12 +22,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
-from skymagic import store, wire
+from skymagic import store
 from skymagic.kernels import forkserver, logs, meeting, stacks
 from skymagic.kernels.iopub import Iopub
 from skymagic.kernels.lifetime import Lifetime
 from skymagic.kernels.memory import oom_kills
 from skymagic.kernels.streams import Pipe, RankOutput, enlarge
+from skymagic.wire import agent as wire
 
 GRACE = 1.0
 """Seconds that idle ranks have to run their plugins' teardown before they are killed."""

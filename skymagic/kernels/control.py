@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from skymagic import wire
+from skymagic.wire import agent as wire
 
 Answerer = Callable[[], Any]
 

@@ -15,14 +15,14 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from skymagic import wire
 from skymagic.kernels.berth import Berth, boot, sweep
 from skymagic.kernels.forked import Forked
-from skymagic.session import frames
-from skymagic.session.carrier import Loop
-from skymagic.session.channels import WRITABLE
-from skymagic.session.frames import Frame, ProtocolError, Session
-from skymagic.session.greeting import LONGEST, Answer, Hello
+from skymagic.wire import agent as wire
+from skymagic.wire.session import frames
+from skymagic.wire.session.frames import Frame, ProtocolError, Session
+from skymagic.wire.session.handshake import LONGEST, Answer, Hello
+from skymagic.wire.session.loop import Loop
+from skymagic.wire.session.streams import WRITABLE
 
 FORSAKEN = 20.0
 """Seconds for which a daemon waits to be fetched, when its agent has ended or was never told what to do."""

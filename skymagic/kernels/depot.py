@@ -1,6 +1,6 @@
 """A node's depot: brings values from the notebook and from other nodes into the node's store, and files back.
 
-``python -m skymagic.kernels.depot STORE`` speaks over its standard input and output (`skymagic.depots.freight`) and ends when
+``python -m skymagic.kernels.depot STORE`` speaks over its standard input and output (`skymagic.wire.store`) and ends when
 its input does. What is complete stays in the store; a depot that follows on the same store finds it.
 Nothing that comes is unpickled or executed: it is bytes, written under a name that leads nowhere else.
 """
@@ -20,7 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from skymagic.depots.freight import (
+from skymagic.kernels.arrivals import Arrival, Ground, renamed
+from skymagic.kernels.cellar import Cellar, pieces, place
+from skymagic.kernels.outlet import Outlet, Reading
+from skymagic.store import overflow, private
+from skymagic.wire.store import (
     Abandon,
     Beat,
     Body,
@@ -38,10 +42,6 @@ from skymagic.depots.freight import (
     Stop,
     Stream,
 )
-from skymagic.kernels.arrivals import Arrival, Ground, renamed
-from skymagic.kernels.cellar import Cellar, pieces, place
-from skymagic.kernels.outlet import Outlet, Reading
-from skymagic.store import overflow, private
 
 LOCK = ".depot"
 """A file in the store: its lock is held by the store's depot."""

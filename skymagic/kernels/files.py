@@ -1,6 +1,6 @@
 """The node's end of copying files: looks, lists, compares, takes and sends, as the notebook asks; one process per copying.
 
-It speaks `skymagic.copying.framing` over its standard input and output, one question at a time, and ends when its input does.
+It speaks `skymagic.wire.files` over its standard input and output, one question at a time, and ends when its input does.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import sys
 from typing import Any
 
 from skymagic.copying.entries import FOLDER, Entry, Top
-from skymagic.copying.framing import STEP, Ended, Frame, Frames, joined, packed
 from skymagic.copying.listing import Listing, absolute, digests, listing
 from skymagic.copying.receiving import Receiver
 from skymagic.copying.sending import sent
+from skymagic.wire.files import STEP, Ended, Frame, Frames, joined, packed
 
 Answer = dict[str, Any]
 

@@ -18,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from skymagic.wire import RankSpec, decode, encode
+from skymagic.wire.agent import RankSpec, decode, encode
 
 ENGINE_MODULES = ("skymagic.kernels.entry",)
 PIECE = 1 << 16

@@ -17,7 +17,7 @@ import sys
 from skymagic.kernels import berth
 from skymagic.kernels.berth import Berth, BerthError, boot
 from skymagic.kernels.forked import close_from
-from skymagic.session.greeting import Answer, Hello
+from skymagic.wire.session.handshake import Answer, Hello
 
 VANISHED = (
     "its daemon is not there any more: it was killed from outside (out of memory, an administrator, or systemd with "

@@ -20,13 +20,14 @@ from typing import Any
 from ipyparallel.engine.kernel import IPythonParallelKernel
 from traitlets import Type
 
-from skymagic import quiet, runtime, wire
+from skymagic import quiet, runtime
 from skymagic.kernels import network, stacks, tracebacks
 from skymagic.kernels.desk import Desk
 from skymagic.kernels.hold import BindError, Hold
-from skymagic.kernels.order import LAST_VALUE, ORDER
 from skymagic.kernels.shell import Flusher, RankShell, flush_text
 from skymagic.kernels.stdio import Stdio
+from skymagic.wire import agent as wire
+from skymagic.wire.order import LAST_VALUE, ORDER
 
 INPUT_REFUSED = "input() cannot ask from a rank: ask in a plain cell of the notebook, and use the variable in the broadcast cell"
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from skymagic.depots.freight import Message, Piece, Read, Size, encode
+from skymagic.wire.store import Message, Piece, Read, Size, encode
 
 PIECE = 1 << 19
 """Bytes of a file that are sent at a time."""

@@ -19,8 +19,8 @@ from typing import Any
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from skymagic.depots import freight
-from skymagic.depots.freight import Follow
+from skymagic.wire import store
+from skymagic.wire.store import Follow
 
 CHUNK = 1 << 19
 """Bytes of one message."""
@@ -113,7 +113,7 @@ class Server:
     def _hear(self, who: bytes, *frames: bytes) -> None:
         try:
             name, offset, credit = json.loads(frames[0])
-            if not freight.is_name(name):
+            if not store.is_name(name):
                 return
         except (ValueError, TypeError, IndexError):
             return

@@ -17,9 +17,10 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
 from traitlets import Type
 
-from skymagic import quiet, wire
+from skymagic import quiet
 from skymagic.kernels import tracebacks
 from skymagic.kernels.desk import Desk
+from skymagic.wire import agent as wire
 
 
 class RankDisplayHook(DisplayHook):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from skymagic.wire import Begin, Publish
+from skymagic.wire.agent import Begin, Publish
 
 PIPE_BYTES = 1 << 20
 F_SETPIPE_SZ = 1031

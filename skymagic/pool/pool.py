@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from skymagic import button, display, plugins, states, wire
+from skymagic import button, display, plugins, states
 from skymagic.agents import Agents, describe
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
 from skymagic.kernels.lifetime import Lifetime
@@ -33,6 +33,7 @@ from skymagic.screen import Nowhere, Progress
 from skymagic.states import Event, State
 from skymagic.submission import Submission
 from skymagic.turns import Turns
+from skymagic.wire import agent as wire
 
 if TYPE_CHECKING:
     from skymagic.depots.remote import RemoteStore

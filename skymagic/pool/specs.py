@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from skymagic import wire
 from skymagic.agents import Member, Place
 from skymagic.plan import Plan
 from skymagic.plugins import Plugin, packing
 from skymagic.runtime import InstanceInfo, Peer
+from skymagic.wire import agent as wire
 
 
 def preload(plugins: Sequence[Plugin]) -> tuple[str, ...]:

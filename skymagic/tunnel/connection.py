@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from skymagic.agents.link import Transport
-from skymagic.session.greeting import Answer, Hello
+from skymagic.wire.session.handshake import Answer, Hello
 
 READ = 1 << 18
 

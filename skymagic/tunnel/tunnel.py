@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable
 
 from skymagic.agents.link import Transport
-from skymagic.session import frames
-from skymagic.session.carrier import Loop
-from skymagic.session.frames import Frame, ProtocolError, Session
-from skymagic.session.greeting import Answer, Hello
 from skymagic.tunnel.agent import AgentEnd, how_ended
 from skymagic.tunnel.connection import Connection
+from skymagic.wire.session import frames
+from skymagic.wire.session.frames import Frame, ProtocolError, Session
+from skymagic.wire.session.handshake import Answer, Hello
+from skymagic.wire.session.loop import Loop
 
 GREETING = 30.0
 """Seconds that a node has to answer, once it is connected to: a cold disk may hold its Python."""

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from skymagic.session import frames
-from skymagic.session.channels import BATCH, READABLE, WRITABLE, Channels
-from skymagic.session.frames import Frame, ProtocolError, Session
+from skymagic.wire.session import frames
+from skymagic.wire.session.frames import Frame, ProtocolError, Session
+from skymagic.wire.session.streams import BATCH, READABLE, WRITABLE, Channels
 
 BEAT = 1.0
 """Seconds after which an end that has nothing to say says that it is alive."""

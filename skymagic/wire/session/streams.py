@@ -14,8 +14,8 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from skymagic.session import frames
-from skymagic.session.frames import Frame, Session
+from skymagic.wire.session import frames
+from skymagic.wire.session.frames import Frame, Session
 
 BATCH = 1 << 18
 """Bytes that wait for the connection, from which on streams are not read."""
