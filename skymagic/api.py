@@ -21,11 +21,11 @@ from dataclasses import replace
 from typing import Any, overload
 
 from skymagic import plan, plugins, pools
-from skymagic.accelerators import Accelerator
 from skymagic.calls import Call, Calls, Function, positive
 from skymagic.errors import PoolStateError, RequestError
-from skymagic.image import Image
 from skymagic.plan import AtLeast, Defaults, PluginSpec, PoolRequest
+from skymagic.plan.accelerators import Accelerator
+from skymagic.plan.image import Image
 from skymagic.plugins import Plugin
 from skymagic.pool import Pool
 from skymagic.providers import Choice

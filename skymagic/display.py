@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from skymagic import accelerators
-from skymagic.plan import duration_text
+from skymagic.plan import accelerators, duration_text
 from skymagic.results import rank_words
 
 Write = Callable[[str, str], None]

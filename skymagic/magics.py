@@ -31,12 +31,12 @@ from skymagic.api import Compute
 from skymagic.config import SkyMagic
 from skymagic.errors import RequestError, SkyError
 from skymagic.plan import Only, PoolRequest, RunRequest
+from skymagic.plan.suggest import Known
 from skymagic.pool import Pool
 from skymagic.providers.local import gpus as local_gpus
 from skymagic.report import Limits
 from skymagic.results import rank_words
 from skymagic.screen import Copying
-from skymagic.spelling import Known
 
 T = TypeVar("T")
 LOG_TIMEOUT = 20.0

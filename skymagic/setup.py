@@ -29,7 +29,7 @@ from skymagic.bootstrap import (
 from skymagic.bootstrap.shell import MARK, anywhere, quote, word
 from skymagic.bootstrap.words import lacks_python, refusals
 from skymagic.errors import HostError, RequestError
-from skymagic.image import Image, is_place, project
+from skymagic.plan.image import Image, is_place, project
 
 NEEDED = {
     "ipyparallel": ">=9,<10",

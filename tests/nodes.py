@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.image import Image
+from skymagic.plan.image import Image
 from skymagic.setup import setup
 from tests.conftest import MARK
 

@@ -12,7 +12,6 @@ from traitlets import TraitError
 from traitlets.config import Config
 
 from skymagic import arguments
-from skymagic.accelerators import Accelerator
 from skymagic.arguments import (
     MAGICS,
     DownRequest,
@@ -47,7 +46,8 @@ from skymagic.arguments import (
 from skymagic.config import SkyMagic
 from skymagic.errors import RequestError
 from skymagic.plan import AtLeast, Defaults, Only, PluginSpec, PoolRequest, RunRequest, plugin_specs
-from skymagic.spelling import Known
+from skymagic.plan.accelerators import Accelerator
+from skymagic.plan.suggest import Known
 
 PARSERS: dict[str, Callable[[str], Any]] = {
     name: getattr(arguments, name.replace("sky_", "parse_")) for name in MAGICS

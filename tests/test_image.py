@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
 from skymagic.errors import RequestError
-from skymagic.image import Image, missing
+from skymagic.plan.image import Image, missing
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -232,7 +232,7 @@ def test_what_is_accepted_has_a_version_for_each_pin(parts: list[tuple[str, str]
 
 def test_an_image_without_packages_does_not_import_packaging() -> None:
     code = (
-        "import sys; from skymagic.image import Image; Image(env={'A': '1'}).merge(Image());"
+        "import sys; from skymagic.plan.image import Image; Image(env={'A': '1'}).merge(Image());"
         "print('packaging' in sys.modules)"
     )
     result = subprocess.run(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from skymagic.kernels.lifetime import Lifetime
+from skymagic.plan.lifetime import Lifetime
 from tests.notebook import PATIENCE, ROOT, Notebook, opened
 
 # ------------------------------------------------------------------------------------------------------ the rule

@@ -14,10 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skymagic import accelerators
-from skymagic.accelerators import KINDS, NAMES, Accelerator, canonical, matches
 from skymagic.errors import RequestError
-from skymagic.image import Image
 from skymagic.plan import (
     AtLeast,
     Inventory,
@@ -27,6 +24,7 @@ from skymagic.plan import (
     PoolRequest,
     RunRequest,
     Topology,
+    accelerators,
     at_least,
     duration,
     duration_text,
@@ -37,7 +35,9 @@ from skymagic.plan import (
     ranks,
     topology,
 )
-from skymagic.spelling import did_you_mean
+from skymagic.plan.accelerators import KINDS, NAMES, Accelerator, canonical, matches
+from skymagic.plan.image import Image
+from skymagic.plan.suggest import did_you_mean
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = Inventory("laptop", cpus=4, memory_gb=16.0, python="3.11")

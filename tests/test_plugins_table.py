@@ -12,10 +12,10 @@ import pytest
 
 import skymagic as sky
 from skymagic import plugins
-from skymagic.accelerators import Accelerator
 from skymagic.errors import RequestError
-from skymagic.image import Image
 from skymagic.plan import PluginSpec
+from skymagic.plan.accelerators import Accelerator
+from skymagic.plan.image import Image
 from skymagic.plugins import Cluster, Plugin
 from skymagic.runtime import InstanceInfo
 

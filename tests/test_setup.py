@@ -24,7 +24,7 @@ from packaging.requirements import Requirement
 from skymagic import installer, wheel
 from skymagic.bootstrap import Facts, Python, Wanted
 from skymagic.errors import HostError, RequestError
-from skymagic.image import Image
+from skymagic.plan.image import Image
 from skymagic.setup import NEEDED, Host, look, make_ready, setup, wanted
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from skymagic.accelerators import NAMES as GPU_NAMES
 from skymagic.arguments.options import MAGICS, PLUGINS, Option
 from skymagic.arguments.words import Token, split
 from skymagic.plan import PROVIDERS
+from skymagic.plan.accelerators import NAMES as GPU_NAMES
 
 
 def usage(magic: str) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from skymagic.accelerators import canonical
 from skymagic.arguments.reading import Line
 from skymagic.arguments.values import Reader, identifiers, one_of, pool_name
 from skymagic.errors import RequestError
 from skymagic.plan import Only
+from skymagic.plan.accelerators import canonical
 
 _R = TypeVar("_R")
 

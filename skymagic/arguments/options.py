@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from skymagic.accelerators import Accelerator
 from skymagic.arguments.values import (
     OUTSIDE_BRACKETS,
     Reader,
@@ -25,6 +24,7 @@ from skymagic.arguments.values import (
     variable,
 )
 from skymagic.plan import Only, at_least, memory, plugin_specs
+from skymagic.plan.accelerators import Accelerator
 
 PLUGINS = ("torch", "jax", "keras", "huggingface", "joblib", "sklearn")
 

@@ -9,9 +9,9 @@ from skymagic.arguments.reading import Line
 from skymagic.arguments.toml import scan_body
 from skymagic.arguments.values import pool_name
 from skymagic.errors import RequestError
-from skymagic.image import Image
 from skymagic.plan import PROVIDERS, Defaults, PoolRequest
-from skymagic.spelling import did_you_mean
+from skymagic.plan.image import Image
+from skymagic.plan.suggest import did_you_mean
 
 NOTHING_SET = Defaults()
 POOL_FIELDS = frozenset(option.field for option in POOL)

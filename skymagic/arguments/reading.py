@@ -10,7 +10,7 @@ from skymagic.arguments.options import MAGICS, Magic, Option
 from skymagic.arguments.values import Reader
 from skymagic.arguments.words import Token, split
 from skymagic.errors import RequestError
-from skymagic.spelling import did_you_mean
+from skymagic.plan.suggest import did_you_mean
 
 
 @dataclass(frozen=True)

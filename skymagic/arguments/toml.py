@@ -11,7 +11,7 @@ from skymagic.arguments.reading import Given
 from skymagic.arguments.values import variable
 from skymagic.errors import RequestError
 from skymagic.plan import PluginSpec
-from skymagic.spelling import did_you_mean
+from skymagic.plan.suggest import did_you_mean
 
 
 def scan_body(body: str) -> tuple[list[Given], list[str], list[str]]:

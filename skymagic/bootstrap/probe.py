@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from skymagic.bootstrap.shell import TELL, quote
 from skymagic.bootstrap.wanted import Wanted
-from skymagic.image import project
+from skymagic.plan.image import project
 
 ASK_PYTHON = (
     "import sys; m = __import__('importlib.util').util.find_spec; "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.wanted import Wanted
-from skymagic.image import lacking
+from skymagic.plan.image import lacking
 
 ELSEWHERE = "name a folder where you may write with --env SKYMAGIC_HOME=/path"
 LEAST_KB = 300 * 1024

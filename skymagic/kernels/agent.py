@@ -25,9 +25,9 @@ from typing import IO, Any
 from skymagic import store
 from skymagic.kernels import forkserver, logs, meeting, stacks
 from skymagic.kernels.iopub import Iopub
-from skymagic.kernels.lifetime import Lifetime
 from skymagic.kernels.memory import oom_kills
 from skymagic.kernels.streams import Pipe, RankOutput, enlarge
+from skymagic.plan.lifetime import Lifetime
 from skymagic.wire import agent as wire
 
 GRACE = 1.0

@@ -10,11 +10,11 @@ or with every reason why not.
     planning   from a request to a plan; whether a pool fits a request
 """
 
-from skymagic.accelerators import Accelerator
-from skymagic.plan.only import Only, ranks
+from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.planning import fits, plan, plan_over
 from skymagic.plan.plans import Inventory, Plan, Topology, topology
 from skymagic.plan.requests import PROVIDERS, Defaults, PluginSpec, PoolRequest, RunRequest, plugin_specs
+from skymagic.plan.selection import Only, ranks
 from skymagic.plan.units import AtLeast, at_least, duration, duration_text, memory
 
 __all__ = [

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from skymagic.accelerators import matches
 from skymagic.errors import RequestError
-from skymagic.image import Image
+from skymagic.plan.accelerators import matches
+from skymagic.plan.image import Image
 from skymagic.plan.plans import Inventory, Plan, Topology, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import duration_text

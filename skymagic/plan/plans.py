@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from skymagic.image import Image
+from skymagic.plan.image import Image
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import duration_text
 

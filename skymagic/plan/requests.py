@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from skymagic.accelerators import Accelerator
 from skymagic.errors import RequestError
-from skymagic.image import Image
-from skymagic.plan.only import Only
+from skymagic.plan.accelerators import Accelerator
+from skymagic.plan.image import Image
+from skymagic.plan.selection import Only
 from skymagic.plan.units import AtLeast
 
 PROVIDERS = ("auto", "local", "ssh", "aws", "slurm")

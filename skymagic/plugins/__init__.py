@@ -18,12 +18,12 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from skymagic.accelerators import Accelerator
 from skymagic.errors import RequestError
-from skymagic.image import Image
 from skymagic.plan import PluginSpec
+from skymagic.plan.accelerators import Accelerator
+from skymagic.plan.image import Image
+from skymagic.plan.suggest import did_you_mean
 from skymagic.runtime import InstanceInfo
-from skymagic.spelling import did_you_mean
 
 GROUP = "skymagic.plugins"
 

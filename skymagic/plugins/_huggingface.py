@@ -11,7 +11,7 @@ from skymagic.plugins import Cluster, Plugin
 from skymagic.runtime import InstanceInfo
 
 if TYPE_CHECKING:
-    from skymagic.image import Image
+    from skymagic.plan.image import Image
 
 PACKAGES = ("transformers", "datasets", "tokenizers", "accelerate")  # Trainer needs accelerate
 

@@ -13,7 +13,7 @@ from skymagic.plugins import Cluster, Plugin
 from skymagic.runtime import InstanceInfo
 
 if TYPE_CHECKING:
-    from skymagic.image import Image
+    from skymagic.plan.image import Image
 
 TIMEOUT = 60
 """Seconds that ranks wait for each other at the start."""

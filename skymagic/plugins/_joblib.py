@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from skymagic.plugins import Cluster, Plugin
 
 if TYPE_CHECKING:
-    from skymagic.image import Image
+    from skymagic.plan.image import Image
 
 
 def joblib() -> Plugin:

@@ -12,7 +12,7 @@ from skymagic.plugins import Cluster, Plugin
 from skymagic.runtime import InstanceInfo
 
 if TYPE_CHECKING:
-    from skymagic.image import Image
+    from skymagic.plan.image import Image
 
 VARIABLE = "KERAS_BACKEND"
 BACKENDS = ("jax", "torch", "tensorflow")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from skymagic.plugins import Cluster, Plugin
 
 if TYPE_CHECKING:
-    from skymagic.image import Image
+    from skymagic.plan.image import Image
 
 
 def sklearn(version: str = "latest") -> Plugin:

@@ -12,8 +12,8 @@ from skymagic.plugins import Cluster, Plugin
 from skymagic.runtime import InstanceInfo
 
 if TYPE_CHECKING:
-    from skymagic.image import Image
     from skymagic.kernels.groups import Group
+    from skymagic.plan.image import Image
 
 PRELOAD = (
     "torch",

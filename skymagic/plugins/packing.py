@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from skymagic.errors import RequestError
-from skymagic.image import Image
 from skymagic.plan import PluginSpec
+from skymagic.plan.image import Image
 from skymagic.plugins import Cluster, Plugin, load, resolve
 
 

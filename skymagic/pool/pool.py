@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, cast
 from skymagic import button, display, plugins, states
 from skymagic.agents import Agents, describe
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
-from skymagic.kernels.lifetime import Lifetime
 from skymagic.order import Order
 from skymagic.plan import Defaults, Only, Plan
+from skymagic.plan.lifetime import Lifetime
 from skymagic.plugins import packing
 from skymagic.pool import specs
 from skymagic.pool.mending import Mending

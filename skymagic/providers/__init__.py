@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from skymagic.agents import Member
 from skymagic.errors import RequestError
 from skymagic.plan import Plan, PoolRequest
-from skymagic.spelling import did_you_mean
+from skymagic.plan.suggest import did_you_mean
 
 TABLE: dict[str, str] = {"local": "skymagic.providers.local:Local", "ssh": "skymagic.providers.ssh:SSH"}
 """Name → ``module:class``; the entry-point group ``skymagic.providers`` adds third parties' own."""

@@ -15,10 +15,10 @@ from dataclasses import replace
 from importlib.metadata import distributions
 from pathlib import Path
 
-from skymagic import image, plugins
+from skymagic import plugins
 from skymagic.agents import Member
 from skymagic.errors import RequestError
-from skymagic.plan import Inventory, Plan, PoolRequest, plan
+from skymagic.plan import Inventory, Plan, PoolRequest, image, plan
 from skymagic.plugins import packing
 from skymagic.providers import Say
 

@@ -13,8 +13,8 @@ from skymagic.agents import Member
 from skymagic.agents.link import Transport
 from skymagic.bootstrap import Facts, Wanted
 from skymagic.errors import ProvisionError, RequestError
-from skymagic.image import Image
 from skymagic.plan import Plan, PoolRequest, plan_over, topology
+from skymagic.plan.image import Image
 from skymagic.plugins import packing
 from skymagic.providers import Say
 from skymagic.setup import Ready, look, setup, wanted

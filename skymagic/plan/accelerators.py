@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from skymagic.errors import RequestError
-from skymagic.spelling import did_you_mean
+from skymagic.plan.suggest import did_you_mean
 
 
 @dataclass(frozen=True)
