@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from skymagic.values.kinds import type_name
+from skymagic.data.values.kinds import type_name
 
 _INSIDE = "make it inside the function, or make {name} in the cell"
 _NESTED = "leave it out of its owner's state with __getstate__, or make {name} in the cell"

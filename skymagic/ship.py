@@ -10,14 +10,14 @@ from typing import Any
 from skymagic import modules
 from skymagic.capture import CellNames, cell_names, reach
 from skymagic.cargo import Cargo, Item
+from skymagic.data.values import pickling
+from skymagic.data.values.kinds import type_name
+from skymagic.data.values.unpacking import Unpacking
 from skymagic.errors import CaptureError
 from skymagic.holdings import Holdings
 from skymagic.parcels import INLINE, Loading, Parcel, Progress, Value, bundles, groups, parts_of, submodules
 from skymagic.refuse import Refusal, heavy, message, no_room, refusal
 from skymagic.shelf import Shelf, Store
-from skymagic.values import pickling
-from skymagic.values.kinds import type_name
-from skymagic.values.unpacking import Unpacking
 
 __all__ = ["Cargo", "Item", "Shipper"]
 

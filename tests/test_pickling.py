@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from skymagic.values import pickling
-from skymagic.values.memory import SMALL
+from skymagic.data.values import pickling
+from skymagic.data.values.memory import SMALL
 from tests.far import Notebook
 
 BIG = SMALL  # elements; large enough for a buffer of its own, whatever the type
@@ -635,7 +635,7 @@ def test_ipython_is_the_other_sides(notebook: Notebook) -> None:
     notebook.ranks[0].run(
         "from IPython.core.interactiveshell import InteractiveShell\n"
         "from traitlets.config import Config\n"
-        "from skymagic.values import pickling\n"
+        "from skymagic.data.values import pickling\n"
         "ip = InteractiveShell.instance(config=Config({'HistoryManager': {'enabled': False}}))\n"
         "pickled = pickling.dumps({'ip': ip}, globals())\n"
         "same = pickling.loads(pickled.pieces, [], globals())['ip'] is ip"

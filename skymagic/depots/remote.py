@@ -27,7 +27,7 @@ class RemoteStore(Pins):
     Args:
         nodes: in the order of their numbers; ``node`` in a rank's reference is such a number.
         notify: called with one sentence when files are evicted, kept on disk, or a node cannot be reached for a while.
-        keep: bytes that values may fill in ``~/.skymagic/values`` on each node, for the user's later pools; 0: none.
+        keep: bytes that values may fill in ``~/.skymagic/data/values`` on each node, for the user's later pools; 0: none.
         keep_after: seconds that a value must have been in use to be worth keeping.
         patience: seconds for which a node that cannot be reached is tried again.
         silence: seconds without a word from a depot, which speaks every two, after which its line is taken for lost.

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from skymagic.data.values import pickling
 from skymagic.shelf import Store
-from skymagic.values import pickling
 
 
 @dataclass

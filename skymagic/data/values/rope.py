@@ -7,8 +7,8 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
+from skymagic.data.values.memory import SMALL
 from skymagic.store import LARGE, Buffer
-from skymagic.values.memory import SMALL
 
 
 class Buffers:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from skymagic.values.memory import Block, Reduced, Span, Storage, Tracker, memory, writable
+from skymagic.data.values.memory import Block, Reduced, Span, Storage, Tracker, memory, writable
 
 
 def reduce_tensor(tracker: Tracker, tensor: Any) -> Reduced:

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from skymagic.values import tensors
-from skymagic.values.memory import Block, Reduced, Span, Storage, Tracker, memory, writable
+from skymagic.data.values import tensors
+from skymagic.data.values.memory import Block, Reduced, Span, Storage, Tracker, memory, writable
 
 Reducer = Callable[[Tracker, Any], Reduced]
 

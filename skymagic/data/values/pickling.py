@@ -23,16 +23,16 @@ from typing import Any
 import cloudpickle
 from cloudpickle import cloudpickle as _cloud
 
+from skymagic.data.values import rebuild
+from skymagic.data.values.arrays import reducer_for
+from skymagic.data.values.kinds import changeable, is_a, made_by_python, skips_init
+from skymagic.data.values.memory import SMALL, Tracker, layout
+from skymagic.data.values.pickled import CONTAINERS, Pickled, groups
+from skymagic.data.values.rebuild import here
+from skymagic.data.values.rope import Buffers, Pieces, Rope
 from skymagic.modules import is_local
 from skymagic.scopes import code_names
 from skymagic.store import Buffer
-from skymagic.values import rebuild
-from skymagic.values.arrays import reducer_for
-from skymagic.values.kinds import changeable, is_a, made_by_python, skips_init
-from skymagic.values.memory import SMALL, Tracker, layout
-from skymagic.values.pickled import CONTAINERS, Pickled, groups
-from skymagic.values.rebuild import here
-from skymagic.values.rope import Buffers, Pieces, Rope
 
 _MANY = 1 << 20
 """Bytes of a pickle above which its objects are not listed one by one to find shared ones."""

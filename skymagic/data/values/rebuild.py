@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from cloudpickle import cloudpickle as _cloud
 
-from skymagic.values.memory import writable
+from skymagic.data.values.memory import writable
 
 
 class Here(threading.local):
@@ -31,7 +31,7 @@ here = Here()
 def namespace() -> dict[str, Any]:
     """The global names of this side."""
     if here.namespace is None:
-        raise RuntimeError("a function of a notebook is rebuilt by skymagic.values.pickling.loads only")
+        raise RuntimeError("a function of a notebook is rebuilt by skymagic.data.values.pickling.loads only")
     return here.namespace
 
 
