@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from skymagic.capture import CellNames
+from skymagic.data.capture.names import CellNames
 
 
 class Item(NamedTuple):

@@ -7,9 +7,9 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from skymagic import modules
-from skymagic.capture import CellNames, cell_names, reach
 from skymagic.cargo import Cargo, Item
+from skymagic.data.capture import modules
+from skymagic.data.capture.names import CellNames, cell_names, reach
 from skymagic.data.values import pickling
 from skymagic.data.values.kinds import type_name
 from skymagic.data.values.unpacking import Unpacking

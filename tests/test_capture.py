@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skymagic.capture import cell_names, interactive, reach
+from skymagic.data.capture.names import cell_names, interactive, reach
 
 BUILTIN = set(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__)
 

@@ -13,8 +13,8 @@ from types import ModuleType
 
 import pytest
 
+from skymagic.data.capture.modules import ModuleSource, as_plain, collect, inside, is_local
 from skymagic.kernels.served import Served
-from skymagic.modules import ModuleSource, as_plain, collect, inside, is_local
 from tests.far import FarError, Notebook, moved
 
 

@@ -13,7 +13,7 @@ import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from skymagic.modules import ModuleSource, imported_names
+from skymagic.data.capture.modules import ModuleSource, imported_names
 
 
 class Served(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):

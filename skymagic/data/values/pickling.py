@@ -23,6 +23,8 @@ from typing import Any
 import cloudpickle
 from cloudpickle import cloudpickle as _cloud
 
+from skymagic.data.capture.modules import is_local
+from skymagic.data.capture.scopes import code_names
 from skymagic.data.values import rebuild
 from skymagic.data.values.arrays import reducer_for
 from skymagic.data.values.kinds import changeable, is_a, made_by_python, skips_init
@@ -30,8 +32,6 @@ from skymagic.data.values.memory import SMALL, Tracker, layout
 from skymagic.data.values.pickled import CONTAINERS, Pickled, groups
 from skymagic.data.values.rebuild import here
 from skymagic.data.values.rope import Buffers, Pieces, Rope
-from skymagic.modules import is_local
-from skymagic.scopes import code_names
 from skymagic.store import Buffer
 
 _MANY = 1 << 20

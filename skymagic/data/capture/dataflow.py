@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from skymagic.scopes import (
+from skymagic.data.capture.scopes import (
     Comprehension,
     Function,
     body_uses,

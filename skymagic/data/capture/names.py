@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from skymagic.flow import Flow
-from skymagic.modules import imported_names
-from skymagic.scopes import code_names
+from skymagic.data.capture.dataflow import Flow
+from skymagic.data.capture.modules import imported_names
+from skymagic.data.capture.scopes import code_names
 
 
 @dataclass(frozen=True)
