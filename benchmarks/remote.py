@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.figures import Figure, alternate, median, say, timed
+from skymagic.data.store.store import digest
 from skymagic.depots.remote import Node, RemoteStore
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hosts import HostSpec
 from skymagic.ssh.settings import Settings
-from skymagic.store import digest
 from tests.machines import Machines, machines
 
 MACHINES = 4
@@ -37,7 +37,7 @@ STORE = "/dev/shm/skymagic-bench"
 CIPHER = "aes128-gcm@openssh.com"
 GIVE = f"""
 import sys
-from skymagic.store import NodeStore
+from skymagic.data.store.store import NodeStore
 pieces = [bytes(100) * ({BACK} // 100) if sys.argv[1] == "soft" else __import__("os").urandom({BACK})]
 print(NodeStore("{STORE}").give(pieces, {BACK}))
 """

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
+from skymagic.data.store.index import Part, Shelf
+from skymagic.data.store.store import LARGE, digest
 from skymagic.data.values.pickled import Pickled
 from skymagic.data.values.pickling import together
-from skymagic.shelf import Part, Shelf
-from skymagic.store import LARGE, digest
 
 INLINE = 64 << 10
 """What is left of a value after its large parts travels in the orders themselves below this many bytes."""

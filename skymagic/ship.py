@@ -10,6 +10,7 @@ from typing import Any
 from skymagic.cargo import Cargo, Item
 from skymagic.data.capture import modules
 from skymagic.data.capture.names import CellNames, cell_names, reach
+from skymagic.data.store.index import Shelf, Store
 from skymagic.data.values import pickling
 from skymagic.data.values.kinds import type_name
 from skymagic.data.values.unpacking import Unpacking
@@ -17,7 +18,6 @@ from skymagic.errors import CaptureError
 from skymagic.holdings import Holdings
 from skymagic.parcels import INLINE, Loading, Parcel, Progress, Value, bundles, groups, parts_of, submodules
 from skymagic.refuse import Refusal, heavy, message, no_room, refusal
-from skymagic.shelf import Shelf, Store
 
 __all__ = ["Cargo", "Item", "Shipper"]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from skymagic.data.store.store import NodeStore
 from skymagic.depots.remote import Node, RemoteStore
 from skymagic.errors import PoolError
 from skymagic.providers.local import ChildTransport
-from skymagic.store import NodeStore
 from tests.test_depots import MB, Cluster, put
 
 

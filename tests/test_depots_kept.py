@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from skymagic.data.store.store import digest
 from skymagic.kernels.cellar import Cellar
-from skymagic.store import digest
 from tests.far import Far, Notebook
 from tests.test_depots import MB, Cluster, put
 

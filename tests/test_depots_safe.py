@@ -14,8 +14,8 @@ import psutil
 import pytest
 import zmq
 
+from skymagic.data.store.store import NodeStore, create, digest, remove
 from skymagic.providers.local import ChildTransport
-from skymagic.store import NodeStore, create, digest, remove
 from skymagic.wire import store as freight
 from tests.test_depots import MB, Cluster, put
 

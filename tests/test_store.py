@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skymagic import store as module
-from skymagic.store import NodeStore, create, digest, overflow, remove
+from skymagic.data.store import store as module
+from skymagic.data.store.store import NodeStore, create, digest, overflow, remove
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def small_memory() -> bool:
 FULL = """
 import os, sys
 from pathlib import Path
-from skymagic.store import NodeStore, create, overflow, remove
+from skymagic.data.store.store import NodeStore, create, overflow, remove
 directory = create(sys.argv[1])
 said = []
 # The share says yes, the file system says no: another process has filled it meanwhile.

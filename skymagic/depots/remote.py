@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from skymagic.data.store.pins import Pins
+from skymagic.data.store.store import LARGE, Buffer, digest
 from skymagic.depots.fanout import victims
 from skymagic.depots.line import Fetch, Node
 from skymagic.depots.returns import Returns
 from skymagic.depots.spreading import Spreading, Value
 from skymagic.errors import PoolError
-from skymagic.pins import Pins
-from skymagic.store import LARGE, Buffer, digest
 from skymagic.wire import store
 
 __all__ = ["Node", "RemoteStore"]

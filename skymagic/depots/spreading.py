@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from skymagic.data.store.store import Buffer
 from skymagic.depots.fanout import KEPT, UPLINK, Spread, orders
 from skymagic.depots.fleet import Fleet
 from skymagic.depots.line import LineLost, Node
 from skymagic.errors import PoolError
-from skymagic.store import Buffer
 from skymagic.wire import store
 from skymagic.wire.store import Failed, Landed
 

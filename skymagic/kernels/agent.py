@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
-from skymagic import store
+from skymagic.data.store import store
 from skymagic.kernels import forkserver, logs, meeting, stacks
 from skymagic.kernels.iopub import Iopub
 from skymagic.kernels.memory import oom_kills

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from skymagic.partial import STEP, Partial
-from skymagic.store import available, overflow, private
+from skymagic.data.store.store import available, overflow, private
+from skymagic.data.store.writer import STEP, Partial
 
 _PREFIX = ".depot-"
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from skymagic.store import LARGE, private
+from skymagic.data.store.store import LARGE, private
 
 AGE = 30 * 86400.0
 """Seconds after which a value that no pool has asked for is removed."""

@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from skymagic.data.store.store import overflow, private
 from skymagic.kernels.arrivals import Arrival, Ground, renamed
 from skymagic.kernels.cellar import Cellar, pieces, place
 from skymagic.kernels.outlet import Outlet, Reading
-from skymagic.store import overflow, private
 from skymagic.wire.store import (
     Abandon,
     Beat,

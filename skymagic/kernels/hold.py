@@ -12,11 +12,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from skymagic.data.store.store import Buffer, NodeStore
 from skymagic.data.values import pickling
 from skymagic.data.values.kinds import type_name
 from skymagic.data.values.pickled import Pickled
 from skymagic.kernels.served import Served
-from skymagic.store import Buffer, NodeStore
 
 _INLINE = 64 << 10
 _ALIGN = 64

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from skymagic.agents import Agents, Transport
 
 if TYPE_CHECKING:
+    from skymagic.data.store.store import NodeStore
     from skymagic.depots.remote import RemoteStore
-    from skymagic.store import NodeStore
 
 KEPT_ON_NODES = 4 << 30
 """Bytes of values that each node keeps for the user's later pools."""
@@ -24,7 +24,7 @@ def open_store(agents: Agents, remote: bool, tell: Callable[[str], None]) -> Nod
         tell: what the user must hear.
     """
     if not remote:
-        from skymagic.store import NodeStore
+        from skymagic.data.store.store import NodeStore
 
         return NodeStore(agents.hellos[0].store, notify=tell)
     from skymagic.depots.remote import Node, RemoteStore

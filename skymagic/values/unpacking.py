@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from skymagic.data.store.index import Store
 from skymagic.data.values import pickling
-from skymagic.shelf import Store
 
 
 @dataclass

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from skymagic.store import digest
+from skymagic.data.store.store import digest
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from skymagic.data.store.store import Buffer
 from skymagic.data.values.memory import Span
-from skymagic.store import Buffer
 
 CONTAINERS = (list, dict, set, bytearray)
 """Python's own types whose objects can change."""

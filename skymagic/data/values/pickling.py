@@ -25,6 +25,7 @@ from cloudpickle import cloudpickle as _cloud
 
 from skymagic.data.capture.modules import is_local
 from skymagic.data.capture.scopes import code_names
+from skymagic.data.store.store import Buffer
 from skymagic.data.values import rebuild
 from skymagic.data.values.arrays import reducer_for
 from skymagic.data.values.kinds import changeable, is_a, made_by_python, skips_init
@@ -32,7 +33,6 @@ from skymagic.data.values.memory import SMALL, Tracker, layout
 from skymagic.data.values.pickled import CONTAINERS, Pickled, groups
 from skymagic.data.values.rebuild import here
 from skymagic.data.values.rope import Buffers, Pieces, Rope
-from skymagic.store import Buffer
 
 _MANY = 1 << 20
 """Bytes of a pickle above which its objects are not listed one by one to find shared ones."""

@@ -7,8 +7,8 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
+from skymagic.data.store.store import LARGE, Buffer
 from skymagic.data.values.memory import SMALL
-from skymagic.store import LARGE, Buffer
 
 
 class Buffers:

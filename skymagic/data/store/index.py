@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from skymagic.store import LARGE, Buffer, digest
+from skymagic.data.store.store import LARGE, Buffer, digest
 
 _ALIGN = 64
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from skymagic.partial import STEP, Partial
-from skymagic.pins import Pins
+from skymagic.data.store.pins import Pins
+from skymagic.data.store.writer import STEP, Partial
 
 Buffer = bytes | bytearray | memoryview
 

@@ -1,0 +1,1 @@
+"""A node's store: files of values, written once and mapped by every rank."""
