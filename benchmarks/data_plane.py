@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
+from skymagic.data.shipping.shipper import Cargo, Shipper
 from skymagic.data.store.store import NodeStore, create, digest, remove
 from skymagic.kernels.hold import Hold
-from skymagic.ship import Cargo, Shipper
 
 RANKS = 4
 missed: list[str] = []

@@ -10,9 +10,9 @@ import types
 from pathlib import Path
 from typing import Any
 
+from skymagic.data.shipping.shipper import Cargo, Shipper
 from skymagic.data.store.index import Store
 from skymagic.data.store.store import NodeStore, create, remove
-from skymagic.ship import Cargo, Shipper
 
 
 class Far:

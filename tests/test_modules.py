@@ -58,7 +58,7 @@ def test_only_what_lies_in_the_folder_and_is_not_installed(folder: Path) -> None
         "sys",
         "numpy",
         "skymagic",
-        "skymagic.ship",
+        "skymagic.data.shipping.shipper",
         "__main__",
         "nothing_of_this_name",
     ):

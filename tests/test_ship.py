@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from skymagic.data.shipping.shipper import Cargo
 from skymagic.errors import CaptureError
-from skymagic.ship import Cargo
 from tests.far import Far, FarError, Notebook, moved
 from tests.walk import walk
 

@@ -36,11 +36,11 @@ from skymagic.turns import Turns
 from skymagic.wire import agent as wire
 
 if TYPE_CHECKING:
+    from skymagic.data.shipping.shipper import Cargo, Shipper
     from skymagic.depots.remote import RemoteStore
     from skymagic.engine import Engine
     from skymagic.files import Files
     from skymagic.providers import Provider
-    from skymagic.ship import Cargo, Shipper
 
 START_TIMEOUT = 120.0
 TOLD_AT_ONCE = 0.2
@@ -174,8 +174,8 @@ class Pool:
                 self.plan, self.plugins, self.name, self.job_id, members, self.defaults.away, os.environ
             )
         )
+        from skymagic.data.shipping.shipper import Shipper
         from skymagic.engine import Engine  # imports ipyparallel, while the agents start
-        from skymagic.ship import Shipper
 
         self._agents.order(
             specs.of_ranks(

@@ -7,17 +7,27 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from skymagic.cargo import Cargo, Item
 from skymagic.data.capture import modules
 from skymagic.data.capture.names import CellNames, cell_names, reach
+from skymagic.data.shipping.bindings import Holdings
+from skymagic.data.shipping.bundles import (
+    INLINE,
+    Loading,
+    Parcel,
+    Progress,
+    Value,
+    bundles,
+    groups,
+    parts_of,
+    submodules,
+)
+from skymagic.data.shipping.manifest import Cargo, Item
+from skymagic.data.shipping.refusal import Refusal, heavy, message, no_room, refusal
 from skymagic.data.store.index import Shelf, Store
 from skymagic.data.values import pickling
 from skymagic.data.values.kinds import type_name
 from skymagic.data.values.unpacking import Unpacking
 from skymagic.errors import CaptureError
-from skymagic.holdings import Holdings
-from skymagic.parcels import INLINE, Loading, Parcel, Progress, Value, bundles, groups, parts_of, submodules
-from skymagic.refuse import Refusal, heavy, message, no_room, refusal
 
 __all__ = ["Cargo", "Item", "Shipper"]
 

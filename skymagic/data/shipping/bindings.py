@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from skymagic.cargo import Cargo
+from skymagic.data.shipping.manifest import Cargo
 
 
 @dataclass
