@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.figures import Figure, alternate, median, say, timed
+from skymagic.data.remote.remote_store import Node, RemoteStore
 from skymagic.data.store.store import digest
-from skymagic.depots.remote import Node, RemoteStore
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hosts import HostSpec

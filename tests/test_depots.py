@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from skymagic.agents.link import Transport
+from skymagic.data.remote.remote_store import Node, RemoteStore
 from skymagic.data.store.store import NodeStore, create, digest, overflow, remove
-from skymagic.depots.remote import Node, RemoteStore
 from skymagic.kernels.depot import LOCK
 from skymagic.providers.local import ChildTransport
 from tests.far import Far, Notebook, moved

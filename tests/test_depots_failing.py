@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from skymagic.data.remote.remote_store import Node, RemoteStore
 from skymagic.data.store.store import NodeStore
-from skymagic.depots.remote import Node, RemoteStore
 from skymagic.errors import PoolError
 from skymagic.providers.local import ChildTransport
 from tests.test_depots import MB, Cluster, put

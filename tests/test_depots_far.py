@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.agents.link import Transport
-from skymagic.depots.remote import Node, RemoteStore
+from skymagic.data.remote.remote_store import Node, RemoteStore
 from skymagic.errors import PoolError
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection

@@ -36,8 +36,8 @@ from skymagic.turns import Turns
 from skymagic.wire import agent as wire
 
 if TYPE_CHECKING:
+    from skymagic.data.remote.remote_store import RemoteStore
     from skymagic.data.shipping.shipper import Cargo, Shipper
-    from skymagic.depots.remote import RemoteStore
     from skymagic.engine import Engine
     from skymagic.files import Files
     from skymagic.providers import Provider

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from skymagic.agents import Agents, Transport
 
 if TYPE_CHECKING:
+    from skymagic.data.remote.remote_store import RemoteStore
     from skymagic.data.store.store import NodeStore
-    from skymagic.depots.remote import RemoteStore
 
 KEPT_ON_NODES = 4 << 30
 """Bytes of values that each node keeps for the user's later pools."""
@@ -27,7 +27,7 @@ def open_store(agents: Agents, remote: bool, tell: Callable[[str], None]) -> Nod
         from skymagic.data.store.store import NodeStore
 
         return NodeStore(agents.hellos[0].store, notify=tell)
-    from skymagic.depots.remote import Node, RemoteStore
+    from skymagic.data.remote.remote_store import Node, RemoteStore
 
     nodes = [
         Node(member.name, functools.partial(_open_depot, agents, index), agents.places[index].address)

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from skymagic.data.remote.client import LineLost, Node
+from skymagic.data.remote.clients import Fleet
+from skymagic.data.remote.fanout import KEPT, UPLINK, Spread, orders
 from skymagic.data.store.store import Buffer
-from skymagic.depots.fanout import KEPT, UPLINK, Spread, orders
-from skymagic.depots.fleet import Fleet
-from skymagic.depots.line import LineLost, Node
 from skymagic.errors import PoolError
 from skymagic.wire import store
 from skymagic.wire.store import Failed, Landed

@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from skymagic.data.remote.client import Fetch, Node
+from skymagic.data.remote.fanout import victims
+from skymagic.data.remote.prefetch import Returns
+from skymagic.data.remote.replication import Spreading, Value
 from skymagic.data.store.pins import Pins
 from skymagic.data.store.store import LARGE, Buffer, digest
-from skymagic.depots.fanout import victims
-from skymagic.depots.line import Fetch, Node
-from skymagic.depots.returns import Returns
-from skymagic.depots.spreading import Spreading, Value
 from skymagic.errors import PoolError
 from skymagic.wire import store
 

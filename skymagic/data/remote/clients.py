@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from skymagic.depots.line import DepotLine, LineLost, Node
+from skymagic.data.remote.client import DepotLine, LineLost, Node
 from skymagic.errors import PoolError, SkyError
 from skymagic.wire import store
 
