@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skymagic.copying.entries import LINK, Entry, stays, strange
 from skymagic.errors import FilesError, RequestError
 from skymagic.files import Copied, FileNode, Files, told
-from skymagic.files.words import failed
+from skymagic.files.messages import failed
+from skymagic.files.transfer.entries import LINK, Entry, stays, strange
 from skymagic.providers.local import ChildTransport
 from skymagic.wire.files import packed
 from tests.notebook import opened

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from skymagic.copying.entries import FILE
 from skymagic.files.ignore import going_along
+from skymagic.files.transfer.entries import FILE
 from tests.test_files import grow
 
 ENVIRONMENT = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}

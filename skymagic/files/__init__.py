@@ -7,8 +7,8 @@ porter    put, get, sync
 words     what was done, and what went wrong
 """
 
-from skymagic.files.lines import FileNode
-from skymagic.files.porter import Files
-from skymagic.files.words import Copied, told
+from skymagic.files.clients import FileNode
+from skymagic.files.copy import Files
+from skymagic.files.messages import Copied, told
 
 __all__ = ["Copied", "FileNode", "Files", "told"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from skymagic.copying.listing import Listing, Walk, absolute
-from skymagic.files.patterns import Patterns
+from skymagic.files.gitignore import Patterns
+from skymagic.files.transfer.listing import Listing, Walk, absolute
 
 NAME = ".gitignore"
 USUAL = ("__pycache__/", ".ipynb_checkpoints/")

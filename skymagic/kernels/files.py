@@ -10,10 +10,10 @@ import select
 import sys
 from typing import Any
 
-from skymagic.copying.entries import FOLDER, Entry, Top
-from skymagic.copying.listing import Listing, absolute, digests, listing
-from skymagic.copying.receiving import Receiver
-from skymagic.copying.sending import sent
+from skymagic.files.transfer.entries import FOLDER, Entry, Top
+from skymagic.files.transfer.listing import Listing, absolute, digests, listing
+from skymagic.files.transfer.receiving import Receiver
+from skymagic.files.transfer.sending import sent
 from skymagic.wire.files import STEP, Ended, Frame, Frames, joined, packed
 
 Answer = dict[str, Any]

@@ -9,8 +9,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from skymagic.copying.entries import FOLDER
-from skymagic.copying.listing import Listing
+from skymagic.files.transfer.entries import FOLDER
+from skymagic.files.transfer.listing import Listing
 
 
 @dataclass(frozen=True)

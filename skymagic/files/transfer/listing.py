@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skymagic.copying.entries import FILE, FOLDER, LINK, OURS, Entry, Top, machine, stays
+from skymagic.files.transfer.entries import FILE, FOLDER, LINK, OURS, Entry, Top, machine, stays
 
 Skip = Callable[[str, bool], bool]
 """Whether a path below the source, which is a folder or not, stays behind."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from skymagic.agents.link import Transport
 from skymagic.errors import SkyError
-from skymagic.files.words import failed
+from skymagic.files.messages import failed
 from skymagic.wire.files import Ended, Frame, Frames, joined, packed
 
 T = TypeVar("T")

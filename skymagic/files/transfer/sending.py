@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 
-from skymagic.copying.entries import Entry
-from skymagic.copying.listing import trouble
+from skymagic.files.transfer.entries import Entry
+from skymagic.files.transfer.listing import trouble
 from skymagic.wire.files import STEP, packed
 
 Told = Callable[[str, int], None]

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skymagic.copying.entries import FILE, FOLDER, LINK, OURS, Entry, Top, machine, strange
-from skymagic.copying.listing import trouble
+from skymagic.files.transfer.entries import FILE, FOLDER, LINK, OURS, Entry, Top, machine, strange
+from skymagic.files.transfer.listing import trouble
 from skymagic.wire.files import Frame
 
 RECORD = f"{OURS}sync"

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skymagic.copying.entries import FILE, FOLDER, Entry, renamed, strange
-from skymagic.copying.listing import Listing, absolute, digests, listing
-from skymagic.copying.receiving import Difference, Receiver
-from skymagic.copying.sending import sent
 from skymagic.errors import RequestError
+from skymagic.files.clients import FileNode, Line, Lines, Trouble
+from skymagic.files.destination import landing, unasked
 from skymagic.files.ignore import going_along
-from skymagic.files.landing import landing, unasked
-from skymagic.files.lines import FileNode, Line, Lines, Trouble
-from skymagic.files.words import Copied, failed, shown
+from skymagic.files.messages import Copied, failed, shown
+from skymagic.files.transfer.entries import FILE, FOLDER, Entry, renamed, strange
+from skymagic.files.transfer.listing import Listing, absolute, digests, listing
+from skymagic.files.transfer.receiving import Difference, Receiver
+from skymagic.files.transfer.sending import sent
 from skymagic.wire.files import Frame
 
 Progress = Callable[[str, int, int], None]
