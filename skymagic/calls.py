@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from skymagic import runtime
 from skymagic.pool import Pool
+from skymagic.runtime import info
 from skymagic.tasks import Task, on_all, on_one, side_by_side
 
 
@@ -92,7 +92,7 @@ class Function:
         self.timeout = timeout
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if runtime.on_a_rank():
+        if info.on_a_rank():
             return self.local(*args, **kwargs)
         with contextlib.suppress(ValueError):  # some builtins have no signature
             inspect.signature(self.local).bind(*args, **kwargs)

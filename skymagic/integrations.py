@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, overload
 
-from skymagic import plugins, runtime
-from skymagic.runtime import InstanceInfo
+from skymagic import plugins
+from skymagic.runtime import info as runtime
+from skymagic.runtime.info import InstanceInfo
 
 
 @overload
@@ -62,9 +63,9 @@ def process_group(backend: str | None = None) -> Iterator[None]:
     if dist.is_initialized():
         yield
         return
-    from skymagic.kernels import rendezvous
-    from skymagic.kernels.desk import Desk
     from skymagic.plugins import _torch
+    from skymagic.runtime import rendezvous
+    from skymagic.runtime.context import Desk
 
     info = among(runtime.participants(), runtime.instance_info())
     hooks = _torch.hooks(backend)

@@ -237,7 +237,7 @@ def test_import_loads_nothing_heavy() -> None:
 
 
 def test_runtime_is_light() -> None:
-    code = "import skymagic.runtime, skymagic.sharding, skymagic.plugins"
+    code = "import skymagic.runtime.info, skymagic.runtime.sharding, skymagic.plugins"
     result = subprocess.run(
         [sys.executable, "-c", f"import sys, {code[7:]}; print(*(m for m in {HEAVY!r} if m in sys.modules))"],
         capture_output=True,

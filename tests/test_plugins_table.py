@@ -17,7 +17,7 @@ from skymagic.plan import PluginSpec
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
 from skymagic.plugins import Cluster, Plugin
-from skymagic.runtime import InstanceInfo
+from skymagic.runtime.info import InstanceInfo
 
 OURS = {"torch", "jax", "keras", "huggingface", "joblib", "sklearn"}
 

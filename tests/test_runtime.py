@@ -16,9 +16,9 @@ import pytest
 from nbclient import NotebookClient
 
 import skymagic as sky
-from skymagic import runtime
 from skymagic.errors import SkyError
-from skymagic.runtime import InstanceInfo, Peer
+from skymagic.runtime import info as runtime
+from skymagic.runtime.info import InstanceInfo, Peer
 
 ROOT = Path(__file__).resolve().parent.parent
 THIRD = InstanceInfo(

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from skymagic.kernels import memory, scriptenv
-from skymagic.runtime import InstanceInfo, Peer
+from skymagic.runtime.info import InstanceInfo, Peer
 from skymagic.scripts import ScriptEnd, script_error, too_many_nodes
 from tests.notebook import Notebook, Shown, opened
 from tests.places import LOCAL, PLACES, pooled

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skymagic as sky
-from skymagic import runtime
-from skymagic.runtime import InstanceInfo
+from skymagic.runtime import info
+from skymagic.runtime.info import InstanceInfo
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def _outside_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def on(rank: int, world: int) -> None:
-    runtime.enter(InstanceInfo(node=rank, total_nodes=world, rank=rank, world_size=world))
+    info.enter(InstanceInfo(node=rank, total_nodes=world, rank=rank, world_size=world))
 
 
 def parts(world: int, *arrays: Any, **options: Any) -> list[Any]:
@@ -108,7 +108,7 @@ def test_only_ranks_that_take_part_count() -> None:
     found = []
     for rank in (1, 3):
         on(rank, 4)
-        with runtime.taking_part([3, 1]):
+        with info.taking_part([3, 1]):
             found.append(sky.shard(list(range(5))))
     assert found == [[0, 2, 4], [1, 3]]
     on(3, 4)

@@ -21,13 +21,14 @@ from typing import Any
 import ipyparallel.engine.app as engine_app
 from traitlets.config import Config
 
-from skymagic import runtime
-from skymagic.kernels import rendezvous, stacks, tracebacks
+from skymagic.kernels import stacks, tracebacks
 from skymagic.kernels.control import Control
-from skymagic.kernels.desk import Desk
 from skymagic.kernels.hooks import Hooks
 from skymagic.kernels.kernel import RankKernel
 from skymagic.kernels.network import environment, interfaces
+from skymagic.runtime import info as runtime
+from skymagic.runtime import rendezvous
+from skymagic.runtime.context import Desk
 from skymagic.wire import agent as wire
 
 # ipyparallel has no trait for the kernel's class, but looks it up here.

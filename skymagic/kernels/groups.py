@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from skymagic.kernels import carried, guard, rendezvous
+from skymagic.kernels import carried, guard
 from skymagic.kernels.release import Connections
-from skymagic.runtime import InstanceInfo
+from skymagic.runtime import rendezvous
+from skymagic.runtime.info import InstanceInfo
 
 STORE_TIMEOUT = timedelta(seconds=60)
 

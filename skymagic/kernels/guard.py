@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from skymagic import runtime
+from skymagic.runtime import info
 
 COLLECTIVES = [
     "all_gather",
@@ -84,7 +84,7 @@ def looking(collective: Callable[..., Any], unless: str = "") -> Callable[..., A
     @functools.wraps(collective)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True  # IPython leaves this frame out
-        if not runtime.everyone() and not (unless and kwargs.get(unless)):
+        if not info.everyone() and not (unless and kwargs.get(unless)):
             group = args[place] if len(args) > place else kwargs.get("group")
             check(group, f"dist.{collective.__name__}")
         return collective(*args, **kwargs)
@@ -98,7 +98,7 @@ def ddp_looking(method: Callable[..., Any], what: str) -> Callable[..., Any]:
     @functools.wraps(method)
     def guarded(module: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if not runtime.everyone():
+        if not info.everyone():
             check(module.__dict__.get("process_group", kwargs.get("process_group")), what)
         return method(module, *args, **kwargs)
 
@@ -114,7 +114,7 @@ def check(group: Any, what: str) -> None:
         group = default
     if not isinstance(group, dist.ProcessGroup):  # not a member: torch has its own words
         return
-    ranks, here = dist.get_process_group_ranks(group), runtime.participants()
+    ranks, here = dist.get_process_group_ranks(group), info.participants()
     absent = sorted(set(ranks) - set(here))
     if not absent:
         return

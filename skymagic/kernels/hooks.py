@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from skymagic.kernels import rendezvous
 from skymagic.plugins import packing
-from skymagic.runtime import InstanceInfo
+from skymagic.runtime import rendezvous
+from skymagic.runtime.info import InstanceInfo
 
 
 class Hooks:

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from skymagic import runtime
 from skymagic.kernels import kerasmesh, kerastorch
+from skymagic.runtime import info
 
 ALONE = (
     "skymagic: this fit trains on each rank for itself. To average gradients make the pool with --plugin {backend} "
@@ -85,6 +85,6 @@ _warned: set[str] = set()
 
 def warn_alone(backend: str) -> None:
     """Say once in the process that ranks train apart; not on one rank, where that is what was asked for."""
-    if len(runtime.participants()) > 1 and backend not in _warned:
+    if len(info.participants()) > 1 and backend not in _warned:
         _warned.add(backend)
         sys.stderr.write(ALONE.format(backend=backend))

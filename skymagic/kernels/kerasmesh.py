@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from skymagic import runtime
+from skymagic.runtime import info
 
 
 class Alike:
@@ -28,11 +28,11 @@ class Alike:
         from keras.src.utils import rng_utils
 
         if (
-            not runtime.everyone() or rng_utils.get_random_seed() is not None
+            not info.everyone() or rng_utils.get_random_seed() is not None
         ):  # keras.utils.set_random_seed, by the user
             return random.randint(low, high)
-        if runtime.run_number() != self._run:
-            self._run = runtime.run_number()
+        if info.run_number() != self._run:
+            self._run = info.run_number()
             self._stream = random.Random(f"{self._seed} {self._run}")
         return self._stream.randint(low, high)
 
@@ -51,7 +51,7 @@ def around_run() -> Iterator[None]:
     import keras
 
     mesh = keras.distribution.distribution()
-    if mesh is None or runtime.everyone():
+    if mesh is None or info.everyone():
         yield
         return
     keras.distribution.set_distribution(None)
@@ -70,12 +70,12 @@ def on_whole_mesh(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def guarded(model: Any, *args: Any, **kwargs: Any) -> Any:
-        if not runtime.everyone() and any(
+        if not info.everyone() and any(
             not getattr(v.value, "is_fully_addressable", True) for v in model.variables
         ):
-            part = len(runtime.participants())
+            part = len(info.participants())
             raise RuntimeError(
-                f"this model is on the devices of all {runtime.instance_info().world_size} ranks, and only {part} "
+                f"this model is on the devices of all {info.instance_info().world_size} ranks, and only {part} "
                 f"take{'s' * (part == 1)} part in this run: {plain.__name__} it on all of them, or make it in this run"
             )
         return plain(model, *args, **kwargs)
@@ -88,7 +88,7 @@ def callback() -> Any:
     import jax
     import keras
 
-    if jax.process_count() == 1 or not runtime.everyone():
+    if jax.process_count() == 1 or not info.everyone():
         return None
 
     class Together(keras.callbacks.Callback):  # type: ignore[misc]

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from skymagic import runtime
+from skymagic.runtime import info
 
 
 def together() -> bool:
@@ -19,7 +19,7 @@ def together() -> bool:
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_initialized():
         return False
-    return dist.get_world_size() > 1 and runtime.everyone()
+    return dist.get_world_size() > 1 and info.everyone()
 
 
 class Averager:

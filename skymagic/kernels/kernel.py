@@ -20,12 +20,13 @@ from typing import Any
 from ipyparallel.engine.kernel import IPythonParallelKernel
 from traitlets import Type
 
-from skymagic import quiet, runtime
 from skymagic.kernels import network, stacks, tracebacks
-from skymagic.kernels.desk import Desk
 from skymagic.kernels.hold import BindError, Hold
 from skymagic.kernels.shell import Flusher, RankShell, flush_text
 from skymagic.kernels.stdio import Stdio
+from skymagic.runtime import info as runtime
+from skymagic.runtime import silence
+from skymagic.runtime.context import Desk
 from skymagic.wire import agent as wire
 from skymagic.wire.order import LAST_VALUE, ORDER
 
@@ -140,7 +141,7 @@ class RankKernel(IPythonParallelKernel):
             self._interruptible = False
             outcome = self._failure(problem)
         self.busy = False
-        quiet.end_all()  # a silence that the cell left open
+        silence.end_all()  # a silence that the cell left open
         self._stdio.mend()
         flush_text()
         Desk.control.send(wire.End(rank))

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from skymagic.runtime import InstanceInfo
+    from skymagic.runtime.info import InstanceInfo
 
 SIOCGIFADDR = 0x8915
 

@@ -18,10 +18,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from skymagic import runtime
-from skymagic.kernels import memory, rendezvous, rootcause, scriptenv, supervisor, tracebacks
-from skymagic.kernels.desk import Desk
+from skymagic.kernels import memory, rootcause, scriptenv, supervisor, tracebacks
 from skymagic.kernels.shell import flush_text
+from skymagic.runtime import info as runtime
+from skymagic.runtime import rendezvous
+from skymagic.runtime.context import Desk
 from skymagic.wire import agent as wire
 
 MARK = "SKYMAGIC_SCRIPT"

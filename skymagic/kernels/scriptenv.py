@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from skymagic.kernels.network import interface_to
-from skymagic.runtime import VARIABLE, InstanceInfo
+from skymagic.runtime.info import VARIABLE, InstanceInfo
 
 OF_A_RANK = re.compile(
     r"(LOCAL_|GROUP_|NODE_|ROLE_|)RANK|(LOCAL_|GROUP_|ROLE_|)WORLD_SIZE|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"

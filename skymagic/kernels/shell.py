@@ -17,9 +17,9 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
 from traitlets import Type
 
-from skymagic import quiet
 from skymagic.kernels import tracebacks
-from skymagic.kernels.desk import Desk
+from skymagic.runtime import silence
+from skymagic.runtime.context import Desk
 from skymagic.wire import agent as wire
 
 
@@ -150,7 +150,7 @@ def flush_text() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    quiet.flush_c("stdout")  # a pipe makes the C library hold back whole pages
+    silence.flush_c("stdout")  # a pipe makes the C library hold back whole pages
 
 
 class Flusher:

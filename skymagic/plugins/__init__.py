@@ -23,7 +23,7 @@ from skymagic.plan import PluginSpec
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
 from skymagic.plan.suggest import did_you_mean
-from skymagic.runtime import InstanceInfo
+from skymagic.runtime.info import InstanceInfo
 
 GROUP = "skymagic.plugins"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from skymagic.plugins import Cluster, Plugin
-from skymagic.runtime import InstanceInfo
+from skymagic.runtime.info import InstanceInfo
 
 if TYPE_CHECKING:
     from skymagic.plan.image import Image
@@ -88,7 +88,7 @@ def meet(info: InstanceInfo, reserved: socket.socket) -> str:
     The port is the system's choice, and `reserved` keeps it until the coordinator has bound it too: that one shares
     ports (SO_REUSEPORT) as gRPC's servers do, and when it cannot bind, it does not say so but lets all ranks time out.
     """
-    from skymagic.kernels import rendezvous
+    from skymagic.runtime import rendezvous
 
     if info.rank == 0:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

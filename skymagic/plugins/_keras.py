@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from skymagic.errors import RequestError
 from skymagic.plugins import Cluster, Plugin
-from skymagic.runtime import InstanceInfo
+from skymagic.runtime.info import InstanceInfo
 
 if TYPE_CHECKING:
     from skymagic.plan.image import Image
@@ -84,7 +84,8 @@ def distribute(info: InstanceInfo) -> None:
 
     if not jax.distributed.is_initialized() or info.world_size == 1:
         return
-    from skymagic.kernels import kerasmesh, rendezvous
+    from skymagic.kernels import kerasmesh
+    from skymagic.runtime import rendezvous
 
     if info.rank == 0:
         rendezvous.tell("keras", int.from_bytes(os.urandom(4), "big"))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from skymagic.plugins import Cluster, Plugin
-from skymagic.runtime import InstanceInfo
+from skymagic.runtime.info import InstanceInfo
 
 if TYPE_CHECKING:
     from skymagic.kernels.groups import Group

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from skymagic.agents import Member, Place
 from skymagic.plan import Plan
 from skymagic.plugins import Plugin, packing
-from skymagic.runtime import InstanceInfo, Peer
+from skymagic.runtime.info import InstanceInfo, Peer
 from skymagic.wire import agent as wire
 
 

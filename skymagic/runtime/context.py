@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from skymagic import runtime
 from skymagic.kernels.control import Control
 from skymagic.kernels.hooks import Hooks
+from skymagic.runtime import info as runtime
 
 
 class Desk:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeVar, overload
 
-from skymagic.runtime import instance_info, participants
+from skymagic.runtime.info import instance_info, participants
 
 T = TypeVar("T")
 U = TypeVar("U")

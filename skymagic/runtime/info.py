@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeVar
 
-from skymagic import quiet
 from skymagic.errors import SkyError
+from skymagic.runtime import silence as quiet
 
 VARIABLE = "COMPUTE_POOL"
 """Environment variable that holds the InstanceInfo of a rank, as JSON."""
@@ -189,7 +189,7 @@ class Silence:
 
     As a decorator it takes functions, methods, generators and asynchronous functions; the last two are silenced while
     their own code runs, not while they wait for others. Who is heard is asked anew at each call.
-    `skymagic.quiet` says what a silence covers.
+    `skymagic.runtime.silence` says what a silence covers.
     """
 
     name: str
