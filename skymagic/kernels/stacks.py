@@ -37,7 +37,7 @@ def of_main_thread(kernel: Any) -> dict[str, Any]:
 
 def collectives() -> int | None:
     """How many collectives this rank has begun; None without a process group that counts them."""
-    groups = sys.modules.get("skymagic.kernels.groups")
+    groups = sys.modules.get("skymagic.plugins._torch.groups")
     return groups.collectives() if groups is not None else None
 
 

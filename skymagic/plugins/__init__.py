@@ -29,9 +29,9 @@ GROUP = "skymagic.plugins"
 
 TABLE: dict[str, str] = {
     # The files have an underscore: sky.plugins.torch is the factory, and a module of that name would take its place.
-    "torch": "skymagic.plugins._torch:torch",
+    "torch": "skymagic.plugins._torch.plugin:torch",
     "jax": "skymagic.plugins._jax:jax",
-    "keras": "skymagic.plugins._keras:keras",
+    "keras": "skymagic.plugins._keras.plugin:keras",
     "huggingface": "skymagic.plugins._huggingface:huggingface",
     "joblib": "skymagic.plugins._joblib:joblib",
     "sklearn": "skymagic.plugins._sklearn:sklearn",

@@ -29,7 +29,7 @@ def jax(version: str = "latest") -> Plugin:
     Args:
         version: ``"latest"``, a version (``"0.4.35"`` means ``==0.4.35``) or a constraint (``">=0.4"``).
     """
-    from skymagic.plugins._torch import constraint
+    from skymagic.plugins._torch.plugin import constraint
 
     def transform(image: Image, cluster: Cluster) -> Image:
         name = "jax[cuda12]" if cluster.cuda else "jax"

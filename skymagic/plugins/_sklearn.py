@@ -19,7 +19,7 @@ def sklearn(version: str = "latest") -> Plugin:
         version: ``"latest"``, a version (``"1.5.2"`` means ``==1.5.2``) or a constraint (``">=1.4"``).
     """
     from skymagic.plugins._joblib import on_ranks
-    from skymagic.plugins._torch import constraint
+    from skymagic.plugins._torch.plugin import constraint
 
     def transform(image: Image, cluster: Cluster) -> Image:
         return image.replace(pip=(*image.pip, "joblib", "scikit-learn" + constraint(version)))

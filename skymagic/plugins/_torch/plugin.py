@@ -12,8 +12,8 @@ from skymagic.plugins import Cluster, Plugin
 from skymagic.runtime.info import InstanceInfo
 
 if TYPE_CHECKING:
-    from skymagic.kernels.groups import Group
     from skymagic.plan.image import Image
+    from skymagic.plugins._torch.groups import Group
 
 PRELOAD = (
     "torch",
@@ -67,7 +67,7 @@ def hooks(backend: str | None) -> dict[str, Any]:
     def around_app(info: InstanceInfo) -> Iterator[None]:
         import torch
 
-        from skymagic.kernels.groups import Group
+        from skymagic.plugins._torch.groups import Group
 
         if torch.cuda.is_available():
             torch.cuda.set_device(info.local_rank % torch.cuda.device_count())
@@ -86,7 +86,7 @@ def hooks(backend: str | None) -> dict[str, Any]:
                 group.leave()
 
     def joined() -> bool:
-        from skymagic.kernels.groups import is_formed
+        from skymagic.plugins._torch.groups import is_formed
 
         return is_formed()
 

@@ -63,7 +63,7 @@ def process_group(backend: str | None = None) -> Iterator[None]:
     if dist.is_initialized():
         yield
         return
-    from skymagic.plugins import _torch
+    from skymagic.plugins._torch import plugin as _torch
     from skymagic.runtime import rendezvous
     from skymagic.runtime.context import Desk
 

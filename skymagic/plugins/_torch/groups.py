@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from skymagic.kernels import carried, guard
-from skymagic.kernels.release import Connections
+from skymagic.plugins._torch import carryover, guard
+from skymagic.plugins._torch.unblock import Connections
 from skymagic.runtime import rendezvous
 from skymagic.runtime.info import InstanceInfo
 
@@ -42,7 +42,7 @@ class Group:
         that all others make after theirs."""
         self.form(info)
         if rendezvous.generation() > 0:
-            carried.differing([])
+            carryover.differing([])
 
     def form(self, info: InstanceInfo) -> None:
         """Make the group, on a store of its own, at a port that the system gave to rank 0.
@@ -82,22 +82,22 @@ class Group:
         import torch.distributed as dist
 
         kept = list(self._on_default)
-        lost = [*carried.foreign(self._wrappers, kept), *carried.groups_in_variables()]
+        lost = [*carryover.foreign(self._wrappers, kept), *carryover.groups_in_variables()]
         self.free()  # asynchronous work may be pending without anybody waiting for it
         self.leave()
         gc.collect()  # errors hold frames, and frames the old groups with their connections and threads
         self.form(info)
-        carried.rebind(dist.group.WORLD)
+        carryover.rebind(dist.group.WORLD)
         for wrapper in kept:
             try:
                 wrapper._update_process_group(dist.group.WORLD)
             except Exception as problem:
                 lost.append(
-                    f"{carried.name_of(wrapper)}: wrap it in DistributedDataParallel again ({problem})"
+                    f"{carryover.name_of(wrapper)}: wrap it in DistributedDataParallel again ({problem})"
                 )
         fresh = [note for note in lost if note not in self._told]
         self._told.update(fresh)
-        return [*fresh, *carried.differing(kept)]
+        return [*fresh, *carryover.differing(kept)]
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from skymagic.kernels import kerasmesh, kerastorch
+from skymagic.plugins._keras import on_jax, on_torch
 from skymagic.runtime import info
 
 ALONE = (
@@ -31,22 +31,22 @@ def installed(backend: str) -> Iterator[None]:
             setattr(owner, name, make(plain))
 
         if backend == "torch":
-            averager = kerastorch.Averager(owner(keras.optimizers.Optimizer, "apply").apply)
+            averager = on_torch.Averager(owner(keras.optimizers.Optimizer, "apply").apply)
             for kind in {owner(keras.optimizers.Optimizer, "apply"), keras.optimizers.LossScaleOptimizer}:
                 put(kind, "apply", averager.around)
             put(
                 owner(keras.Model, "fit"),
                 "fit",
-                lambda plain: together(plain, "torch", lambda: kerastorch.callback(averager)),
+                lambda plain: together(plain, "torch", lambda: on_torch.callback(averager)),
             )
         else:
             put(
                 owner(keras.Model, "fit"),
                 "fit",
-                lambda plain: kerasmesh.on_whole_mesh(together(plain, "jax", kerasmesh.callback)),
+                lambda plain: on_jax.on_whole_mesh(together(plain, "jax", on_jax.callback)),
             )
             for name in ("evaluate", "predict"):
-                put(owner(keras.Model, name), name, kerasmesh.on_whole_mesh)
+                put(owner(keras.Model, name), name, on_jax.on_whole_mesh)
         yield
 
 

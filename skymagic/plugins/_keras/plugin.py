@@ -52,19 +52,19 @@ def keras(backend: str = "jax", sync: bool = True) -> Plugin:
         if backend == "tensorflow" or not sync:
             yield
             return
-        from skymagic.kernels import kerasfit
+        from skymagic.plugins._keras import fit
 
         if backend == "jax":
             distribute(info)
-        with kerasfit.installed(backend):
+        with fit.installed(backend):
             yield
 
     def around_run() -> contextlib.AbstractContextManager[None]:
         if backend != "jax" or not sync:
             return contextlib.nullcontext()
-        from skymagic.kernels import kerasmesh
+        from skymagic.plugins._keras import on_jax
 
-        return kerasmesh.around_run()
+        return on_jax.around_run()
 
     # with the variable set by transform the import is right, and each rank finds it done
     preload = ("keras",) if backend != "tensorflow" else ()
@@ -84,11 +84,11 @@ def distribute(info: InstanceInfo) -> None:
 
     if not jax.distributed.is_initialized() or info.world_size == 1:
         return
-    from skymagic.kernels import kerasmesh
+    from skymagic.plugins._keras import on_jax
     from skymagic.runtime import rendezvous
 
     if info.rank == 0:
         rendezvous.tell("keras", int.from_bytes(os.urandom(4), "big"))
-    kerasmesh.draw_alike(rendezvous.hear("keras"))
+    on_jax.draw_alike(rendezvous.hear("keras"))
     multihost_utils.sync_global_devices("skymagic")  # a mesh that cannot connect is told at the start
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
