@@ -26,7 +26,7 @@ import numpy as np
 
 from skymagic.data.shipping.shipper import Cargo, Shipper
 from skymagic.data.store.store import NodeStore, create, digest, remove
-from skymagic.kernels.hold import Hold
+from skymagic.kernels.rank.namespace import Hold
 
 RANKS = 4
 missed: list[str] = []

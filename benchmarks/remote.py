@@ -59,7 +59,7 @@ def store(hosts: Machines) -> Iterator[tuple[RemoteStore, list[Connection]]]:
     """A store on all machines, with its connections."""
     settings = Settings(hosts.config)
     connections = [connect(settings.endpoint(HostSpec(name, name))) for name in hosts.names]
-    depot = command("-m", "skymagic.kernels.depot", STORE)
+    depot = command("-m", "skymagic.kernels.store.server", STORE)
     nodes = [
         Node(host.name, functools.partial(connection.open, depot), host.address)
         for host, connection in zip(hosts, connections, strict=True)

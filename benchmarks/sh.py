@@ -14,7 +14,7 @@ from benchmarks import cluster, peers
 from benchmarks.figures import Figure, alternate, median, say
 from skymagic import broadcast, pools, scripts
 from skymagic.arguments import parse_sh
-from skymagic.kernels.scriptenv import free_port
+from skymagic.kernels.script.environment import free_port
 from skymagic.plan import Defaults, PoolRequest
 from skymagic.pool import Pool
 from skymagic.report import Limits

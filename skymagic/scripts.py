@@ -1,6 +1,6 @@
 """``%%sky_sh``: a shell script on every node of a pool, from a request to how it ended there, node by node.
 
-A script is an order to the first rank of each node, whose code runs it beside the rank (`skymagic.kernels.script`): it shares with
+A script is an order to the first rank of each node, whose code runs it beside the rank (`skymagic.kernels.script.script`): it shares with
 cells how they are shown, limited, stopped, and ended when another one has failed.
 """
 
@@ -29,7 +29,7 @@ from skymagic.wire.order import LAST_VALUE
 from skymagic.workdir import folder_here, folder_on_nodes
 
 VARIABLE = "_sky_script"
-SOURCE = f'__import__("importlib").import_module("skymagic.kernels.script").run({VARIABLE});'
+SOURCE = f'__import__("importlib").import_module("skymagic.kernels.script.script").run({VARIABLE});'
 NNODES = re.compile(r"--nnodes[= ]+[\"']?(\d+)")
 
 

@@ -147,7 +147,7 @@ def moved(cargo: Cargo) -> list[str]:
 
 def serve(directory: str, rank: int, node: int) -> None:
     """Answer requests until the input ends."""
-    from skymagic.kernels.hold import Hold
+    from skymagic.kernels.rank.namespace import Hold
 
     main = types.ModuleType("__main__")
     hold = Hold(vars(main), directory, rank, node)

@@ -16,7 +16,7 @@ import pytest
 from skymagic.agents.link import Transport
 from skymagic.data.remote.remote_store import Node, RemoteStore
 from skymagic.data.store.store import NodeStore, create, digest, overflow, remove
-from skymagic.kernels.depot import LOCK
+from skymagic.kernels.store.server import LOCK
 from skymagic.providers.local import ChildTransport
 from tests.far import Far, Notebook, moved
 
@@ -86,7 +86,13 @@ class Cluster:
 
     def _open(self, node: int) -> Callable[[], Transport]:
         def opened() -> Transport:
-            command = [*self.before[node], sys.executable, "-m", "skymagic.kernels.depot", self.folders[node]]
+            command = [
+                *self.before[node],
+                sys.executable,
+                "-m",
+                "skymagic.kernels.store.server",
+                self.folders[node],
+            ]
             breaks = self.breaks[node].pop(0) if self.breaks[node] else float("inf")
             self.lines[node].append(Counted(ChildTransport(command), breaks))
             return self.lines[node][-1]

@@ -53,7 +53,7 @@ class Pool:
         return known
 
     def _open(self, name: str) -> Callable[[], Transport]:
-        words = ["env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "skymagic.kernels.depot", STORE]
+        words = ["env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "skymagic.kernels.store.server", STORE]
         return lambda: self.connection(name).open(shlex.join(words))
 
     def put(self, data: bytes, progress: Callable[[int], None] | None = None) -> str:

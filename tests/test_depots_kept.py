@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.data.store.store import digest
-from skymagic.kernels.cellar import Cellar
+from skymagic.kernels.store.cache import Cellar
 from tests.far import Far, Notebook
 from tests.test_depots import MB, Cluster, put
 

@@ -39,7 +39,7 @@ def said(depot: ChildTransport) -> list[object]:
 
 def started(store: Path, *lines: bytes) -> ChildTransport:
     """A depot that was told this."""
-    depot = ChildTransport([sys.executable, "-m", "skymagic.kernels.depot", str(store)])
+    depot = ChildTransport([sys.executable, "-m", "skymagic.kernels.store.server", str(store)])
     for line in (freight.encode(freight.Open()), *lines):
         depot.write(line)
     return depot
@@ -133,7 +133,7 @@ def test_a_follower_trusts_the_pool_alone(store: Path) -> None:
     false.curve_server = True
     port = false.bind_to_random_port("tcp://127.0.0.1")
     public, secret = (key.decode() for key in zmq.curve_keypair())
-    depot = ChildTransport([sys.executable, "-m", "skymagic.kernels.depot", str(store)])
+    depot = ChildTransport([sys.executable, "-m", "skymagic.kernels.store.server", str(store)])
     depot.write(freight.encode(freight.Open("127.0.0.1", public, secret)))
     depot.write(freight.encode(freight.Follow(NAME, 1, "127.0.0.1", port)))
     stream = freight.Stream(noise=True)

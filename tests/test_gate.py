@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.kernels import berth
-from skymagic.kernels.berth import BerthError
+from skymagic.kernels.daemon import rundir
+from skymagic.kernels.daemon.rundir import BerthError
 from skymagic.wire.session.handshake import Answer, Hello
 
 
@@ -19,7 +19,7 @@ from skymagic.wire.session.handshake import Answer, Hello
 def name(tmp_path, monkeypatch) -> str:
     """A name for a daemon, whose folder is looked for under `tmp_path` only."""
     monkeypatch.setattr(
-        berth, "places", lambda name: [str(tmp_path / "first" / name), str(tmp_path / "second" / name)]
+        rundir, "places", lambda name: [str(tmp_path / "first" / name), str(tmp_path / "second" / name)]
     )
     (tmp_path / "first").mkdir()
     (tmp_path / "second").mkdir()
@@ -27,16 +27,16 @@ def name(tmp_path, monkeypatch) -> str:
 
 
 def test_a_folder_is_ours_alone(name, tmp_path) -> None:
-    place = berth.make(name)
+    place = rundir.make(name)
     assert place.path == str(tmp_path / "first" / name)
     assert Path(place.path).stat().st_mode & 0o777 == 0o700
-    assert berth.make(name).path == place.path
-    found = berth.find(name)
+    assert rundir.make(name).path == place.path
+    found = rundir.find(name)
     assert found is not None
     assert found.path == place.path
     place.remove()
     place.remove()
-    assert berth.find(name) is None
+    assert rundir.find(name) is None
 
 
 @pytest.mark.parametrize("trick", ["link", "open", "file", "foreign"])
@@ -54,9 +54,9 @@ def test_what_somebody_else_put_there_is_passed_over(name, tmp_path, trick) -> N
             if os.getuid() != 0:
                 pytest.skip("only root can give a folder away")
             os.chown(bait, 12345, 12345)
-    assert berth.find(name) is None
-    assert berth.make(name).path == str(tmp_path / "second" / name)
-    found = berth.find(name)
+    assert rundir.find(name) is None
+    assert rundir.make(name).path == str(tmp_path / "second" / name)
+    found = rundir.find(name)
     assert found is not None
     assert found.path == str(tmp_path / "second" / name)
 
@@ -66,14 +66,14 @@ def test_all_reasons_are_told(name, tmp_path) -> None:
     (tmp_path / "second" / name).mkdir()
     (tmp_path / "second" / name).chmod(0o755)
     with pytest.raises(BerthError, match=r"first/lab-0: not a folder; .*second/lab-0: others can enter it"):
-        berth.make(name)
+        rundir.make(name)
 
 
 def test_a_path_too_long_for_a_socket_is_passed_over(tmp_path, monkeypatch) -> None:
     long = tmp_path / ("x" * 120)
     long.mkdir()
-    monkeypatch.setattr(berth, "places", lambda name: [str(long / name), str(tmp_path / name)])
-    place = berth.make("a")
+    monkeypatch.setattr(rundir, "places", lambda name: [str(long / name), str(tmp_path / name)])
+    place = rundir.make("a")
     assert place.path == str(tmp_path / "a")
     place.listen().close()
 
@@ -81,11 +81,11 @@ def test_a_path_too_long_for_a_socket_is_passed_over(tmp_path, monkeypatch) -> N
 @pytest.mark.parametrize("bad", ["", "a/b", "..x/y", "a b", "x" * 81, "a\n"])
 def test_names(bad) -> None:
     with pytest.raises(BerthError, match="cannot name a daemon"):
-        berth.make(bad)
+        rundir.make(bad)
 
 
 def test_a_socket_that_nobody_serves_is_no_daemon(name) -> None:
-    place = berth.make(name)
+    place = rundir.make(name)
     place.listen().close()
     assert place.connect() is None
     place.listen().close()  # in the place of the one before
@@ -93,8 +93,8 @@ def test_a_socket_that_nobody_serves_is_no_daemon(name) -> None:
 
 
 def test_what_killed_daemons_left_is_swept_up(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(berth, "places", lambda name: [str(tmp_path / f"skymagic-gate-0-{name}")])
-    old, new, alive, mine = (berth.make(name) for name in ("old", "new", "alive", "mine"))
+    monkeypatch.setattr(rundir, "places", lambda name: [str(tmp_path / f"skymagic-gate-0-{name}")])
+    old, new, alive, mine = (rundir.make(name) for name in ("old", "new", "alive", "mine"))
     other = tmp_path / "skymagic-gate-00-old"
     other.mkdir(mode=0o700)
     old.listen().close()
@@ -102,7 +102,7 @@ def test_what_killed_daemons_left_is_swept_up(tmp_path, monkeypatch) -> None:
     with alive.listen():
         for path in (old.path, alive.path, str(other)):
             os.utime(path, (0, 0))
-        berth.sweep(mine, Path(new.path).stat().st_mtime + 60)
+        rundir.sweep(mine, Path(new.path).stat().st_mtime + 60)
     assert {path.name for path in tmp_path.iterdir()} == {
         *(f"skymagic-gate-0-{name}" for name in ("new", "alive", "mine")), "skymagic-gate-00-old"
     }  # fmt: skip
@@ -112,7 +112,7 @@ def test_nothing_of_the_login_is_held() -> None:
     """sshd ends a session when nobody has its pipes any more; the daemon must have none."""
     daemon = f"test-{uuid.uuid4().hex[:12]}"
     agent = "import sys; sys.stdin.read()"
-    command = [sys.executable, "-m", "skymagic.kernels.gate", daemon, sys.executable, "-c", agent]
+    command = [sys.executable, "-m", "skymagic.kernels.daemon.attach", daemon, sys.executable, "-c", agent]
     extra, kept = os.pipe()
     word = "0123456789abcdef"
 
@@ -173,7 +173,15 @@ FINISH = _finish()
 
 
 def test_without_a_greeting_nothing_starts() -> None:
-    command = [sys.executable, "-m", "skymagic.kernels.gate", "test-nothing", sys.executable, "-c", "pass"]
+    command = [
+        sys.executable,
+        "-m",
+        "skymagic.kernels.daemon.attach",
+        "test-nothing",
+        sys.executable,
+        "-c",
+        "pass",
+    ]
     assert subprocess.run(command, input=b"", capture_output=True, timeout=60).stdout == b""
     done = subprocess.run(command, input=b"{}\n", capture_output=True, timeout=60)
     assert b"not a greeting" in done.stdout

@@ -95,7 +95,7 @@ class Two(Local):
         return replace(super().plan(replace(request, provider="local"), say), provider="two", request=request)
 
     def acquire(self, plan, job_id, say):
-        agent = lambda state: run("skymagic.kernels.agent")
+        agent = lambda state: run("skymagic.kernels.agent.agent")
         return [Member(f"box{node}", "127.0.0.1", agent, run) for node in range(plan.topology.nodes)]
 """
 

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from skymagic.data.capture.modules import ModuleSource, as_plain, collect, inside, is_local
-from skymagic.kernels.served import Served
+from skymagic.kernels.rank.importer import Served
 from tests.far import FarError, Notebook, moved
 
 

@@ -517,7 +517,7 @@ def test_a_controller_that_dies_is_told(tmp_path_factory: pytest.TempPathFactory
         cell = notebook.start("%%sky_broadcast\nprint('begun', flush=True)\nimport time; time.sleep(300)")
         notebook.watch(cell, lambda shown: "begun" in shown.text)
         for process in psutil.Process(notebook.pid).children(recursive=True):
-            if "skymagic.kernels.controller" in process.cmdline():
+            if "skymagic.kernels.agent.controller" in process.cmdline():
                 process.kill()
         notebook.finish(cell)
         assert cell.error is not None

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import zmq
 
-from skymagic.kernels.controller import reserve
+from skymagic.kernels.agent.controller import reserve
 from tests.notebook import ROOT, Notebook, opened
 
 SOON = 15.0  # seconds after which nothing may be left of a notebook that was killed

@@ -6,7 +6,13 @@ import json
 
 import pytest
 
-from skymagic.kernels.rootcause import recorded, root_cause, tracebacks, without_frames, without_launcher
+from skymagic.kernels.script.root_cause import (
+    recorded,
+    root_cause,
+    tracebacks,
+    without_frames,
+    without_launcher,
+)
 
 BOX = """\
 E1120 14:21:14.180000 15153 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {code}) local_rank: 1 (pid: 15259) of binary: /venv/bin/python3

@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from skymagic.kernels import memory, scriptenv
+from skymagic.kernels.agent import oom
+from skymagic.kernels.script import environment
 from skymagic.runtime.info import InstanceInfo, Peer
 from skymagic.scripts import ScriptEnd, script_error, too_many_nodes
 from tests.notebook import Notebook, Shown, opened
@@ -100,7 +101,7 @@ def test_the_cluster_stands_in_the_environment(notebook: Notebook) -> None:
         assert (info["node"], info["total_nodes"], info["rank"], info["world_size"]) == (node, 2, node, 2)
         assert info["head_port"] == int(env["MASTER_PORT"])
         assert env["FROM_POOL"] == "1"
-        of_a_rank = {name for name in env if scriptenv.OF_A_RANK.fullmatch(name)}
+        of_a_rank = {name for name in env if environment.OF_A_RANK.fullmatch(name)}
         assert of_a_rank == {"MASTER_ADDR", "MASTER_PORT", "COMPUTE_POOL", "TORCHELASTIC_ERROR_FILE"}
         assert ("OMP_NUM_THREADS" in env) == ("OMP_NUM_THREADS" in os.environ), (
             "the ranks have one from the pool"
@@ -162,11 +163,11 @@ def test_gpus_that_are_in_use_are_named(tmp_path: Path, monkeypatch: pytest.Monk
     program.write_text("#!/bin/sh\necho '0, 4, 81559'; echo '1, 40000, 81559'; echo '2, 1000, 81559'")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert memory.gpus_in_use("0") == ""
-    assert memory.gpus_in_use("0,1").startswith("GPU 1: 41.9 of 86 GB in use already")
-    assert "GPU 2: 1.0 of 86 GB" in memory.gpus_in_use("")
+    assert oom.gpus_in_use("0") == ""
+    assert oom.gpus_in_use("0,1").startswith("GPU 1: 41.9 of 86 GB in use already")
+    assert "GPU 2: 1.0 of 86 GB" in oom.gpus_in_use("")
     program.write_text("#!/bin/sh\nexit 9")
-    assert memory.gpus_in_use("") == ""
+    assert oom.gpus_in_use("") == ""
 
 
 @pytest.mark.parametrize(
@@ -183,17 +184,17 @@ def test_torchrun_is_told_what_it_would_guess_from_the_hostname(
     text: str, node: int, expected: str | None
 ) -> None:
     info = InstanceInfo(peers=(Peer(0, "10.0.0.4"), Peer(1, "10.0.0.5")), node=node, local_world_size=2)
-    cluster = scriptenv.cluster_of(info, [0, 1], "task", 1234)
-    found = scriptenv.torchrun(cluster, text)
+    cluster = environment.cluster_of(info, [0, 1], "task", 1234)
+    found = environment.torchrun(cluster, text)
     assert found["PET_LOCAL_ADDR"] == ("10.0.0.4", "10.0.0.5")[node]
     assert found.get("PET_RDZV_CONF") == expected
 
 
 def test_on_one_machine_torchrun_guesses_right_unless_the_script_meets_at_a_port() -> None:
     info = InstanceInfo(peers=(Peer(0, "127.0.0.1"), Peer(1, "127.0.0.1")), node=1)
-    cluster = scriptenv.cluster_of(info, [0, 1], "task", 1234)
-    assert scriptenv.torchrun(cluster, "torchrun --standalone main.py") == {}
-    assert scriptenv.torchrun(cluster, "torchrun --rdzv_backend='c10d'") == {"PET_RDZV_CONF": "is_host=0"}
+    cluster = environment.cluster_of(info, [0, 1], "task", 1234)
+    assert environment.torchrun(cluster, "torchrun --standalone main.py") == {}
+    assert environment.torchrun(cluster, "torchrun --rdzv_backend='c10d'") == {"PET_RDZV_CONF": "is_host=0"}
 
 
 # ------------------------------------------------------------------------------------------ what is shown

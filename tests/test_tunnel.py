@@ -33,7 +33,9 @@ for line in sys.stdin:
 def daemon_of(name: str) -> psutil.Process:
     """The process that serves a name: the one whose agent is its child."""
     gates = [
-        one for one in psutil.process_iter() if "skymagic.kernels.gate" in words(one) and name in words(one)
+        one
+        for one in psutil.process_iter()
+        if "skymagic.kernels.daemon.attach" in words(one) and name in words(one)
     ]
     return next(
         one for one in gates if one.pid == os.getsid(one.pid) and one.num_threads() == 1 and one.children()
@@ -67,7 +69,7 @@ class Node:
         self, code: str = ECHO, *, name: str = "", python: str = sys.executable, around: str = ""
     ) -> None:
         self.name = name or f"test-{uuid.uuid4().hex[:12]}"
-        self.command = [sys.executable, "-m", "skymagic.kernels.gate", self.name, python, "-c", code]
+        self.command = [sys.executable, "-m", "skymagic.kernels.daemon.attach", self.name, python, "-c", code]
         if around:
             self.command = [sys.executable, "-c", around, *self.command]
         self.gates: list[ChildTransport] = []
@@ -391,7 +393,7 @@ def test_a_notebook_that_is_killed_leaves_the_agent(tmp_path) -> None:
 import sys, signal
 from skymagic.providers.local import ChildTransport
 from skymagic.tunnel import Tunnel
-command = [sys.executable, "-m", "skymagic.kernels.gate", {name!r}, sys.executable, "-c", {agent!r}]
+command = [sys.executable, "-m", "skymagic.kernels.daemon.attach", {name!r}, sys.executable, "-c", {agent!r}]
 Tunnel(lambda: ChildTransport(command)).agent().write(b"hello\\n")
 signal.pause()
 """

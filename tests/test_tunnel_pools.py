@@ -32,7 +32,7 @@ def gates(notebook: Notebook) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(notebook.pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            found += [child] if "skymagic.kernels.gate" in child.cmdline() else []
+            found += [child] if "skymagic.kernels.daemon.attach" in child.cmdline() else []
     return found
 
 

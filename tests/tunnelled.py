@@ -23,7 +23,9 @@ class Tunnelled(Local):
         """One agent, which outlives its gates."""
 
         def opened(state):
-            self._tunnels.append(Tunnel(lambda: run("skymagic.kernels.gate", f"{job_id}-0"), state=state))
+            self._tunnels.append(
+                Tunnel(lambda: run("skymagic.kernels.daemon.attach", f"{job_id}-0"), state=state)
+            )
             return self._tunnels[-1].agent()
 
         def forward(address: str, port: int) -> int:

@@ -37,4 +37,4 @@ def open_store(agents: Agents, remote: bool, tell: Callable[[str], None]) -> Nod
 
 
 def _open_depot(agents: Agents, index: int) -> Transport:
-    return agents.members[index].run("skymagic.kernels.depot", agents.hellos[index].store)
+    return agents.members[index].run("skymagic.kernels.store.server", agents.hellos[index].store)

@@ -44,7 +44,7 @@ class Local:
 
     def acquire(self, plan: Plan, job_id: str, say: Say) -> Sequence[Member]:
         """One agent serves all ranks of this machine."""
-        return [Member(socket.gethostname(), ADDRESS, lambda state: run("skymagic.kernels.agent"), run)]
+        return [Member(socket.gethostname(), ADDRESS, lambda state: run("skymagic.kernels.agent.agent"), run)]
 
     def release(self) -> None:
         """Nothing was acquired."""

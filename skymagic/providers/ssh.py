@@ -137,7 +137,7 @@ class Machine:
         before, self._tunnel = self._tunnel, None
         if before is not None:
             before.close()
-        command = self._command("skymagic.kernels.gate", daemon)
+        command = self._command("skymagic.kernels.daemon.attach", daemon)
         self._tunnel = Tunnel(lambda: self._line(command), state=state)
         return self._tunnel.agent()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from skymagic.kernels.control import Control
-from skymagic.kernels.hooks import Hooks
+from skymagic.kernels.rank.control import Control
+from skymagic.kernels.rank.plugin_hooks import Hooks
 from skymagic.runtime import info as runtime
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from skymagic.kernels.control import Control
+    from skymagic.kernels.rank.control import Control
 
 TIMEOUT = 60.0
 MASTER_PORT = "master port"

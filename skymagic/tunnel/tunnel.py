@@ -39,7 +39,7 @@ class Tunnel:
     """Owns the session, its connections, and the ports that lead through it.
 
     Args:
-        connect: opens a transport to ``python -m skymagic.kernels.gate NAME`` on the node. It is called again, on a thread
+        connect: opens a transport to ``python -m skymagic.kernels.daemon.attach NAME`` on the node. It is called again, on a thread
             of its own, whenever a connection is lost; it may raise, and should do so within some seconds.
         state: called (on the tunnel's thread) with each new state: ``"connected"``, ``"reconnecting"``, ``"lost"``.
 

@@ -26,7 +26,7 @@ class Node:
     name: str
     """What users call the machine."""
     open: Callable[[], Transport]
-    """Starts ``python -m skymagic.kernels.depot STORE`` there, STORE being the folder that the node's ranks have as
+    """Starts ``python -m skymagic.kernels.store.server STORE`` there, STORE being the folder that the node's ranks have as
     their store; may be called again after a lost line. May raise OSError or a SkyError."""
     address: str = ""
     """Where the other nodes reach this one; empty when it is alone."""

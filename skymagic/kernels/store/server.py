@@ -1,6 +1,6 @@
 """A node's depot: brings values from the notebook and from other nodes into the node's store, and files back.
 
-``python -m skymagic.kernels.depot STORE`` speaks over its standard input and output (`skymagic.wire.store`) and ends when
+``python -m skymagic.kernels.store.server STORE`` speaks over its standard input and output (`skymagic.wire.store`) and ends when
 its input does. What is complete stays in the store; a depot that follows on the same store finds it.
 Nothing that comes is unpickled or executed: it is bytes, written under a name that leads nowhere else.
 """
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.data.store.store import overflow, private
-from skymagic.kernels.arrivals import Arrival, Ground, renamed
-from skymagic.kernels.cellar import Cellar, pieces, place
-from skymagic.kernels.outlet import Outlet, Reading
+from skymagic.kernels.store.cache import Cellar, pieces, place
+from skymagic.kernels.store.incoming import Arrival, Ground, renamed
+from skymagic.kernels.store.outgoing import Outlet, Reading
 from skymagic.wire.store import (
     Abandon,
     Beat,
@@ -71,7 +71,7 @@ class Depot:
         self._server: Any = None
         self._follower: Any = None
         if terms.address:
-            from skymagic.kernels.peers import Follower, Server
+            from skymagic.kernels.store.peers import Follower, Server
 
             self._server = Server(terms.address, terms.public, terms.secret, self._supply)
             self._follower = Follower(terms.public, terms.secret, self._more, self._land, self._fail)

@@ -17,7 +17,7 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
 from traitlets import Type
 
-from skymagic.kernels import tracebacks
+from skymagic.kernels.rank import tracebacks
 from skymagic.runtime import silence
 from skymagic.runtime.context import Desk
 from skymagic.wire import agent as wire

@@ -21,11 +21,12 @@ from typing import Any
 import ipyparallel.engine.app as engine_app
 from traitlets.config import Config
 
-from skymagic.kernels import stacks, tracebacks
-from skymagic.kernels.control import Control
-from skymagic.kernels.hooks import Hooks
-from skymagic.kernels.kernel import RankKernel
+from skymagic.kernels import stacks
 from skymagic.kernels.network import environment, interfaces
+from skymagic.kernels.rank import tracebacks
+from skymagic.kernels.rank.control import Control
+from skymagic.kernels.rank.kernel import RankKernel
+from skymagic.kernels.rank.plugin_hooks import Hooks
 from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous
 from skymagic.runtime.context import Desk

@@ -18,8 +18,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from skymagic.kernels import memory, rootcause, scriptenv, supervisor, tracebacks
-from skymagic.kernels.shell import flush_text
+from skymagic.kernels.agent import oom
+from skymagic.kernels.rank import tracebacks
+from skymagic.kernels.rank.shell import flush_text
+from skymagic.kernels.script import environment, root_cause, supervisor
 from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous
 from skymagic.runtime.context import Desk
@@ -131,10 +133,10 @@ def _order(asked: Mapping[str, Any], folder: str, error_file: str) -> dict[str, 
     ranks = runtime.participants()
     nodes = sorted({rank // info.local_world_size for rank in ranks})
     task = f"{info.job_id}-{runtime.run_number()}"
-    cluster = scriptenv.cluster_of(info, nodes, task, _port(nodes))
+    cluster = environment.cluster_of(info, nodes, task, _port(nodes))
     base = {name: value for name, value in Desk.base.items() if name not in asked["without"]}
     own = {**asked["env"], MARK: task}
-    env = scriptenv.environment(
+    env = environment.environment(
         base, cluster, info.accelerators or info.local_world_size, own, error_file, asked["text"]
     )
     shell = shutil.which("bash", path=env["PATH"]) or shutil.which("sh", path=env["PATH"]) or "/bin/sh"
@@ -152,7 +154,7 @@ def _port(nodes: list[int]) -> int:
     if nodes[0] == Desk.info.node:
         rendezvous.withdraw(f"{key} {Desk.last_script}")
         Desk.last_script = run
-        port = scriptenv.free_port({peer.node: peer.addr for peer in Desk.info.peers}[nodes[0]])
+        port = environment.free_port({peer.node: peer.addr for peer in Desk.info.peers}[nodes[0]])
         if len(nodes) > 1:
             rendezvous.tell(f"{key} {run}", port)
         return port
@@ -166,7 +168,7 @@ def _carry_out(order: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """(what the supervisor says of the end, whether it was stopped)."""
     with Command(order) as command:
         try:
-            if note := memory.gpus_in_use(order["env"].get("CUDA_VISIBLE_DEVICES", "")):
+            if note := oom.gpus_in_use(order["env"].get("CUDA_VISIBLE_DEVICES", "")):
                 os.write(2, f"[{note}]\n".encode())
             return command.wait(), False
         except KeyboardInterrupt:  # inside this clause the rank counts as one that is on its way out
@@ -263,9 +265,9 @@ def _end(told: Mapping[str, Any], tail: str, error_file: str) -> End:
         recorded = ""
         with contextlib.suppress(OSError), open(error_file, encoding="utf-8", errors="replace") as file:
             recorded = file.read()
-        cause = rootcause.root_cause(recorded, tail)
+        cause = root_cause.root_cause(recorded, tail)
     lines = tail.splitlines()
-    words = rootcause.without_launcher(tail)
+    words = root_cause.without_launcher(tail)
     return End(
         status, "\n".join(lines[-TAIL_LINES:]), "\n".join(words[-LAST_LINES:]), asdict(cause) if cause else None,
         tuple(told.get("left", ())), told.get("problem", ""),

@@ -20,10 +20,11 @@ from typing import Any
 from ipyparallel.engine.kernel import IPythonParallelKernel
 from traitlets import Type
 
-from skymagic.kernels import network, stacks, tracebacks
-from skymagic.kernels.hold import BindError, Hold
-from skymagic.kernels.shell import Flusher, RankShell, flush_text
-from skymagic.kernels.stdio import Stdio
+from skymagic.kernels import network, stacks
+from skymagic.kernels.rank import tracebacks
+from skymagic.kernels.rank.namespace import BindError, Hold
+from skymagic.kernels.rank.shell import Flusher, RankShell, flush_text
+from skymagic.kernels.rank.stdio import Stdio
 from skymagic.runtime import info as runtime
 from skymagic.runtime import silence
 from skymagic.runtime.context import Desk

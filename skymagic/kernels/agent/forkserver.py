@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from skymagic.wire.agent import RankSpec, decode, encode
 
-ENGINE_MODULES = ("skymagic.kernels.entry",)
+ENGINE_MODULES = ("skymagic.kernels.rank.entry",)
 PIECE = 1 << 16
 
 
@@ -93,7 +93,7 @@ def _fork(channel: socket.socket, spec: RankSpec, fds: list[int]) -> None:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             channel.close()
-            code = sys.modules["skymagic.kernels.entry"].main(spec, fds)
+            code = sys.modules["skymagic.kernels.rank.entry"].main(spec, fds)
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 1
         except BaseException:

@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from skymagic.data.store import store
-from skymagic.kernels import forkserver, logs, meeting, stacks
-from skymagic.kernels.iopub import Iopub
-from skymagic.kernels.memory import oom_kills
-from skymagic.kernels.streams import Pipe, RankOutput, enlarge
+from skymagic.kernels import stacks
+from skymagic.kernels.agent import discovery, forkserver, logs
+from skymagic.kernels.agent.iopub import Iopub
+from skymagic.kernels.agent.oom import oom_kills
+from skymagic.kernels.agent.output import Pipe, RankOutput, enlarge
 from skymagic.plan.lifetime import Lifetime
 from skymagic.wire import agent as wire
 
@@ -86,7 +87,7 @@ class Agent:
         self.controller: subprocess.Popen[bytes] | None = None
         self.controller_end = -1
         """A descriptor that says when the controller has ended, where the system has such."""
-        self.places = meeting.Places()
+        self.places = discovery.Places()
         self.engine_file = ""
         self.iopub: Iopub | None = None
         self.offers: list[wire.Offer] = []
@@ -114,11 +115,11 @@ class Agent:
         self._start_forkserver()
         self._watch(self.link_in, self._on_link)
         if self.spec.head and self.spec.address is None:
-            self._be_at(meeting.addresses())
+            self._be_at(discovery.addresses())
         self.tell(
             wire.Hello(
                 socket.gethostname(),
-                meeting.machine(),
+                discovery.machine(),
                 str(self.directory),
                 str(self.store),
                 self.places.ports,
@@ -127,7 +128,7 @@ class Agent:
 
     def _be_at(self, addresses: Iterable[str]) -> None:
         """Listen there, so that other nodes can tell whether this one is to be reached."""
-        self.places = meeting.Places(self.spec.job_id, addresses)
+        self.places = discovery.Places(self.spec.job_id, addresses)
         for listener in self.places.listeners:
             self._watch(listener, lambda listener=listener: self.places.answer(listener))  # type: ignore[misc]
 
@@ -148,7 +149,7 @@ class Agent:
 
         def look() -> None:
             with theirs:
-                theirs.sendall(json.dumps(meeting.reach(message.places, message.word)).encode())
+                theirs.sendall(json.dumps(discovery.reach(message.places, message.word)).encode())
 
         def found() -> None:
             self._unwatch(ours)
@@ -168,7 +169,7 @@ class Agent:
             sys.executable,
             *(["-P"] if sys.flags.safe_path else []),
             "-m",
-            "skymagic.kernels.controller",
+            "skymagic.kernels.agent.controller",
             f"--profile-dir={self.profile}",
             f"--ip={address}",
             f"--IPController.enable_curve={self.spec.curve}",

@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from skymagic.kernels.berth import Berth, boot, sweep
-from skymagic.kernels.forked import Forked
+from skymagic.kernels.daemon.fork import Forked
+from skymagic.kernels.daemon.rundir import Berth, boot, sweep
 from skymagic.wire import agent as wire
 from skymagic.wire.session import frames
 from skymagic.wire.session.frames import Frame, ProtocolError, Session
@@ -301,6 +301,6 @@ def _run(command: Sequence[str], errors: int) -> subprocess.Popen[bytes]:
 
 
 def _agent() -> None:
-    from skymagic.kernels.agent import main
+    from skymagic.kernels.agent.agent import main
 
     main()

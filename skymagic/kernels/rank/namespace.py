@@ -16,7 +16,7 @@ from skymagic.data.store.store import Buffer, NodeStore
 from skymagic.data.values import pickling
 from skymagic.data.values.kinds import type_name
 from skymagic.data.values.pickled import Pickled
-from skymagic.kernels.served import Served
+from skymagic.kernels.rank.importer import Served
 
 _INLINE = 64 << 10
 _ALIGN = 64

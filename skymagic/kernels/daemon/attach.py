@@ -1,4 +1,4 @@
-"""The gate of a node: ``python -m skymagic.kernels.gate NAME [COMMAND…]``, run through a connection that may break.
+"""The gate of a node: ``python -m skymagic.kernels.daemon.attach NAME [COMMAND…]``, run through a connection that may break.
 
 It starts the daemon NAME, or finds it again, and relays between its standard input and output and the daemon's socket until either
 ends. The daemon owns the agent (or COMMAND in its place), so that the agent outlives the connection.
@@ -14,9 +14,9 @@ import signal
 import socket
 import sys
 
-from skymagic.kernels import berth
-from skymagic.kernels.berth import Berth, BerthError, boot
-from skymagic.kernels.forked import close_from
+from skymagic.kernels.daemon import rundir
+from skymagic.kernels.daemon.fork import close_from
+from skymagic.kernels.daemon.rundir import Berth, BerthError, boot
 from skymagic.wire.session.handshake import Answer, Hello
 
 VANISHED = (
@@ -61,10 +61,10 @@ def _read_line(fd: int) -> bytes:
 
 def _attach(name: str, command: list[str], hello: Hello) -> socket.socket | None:
     if not hello.resume:
-        place = berth.make(name)
+        place = rundir.make(name)
         with place.locked():
             return place.connect() or _start(place, command, hello.session)
-    found = berth.find(name)
+    found = rundir.find(name)
     if found is None or (sock := found.connect()) is not None:
         return None if found is None else sock
     words = found.last_words()
@@ -81,7 +81,7 @@ def _start(place: Berth, command: list[str], session: str) -> socket.socket | No
         code = 1
         try:
             _leave(place, listener)
-            from skymagic.kernels.daemon import Daemon
+            from skymagic.kernels.daemon.daemon import Daemon
 
             Daemon(listener, place, command, session).run()
             code = 0

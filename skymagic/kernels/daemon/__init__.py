@@ -1,0 +1,1 @@
+"""A node's daemon: keeps an agent alive without its connection, and lets the notebook attach again."""
