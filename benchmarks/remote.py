@@ -16,10 +16,10 @@ from pathlib import Path
 from benchmarks.figures import Figure, alternate, median, say, timed
 from skymagic.data.remote.remote_store import Node, RemoteStore
 from skymagic.data.store.store import digest
+from skymagic.ssh.config import Settings
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
-from skymagic.ssh.hosts import HostSpec
-from skymagic.ssh.settings import Settings
+from skymagic.ssh.hostlist import HostSpec
 from tests.machines import Machines, machines
 
 MACHINES = 4

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.figures import Figure, alternate, median, timed
+from skymagic.ssh.config import Settings
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
-from skymagic.ssh.hosts import HostSpec
-from skymagic.ssh.settings import Settings
+from skymagic.ssh.hostlist import HostSpec
 from tests.hosts import Hosts, loopback
 
 SIZE = 400 << 20

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import psutil
 
-from skymagic.ssh.known import spelled
+from skymagic.ssh.known_hosts import spelled
 from tests.conftest import MARK
 
 SBIN = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"])

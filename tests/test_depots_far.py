@@ -14,10 +14,10 @@ import pytest
 from skymagic.agents.link import Transport
 from skymagic.data.remote.remote_store import Node, RemoteStore
 from skymagic.errors import PoolError
+from skymagic.ssh.config import Settings
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
-from skymagic.ssh.hosts import HostSpec
-from skymagic.ssh.settings import Settings
+from skymagic.ssh.hostlist import HostSpec
 from tests.machines import Machines, machines
 from tests.test_depots import MB
 from tests.test_depots_failing import at

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from skymagic.errors import HostError
+from skymagic.ssh.config import Settings
 from skymagic.ssh.connecting import connect, connect_all
 from skymagic.ssh.connection import Connection
-from skymagic.ssh.hosts import HostSpec
-from skymagic.ssh.settings import Settings
+from skymagic.ssh.hostlist import HostSpec
 from tests.hosts import Hosts, still_there
 from tests.machines import Machines, machines
 

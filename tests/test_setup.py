@@ -26,10 +26,10 @@ from skymagic.bootstrap import Facts, Python, Wanted
 from skymagic.errors import HostError, RequestError
 from skymagic.plan.image import Image
 from skymagic.setup import NEEDED, Host, look, make_ready, setup, wanted
+from skymagic.ssh.config import Settings
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
-from skymagic.ssh.hosts import HostSpec
-from skymagic.ssh.settings import Settings
+from skymagic.ssh.hostlist import HostSpec
 from tests.hosts import Hosts, loopback
 from tests.nodes import ShellHost, apart, bootstrapped_home, make_home, pip_settings
 

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from skymagic.errors import HostError, HostsError
+from skymagic.ssh.config import Endpoint, Settings
 from skymagic.ssh.connecting import connect, connect_all
-from skymagic.ssh.hosts import HostSpec, expand
-from skymagic.ssh.settings import Endpoint, Settings
+from skymagic.ssh.hostlist import HostSpec, expand
 from tests.hosts import Hosts, keygen, loopback, still_there
 
 pytestmark = pytest.mark.needs("sshd")

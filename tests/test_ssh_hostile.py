@@ -8,10 +8,10 @@ import pytest
 
 from skymagic.errors import HostError
 from skymagic.ssh import process
+from skymagic.ssh.config import Settings
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
-from skymagic.ssh.hosts import HostSpec
-from skymagic.ssh.settings import Settings
+from skymagic.ssh.hostlist import HostSpec
 from tests.hosts import Hosts, loopback
 
 pytestmark = pytest.mark.needs("sshd")

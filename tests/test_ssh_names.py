@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skymagic.errors import RequestError
-from skymagic.ssh.hosts import MOST, HostSpec, expand
-from skymagic.ssh.known import Known, fingerprint, spelled
-from skymagic.ssh.settings import Endpoint, Settings
+from skymagic.ssh.config import Endpoint, Settings
+from skymagic.ssh.hostlist import MOST, HostSpec, expand
+from skymagic.ssh.known_hosts import Known, fingerprint, spelled
 from tests.hosts import keygen
 
 # --------------------------------------------------------------------------------------------------- as they are written

@@ -18,10 +18,10 @@ from skymagic.plan.image import Image
 from skymagic.plugins import packing
 from skymagic.providers import Say
 from skymagic.setup import Ready, look, setup, wanted
-from skymagic.ssh import connecting, hosts
+from skymagic.ssh import connecting, hostlist
+from skymagic.ssh.config import Endpoint, Settings
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.process import Process
-from skymagic.ssh.settings import Endpoint, Settings
 from skymagic.tunnel import Tunnel
 
 T = TypeVar("T")
@@ -211,7 +211,7 @@ def _endpoints(request: PoolRequest) -> list[Endpoint]:
             "--provider ssh needs --hosts, as in --hosts gpu1,user@gpu2:2222 or --hosts gpu[1-4]"
         )
     settings = Settings()
-    found = [settings.endpoint(spec) for spec in hosts.expand(request.hosts)]
+    found = [settings.endpoint(spec) for spec in hostlist.expand(request.hosts)]
     if (request.nodes or 0) > len(found):
         raise RequestError(f"--nodes {request.nodes} needs as many hosts, and {len(found)} are named")
     return found

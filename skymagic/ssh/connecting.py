@@ -11,10 +11,10 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
 from skymagic.errors import HostError, HostsError
-from skymagic.ssh import login, proxy, sockets
+from skymagic.ssh import dial, login, proxy
+from skymagic.ssh.config import Endpoint
 from skymagic.ssh.connection import Connection
-from skymagic.ssh.patience import Cancelled, Patience
-from skymagic.ssh.settings import Endpoint
+from skymagic.ssh.deadline import Cancelled, Patience
 
 if TYPE_CHECKING:
     import paramiko
@@ -179,7 +179,7 @@ def _transport(
         else contextlib.nullcontext() as command
     ):
         stream = command or (
-            proxy.through(via[1], via[0], endpoint) if via else sockets.dial(endpoint, patience)
+            proxy.through(via[1], via[0], endpoint) if via else dial.dial(endpoint, patience)
         )
         below.callback(stream.close)
         transport = login.start(stream, endpoint, patience)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from skymagic.errors import HostError
 from skymagic.ssh import login
+from skymagic.ssh.config import Endpoint
 from skymagic.ssh.process import GRACE, WINDOW, Process
-from skymagic.ssh.settings import Endpoint
 
 if TYPE_CHECKING:
     import paramiko

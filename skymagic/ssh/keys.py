@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skymagic.ssh.settings import Endpoint
+from skymagic.ssh.config import Endpoint
 
 if TYPE_CHECKING:
     import paramiko

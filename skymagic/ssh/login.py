@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from skymagic.errors import HostError
+from skymagic.ssh.config import Endpoint
+from skymagic.ssh.deadline import Patience
 from skymagic.ssh.keys import Tried, candidates
-from skymagic.ssh.known import Entry, Known, fingerprint, spelled
-from skymagic.ssh.patience import Patience
-from skymagic.ssh.settings import Endpoint
+from skymagic.ssh.known_hosts import Entry, Known, fingerprint, spelled
 
 if TYPE_CHECKING:
     import paramiko

@@ -9,7 +9,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from skymagic.errors import HostError
-from skymagic.ssh.settings import Endpoint
+from skymagic.ssh.config import Endpoint
 
 if TYPE_CHECKING:
     import paramiko

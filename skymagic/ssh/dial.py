@@ -10,8 +10,8 @@ import socket
 import time
 
 from skymagic.errors import HostError
-from skymagic.ssh.patience import SLICE, Patience
-from skymagic.ssh.settings import Endpoint
+from skymagic.ssh.config import Endpoint
+from skymagic.ssh.deadline import SLICE, Patience
 
 DEAD = 15
 """Seconds after which a peer that does not acknowledge is dead."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.errors import RequestError
-from skymagic.ssh.hosts import HostSpec, expand
+from skymagic.ssh.hostlist import HostSpec, expand
 
 SYSTEM = Path("/etc/ssh/ssh_config")
 DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ed25519")
