@@ -12,10 +12,10 @@ from typing import Any
 from benchmarks import cluster
 from benchmarks.figures import Figure, say, timed
 from skymagic import pools
+from skymagic.bootstrap.provision import Ready, setup
 from skymagic.plan import Defaults, PoolRequest
 from skymagic.pool import Pool
 from skymagic.providers import ssh
-from skymagic.setup import Ready, setup
 from tests.hosts import Hosts, loopback
 from tests.nodes import pip_settings
 from tests.test_ssh_pools import write_ssh_config

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from skymagic.bootstrap.provision import setup
 from skymagic.plan.image import Image
-from skymagic.setup import setup
 from tests.conftest import MARK
 
 

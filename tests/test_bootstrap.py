@@ -13,7 +13,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from skymagic import wheel
 from skymagic.bootstrap import (
     UPLOADED,
     Facts,
@@ -26,10 +25,11 @@ from skymagic.bootstrap import (
     parse,
     prepare_script,
     probe_script,
+    wheel,
 )  # fmt: skip
+from skymagic.bootstrap.messages import Failure, lacks_python, refusals, without_passwords
 from skymagic.bootstrap.probe import ASK_PACKAGES, ASK_PYTHON
-from skymagic.bootstrap.shell import anywhere, word
-from skymagic.bootstrap.words import Failure, lacks_python, refusals, without_passwords
+from skymagic.bootstrap.quoting import anywhere, word
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = 'it\'s $HOME `id` "x" \\ !y\n*'

@@ -21,11 +21,11 @@ import psutil
 import pytest
 from packaging.requirements import Requirement
 
-from skymagic import installer, wheel
-from skymagic.bootstrap import Facts, Python, Wanted
+from skymagic.bootstrap import Facts, Python, Wanted, wheel
+from skymagic.bootstrap import uv as installer
+from skymagic.bootstrap.provision import NEEDED, Host, look, make_ready, setup, wanted
 from skymagic.errors import HostError, RequestError
 from skymagic.plan.image import Image
-from skymagic.setup import NEEDED, Host, look, make_ready, setup, wanted
 from skymagic.ssh.config import Settings
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from skymagic.bootstrap.facts import Facts, Python, parse
 from skymagic.bootstrap.install import UPLOADED, Recipe, choose, install_script, prepare_script
-from skymagic.bootstrap.listener import Listener
 from skymagic.bootstrap.probe import probe_script
-from skymagic.bootstrap.wanted import Wanted
+from skymagic.bootstrap.progress import Listener
+from skymagic.bootstrap.requirements import Wanted
 
 __all__ = [
     "UPLOADED",

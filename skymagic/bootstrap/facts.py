@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from skymagic.bootstrap.shell import MARK
+from skymagic.bootstrap.quoting import MARK
 from skymagic.plan import Inventory
 
 

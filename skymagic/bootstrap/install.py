@@ -9,8 +9,8 @@ from urllib.parse import quote as escaped
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.packages import PACKAGES
 from skymagic.bootstrap.probe import folder_line
-from skymagic.bootstrap.shell import TELL, quote
-from skymagic.bootstrap.wanted import Wanted
+from skymagic.bootstrap.quoting import TELL, quote
+from skymagic.bootstrap.requirements import Wanted
 
 UPLOADED = "uploaded"
 

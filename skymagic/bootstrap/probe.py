@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from skymagic.bootstrap.shell import TELL, quote
-from skymagic.bootstrap.wanted import Wanted
+from skymagic.bootstrap.quoting import TELL, quote
+from skymagic.bootstrap.requirements import Wanted
 from skymagic.plan.image import project
 
 ASK_PYTHON = (

@@ -12,12 +12,12 @@ from skymagic import plugins
 from skymagic.agents import Member
 from skymagic.agents.link import Transport
 from skymagic.bootstrap import Facts, Wanted
+from skymagic.bootstrap.provision import Ready, look, setup, wanted
 from skymagic.errors import ProvisionError, RequestError
 from skymagic.plan import Plan, PoolRequest, plan_over, topology
 from skymagic.plan.image import Image
 from skymagic.plugins import packing
 from skymagic.providers import Say
-from skymagic.setup import Ready, look, setup, wanted
 from skymagic.ssh import connecting, hostlist
 from skymagic.ssh.config import Endpoint, Settings
 from skymagic.ssh.connection import Connection

@@ -13,7 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
-from skymagic import installer, wheel
 from skymagic.bootstrap import (
     UPLOADED,
     Facts,
@@ -25,9 +24,11 @@ from skymagic.bootstrap import (
     parse,
     prepare_script,
     probe_script,
+    uv,
+    wheel,
 )
-from skymagic.bootstrap.shell import MARK, anywhere, quote, word
-from skymagic.bootstrap.words import lacks_python, refusals
+from skymagic.bootstrap.messages import lacks_python, refusals
+from skymagic.bootstrap.quoting import MARK, anywhere, quote, word
 from skymagic.errors import HostError, RequestError
 from skymagic.plan.image import Image, is_place, project
 
@@ -257,8 +258,8 @@ def _files(host: Host, recipe: Recipe, facts: Facts) -> dict[str, bytes]:
         files[recipe.wheel] = wheel.running()[2]
     if recipe.uv == UPLOADED:
         try:
-            files["uv.gz"] = installer.fetch(facts)
-        except installer.NoInstaller as problem:
+            files["uv.gz"] = uv.fetch(facts)
+        except uv.NoInstaller as problem:
             raise HostError(host.label, *lacks_python(recipe.wanted, facts, str(problem))) from None
     return files
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from skymagic.bootstrap.shell import MARK
-from skymagic.bootstrap.words import Failure, without_passwords
+from skymagic.bootstrap.messages import Failure, without_passwords
+from skymagic.bootstrap.quoting import MARK
 
 LAST_LINES = 15
 TOLD = ("Downloading ", "Building ", "Installing ", "Resolved ", "Prepared ", "Installed ")

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from skymagic.bootstrap.facts import Facts
-from skymagic.bootstrap.wanted import Wanted
+from skymagic.bootstrap.requirements import Wanted
 from skymagic.plan.image import lacking
 
 ELSEWHERE = "name a folder where you may write with --env SKYMAGIC_HOME=/path"
