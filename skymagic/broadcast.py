@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skymagic import button, display
-from skymagic.agents import describe
+from skymagic.cluster import describe
 from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
 from skymagic.order import Order
 from skymagic.plan import RunRequest

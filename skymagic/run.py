@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from skymagic import display
-from skymagic.agents import Agents
+from skymagic.cluster import Agents
 from skymagic.report import Limits, RankRun, Report
 from skymagic.results import is_connection_error, rank_words
 from skymagic.stall import Stall

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from skymagic import broadcast, display
-from skymagic.agents import status_words
 from skymagic.arguments import ShellRequest
+from skymagic.cluster import status_words
 from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError
 from skymagic.order import Order
 from skymagic.plan import Only, RunRequest

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skymagic.agents.link import Transport
+from skymagic.cluster.link import Transport
 from skymagic.data.remote.remote_store import Node, RemoteStore
 from skymagic.data.store.store import NodeStore, create, digest, overflow, remove
 from skymagic.kernels.store.server import LOCK

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.agents.link import Transport
+from skymagic.cluster.link import Transport
 from skymagic.data.remote.remote_store import Node, RemoteStore
 from skymagic.errors import PoolError
 from skymagic.ssh.config import Settings

@@ -86,7 +86,7 @@ def test_the_first_of_two_limits_is_due() -> None:
 
 PROVIDER = """
 from dataclasses import replace
-from skymagic.agents import Member
+from skymagic.cluster import Member
 from skymagic.providers.local import Local, run
 
 class Two(Local):

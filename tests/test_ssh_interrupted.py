@@ -19,12 +19,12 @@ PHASES = {
     "connecting": "skymagic.ssh.connecting:connect_all",
     "looking at the hosts": "skymagic.providers.ssh:look",
     "setting them up": "skymagic.providers.ssh:setup",
-    "starting agents": "skymagic.agents:Agents.start",
-    "finding addresses": "skymagic.agents:Agents.meet",
-    "waiting for the controller": "skymagic.agents:Agents.wait_controller",
+    "starting agents": "skymagic.cluster:Agents.start",
+    "finding addresses": "skymagic.cluster:Agents.meet",
+    "waiting for the controller": "skymagic.cluster:Agents.wait_controller",
     "connecting to it": "skymagic.engine:Engine.__init__",
     "opening depots": "skymagic.pool.pool:open_store",
-    "waiting for ranks": "skymagic.agents:Agents.wait_ready",
+    "waiting for ranks": "skymagic.cluster:Agents.wait_ready",
     "binding engines": "skymagic.engine:Engine.bind",
 }
 PRESS = """
@@ -79,7 +79,7 @@ def test_the_end_is_interrupted_after_all_that(two: tuple[Hosts, Notebook]) -> N
     hosts, notebook = two
     notebook.run(POOL)
     assert notebook.run("%%sky_broadcast --only all\nprint('here')").text.count("here") == 2
-    notebook.run("press_in('skymagic.agents:Agents.close', 0.05)")
+    notebook.run("press_in('skymagic.cluster:Agents.close', 0.05)")
     notebook.finish(notebook.start("%sky_down"))
     notebook.finish(notebook.start("%sky_down"))  # there may be no pool any more
     assert nothing_runs(hosts)

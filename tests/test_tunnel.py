@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from skymagic.cluster.tunnel import Tunnel
 from skymagic.providers.local import ChildTransport
-from skymagic.tunnel import Tunnel
 
 ECHO = """
 import sys
@@ -392,7 +392,7 @@ def test_a_notebook_that_is_killed_leaves_the_agent(tmp_path) -> None:
     notebook = f"""
 import sys, signal
 from skymagic.providers.local import ChildTransport
-from skymagic.tunnel import Tunnel
+from skymagic.cluster.tunnel import Tunnel
 command = [sys.executable, "-m", "skymagic.kernels.daemon.attach", {name!r}, sys.executable, "-c", {agent!r}]
 Tunnel(lambda: ChildTransport(command)).agent().write(b"hello\\n")
 signal.pause()

@@ -6,11 +6,11 @@ import socket
 from collections.abc import Sequence
 
 from skymagic import providers
-from skymagic.agents import Member
+from skymagic.cluster import Member
+from skymagic.cluster.tunnel import Tunnel
 from skymagic.plan import Plan
 from skymagic.providers import Say
 from skymagic.providers.local import Local, run
-from skymagic.tunnel import Tunnel
 
 
 class Tunnelled(Local):

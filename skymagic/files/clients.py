@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from skymagic.agents.link import Transport
+from skymagic.cluster.link import Transport
 from skymagic.errors import SkyError
 from skymagic.files.messages import failed
 from skymagic.wire.files import Ended, Frame, Frames, joined, packed

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from skymagic.agents import describe
+from skymagic.cluster import describe
 from skymagic.errors import PoolError, PoolStateError
 from skymagic.report import Limits, Report
 from skymagic.screen import Nowhere

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from skymagic import button, display, plugins, states
-from skymagic.agents import Agents, describe
+from skymagic.cluster import Agents, describe
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
 from skymagic.order import Order
 from skymagic.plan import Defaults, Only, Plan

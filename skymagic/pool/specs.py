@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from skymagic.agents import Member, Place
+from skymagic.cluster import Member, Place
 from skymagic.plan import Plan
 from skymagic.plugins import Plugin, packing
 from skymagic.runtime.info import InstanceInfo, Peer

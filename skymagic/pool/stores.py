@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from skymagic.agents import Agents, Transport
+from skymagic.cluster import Agents, Transport
 
 if TYPE_CHECKING:
     from skymagic.data.remote.remote_store import RemoteStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skymagic.agents import Agents
+from skymagic.cluster import Agents
 from skymagic.plan import Topology
 from skymagic.results import rank_words
 from skymagic.states import State

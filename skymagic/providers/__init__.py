@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
-from skymagic.agents import Member
+from skymagic.cluster import Member
 from skymagic.errors import RequestError
 from skymagic.plan import Plan, PoolRequest
 from skymagic.plan.suggest import did_you_mean

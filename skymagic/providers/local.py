@@ -16,7 +16,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from skymagic import plugins
-from skymagic.agents import Member
+from skymagic.cluster import Member
 from skymagic.errors import RequestError
 from skymagic.plan import Inventory, Plan, PoolRequest, image, plan
 from skymagic.plugins import packing

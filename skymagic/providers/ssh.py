@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from skymagic import plugins
-from skymagic.agents import Member
-from skymagic.agents.link import Transport
 from skymagic.bootstrap import Facts, Wanted
 from skymagic.bootstrap.provision import Ready, look, setup, wanted
+from skymagic.cluster import Member
+from skymagic.cluster.link import Transport
+from skymagic.cluster.tunnel import Tunnel
 from skymagic.errors import ProvisionError, RequestError
 from skymagic.plan import Plan, PoolRequest, plan_over, topology
 from skymagic.plan.image import Image
@@ -22,7 +23,6 @@ from skymagic.ssh import connecting, hostlist
 from skymagic.ssh.config import Endpoint, Settings
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.process import Process
-from skymagic.tunnel import Tunnel
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from skymagic.agents.link import Transport
+from skymagic.cluster.link import Transport
 from skymagic.wire import store
 from skymagic.wire.store import Beat, Looked, Message, Open, Opened, Piece, Read, Size, Stream
 

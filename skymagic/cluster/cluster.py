@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from skymagic.agents.absence import Absences
-from skymagic.agents.endings import describe
-from skymagic.agents.link import Link, Transport
-from skymagic.agents.members import Member, Place, RankState
-from skymagic.agents.questions import Questions
+from skymagic.cluster.exit_status import describe
+from skymagic.cluster.link import Link, Transport
+from skymagic.cluster.liveness import Absences
+from skymagic.cluster.nodes import Member, Place, RankState
+from skymagic.cluster.rpc import Questions
 from skymagic.display import count
 from skymagic.errors import PoolError, ProvisionError
 from skymagic.wire import agent as wire

@@ -11,9 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from skymagic.agents.link import Transport
-from skymagic.tunnel.agent import AgentEnd, how_ended
-from skymagic.tunnel.connection import Connection
+from skymagic.cluster.link import Transport
+from skymagic.cluster.tunnel.agent_end import AgentEnd, how_ended
+from skymagic.cluster.tunnel.connection import Connection
 from skymagic.wire.session import frames
 from skymagic.wire.session.frames import Frame, ProtocolError, Session
 from skymagic.wire.session.handshake import Answer, Hello

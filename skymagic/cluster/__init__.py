@@ -8,9 +8,9 @@ endings    how a process ended, in words
 agents     all of them: start, watch, signal, ask, replace
 """
 
-from skymagic.agents.agents import Agents
-from skymagic.agents.endings import describe, status_words
-from skymagic.agents.link import Link, Transport
-from skymagic.agents.members import Member, Place, RankState
+from skymagic.cluster.cluster import Agents
+from skymagic.cluster.exit_status import describe, status_words
+from skymagic.cluster.link import Link, Transport
+from skymagic.cluster.nodes import Member, Place, RankState
 
 __all__ = ["Agents", "Link", "Member", "Place", "RankState", "Transport", "describe", "status_words"]

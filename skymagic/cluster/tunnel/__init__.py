@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from skymagic.tunnel.tunnel import Tunnel
+from skymagic.cluster.tunnel.tunnel import Tunnel
 
 __all__ = ["Tunnel"]

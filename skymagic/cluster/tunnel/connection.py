@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from skymagic.agents.link import Transport
+from skymagic.cluster.link import Transport
 from skymagic.wire.session.handshake import Answer, Hello
 
 READ = 1 << 18

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from skymagic.agents.link import Transport
+from skymagic.cluster.link import Transport
 from skymagic.wire import agent as wire
 
 
