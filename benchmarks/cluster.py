@@ -14,7 +14,7 @@ from typing import Any
 from skymagic import broadcast, pools
 from skymagic.plan import Defaults, Only, PluginSpec, PoolRequest, RunRequest
 from skymagic.pool import Pool
-from skymagic.report import Limits
+from skymagic.run.report import Limits
 
 
 class Quiet:

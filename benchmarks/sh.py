@@ -17,7 +17,7 @@ from skymagic.arguments import parse_sh
 from skymagic.kernels.script.environment import free_port
 from skymagic.plan import Defaults, PoolRequest
 from skymagic.pool import Pool
-from skymagic.report import Limits
+from skymagic.run.report import Limits
 
 ROUNDS = 5
 NODES, PROCESSES = 2, 2

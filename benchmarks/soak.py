@@ -26,9 +26,9 @@ from pathlib import Path
 import psutil
 
 from benchmarks import cluster
-from skymagic import button
 from skymagic.errors import RankDied, RankError, RunInterrupted, RunTimeout
 from skymagic.pool import Pool
+from skymagic.run import interrupt
 
 RANKS = 4
 WARM = 20
@@ -211,7 +211,7 @@ class Soak:
             if not fault.press:
                 cluster.run(self.pool, body, timeout=fault.timeout)
                 return
-            with button.here(), cluster.stop_button(after):
+            with interrupt.here(), cluster.stop_button(after):
                 cluster.run(self.pool, body, timeout=fault.timeout)
                 if fault.may:
                     time.sleep(1.0)  # here the press comes when the cell is over

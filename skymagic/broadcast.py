@@ -7,16 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skymagic import button, display
+from skymagic import display
 from skymagic.cluster import describe
 from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
-from skymagic.order import Order
 from skymagic.plan import RunRequest
 from skymagic.pool import Pool
 from skymagic.pool.words import without
-from skymagic.report import Limits, Report
-from skymagic.results import Failure, Unavailable, error_of, rank_words
-from skymagic.run import Screen, Stop
+from skymagic.run import interrupt
+from skymagic.run.report import Limits, Report
+from skymagic.run.results import Failure, Unavailable, error_of, rank_words
+from skymagic.run.run import Screen, Stop
+from skymagic.run.spec import Order
 from skymagic.screen import NotebookScreen
 from skymagic.states import State
 from skymagic.wire.order import LAST_VALUE
@@ -134,7 +135,7 @@ def broadcast(
         CaptureError: names cannot travel.
     """
     notebook = NotebookScreen(order.shown)
-    with button.here() as stop_button:
+    with interrupt.here() as stop_button:
         report = pool.run(order, screen or notebook, limits, stop)
         notebook.finish()
         if not report.good:

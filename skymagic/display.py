@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from skymagic.plan import accelerators, duration_text
-from skymagic.results import rank_words
+from skymagic.run.results import rank_words
 
 Write = Callable[[str, str], None]
 """Takes a stream's name and text."""

@@ -18,7 +18,6 @@ from skymagic import (
     arguments,
     auto,
     broadcast,
-    button,
     completing,
     display,
     files,
@@ -34,8 +33,9 @@ from skymagic.plan import Only, PoolRequest, RunRequest
 from skymagic.plan.suggest import Known
 from skymagic.pool import Pool
 from skymagic.providers.local import gpus as local_gpus
-from skymagic.report import Limits
-from skymagic.results import rank_words
+from skymagic.run import interrupt
+from skymagic.run.report import Limits
+from skymagic.run.results import rank_words
 from skymagic.screen import Copying
 
 T = TypeVar("T")
@@ -199,7 +199,7 @@ class SkyMagics(Magics):
         one = pools.find(request.pool)
         one.defaults = defaults = self.settings.defaults()
         order = usage(lambda: scripts.order_of(request, one, self._cell(body)))
-        with button.here():
+        with interrupt.here():
             outcome = scripts.run(one, order, Limits(request.timeout, defaults.grace))
             if request.output:
                 self.shell.user_ns[request.output] = outcome.value
@@ -220,7 +220,7 @@ class SkyMagics(Magics):
             pool=named(request.pool), targets=request.targets, gather=request.names, head=request.head
         )
         name = request.output
-        with button.here():
+        with interrupt.here():
             self._keep(self._values(run, ""), run, renamed={request.names[0]: name} if name else {})
 
     def _run(self, request: RunRequest, body: str) -> Any:
@@ -249,7 +249,7 @@ class SkyMagics(Magics):
             raise
 
     def _run_now(self, request: RunRequest, body: str) -> broadcast.Values | None:
-        with button.here():
+        with interrupt.here():
             values = self._values(request, body)
             if values is not None:
                 self._keep(values, request)

@@ -17,7 +17,7 @@ from typing import Any
 
 from skymagic.errors import RunInterrupted
 from skymagic.pool import Pool
-from skymagic.run import Stop
+from skymagic.run.run import Stop
 from skymagic.tasks import Task, run
 
 NAME = "skymagic"

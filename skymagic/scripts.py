@@ -18,12 +18,12 @@ from skymagic import broadcast, display
 from skymagic.arguments import ShellRequest
 from skymagic.cluster import status_words
 from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError
-from skymagic.order import Order
 from skymagic.plan import Only, RunRequest
 from skymagic.pool import Pool
-from skymagic.report import Limits, RankRun, Report
-from skymagic.results import rank_words
-from skymagic.run import Screen, Stop
+from skymagic.run.report import Limits, RankRun, Report
+from skymagic.run.results import rank_words
+from skymagic.run.run import Screen, Stop
+from skymagic.run.spec import Order
 from skymagic.screen import NotebookScreen
 from skymagic.wire.order import LAST_VALUE
 from skymagic.workdir import folder_here, folder_on_nodes

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skymagic import broadcast, button
+from skymagic import broadcast
 from skymagic.errors import CaptureError, RankError, RunInterrupted
-from skymagic.order import Order
 from skymagic.pool import Pool
-from skymagic.report import Limits
-from skymagic.run import Screen, Stop
+from skymagic.run import interrupt
+from skymagic.run.report import Limits
+from skymagic.run.run import Screen, Stop
+from skymagic.run.spec import Order
 from skymagic.screen import NotebookScreen, in_ipython
 
 FUNCTION = "_sky_call"
@@ -70,7 +71,7 @@ def run(
     defaults = pool.defaults
     limits = Limits(task.timeout or defaults.timeout, defaults.grace, defaults.stall_after)
     try:
-        with button.here() as stop_button:
+        with interrupt.here() as stop_button:
             values = broadcast.broadcast(pool, order_of(task, ranks), limits, screen, stop=stop)
             if values.problems:
                 raise broadcast.result_error(values, [])

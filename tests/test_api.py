@@ -29,7 +29,7 @@ from skymagic.errors import (
     RunTimeout,
 )
 from skymagic.plugins import Plugin
-from skymagic.report import Limits
+from skymagic.run.report import Limits
 from skymagic.states import State
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from skymagic.engine import PURGE_AFTER, PURGE_BYTES
+from skymagic.run.engine import PURGE_AFTER, PURGE_BYTES
 from tests.notebook import Notebook, opened
 
 

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from skymagic.cluster import describe
 from skymagic.errors import PoolError, PoolStateError
-from skymagic.report import Limits, Report
+from skymagic.run.report import Limits, Report
+from skymagic.run.submission import Submission
 from skymagic.screen import Nowhere
 from skymagic.states import Event
-from skymagic.submission import Submission
 from skymagic.turns import Turn, Turns
 
 REJOIN_TIMEOUT = 20.0

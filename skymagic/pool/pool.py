@@ -15,10 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from skymagic import button, display, plugins, states
+from skymagic import display, plugins, states
 from skymagic.cluster import Agents, describe
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
-from skymagic.order import Order
 from skymagic.plan import Defaults, Only, Plan
 from skymagic.plan.lifetime import Lifetime
 from skymagic.plugins import packing
@@ -26,21 +25,23 @@ from skymagic.pool import specs
 from skymagic.pool.mending import Mending
 from skymagic.pool.stores import open_store
 from skymagic.pool.words import rows, variables_then, without
-from skymagic.report import Limits, Report
-from skymagic.results import rank_words
-from skymagic.run import Run, Screen, Stop
+from skymagic.run import interrupt
+from skymagic.run.report import Limits, Report
+from skymagic.run.results import rank_words
+from skymagic.run.run import Run, Screen, Stop
+from skymagic.run.spec import Order
+from skymagic.run.submission import Submission
 from skymagic.screen import Nowhere, Progress
 from skymagic.states import Event, State
-from skymagic.submission import Submission
 from skymagic.turns import Turns
 from skymagic.wire import agent as wire
 
 if TYPE_CHECKING:
     from skymagic.data.remote.remote_store import RemoteStore
     from skymagic.data.shipping.shipper import Cargo, Shipper
-    from skymagic.engine import Engine
     from skymagic.files import Files
     from skymagic.providers import Provider
+    from skymagic.run.engine import Engine
 
 START_TIMEOUT = 120.0
 TOLD_AT_ONCE = 0.2
@@ -175,7 +176,7 @@ class Pool:
             )
         )
         from skymagic.data.shipping.shipper import Shipper
-        from skymagic.engine import Engine  # imports ipyparallel, while the agents start
+        from skymagic.run.engine import Engine  # imports ipyparallel, while the agents start
 
         self._agents.order(
             specs.of_ranks(
@@ -399,7 +400,7 @@ class Pool:
             raise RunInterrupted("stopped before it began")
         submission = Submission(order.ranks)
         stop.aim(submission)
-        with button.here() as stop_button, stop_button.aimed(submission):
+        with interrupt.here() as stop_button, stop_button.aimed(submission):
             report = self.send(submission, envelope, order.source, screen, limits)
         for number, rank in report.ranks.items():
             if rank.outcome is not None and rank.outcome.get("bound"):

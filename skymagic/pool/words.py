@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from skymagic.cluster import Agents
 from skymagic.plan import Topology
-from skymagic.results import rank_words
+from skymagic.run.results import rank_words
 from skymagic.states import State
 
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 import ipyparallel as ipp
 
 from skymagic.errors import ProvisionError
-from skymagic.submission import Submission
+from skymagic.run.submission import Submission
 from skymagic.wire.order import ORDER
 
 ASK_AGAIN = 0.5

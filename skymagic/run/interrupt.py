@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from skymagic.errors import RunInterrupted, SkyError
-from skymagic.submission import Submission
+from skymagic.run.submission import Submission
 
 BEFORE = "stopped before the cell began"
 LATE = "stopped when the cell had ended on every rank: what came back is kept"

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from skymagic import display
 from skymagic.cluster import Agents
-from skymagic.report import Limits, RankRun, Report
-from skymagic.results import is_connection_error, rank_words
-from skymagic.stall import Stall
-from skymagic.submission import Event, Submission
+from skymagic.run.report import Limits, RankRun, Report
+from skymagic.run.results import is_connection_error, rank_words
+from skymagic.run.stall import Stall
+from skymagic.run.submission import Event, Submission
 from skymagic.wire import agent as wire
 
 SETTLE = 0.1

@@ -1,0 +1,1 @@
+"""One run on some ranks: sent, streamed, failed fast, interrupted, freed, reported."""
