@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from skymagic import broadcast, pools
+from skymagic import broadcast
 from skymagic.plan import Defaults, Only, PluginSpec, PoolRequest, RunRequest
-from skymagic.pool import Pool
+from skymagic.pool import Pool, registry
 from skymagic.run.report import Limits
 
 
@@ -38,11 +38,11 @@ class Quiet:
 
 def start(ranks: int, *plugins: str) -> Pool:
     """A pool of its own on this machine."""
-    name = f"bench-{os.getpid()}-{len(pools.every())}"
+    name = f"bench-{os.getpid()}-{len(registry.every())}"
     request = PoolRequest(
         name=name, provider="local", nodes=ranks, plugins=tuple(PluginSpec(name) for name in plugins)
     )
-    return pools.ensure(request, {}, Defaults(), lambda text: None)
+    return registry.ensure(request, {}, Defaults(), lambda text: None)
 
 
 @contextmanager

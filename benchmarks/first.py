@@ -11,10 +11,9 @@ from typing import Any
 
 from benchmarks import cluster
 from benchmarks.figures import Figure, say, timed
-from skymagic import pools
 from skymagic.bootstrap.provision import Ready, setup
 from skymagic.plan import Defaults, PoolRequest
-from skymagic.pool import Pool
+from skymagic.pool import Pool, registry
 from skymagic.providers import ssh
 from tests.hosts import Hosts, loopback
 from tests.nodes import pip_settings
@@ -66,6 +65,6 @@ def starts(hosts: Hosts) -> Iterator[Figure]:
 def start(names: tuple[str, ...]) -> Pool:
     """A pool of one rank each, in an environment that is made for it."""
     request = PoolRequest(
-        name=f"bench-{os.getpid()}-{len(pools.every())}", provider="ssh", hosts=names, procs_per_node=1
+        name=f"bench-{os.getpid()}-{len(registry.every())}", provider="ssh", hosts=names, procs_per_node=1
     )
-    return pools.ensure(request, {}, Defaults(), lambda text: say(f"  {text}"))
+    return registry.ensure(request, {}, Defaults(), lambda text: say(f"  {text}"))

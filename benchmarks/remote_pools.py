@@ -15,9 +15,8 @@ from statistics import mean
 
 from benchmarks import cluster, ddp, peers
 from benchmarks.figures import Figure, alternate, median, say, timed
-from skymagic import pools
 from skymagic.plan import Defaults, PluginSpec, PoolRequest
-from skymagic.pool import Pool
+from skymagic.pool import Pool, registry
 from tests.machines import Machine, Machines, machines
 from tests.test_ssh_pools import write_ssh_config
 
@@ -50,10 +49,10 @@ def lab(count: int, **wan: float) -> Iterator[Machines]:
 def start(hosts: Machines, per_node: int, *plugins: str) -> Pool:
     """A pool on all of these."""
     request = PoolRequest(
-        name=f"bench-{os.getpid()}-{len(pools.every())}", provider="ssh", hosts=hosts.names, procs_per_node=per_node,
+        name=f"bench-{os.getpid()}-{len(registry.every())}", provider="ssh", hosts=hosts.names, procs_per_node=per_node,
         python=sys.executable, env=(("OMP_NUM_THREADS", "1"),), plugins=tuple(PluginSpec(name) for name in plugins),
     )  # fmt: skip
-    return pools.ensure(request, {}, Defaults(), lambda text: None)
+    return registry.ensure(request, {}, Defaults(), lambda text: None)
 
 
 def starts(hosts: Machines) -> Iterator[Figure]:

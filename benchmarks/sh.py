@@ -12,11 +12,11 @@ from pathlib import Path
 
 from benchmarks import cluster, peers
 from benchmarks.figures import Figure, alternate, median, say
-from skymagic import broadcast, pools, scripts
+from skymagic import broadcast, scripts
 from skymagic.arguments import parse_sh
 from skymagic.kernels.script.environment import free_port
 from skymagic.plan import Defaults, PoolRequest
-from skymagic.pool import Pool
+from skymagic.pool import Pool, registry
 from skymagic.run.report import Limits
 
 ROUNDS = 5
@@ -43,7 +43,7 @@ def figures() -> Iterator[Figure]:
     )
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        pools.ensure(request, {}, Defaults(), lambda text: None) as one,
+        registry.ensure(request, {}, Defaults(), lambda text: None) as one,
     ):
         train = Path(folder) / "train.py"
         train.write_text(REDUCE)

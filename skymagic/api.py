@@ -20,17 +20,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, overload
 
-from skymagic import plan, plugins, pools
+from skymagic import plan, plugins
 from skymagic.calls import Call, Calls, Function, positive
 from skymagic.errors import PoolStateError, RequestError
 from skymagic.plan import AtLeast, Defaults, PluginSpec, PoolRequest
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
 from skymagic.plugins import Plugin
-from skymagic.pool import Pool
+from skymagic.pool import Pool, registry
+from skymagic.pool.states import State
 from skymagic.providers import Choice
 from skymagic.screen import in_ipython
-from skymagic.states import State
 from skymagic.tasks import Task, side_by_side
 
 _numbers = itertools.count(1)
@@ -183,10 +183,10 @@ class Compute:
         """
         if self._pool is not None and self._pool.state is not State.STOPPED:
             return self
-        running = {pool.name for pool in pools.every()}
+        running = {pool.name for pool in registry.every()}
         name = self._name or next(n for i in _numbers if (n := f"compute-{i}") not in running)
         self._own = name not in running
-        self._pool = pools.ensure(replace(self._request, name=name), self._namespace, self._defaults, tell)
+        self._pool = registry.ensure(replace(self._request, name=name), self._namespace, self._defaults, tell)
         return self
 
     def stop(self) -> None:
@@ -229,7 +229,7 @@ def find(name: str | None = None) -> Compute:
     Raises:
         PoolError: there is none; the message says how to make one.
     """
-    return Compute.of(pools.find(name))
+    return Compute.of(registry.find(name))
 
 
 def tell(text: str) -> None:

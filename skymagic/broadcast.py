@@ -12,14 +12,14 @@ from skymagic.cluster import describe
 from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
 from skymagic.plan import RunRequest
 from skymagic.pool import Pool
-from skymagic.pool.words import without
+from skymagic.pool.messages import without
+from skymagic.pool.states import State
 from skymagic.run import interrupt
 from skymagic.run.report import Limits, Report
 from skymagic.run.results import Failure, Unavailable, error_of, rank_words
 from skymagic.run.run import Screen, Stop
 from skymagic.run.spec import Order
 from skymagic.screen import NotebookScreen
-from skymagic.states import State
 from skymagic.wire.order import LAST_VALUE
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from IPython.core.completer import SimpleCompletion, context_matcher
 from IPython.core.interactiveshell import InteractiveShell
 
-from skymagic import arguments, plugins, pools, providers
+from skymagic import arguments, plugins, providers
+from skymagic.pool import registry
 
 LINE = re.compile(r"%{1,2}(sky_\w+)[ \t]+(.*)$", re.DOTALL)
 
@@ -39,7 +40,7 @@ def complete(text: str, namespace: dict[str, Any]) -> tuple[str, list[str]] | No
     if line is None or line[1] not in arguments.MAGICS:
         return None
     names = arguments.Names(
-        pools=tuple(one.name for one in pools.every()),
+        pools=tuple(one.name for one in registry.every()),
         variables=tuple(name for name in namespace if not name.startswith("_")),
         plugins=tuple(plugins.names()),
         providers=("auto", *providers.names()),

@@ -14,24 +14,13 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
-from skymagic import (
-    arguments,
-    auto,
-    broadcast,
-    completing,
-    display,
-    files,
-    plugins,
-    pools,
-    providers,
-    scripts,
-)
+from skymagic import arguments, auto, broadcast, completing, display, files, plugins, providers, scripts
 from skymagic.api import Compute
 from skymagic.config import SkyMagic
 from skymagic.errors import RequestError, SkyError
 from skymagic.plan import Only, PoolRequest, RunRequest
 from skymagic.plan.suggest import Known
-from skymagic.pool import Pool
+from skymagic.pool import Pool, registry
 from skymagic.providers.local import gpus as local_gpus
 from skymagic.run import interrupt
 from skymagic.run.report import Limits
@@ -76,24 +65,26 @@ class SkyMagics(Magics):
     def sky_pool(self, line: str, cell: str | None = None) -> Compute | None:
         request = usage(lambda: arguments.parse_pool(line, self.settings.defaults(), body=cell, **KNOWN))
         if request.dry_run:
-            print(usage(lambda: pools.preview(request, say)).text())
+            print(usage(lambda: registry.preview(request, say)).text())
             return None
         return Compute.of(self._ensure(request, resize=True))
 
     def _ensure(self, request: PoolRequest, *, resize: bool = False) -> Pool:
         defaults = self.settings.defaults()
-        return usage(lambda: pools.ensure(request, self.shell.user_ns, defaults, say, resize=resize))
+        return usage(lambda: registry.ensure(request, self.shell.user_ns, defaults, say, resize=resize))
 
     def _pool_of(self, request: PoolRequest) -> Pool:
         """The pool that a run asks for: by options, by name, or the one used last."""
         if request.given() - {"name"}:
             return self._ensure(request)
-        return pools.find(request.name)
+        return registry.find(request.name)
 
     @line_magic
     def sky_down(self, line: str) -> None:
         request = usage(lambda: arguments.parse_down(line))
-        chosen = pools.every() + pools.ended() if request.all else [pools.find(request.name, ended=True)]
+        chosen = (
+            registry.every() + registry.ended() if request.all else [registry.find(request.name, ended=True)]
+        )
         for one in chosen:
             one.close()
             print(f"pool {one.name!r} is stopped{display.untold(one.untold, one.defaults.away)}")
@@ -101,7 +92,7 @@ class SkyMagics(Magics):
     @line_magic
     def sky_restart(self, line: str) -> None:
         request = usage(lambda: arguments.parse_restart(line))
-        one = pools.find(request.pool)
+        one = registry.find(request.pool)
         chosen = request.ranks
         ranks = None if chosen is None else usage(lambda: chosen.ranks(one.world_size))
         one.restart(ranks)
@@ -112,8 +103,8 @@ class SkyMagics(Magics):
     @line_magic
     def sky_status(self, line: str) -> None:
         name = usage(lambda: arguments.parse_status(line))
-        chosen = [pools.find(name)] if name else pools.every()
-        gone = [] if name else [f"{one.ended}: %sky_pool makes it anew" for one in pools.ended()]
+        chosen = [registry.find(name)] if name else registry.every()
+        gone = [] if name else [f"{one.ended}: %sky_pool makes it anew" for one in registry.ended()]
         print(
             "\n\n".join([*map(status_text, chosen), *gone])
             or "no pool is running: make one with %sky_pool --nodes 2 --plugin torch"
@@ -122,7 +113,7 @@ class SkyMagics(Magics):
     @line_magic
     def sky_logs(self, line: str) -> None:
         request = usage(lambda: arguments.parse_logs(line))
-        one = pools.find(request.pool)
+        one = registry.find(request.pool)
         chosen = request.rank or Only("all")
         ranks = usage(lambda: chosen.ranks(one.world_size))
         labels = {rank: f"[{rank}] " if len(ranks) > 1 else "" for rank in ranks}
@@ -139,7 +130,7 @@ class SkyMagics(Magics):
     @line_magic
     def sky_put(self, line: str) -> None:
         request = usage(lambda: arguments.parse_put(line))
-        one = pools.find(request.pool)
+        one = registry.find(request.pool)
         nodes = usage(lambda: one.machines(request.nodes or Only("all")))
         with Copying(display.write) as progress:
             copied = one.files().put(request.source, request.target, nodes, progress)
@@ -148,7 +139,7 @@ class SkyMagics(Magics):
     @line_magic
     def sky_get(self, line: str) -> None:
         request = usage(lambda: arguments.parse_get(line))
-        one = pools.find(request.pool)
+        one = registry.find(request.pool)
         nodes = usage(lambda: one.machines(request.nodes or Only("head")))
         with Copying(display.write) as progress:
             copied = one.files().get(request.source, request.target, nodes, progress)
@@ -162,7 +153,7 @@ class SkyMagics(Magics):
     @line_magic
     def sky_cost(self, line: str) -> None:
         name = usage(lambda: arguments.parse_cost(line))
-        chosen = [pools.find(name)] if name else pools.every()
+        chosen = [registry.find(name)] if name else registry.every()
         print(display.cost([(one.name, one.plan.price, one.started_at) for one in chosen], time.time()))
 
     @line_magic
@@ -196,7 +187,7 @@ class SkyMagics(Magics):
 
     def _script(self, request: arguments.ShellRequest, body: str) -> scripts.Outcome:
         """Run a script on the nodes; how it ended there is kept also when it failed."""
-        one = pools.find(request.pool)
+        one = registry.find(request.pool)
         one.defaults = defaults = self.settings.defaults()
         order = usage(lambda: scripts.order_of(request, one, self._cell(body)))
         with interrupt.here():
@@ -372,4 +363,4 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """End all pools; the magics themselves IPython keeps."""
-    pools.close_all()
+    registry.close_all()

@@ -29,8 +29,8 @@ from skymagic.errors import (
     RunTimeout,
 )
 from skymagic.plugins import Plugin
+from skymagic.pool.states import State
 from skymagic.run.report import Limits
-from skymagic.states import State
 
 ROOT = Path(__file__).resolve().parent.parent
 FACTOR = 3

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skymagic.errors import PoolStateError
-from skymagic.states import MOVES, Event, State, allowed, move
+from skymagic.pool.states import MOVES, Event, State, allowed, move
 
 
 def follow(*events: Event) -> State:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from skymagic.turns import Turn, Turns
+from skymagic.pool.scheduling import Turn, Turns
 
 
 class Waiting:

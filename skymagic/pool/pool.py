@@ -15,16 +15,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from skymagic import display, plugins, states
+from skymagic import display, plugins
 from skymagic.cluster import Agents, describe
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
 from skymagic.plan import Defaults, Only, Plan
 from skymagic.plan.lifetime import Lifetime
 from skymagic.plugins import packing
-from skymagic.pool import specs
-from skymagic.pool.mending import Mending
-from skymagic.pool.stores import open_store
-from skymagic.pool.words import rows, variables_then, without
+from skymagic.pool import specs, states
+from skymagic.pool.messages import rows, variables_then, without
+from skymagic.pool.open_store import open_store
+from skymagic.pool.recovery import Mending
+from skymagic.pool.scheduling import Turns
+from skymagic.pool.states import Event, State
 from skymagic.run import interrupt
 from skymagic.run.report import Limits, Report
 from skymagic.run.results import rank_words
@@ -32,8 +34,6 @@ from skymagic.run.run import Run, Screen, Stop
 from skymagic.run.spec import Order
 from skymagic.run.submission import Submission
 from skymagic.screen import Nowhere, Progress
-from skymagic.states import Event, State
-from skymagic.turns import Turns
 from skymagic.wire import agent as wire
 
 if TYPE_CHECKING:
