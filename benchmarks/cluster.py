@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from skymagic import broadcast
+from skymagic.jobs import cell as broadcast
 from skymagic.plan import Defaults, Only, PluginSpec, PoolRequest, RunRequest
 from skymagic.pool import Pool, registry
 from skymagic.run.report import Limits

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from benchmarks import cluster, peers
 from benchmarks.figures import Figure, alternate, median, say
-from skymagic import broadcast, scripts
 from skymagic.arguments import parse_sh
+from skymagic.jobs import cell, script
 from skymagic.kernels.script.environment import free_port
 from skymagic.plan import Defaults, PoolRequest
 from skymagic.pool import Pool, registry
@@ -60,9 +60,9 @@ def figures() -> Iterator[Figure]:
 def by_script(one: Pool, folder: str, label: str = "reduced") -> float:
     """Seconds from the cell's start to what the script says; for "killed", from there to the cell's end."""
     screen = cluster.Quiet()
-    order = scripts.order_of(parse_sh(f"--workdir {folder} --only all"), one, broadcast.Cell(SCRIPT))
+    order = script.order_of(parse_sh(f"--workdir {folder} --only all"), one, cell.Cell(SCRIPT))
     begun = time.time()
-    scripts.run(one, order, Limits(), screen)
+    script.run(one, order, Limits(), screen)
     ended = time.time()
     texts: dict[int, str] = {}
     for node, piece in screen.pieces:  # a word may come in two

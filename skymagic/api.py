@@ -23,6 +23,7 @@ from typing import Any, overload
 from skymagic import plan, plugins
 from skymagic.calls import Call, Calls, Function, positive
 from skymagic.errors import PoolStateError, RequestError
+from skymagic.jobs.task import Task, side_by_side
 from skymagic.plan import AtLeast, Defaults, PluginSpec, PoolRequest
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
@@ -31,7 +32,6 @@ from skymagic.pool import Pool, registry
 from skymagic.pool.states import State
 from skymagic.providers import Choice
 from skymagic.screen import in_ipython
-from skymagic.tasks import Task, side_by_side
 
 _numbers = itertools.count(1)
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from skymagic.jobs.task import Task, on_all, on_one, side_by_side
 from skymagic.pool import Pool
 from skymagic.runtime import info
-from skymagic.tasks import Task, on_all, on_one, side_by_side
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -14,10 +14,12 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
-from skymagic import arguments, auto, broadcast, completing, display, files, plugins, providers, scripts
+from skymagic import arguments, auto, completing, display, files, plugins, providers
 from skymagic.api import Compute
 from skymagic.config import SkyMagic
 from skymagic.errors import RequestError, SkyError
+from skymagic.jobs import cell as broadcast
+from skymagic.jobs import script
 from skymagic.plan import Only, PoolRequest, RunRequest
 from skymagic.plan.suggest import Known
 from skymagic.pool import Pool, registry
@@ -185,13 +187,13 @@ class SkyMagics(Magics):
             )
         return self._beside_or_now(request.noblock, lambda: self._script(request, cell))
 
-    def _script(self, request: arguments.ShellRequest, body: str) -> scripts.Outcome:
+    def _script(self, request: arguments.ShellRequest, body: str) -> script.Outcome:
         """Run a script on the nodes; how it ended there is kept also when it failed."""
         one = registry.find(request.pool)
         one.defaults = defaults = self.settings.defaults()
-        order = usage(lambda: scripts.order_of(request, one, self._cell(body)))
+        order = usage(lambda: script.order_of(request, one, self._cell(body)))
         with interrupt.here():
-            outcome = scripts.run(one, order, Limits(request.timeout, defaults.grace))
+            outcome = script.run(one, order, Limits(request.timeout, defaults.grace))
             if request.output:
                 self.shell.user_ns[request.output] = outcome.value
             if outcome.error is not None:

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import skymagic as sky
-from skymagic import tasks
 from skymagic.errors import (
     CaptureError,
     PoolError,
@@ -28,6 +27,7 @@ from skymagic.errors import (
     ResultError,
     RunTimeout,
 )
+from skymagic.jobs import task
 from skymagic.plugins import Plugin
 from skymagic.pool.states import State
 from skymagic.run.report import Limits
@@ -258,8 +258,8 @@ def test_a_large_argument_is_written_once(pool: Any) -> None:
     array = np.ones(3_000_000)
     sizes = []
     for _ in range(2):
-        order = tasks.order_of(total(array), (0, 1, 2, 3))
-        pool.pool.run(order, tasks.Together([0, 1, 2, 3]), Limits())
+        order = task.order_of(total(array), (0, 1, 2, 3))
+        pool.pool.run(order, task.Together([0, 1, 2, 3]), Limits())
         sizes.append(pool.pool.shipper.prepare(order.source, order.ranks, extra=order.extra).nbytes)
     assert max(sizes) < 100_000
     array[0] = 2

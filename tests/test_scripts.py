@@ -16,10 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from skymagic.jobs.script import ScriptEnd, script_error, too_many_nodes
 from skymagic.kernels.agent import oom
 from skymagic.kernels.script import environment
 from skymagic.runtime.info import InstanceInfo, Peer
-from skymagic.scripts import ScriptEnd, script_error, too_many_nodes
 from tests.notebook import Notebook, Shown, opened
 from tests.places import LOCAL, PLACES, pooled
 

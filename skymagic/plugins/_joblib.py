@@ -27,5 +27,7 @@ def joblib() -> Plugin:
 
 def on_ranks(pool: Any) -> contextlib.AbstractContextManager[None]:
     """Register the backend; by name, for this is the notebook's side, which a node does not load."""
-    context: contextlib.AbstractContextManager[None] = import_module("skymagic.parallel").on_ranks(pool)
+    context: contextlib.AbstractContextManager[None] = import_module("skymagic.jobs.joblib_backend").on_ranks(
+        pool
+    )
     return context

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skymagic import broadcast
 from skymagic.errors import CaptureError, RankError, RunInterrupted
+from skymagic.jobs import cell
 from skymagic.pool import Pool
 from skymagic.run import interrupt
 from skymagic.run.report import Limits
@@ -72,9 +72,9 @@ def run(
     limits = Limits(task.timeout or defaults.timeout, defaults.grace, defaults.stall_after)
     try:
         with interrupt.here() as stop_button:
-            values = broadcast.broadcast(pool, order_of(task, ranks), limits, screen, stop=stop)
+            values = cell.broadcast(pool, order_of(task, ranks), limits, screen, stop=stop)
             if values.problems:
-                raise broadcast.result_error(values, [])
+                raise cell.result_error(values, [])
             stop_button.values = values.value
             return values.value
     except CaptureError as refused:

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skymagic import broadcast, display
+from skymagic import display
 from skymagic.arguments import ShellRequest
 from skymagic.cluster import status_words
 from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError
+from skymagic.jobs import cell as broadcast
+from skymagic.jobs.workdir import folder_here, folder_on_nodes
 from skymagic.plan import Only, RunRequest
 from skymagic.pool import Pool
 from skymagic.run.report import Limits, RankRun, Report
@@ -26,7 +28,6 @@ from skymagic.run.run import Screen, Stop
 from skymagic.run.spec import Order
 from skymagic.screen import NotebookScreen
 from skymagic.wire.order import LAST_VALUE
-from skymagic.workdir import folder_here, folder_on_nodes
 
 VARIABLE = "_sky_script"
 SOURCE = f'__import__("importlib").import_module("skymagic.kernels.script.script").run({VARIABLE});'

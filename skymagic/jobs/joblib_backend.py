@@ -16,9 +16,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from skymagic.errors import RunInterrupted
+from skymagic.jobs.task import Task, run
 from skymagic.pool import Pool
 from skymagic.run.run import Stop
-from skymagic.tasks import Task, run
 
 NAME = "skymagic"
 _open: list[Pool] = []

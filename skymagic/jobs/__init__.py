@@ -1,0 +1,1 @@
+"""What can be run: a cell, a shell script, a call of a function, joblib's tasks."""
