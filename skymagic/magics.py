@@ -15,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
 from skymagic import arguments, auto, completing, display, files, plugins, providers
-from skymagic.api import Compute
+from skymagic.api.compute import Compute
 from skymagic.config import SkyMagic
 from skymagic.errors import RequestError, SkyError
 from skymagic.jobs import cell as broadcast

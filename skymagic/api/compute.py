@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any, overload
 
 from skymagic import plan, plugins
-from skymagic.calls import Call, Calls, Function, positive
+from skymagic.api.calls import Call, Calls, Function, positive
 from skymagic.errors import PoolStateError, RequestError
 from skymagic.jobs.task import Task, side_by_side
 from skymagic.plan import AtLeast, Defaults, PluginSpec, PoolRequest

@@ -1,0 +1,1 @@
+"""The Python face: Compute, @function, and the operators of lazy calls."""
