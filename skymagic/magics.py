@@ -14,9 +14,11 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
-from skymagic import arguments, auto, completing, display, files, plugins, providers
+from skymagic import arguments, auto, completing, files, plugins, providers
 from skymagic.api.compute import Compute
 from skymagic.config import SkyMagic
+from skymagic.display import text as display
+from skymagic.display.screen import Copying
 from skymagic.errors import RequestError, SkyError
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import script
@@ -27,7 +29,6 @@ from skymagic.providers.local import gpus as local_gpus
 from skymagic.run import interrupt
 from skymagic.run.report import Limits
 from skymagic.run.results import rank_words
-from skymagic.screen import Copying
 
 T = TypeVar("T")
 LOG_TIMEOUT = 20.0

@@ -22,6 +22,7 @@ from typing import Any, overload
 
 from skymagic import plan, plugins
 from skymagic.api.calls import Call, Calls, Function, positive
+from skymagic.display.screen import in_ipython
 from skymagic.errors import PoolStateError, RequestError
 from skymagic.jobs.task import Task, side_by_side
 from skymagic.plan import AtLeast, Defaults, PluginSpec, PoolRequest
@@ -31,7 +32,6 @@ from skymagic.plugins import Plugin
 from skymagic.pool import Pool, registry
 from skymagic.pool.states import State
 from skymagic.providers import Choice
-from skymagic.screen import in_ipython
 
 _numbers = itertools.count(1)
 

@@ -14,7 +14,7 @@ from skymagic.cluster.link import Link, Transport
 from skymagic.cluster.liveness import Absences
 from skymagic.cluster.nodes import Member, Place, RankState
 from skymagic.cluster.rpc import Questions
-from skymagic.display import count
+from skymagic.display.text import count
 from skymagic.errors import PoolError, ProvisionError
 from skymagic.wire import agent as wire
 

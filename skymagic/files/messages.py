@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from skymagic import display
+from skymagic.display import text as display
 from skymagic.errors import FilesError
 
 MOST = 20

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skymagic import display
 from skymagic.cluster import describe
+from skymagic.display import text
+from skymagic.display.screen import NotebookScreen
 from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
 from skymagic.plan import RunRequest
 from skymagic.pool import Pool
@@ -19,7 +20,6 @@ from skymagic.run.report import Limits, Report
 from skymagic.run.results import Failure, Unavailable, error_of, rank_words
 from skymagic.run.run import Screen, Stop
 from skymagic.run.spec import Order
-from skymagic.screen import NotebookScreen
 from skymagic.wire.order import LAST_VALUE
 
 
@@ -251,7 +251,7 @@ def failure(report: Report, pool: Pool, limits: Limits) -> RunError:
     if report.timed_out:
         lines = [
             f"the cell took longer than {limits.timeout:g} s and was stopped",
-            display.stacks(report.where),
+            text.stacks(report.where),
             *notes,
         ]
         error = RunTimeout("\n".join(lines))

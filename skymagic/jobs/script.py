@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skymagic import display
 from skymagic.arguments import ShellRequest
 from skymagic.cluster import status_words
+from skymagic.display import text as display
+from skymagic.display.screen import NotebookScreen
 from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs.workdir import folder_here, folder_on_nodes
@@ -26,7 +27,6 @@ from skymagic.run.report import Limits, RankRun, Report
 from skymagic.run.results import rank_words
 from skymagic.run.run import Screen, Stop
 from skymagic.run.spec import Order
-from skymagic.screen import NotebookScreen
 from skymagic.wire.order import LAST_VALUE
 
 VARIABLE = "_sky_script"

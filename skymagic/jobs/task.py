@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from skymagic.display.screen import NotebookScreen, in_ipython
 from skymagic.errors import CaptureError, RankError, RunInterrupted
 from skymagic.jobs import cell
 from skymagic.pool import Pool
@@ -23,7 +24,6 @@ from skymagic.run import interrupt
 from skymagic.run.report import Limits
 from skymagic.run.run import Screen, Stop
 from skymagic.run.spec import Order
-from skymagic.screen import NotebookScreen, in_ipython
 
 FUNCTION = "_sky_call"
 ARGUMENT = "_sky_arg_"

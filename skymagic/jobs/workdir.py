@@ -6,11 +6,12 @@ import hashlib
 import platform
 from pathlib import Path
 
-from skymagic import display, files
+from skymagic import files
+from skymagic.display import text as display
+from skymagic.display.screen import Copying
 from skymagic.errors import RequestError
 from skymagic.plan import Only
 from skymagic.pool import Pool
-from skymagic.screen import Copying
 
 PLACE = "~/.skymagic/work"
 """Where such folders are on a node."""

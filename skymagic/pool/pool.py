@@ -15,8 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from skymagic import display, plugins
+from skymagic import plugins
 from skymagic.cluster import Agents, describe
+from skymagic.display import text as display
+from skymagic.display.screen import Nowhere, Progress
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
 from skymagic.plan import Defaults, Only, Plan
 from skymagic.plan.lifetime import Lifetime
@@ -33,7 +35,6 @@ from skymagic.run.results import rank_words
 from skymagic.run.run import Run, Screen, Stop
 from skymagic.run.spec import Order
 from skymagic.run.submission import Submission
-from skymagic.screen import Nowhere, Progress
 from skymagic.wire import agent as wire
 
 if TYPE_CHECKING:

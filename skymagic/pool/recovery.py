@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from skymagic.cluster import describe
+from skymagic.display.screen import Nowhere
 from skymagic.errors import PoolError, PoolStateError
 from skymagic.pool.scheduling import Turn, Turns
 from skymagic.pool.states import Event
 from skymagic.run.report import Limits, Report
 from skymagic.run.submission import Submission
-from skymagic.screen import Nowhere
 
 REJOIN_TIMEOUT = 20.0
 TIMEOUT = 120.0

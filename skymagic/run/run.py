@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from skymagic import display
 from skymagic.cluster import Agents
+from skymagic.display import text as display
 from skymagic.run.report import Limits, RankRun, Report
 from skymagic.run.results import is_connection_error, rank_words
 from skymagic.run.stall import Stall

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from skymagic import display
+from skymagic.display import text
 from skymagic.run.results import rank_words
 
 WORKING = 0.01
@@ -64,9 +64,7 @@ class Stall:
             if ended
             else f"{rank_words(behind)} {'is' if len(behind) == 1 else 'are'} behind"
         )
-        return f"[{whole}: {first}]\n" + "".join(
-            f"[  {line}]\n" for line in display.stacks(stacks).splitlines()
-        )
+        return f"[{whole}: {first}]\n" + "".join(f"[  {line}]\n" for line in text.stacks(stacks).splitlines())
 
 
 def stand_still(

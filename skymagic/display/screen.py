@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from skymagic import display
+from skymagic.display import text as display
 
 
 class NotebookScreen:
