@@ -12,9 +12,9 @@ from pathlib import Path
 
 from benchmarks import cluster, peers
 from benchmarks.figures import Figure, alternate, median, say
-from skymagic.arguments import parse_sh
 from skymagic.jobs import cell, script
 from skymagic.kernels.script.environment import free_port
+from skymagic.magics.arguments import parse_sh
 from skymagic.plan import Defaults, PoolRequest
 from skymagic.pool import Pool, registry
 from skymagic.run.report import Limits

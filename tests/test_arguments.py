@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from traitlets import TraitError
 from traitlets.config import Config
 
-from skymagic import arguments
-from skymagic.arguments import (
+from skymagic.errors import RequestError
+from skymagic.magics import arguments
+from skymagic.magics.arguments import (
     MAGICS,
     DownRequest,
     FilesRequest,
@@ -43,8 +44,7 @@ from skymagic.arguments import (
     split,
     usage,
 )
-from skymagic.config import SkyMagic
-from skymagic.errors import RequestError
+from skymagic.magics.config import SkyMagic
 from skymagic.plan import AtLeast, Defaults, Only, PluginSpec, PoolRequest, RunRequest, plugin_specs
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.suggest import Known

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skymagic.arguments import ShellRequest
 from skymagic.cluster import status_words
 from skymagic.display import text as display
 from skymagic.display.screen import NotebookScreen
 from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs.workdir import folder_here, folder_on_nodes
+from skymagic.magics.arguments import ShellRequest
 from skymagic.plan import Only, RunRequest
 from skymagic.pool import Pool
 from skymagic.run.report import Limits, RankRun, Report

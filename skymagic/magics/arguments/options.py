@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from skymagic.arguments.values import (
+from skymagic.magics.arguments.readers import (
     OUTSIDE_BRACKETS,
     Reader,
     dollars,

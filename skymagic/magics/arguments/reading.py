@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skymagic.arguments.options import MAGICS, Magic, Option
-from skymagic.arguments.values import Reader
-from skymagic.arguments.words import Token, split
 from skymagic.errors import RequestError
+from skymagic.magics.arguments.options import MAGICS, Magic, Option
+from skymagic.magics.arguments.readers import Reader
+from skymagic.magics.arguments.tokens import Token, split
 from skymagic.plan.suggest import did_you_mean
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from IPython.core.completer import SimpleCompletion, context_matcher
 from IPython.core.interactiveshell import InteractiveShell
 
-from skymagic import arguments, plugins, providers
+from skymagic import plugins, providers
+from skymagic.magics import arguments
 from skymagic.pool import registry
 
 LINE = re.compile(r"%{1,2}(sky_\w+)[ \t]+(.*)$", re.DOTALL)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from skymagic.arguments.options import PLUGINS, POOL
-from skymagic.arguments.reading import Line
-from skymagic.arguments.toml import scan_body
-from skymagic.arguments.values import pool_name
 from skymagic.errors import RequestError
+from skymagic.magics.arguments.options import PLUGINS, POOL
+from skymagic.magics.arguments.readers import pool_name
+from skymagic.magics.arguments.reading import Line
+from skymagic.magics.arguments.toml import scan_body
 from skymagic.plan import PROVIDERS, Defaults, PoolRequest
 from skymagic.plan.image import Image
 from skymagic.plan.suggest import did_you_mean

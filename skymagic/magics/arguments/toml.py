@@ -6,10 +6,10 @@ import tomllib
 from collections.abc import Callable
 from typing import Any
 
-from skymagic.arguments.options import DRY, POOL, Option
-from skymagic.arguments.reading import Given
-from skymagic.arguments.values import variable
 from skymagic.errors import RequestError
+from skymagic.magics.arguments.options import DRY, POOL, Option
+from skymagic.magics.arguments.readers import variable
+from skymagic.magics.arguments.reading import Given
 from skymagic.plan import PluginSpec
 from skymagic.plan.suggest import did_you_mean
 

@@ -14,14 +14,15 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
-from skymagic import arguments, auto, completing, files, plugins, providers
+from skymagic import files, plugins, providers
 from skymagic.api.compute import Compute
-from skymagic.config import SkyMagic
 from skymagic.display import text as display
 from skymagic.display.screen import Copying
 from skymagic.errors import RequestError, SkyError
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import script
+from skymagic.magics import arguments, auto, completion
+from skymagic.magics.config import SkyMagic
 from skymagic.plan import Only, PoolRequest, RunRequest
 from skymagic.plan.suggest import Known
 from skymagic.pool import Pool, registry
@@ -361,7 +362,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
         if method is not None:
             method.__doc__ = arguments.usage(name)
     shell.register_magics(magics)
-    completing.register(shell)
+    completion.register(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:

@@ -14,9 +14,9 @@ and a trailing ``;`` are understood here. Each ``parse_…`` raises RequestError
     help      the text of a magic's docstring; completion
 """
 
-from skymagic.arguments.cells import ShellRequest, parse_broadcast, parse_run, parse_sh
-from skymagic.arguments.help import Names, complete, usage
-from skymagic.arguments.lines import (
+from skymagic.magics.arguments.cell_magics import ShellRequest, parse_broadcast, parse_run, parse_sh
+from skymagic.magics.arguments.help import Names, complete, usage
+from skymagic.magics.arguments.line_magics import (
     DownRequest,
     FilesRequest,
     LogsRequest,
@@ -35,9 +35,9 @@ from skymagic.arguments.lines import (
     parse_restart,
     parse_status,
 )
-from skymagic.arguments.options import MAGICS, PLUGINS, POOL, RUN, Magic, Option
-from skymagic.arguments.pools import parse_pool, parse_pool_toml
-from skymagic.arguments.words import Token, split
+from skymagic.magics.arguments.options import MAGICS, PLUGINS, POOL, RUN, Magic, Option
+from skymagic.magics.arguments.pool_magic import parse_pool, parse_pool_toml
+from skymagic.magics.arguments.tokens import Token, split
 
 __all__ = [
     "MAGICS",

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from skymagic.arguments.options import PLUGINS
-from skymagic.arguments.pools import NOTHING_SET, POOL_FIELDS, check_environment, pool_of
-from skymagic.arguments.reading import Line
+from skymagic.magics.arguments.options import PLUGINS
+from skymagic.magics.arguments.pool_magic import NOTHING_SET, POOL_FIELDS, check_environment, pool_of
+from skymagic.magics.arguments.reading import Line
 from skymagic.plan import PROVIDERS, Defaults, Only, PoolRequest, RunRequest
 
 

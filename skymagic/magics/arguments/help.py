@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from skymagic.arguments.options import MAGICS, PLUGINS, Option
-from skymagic.arguments.words import Token, split
+from skymagic.magics.arguments.options import MAGICS, PLUGINS, Option
+from skymagic.magics.arguments.tokens import Token, split
 from skymagic.plan import PROVIDERS
 from skymagic.plan.accelerators import NAMES as GPU_NAMES
 

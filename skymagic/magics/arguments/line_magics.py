@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from skymagic.arguments.reading import Line
-from skymagic.arguments.values import Reader, identifiers, one_of, pool_name
 from skymagic.errors import RequestError
+from skymagic.magics.arguments.readers import Reader, identifiers, one_of, pool_name
+from skymagic.magics.arguments.reading import Line
 from skymagic.plan import Only
 from skymagic.plan.accelerators import canonical
 
