@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 # name -> where it lives: "module" for the module itself, "module:attribute" for something in it
 _EXPORTS = {
     "AWS": "providers:AWS",
-    "Compute": "api:Compute",
-    "ComputePool": "api:ComputePool",
-    "Image": "image:Image",
+    "Compute": "api.compute:Compute",
+    "ComputePool": "api.compute:ComputePool",
+    "Image": "plan.image:Image",
     "Local": "providers:Local",
     "SSH": "providers:SSH",
     "Slurm": "providers:Slurm",
-    "accelerators": "accelerators",
-    "compute": "api:compute",
+    "accelerators": "plan.accelerators",
+    "compute": "api.compute:compute",
     "errors": "errors",
-    "find": "api:find",
-    "function": "api:function",
-    "gather": "api:gather",
-    "instance_info": "runtime:instance_info",
-    "integrations": "integrations",
+    "find": "api.compute:find",
+    "function": "api.compute:function",
+    "gather": "api.compute:gather",
+    "instance_info": "runtime.info:instance_info",
+    "integrations": "plugins.integrations",
     "plugins": "plugins",
-    "shard": "sharding:shard",
-    "silent": "runtime:silent",
-    "stderr": "runtime:stderr",
-    "stdout": "runtime:stdout",
+    "shard": "runtime.sharding:shard",
+    "silent": "runtime.info:silent",
+    "stderr": "runtime.info:stderr",
+    "stdout": "runtime.info:stdout",
 }
 
 __all__ = [
@@ -93,9 +93,9 @@ def _version() -> str:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics: what ``%load_ext skymagic`` calls. Twice is safe."""
-    import_module(f"{__name__}.magics").load_ipython_extension(shell)
+    import_module(f"{__name__}.magics.magics").load_ipython_extension(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Unregister the magics: what ``%unload_ext skymagic`` calls. Twice is safe."""
-    import_module(f"{__name__}.magics").unload_ipython_extension(shell)
+    import_module(f"{__name__}.magics.magics").unload_ipython_extension(shell)

@@ -23,10 +23,10 @@ from skymagic.data.shipping.bundles import (
 )
 from skymagic.data.shipping.manifest import Cargo, Item
 from skymagic.data.shipping.refusal import Refusal, heavy, message, no_room, refusal
+from skymagic.data.shipping.unpacking import Unpacking
 from skymagic.data.store.index import Shelf, Store
 from skymagic.data.values import pickling
 from skymagic.data.values.kinds import type_name
-from skymagic.data.values.unpacking import Unpacking
 from skymagic.errors import CaptureError
 
 __all__ = ["Cargo", "Item", "Shipper"]

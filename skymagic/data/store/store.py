@@ -174,7 +174,7 @@ class NodeStore(Pins):
 
         The mapping lives as long as something holds the view or a slice of it; no descriptor stays open.
         """
-        from skymagic.data.values.mapping import map_private  # POSIX, as all of a node is
+        from skymagic.data.store.mmap import map_private  # POSIX, as all of a node is
 
         return map_private(self.path(name))
 
@@ -190,7 +190,7 @@ class NodeStore(Pins):
 
     def take(self, name: str, node: int = 0) -> memoryview:
         """Map a file that another process of this machine left here, and unlink it."""
-        from skymagic.data.values.mapping import map_private
+        from skymagic.data.store.mmap import map_private
 
         path = self.path(name)
         view = map_private(path)

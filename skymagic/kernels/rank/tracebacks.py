@@ -10,7 +10,9 @@ import traceback
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 
-HERE = os.path.dirname(__file__)
+PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+INTERNAL = tuple(os.path.join(PACKAGE, folder, "") for folder in ("kernels", "plugins"))
+"""Folders of this package whose frames tell a user nothing."""
 
 
 @contextlib.contextmanager
@@ -48,7 +50,7 @@ def without_kernel(tb: TracebackType | None, *others: str) -> TracebackType | No
     files = [(link, link.tb_frame.f_code.co_filename) for link in walk(tb)]
     kept: TracebackType | None = None
     for link in reversed(
-        [link for link, file in files if os.path.dirname(file) != HERE and file not in others]
+        [link for link, file in files if not file.startswith(INTERNAL) and file not in others]
     ):
         kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
     return kept
