@@ -15,9 +15,9 @@ from skymagic.bootstrap.provision import Ready, setup
 from skymagic.plan import Defaults, PoolRequest
 from skymagic.pool import Pool, registry
 from skymagic.providers import ssh
-from tests.hosts import Hosts, loopback
-from tests.nodes import pip_settings
-from tests.test_ssh_pools import write_ssh_config
+from tests.lab.hosts import Hosts, loopback
+from tests.lab.shells import pip_settings
+from tests.providers.test_ssh_pools import write_ssh_config
 
 HOSTS = 4
 

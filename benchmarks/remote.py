@@ -20,7 +20,7 @@ from skymagic.ssh.config import Settings
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hostlist import HostSpec
-from tests.machines import Machines, machines
+from tests.lab.machines import Machines, machines
 
 MACHINES = 4
 PAYLOAD = 200_000_000

@@ -17,8 +17,8 @@ from benchmarks import cluster, ddp, peers
 from benchmarks.figures import Figure, alternate, median, say, timed
 from skymagic.plan import Defaults, PluginSpec, PoolRequest
 from skymagic.pool import Pool, registry
-from tests.machines import Machine, Machines, machines
-from tests.test_ssh_pools import write_ssh_config
+from tests.lab.machines import Machine, Machines, machines
+from tests.providers.test_ssh_pools import write_ssh_config
 
 DELAY = 25.0
 """Milliseconds, one way."""

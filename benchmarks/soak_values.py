@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.far import Notebook
-from tests.walk import walk
+from tests.data.far import Notebook
+from tests.data.walk import walk
 
 STEPS = 300
 

@@ -12,7 +12,7 @@ from skymagic.ssh.config import Settings
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hostlist import HostSpec
-from tests.hosts import Hosts, loopback
+from tests.lab.hosts import Hosts, loopback
 
 SIZE = 400 << 20
 PIECE = 1 << 20

@@ -1,0 +1,725 @@
+"""The Python face: lazy functions on pools, their values, their errors, and the pools themselves."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import skymagic as sky
+from skymagic.errors import (
+    CaptureError,
+    PoolError,
+    PoolStateError,
+    ProvisionError,
+    RankDied,
+    RequestError,
+    ResultError,
+    RunTimeout,
+)
+from skymagic.jobs import task
+from skymagic.plugins import Plugin
+from skymagic.pool.states import State
+from skymagic.run.report import Limits
+
+ROOT = Path(__file__).resolve().parents[2]
+FACTOR = 3
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Any]:
+    with sky.Compute(nodes=2, procs_per_node=2) as made:
+        yield made
+
+
+@sky.function
+def add(a: int, b: int = 2, *rest: int, c: int = 3) -> int:
+    """Adds."""
+    return (a + b + c + sum(rest)) * FACTOR
+
+
+@sky.function
+def rank() -> int:
+    return sky.instance_info().rank
+
+
+@sky.function
+def fail(where: int, problem: BaseException) -> None:
+    if sky.instance_info().rank == where:
+        raise problem
+
+
+@sky.function
+def meet(folder: str, mine: str, *others: str) -> int:
+    """Ends when all others have begun: only runs that go on at the same time can do that."""
+    import time
+
+    Path(folder, mine).touch()
+    while not all(Path(folder, other).exists() for other in others):
+        time.sleep(0.01)
+    return sky.instance_info().rank
+
+
+@sky.function
+def hang(folder: str = "") -> None:
+    import time
+
+    if folder:
+        Path(folder, "began").touch()
+    time.sleep(600)
+
+
+# ------------------------------------------------------------------------------------------------ operators
+
+
+def test_broadcast_gives_a_list_by_rank(pool: Any) -> None:
+    assert rank() @ pool == [0, 1, 2, 3]
+
+
+def test_one_rank_gives_its_value_and_ranks_take_turns(pool: Any) -> None:
+    assert sorted(rank() >> pool for _ in range(4)) == [0, 1, 2, 3]
+
+
+def test_all_kinds_of_arguments_and_names_of_the_module(pool: Any) -> None:
+    assert add(1, 2, 3, 4, c=5) >> pool == 45
+    assert add(a=1) @ pool == [18] * 4
+
+
+def test_a_call_is_lazy(pool: Any, tmp_path: Path) -> None:
+    call = meet(str(tmp_path), "a")
+    assert not list(tmp_path.iterdir())
+    assert "not run yet" in repr(call)
+    call >> pool
+    assert list(tmp_path.iterdir())
+
+
+def test_calls_run_side_by_side_and_give_a_tuple(pool: Any, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    values = (meet(folder, "a", "b", "c") & meet(folder, "b", "a", "c") & meet(folder, "c", "a", "b")) >> pool
+    assert isinstance(values, tuple)
+    assert len(set(values)) == 3
+
+
+def test_gather_keeps_the_order_also_with_more_calls_than_ranks(pool: Any) -> None:
+    assert sky.gather(*(add(n) for n in range(9))) >> pool == tuple(add.local(n) for n in range(9))
+    assert sky.gather(add(1), add(2) & add(3)) >> pool == (18, 21, 24)
+    assert sky.gather() >> pool == ()
+
+
+def test_joined_calls_on_all_ranks(pool: Any) -> None:
+    assert (rank() & add(1)) @ pool == ([0, 1, 2, 3], [18] * 4)
+
+
+def test_map_takes_the_next_free_rank(pool: Any, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+
+    def work(item: int) -> int:
+        """The first item is over when all others are, which then were done by the other ranks."""
+        import time
+
+        while item == 0 and len(list(Path(folder).iterdir())) < 11:
+            time.sleep(0.01)
+        Path(folder, str(item)).touch()
+        return sky.instance_info().rank
+
+    ranks = pool.map(work, range(12))
+    assert len(set(ranks)) == 4
+    assert ranks.count(ranks[0]) == 1
+
+
+def test_map_takes_lazy_functions_iterators_and_nothing(pool: Any) -> None:
+    assert pool.map(add, iter([1, 2])) == [18, 21]
+    assert pool.map(lambda x: x * FACTOR, [1, 2]) == [3, 6]
+    assert pool.map(add, []) == []
+
+
+def test_calls_from_threads_go_side_by_side(pool: Any, tmp_path: Path) -> None:
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda a=a, b=b: found.append(meet(str(tmp_path), a, b) >> pool))
+        for a, b in ("xy", "yx")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(set(found)) == 2
+
+
+def test_a_broadcast_and_a_call_share_ranks_one_after_the_other(pool: Any) -> None:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(pool.map(add, range(8))))
+    thread.start()
+    for _ in range(4):
+        assert rank() @ pool == [0, 1, 2, 3]
+    thread.join(60)
+    assert results == [[add.local(n) for n in range(8)]]
+
+
+def test_coroutines_methods_partials_and_builtins(pool: Any) -> None:
+    @sky.function
+    async def soon(x: int) -> int:
+        import asyncio
+
+        await asyncio.sleep(0)
+        return 2 * x
+
+    class Model:
+        def __init__(self, weight: int) -> None:
+            self.weight = weight
+
+        @sky.function
+        def predict(self, x: int) -> int:
+            return self.weight * x
+
+    assert soon(2) @ pool == [4] * 4
+    assert Model(5).predict(2) >> pool == 10
+    assert sky.function(functools.partial(pow, 2))(5) >> pool == 32
+    assert sky.function(len)([1, 2]) >> pool == 2
+
+
+def test_a_lazy_function_within_another_runs_on_the_rank(pool: Any) -> None:
+    @sky.function
+    def outer(x: int) -> Any:
+        return add(x), add.local(x)
+
+    assert outer(1) >> pool == (18, 18)
+
+
+def test_the_decorator_keeps_name_and_documentation() -> None:
+    assert (add.__name__, add.__doc__) == ("add", "Adds.")
+    assert sky.compute is sky.function
+
+
+def test_output_is_shown_of_all_ranks_and_controlled_by_decorators(
+    pool: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @sky.function
+    def speak() -> None:
+        print("from", sky.instance_info().rank)
+
+    @sky.function
+    @sky.stdout(only="head")
+    def head() -> None:
+        print("from", sky.instance_info().rank)
+
+    speak() @ pool
+    assert sorted(capsys.readouterr().out.splitlines()) == [f"[{n}] from {n}" for n in range(4)]
+    head() @ pool
+    assert capsys.readouterr().out.splitlines() == ["[0] from 0"]
+    speak() >> pool
+    assert capsys.readouterr().out.startswith("from ")
+
+
+def test_the_value_is_not_printed(pool: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    add(1) @ pool
+    assert capsys.readouterr().out == ""
+
+
+# ------------------------------------------------------------------------------------------------- arguments
+
+
+def test_arguments_are_fresh_in_each_call_and_forgotten_after_it(pool: Any) -> None:
+    @sky.function
+    def spoil(values: list[int], array: Any) -> tuple[list[int], float]:
+        values.append(1)
+        array += 1
+        return values, float(array.sum())
+
+    values, array = [0], np.zeros(1000)
+    for _ in range(2):
+        assert spoil(values, array) @ pool == [([0, 1], 1000.0)] * 4
+    assert values == [0]
+
+    @sky.function
+    def left() -> list[str]:
+        import IPython
+
+        return [name for name in IPython.get_ipython().user_ns if name.startswith("_sky")]
+
+    assert left() @ pool == [["_sky_call"]] * 4  # this call's own
+
+
+def test_a_large_argument_is_written_once(pool: Any) -> None:
+    @sky.function
+    def total(array: Any) -> float:
+        return float(array.sum())
+
+    array = np.ones(3_000_000)
+    sizes = []
+    for _ in range(2):
+        order = task.order_of(total(array), (0, 1, 2, 3))
+        pool.pool.run(order, task.Together([0, 1, 2, 3]), Limits())
+        sizes.append(pool.pool.shipper.prepare(order.source, order.ranks, extra=order.extra).nbytes)
+    assert max(sizes) < 100_000
+    array[0] = 2
+    assert total(array) @ pool == [3_000_001.0] * 4
+
+
+def test_the_same_array_twice_is_one_array_on_the_ranks(pool: Any) -> None:
+    @sky.function
+    def same(a: Any, b: Any) -> bool:
+        return a is b
+
+    array = np.ones(10)
+    assert same(array, array) >> pool
+    assert not same(array, array.copy()) >> pool
+
+
+def test_a_refusal_names_the_argument_and_nothing_runs(pool: Any, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"argument mine \(thread.lock"):
+        meet(str(tmp_path), threading.Lock()) >> pool
+    with open(os.devnull) as file, pytest.raises(CaptureError, match=r"argument x \(io.TextIOWrapper"):
+        sky.function(lambda x: x)(x=file) >> pool
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_value_that_cannot_come_back(pool: Any) -> None:
+    @sky.function
+    def lock() -> Any:
+        return threading.Lock()
+
+    with pytest.raises(ResultError, match="rank 0"):
+        lock() @ pool
+
+
+# ---------------------------------------------------------------------------------------------------- errors
+
+
+class Odd(Exception):
+    """A problem of this module's own."""
+
+
+@pytest.mark.parametrize("problem", [ValueError("planted"), KeyError("k"), Odd("own")], ids=repr)
+def test_exceptions_keep_their_type(pool: Any, problem: Exception) -> None:
+    with pytest.raises(type(problem)) as caught:
+        fail(2, problem) @ pool
+    assert isinstance(caught.value, sky.errors.RankError)
+    assert caught.value.rank == 2
+    assert caught.value.__cause__ is not None
+    assert caught.value.__cause__.args == problem.args
+    assert any("raise problem" in note for note in caught.value.__notes__)
+    assert rank() @ pool == [0, 1, 2, 3]
+
+
+def test_the_first_failure_stops_the_others(pool: Any) -> None:
+    @sky.function
+    def quickly() -> None:
+        raise ValueError("planted")
+
+    with pytest.raises(ValueError, match="planted"):
+        (hang() & quickly() & hang()) >> pool
+    with pytest.raises(ValueError, match="planted"):
+        pool.map(lambda n: quickly() if n == 3 else hang(), range(10))
+    assert rank() @ pool == [0, 1, 2, 3]
+
+
+def test_a_timeout_of_one_call_leaves_the_others_alone(pool: Any, tmp_path: Path) -> None:
+    with pytest.raises(RunTimeout, match="hang"):
+        hang().with_timeout(0.2) >> pool
+    with pytest.raises(RunTimeout):
+        hang.with_timeout(0.2)() @ pool
+    with pytest.raises(RunTimeout):
+        sky.function(timeout=0.2)(hang.local)() >> pool
+    assert add(1).with_timeout(60) >> pool == 18
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "5", None, True])
+def test_a_timeout_is_a_time(seconds: Any) -> None:
+    with pytest.raises(ValueError, match="seconds"):
+        add(1).with_timeout(seconds)
+
+
+def test_a_rank_that_dies_is_replaced_beside_calls_that_go_on(pool: Any, tmp_path: Path) -> None:
+    @sky.function
+    def die(folder: str) -> None:
+        import time
+
+        while not Path(folder, "began").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    found: list[Any] = []
+    folder = str(tmp_path)
+    thread = threading.Thread(target=lambda: found.append(meet(folder, "began", "after") >> pool))
+    thread.start()
+    with pytest.raises(RankDied, match="SIGKILL"):
+        die(folder) >> pool
+    Path(folder, "after").touch()
+    thread.join(60)
+    assert len(found) == 1
+    assert rank() @ pool == [0, 1, 2, 3]
+
+
+MISTAKES: dict[str, tuple[Any, str]] = {
+    "not called": (lambda pool: add @ pool, r"write add\(…\) @ pool"),
+    "not called, one": (lambda pool: add >> pool, r"add\(…\) >> pool"),
+    "no pool": (lambda pool: add(1) @ 3, "wants a pool on its right, not 3"),
+    "the wrong parentheses": (lambda pool: add(1) & (add(2) >> pool), r"\(a\(\) & b\(\)\) >> pool"),
+    "too few arguments": (lambda pool: add(), "missing a required argument: 'a'"),
+    "an unknown argument": (lambda pool: add(1, d=4), "unexpected keyword argument 'd'"),
+    "lazy twice": (lambda pool: sky.function(add), "lazy already"),
+    "a class": (lambda pool: sky.function(Odd), "decorates a function"),
+    "no function": (lambda pool: sky.function(3), "decorates a function"),
+    "output control above": (lambda pool: sky.stdout(only="head")(add), "must be outermost"),
+    "silent above": (lambda pool: sky.silent(add), "must be outermost"),
+    "an integration above": (lambda pool: sky.integrations.torch(add), "must be outermost"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_say_what_to_write(pool: Any, name: str) -> None:
+    wrong, words = MISTAKES[name]
+    with pytest.raises(TypeError, match=words):
+        wrong(pool)
+
+
+# ----------------------------------------------------------------------------------------------------- pools
+
+
+def test_a_pool_ends_with_its_block_and_can_be_started_again() -> None:
+    compute = sky.Compute(nodes=1)
+    with pytest.raises(PoolStateError, match="not started"):
+        add(1) @ compute
+    assert repr(compute) == "<Compute, not started>"
+    with compute as pool:
+        assert pool is compute
+        assert rank() @ pool == [0]
+        first = pool.pool
+    assert first.state is State.STOPPED
+    with pytest.raises(PoolStateError, match="stopped"):
+        add(1) @ compute
+    compute.start().start()
+    assert compute.pool is not first
+    assert rank() @ compute == [0]
+    compute.stop()
+    compute.stop()
+    assert compute.pool.state is State.STOPPED
+
+
+def test_a_pool_ends_also_when_its_block_fails() -> None:
+    with pytest.raises(ZeroDivisionError), sky.ComputePool(nodes=1) as pool:
+        1 / 0
+    assert pool.pool.state is State.STOPPED
+
+
+def test_a_named_pool_is_found_and_used_again() -> None:
+    with sky.Compute(name="shared", nodes=1) as first:
+        assert sky.find("shared").pool is first.pool
+        assert sky.find().pool is first.pool
+        with sky.Compute(name="shared") as second:
+            assert second.pool is first.pool
+        assert rank() @ first == [0]
+        assert sky.find("shared").map(add, [1]) == [18]
+        with (
+            pytest.raises(RequestError, match="runs already and it has 1 node"),
+            sky.Compute(name="shared", nodes=2),
+        ):
+            pass
+    with pytest.raises(PoolError, match="no pool 'shared'"):
+        sky.find("shared")
+
+
+def test_pools_without_a_name_are_new_ones(pool: Any) -> None:
+    with sky.Compute(nodes=1) as other:
+        assert other.pool is not pool.pool
+        assert rank() @ other == [0]
+        assert rank() @ pool == [0, 1, 2, 3]
+
+
+def test_pools_have_their_own_default_timeout() -> None:
+    with sky.Compute(timeout=0.3) as pool:
+        with pytest.raises(RunTimeout):
+            hang() >> pool
+        assert add(1) >> pool == 18
+
+
+def test_all_mistakes_at_once() -> None:
+    with pytest.raises(RequestError) as caught:
+        sky.Compute(
+            nodes=0, procs_per_node=True, accelerator="A1000", plugins=["torhc"], cpus="few", idle="soon"
+        )
+    text = str(caught.value)
+    for word in (
+        "nodes: 0",
+        "procs_per_node: True",
+        "did you mean 'A100'",
+        "did you mean 'torch'",
+        "cpus:",
+        "idle:",
+    ):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "count"),
+    [
+        ("A100", "A100", 1),
+        ("a100:8", "A100", 8),
+        (sky.accelerators.T4(), "T4", 1),
+        (sky.accelerators.T4, "T4", 1),
+        (sky.accelerators.A100(count=4), "A100", 4),
+    ],
+    ids=str,
+)
+def test_accelerators(given: Any, name: str, count: int) -> None:
+    asked = sky.Compute(accelerator=given)._request.gpu
+    assert asked is not None
+    assert (asked.name, asked.count) == (name, count)
+
+
+def test_an_accelerator_that_is_not_here_says_what_to_add() -> None:
+    with (
+        pytest.raises(RequestError, match="add hosts with --provider ssh"),
+        sky.Compute(accelerator="B300:8"),
+    ):
+        pass
+
+
+def test_providers_and_what_they_say_of_the_pool() -> None:
+    assert sky.Compute()._request.provider == "auto"
+    assert sky.Compute(provider="local")._request.provider == "local"
+    assert sky.Compute(provider=sky.Local())._request.provider == "local"
+    assert sky.Compute(provider=sky.SSH(["a", "b"]))._request.hosts == ("a", "b")
+    assert sky.Compute(provider=sky.SSH("a", "b"))._request.hosts == ("a", "b")
+    aws = sky.Compute(provider=sky.AWS(region="eu-central-1", spot=True), nodes=2)._request
+    assert (aws.provider, aws.region, aws.spot, aws.nodes) == ("aws", "eu-central-1", True, 2)
+    assert sky.Compute(provider=sky.Slurm())._request.provider == "slurm"
+    with pytest.raises(RequestError, match="no provider 'gcp'"), sky.Compute(provider="gcp"):
+        pass
+
+
+def test_times_and_amounts() -> None:
+    asked = sky.Compute(idle="30m", max_lifetime=60, cpus="8+", memory=32)._request
+    assert (asked.idle, asked.max_lifetime) == (1800.0, 60.0)
+    assert (str(asked.cpus), str(asked.memory)) == ("8+", "32")
+
+
+def test_variables_and_images_reach_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIDDEN_TOKEN", "tell nobody")
+    image = sky.Image(env={"FROM_IMAGE": "yes"})
+    with sky.Compute(image=image, env={"FROM_POOL": "too"}, secrets=["HIDDEN_TOKEN"]) as pool:
+        read = sky.function(lambda: [os.environ[n] for n in ("FROM_IMAGE", "FROM_POOL", "HIDDEN_TOKEN")])
+        assert read() @ pool == [["yes", "too", "tell nobody"]]
+        assert "tell nobody" not in repr(pool) + repr(pool.plan) + pool.plan.text()
+
+
+def test_a_missing_package_is_an_error_that_says_how_to_install_it() -> None:
+    with pytest.raises(RequestError, match="pip install no-such-package-of-ours"):
+        sky.Compute(image=sky.Image(pip=["no-such-package-of-ours"])).start()
+
+
+# --------------------------------------------------------------------------------------------------- plugins
+
+
+def test_a_plugin_of_ones_own_has_all_hooks(tmp_path: Path) -> None:
+    from contextlib import contextmanager
+
+    folder = str(tmp_path)
+
+    def note(text: str) -> None:
+        with Path(folder, "notes").open("a") as file:
+            file.write(text + "\n")
+
+    @contextmanager
+    def around_app(info: Any) -> Iterator[None]:
+        os.environ["GREETING"] = f"{os.environ['GREETS']} {info.rank} of {info.world_size}"
+        note(f"enter {info.rank}")
+        try:
+            yield
+        finally:
+            note(f"leave {info.rank}")
+
+    @contextmanager
+    def around_client(pool: Any) -> Iterator[None]:
+        note(f"client {sky.function(lambda: os.environ['GREETING'])() @ pool}")
+        yield
+        note("client gone")
+
+    plugin = Plugin(
+        name="greeter",
+        transform=lambda image, cluster: image.replace(env={**image.env, "GREETS": f"hello {cluster.nodes}"}),
+        around_app=around_app,
+        around_client=around_client,
+    )
+    read = sky.function(lambda: os.environ["GREETING"])
+    with sky.Compute(nodes=2, plugins=[plugin]) as pool:
+        assert read() @ pool == ["hello 2 0 of 2", "hello 2 1 of 2"]
+        assert "plugins: greeter" in repr(pool)
+    notes = Path(folder, "notes").read_text().splitlines()
+    assert sorted(notes[:2]) == ["enter 0", "enter 1"]
+    assert notes[2] == "client ['hello 2 0 of 2', 'hello 2 1 of 2']"
+    assert notes[3] == "client gone"
+    assert sorted(notes[4:]) == ["leave 0", "leave 1"]
+
+
+def broken(hook: str) -> Plugin:
+    def fails(*_: Any) -> Any:
+        raise LookupError("planted in the plugin")
+
+    hooks: dict[str, Any] = {hook: fails}
+    return Plugin(name="broken", **hooks)
+
+
+def test_a_plugin_that_fails_while_planning() -> None:
+    with pytest.raises(RequestError, match="the plugin 'broken' failed in transform: LookupError: planted"):
+        sky.Compute(plugins=[broken("transform")]).start()
+
+
+def test_a_plugin_that_fails_on_the_ranks() -> None:
+    with pytest.raises(ProvisionError, match="LookupError: planted in the plugin") as caught:
+        sky.Compute(name="broken", nodes=2, plugins=[broken("around_app")]).start()
+    assert "'broken' in around_app" in str(caught.value)
+    with pytest.raises(PoolError):
+        sky.find("broken")
+
+
+def test_a_plugin_that_fails_in_the_notebook_ends_the_pool() -> None:
+    with pytest.raises(LookupError, match="planted") as caught:
+        sky.Compute(name="broken", plugins=[broken("around_client")]).start()
+    assert "the plugin 'broken' in around_client" in caught.value.__notes__[0]
+    with pytest.raises(PoolError):
+        sky.find("broken")
+
+
+@pytest.mark.parametrize("hook", ["release", "rejoin", "joined"])
+def test_plugins_that_fail_beside_a_failing_cell(hook: str) -> None:
+    with sky.Compute(nodes=2, plugins=[broken(hook)]) as pool:
+        with pytest.raises(ValueError, match="planted"):
+            fail(1, ValueError("planted")) @ pool
+        assert rank() @ pool == [0, 1]
+
+
+def test_a_plugin_that_cannot_travel_is_refused() -> None:
+    lock = threading.Lock()
+    plugin = Plugin(name="locked", around_app=lambda info: lock)
+    with pytest.raises(RequestError, match="the plugin 'locked' cannot travel"):
+        sky.Compute(plugins=[plugin]).start()
+
+
+@pytest.mark.parametrize(
+    ("plugins", "words"),
+    [
+        (["joblib", "joblib"], "'joblib' is asked for twice"),
+        ([sky.plugins.joblib(), "joblib"], "'joblib' is asked for twice"),
+        ([sky.plugins.joblib], "write it with parentheses"),
+        ([3], "3 is not a plugin"),
+        (["torch:version=2.99"], None),
+    ],
+    ids=str,
+)
+def test_plugins_that_are_refused(plugins: list[Any], words: str | None) -> None:
+    with pytest.raises(RequestError, match=words or "torch==2.99"):
+        sky.Compute(plugins=plugins).start()
+
+
+# --------------------------------------------------------------------------------------------------- scripts
+
+
+def script(folder: Path, text: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(text))
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=env,
+        timeout=100,
+        **options,
+    )
+
+
+def test_a_plain_script(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("def triple(x):\n    return 3 * x\n")
+    done = script(
+        tmp_path,
+        """
+        import skymagic as sky
+        from beside import triple
+
+        OFFSET = 100
+
+        class Net:
+            def forward(self, x):
+                return triple(x) + OFFSET
+
+        @sky.function
+        def predict(net, x):
+            return net.forward(x) + sky.instance_info().rank
+
+        with sky.Compute(nodes=2) as pool:
+            print(predict(Net(), 1) @ pool)
+            print(pool.map(triple, [1, 2, 3]))
+        """,
+    )
+    assert done.stdout == "[103, 104]\n[3, 6, 9]\n"
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_script_that_fails_shows_the_ranks_lines_and_leaves_nothing(tmp_path: Path) -> None:
+    done = script(
+        tmp_path,
+        """
+        import os, skymagic as sky
+
+        @sky.function
+        def train():
+            raise ValueError("no data")
+
+        pool = sky.Compute(nodes=2).start()
+        print(*[rank.pid for rank in pool.agents.ranks.values()])
+        train() @ pool
+        """,
+    )
+    assert done.returncode == 1
+    assert "ValueError: no data" in done.stderr
+    assert 'raise ValueError("no data")' in done.stderr.partition("no data\n")[2]
+    assert not any(Path("/proc", pid).exists() for pid in done.stdout.split())
+
+
+def test_an_interrupt_of_a_script_stops_all_its_calls(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            import skymagic as sky, sys, time
+
+            @sky.function
+            def hang(n):
+                print("began", flush=True)
+                time.sleep(600)
+
+            with sky.Compute(nodes=3) as pool:
+                try:
+                    pool.map(hang, range(9))
+                except KeyboardInterrupt as stopped:
+                    print(type(stopped).__name__)
+                print(sky.function(lambda: 5)() @ pool)
+            """
+        )
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    child = subprocess.Popen(
+        [sys.executable, str(path)], stdout=subprocess.PIPE, text=True, env=env, cwd=tmp_path
+    )
+    assert child.stdout is not None
+    try:
+        lines = [child.stdout.readline() for _ in range(3)]
+        assert all("began" in line for line in lines)
+        child.send_signal(signal.SIGINT)
+        rest, _ = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert rest.splitlines()[-2:] == ["RunInterrupted", "[5, 5, 5]"]

@@ -1,0 +1,496 @@
+"""Hosts are made ready once, reused at once, and say in words why they cannot be; nothing half-made stays on them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from packaging.requirements import Requirement
+
+from skymagic.bootstrap import Facts, Python, Wanted, wheel
+from skymagic.bootstrap import uv as installer
+from skymagic.bootstrap.provision import NEEDED, Host, look, make_ready, setup, wanted
+from skymagic.errors import HostError, RequestError
+from skymagic.plan.image import Image
+from skymagic.ssh.config import Settings
+from skymagic.ssh.connecting import connect
+from skymagic.ssh.connection import Connection
+from skymagic.ssh.hostlist import HostSpec
+from tests.lab.hosts import Hosts, loopback
+from tests.lab.shells import ShellHost, apart, bootstrapped_home, make_home, pip_settings
+
+__all__ = ["bootstrapped_home"]
+
+ROOT = Path(__file__).resolve().parents[2]
+MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
+PREPARED = Image(python=sys.executable)
+SMALL = Wanted(python=MINOR, minor=MINOR, code=wheel.running()[0])
+"""An environment without packages."""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    path = tmp_path / "home"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def cache(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """uv is downloaded once, and not into the user's own cache."""
+    assert pytestconfig.cache is not None
+    folder = pytestconfig.cache.mkdir("uv")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def uv(cache: Path, home: Path) -> str:
+    """A uv that is there already."""
+    program = cache / "uv"
+    if not program.exists():
+        fresh = cache / f"uv.{os.getpid()}"
+        fresh.write_bytes(gzip.decompress(installer.fetch(look(ShellHost(home), SMALL))))
+        fresh.chmod(0o755)
+        fresh.rename(program)
+    return str(program)
+
+
+def without_pip(host: Host, want: Wanted, uv: str | None) -> Facts:
+    """The host as if its Python could not make environments, as Debian's cannot: uv makes them, and fast."""
+    facts = look(host, want)
+    return replace(facts, pythons=(Python(MINOR, sys.executable, True, False),), uv=uv)
+
+
+def left_on(host: ShellHost) -> list[str]:
+    """Environments and uploads on a host."""
+    out = host.run('cd "${SKYMAGIC_HOME:-$HOME/.skymagic}" && ls -A env incoming').out.split()
+    return [name for name in out if not name.endswith((":", ".lock"))]
+
+
+def refused(host: ShellHost, want: Wanted = SMALL, facts: Facts | None = None) -> str:
+    """Why the host cannot be set up, with what to do."""
+    with pytest.raises(HostError) as error:
+        make_ready(host, want, print, facts)
+    assert error.value.host == "box"
+    assert left_on(host) == []
+    return str(error.value)
+
+
+# ------------------------------------------------------------------------------------------ environments
+
+
+def test_a_ready_host_costs_one_round_trip(bootstrapped_home: Path, home: Path) -> None:
+    host = ShellHost(make_home(home, bootstrapped_home))
+    told: list[str] = []
+    ready = setup(host, Image(), told.append)
+    assert host.runs == 1
+    assert told == []
+    code = "import sys, ipyparallel, skymagic; print(sys.prefix, skymagic.__file__, skymagic.__version__)"
+    out = through("/bin/sh", host, ready.command("timeit", "-n1", "-r1", code))
+    prefix, file, version = out.split()[:3]
+    assert prefix == f"{home}/.skymagic/env/{ready.facts.env}"
+    assert file == f"{home}/.skymagic/code/{SMALL.code}/skymagic/__init__.py"
+    assert version == wheel.version()
+
+
+def test_an_environment_gets_packages_and_commands(home: Path, cache: Path, tmp_path: Path) -> None:
+    """A wheel from here, another that only pip's configuration on the host leads to, and a plugin's command."""
+    links = tmp_path / "links"
+    links.mkdir()
+    for folder, name in ((links, "tiny_there"), (tmp_path, "tiny_here")):
+        files = {f"{name}.py": f"print('{name}')\n".encode()}
+        data = wheel.build(files, "1.0", name)
+        (folder / f"{name}-1.0-py3-none-any.whl").write_bytes(data)
+    (home / ".config/pip").mkdir(parents=True)
+    (home / ".config/pip/pip.conf").write_text(
+        f"# mine\n[global]\ntimeout = 5\nno_index = true\nfind-links =\n    {tmp_path}/none\n    {links}\n[list]\nfind-links=x\n"
+    )
+    host = ShellHost(home, env=dict.fromkeys(pip_settings(), ""))
+    mine = str(tmp_path / "tiny_here-1.0-py3-none-any.whl")
+    image = Image(pip=(mine, "tiny-there>=1"))
+    want = replace(
+        wanted(image), packages=("tiny-there>=1",), commands=("python -c 'import tiny_here' >$HOME/told",)
+    )
+    ready = make_ready(host, want, print, without_pip(host, want, None))
+    assert (home / "told").read_text() == "tiny_here\n"
+    assert through("sh", host, ready.command("tiny_there")) == "tiny_there\n"
+    runs = host.runs
+    make_ready(host, want, print)
+    assert host.runs == runs + 1
+
+
+def test_a_host_makes_an_environment_by_itself(home: Path) -> None:
+    """venv and pip of its own; where there is no uv to be had, pip installs."""
+    for name in ("random.py", "pip.py", "typing.py", "email.py"):
+        (home / name).write_text("raise SystemExit('a file of the user')")
+    host = ShellHost(home, env={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_USER": "1"})
+    told: list[str] = []
+    ready = make_ready(host, SMALL, told.append)
+    assert "installing packages with pip" in told
+    assert through("sh", host, ready.command("pip", "--version")).startswith("pip ")
+    assert left_on(host) == [ready.facts.env]
+
+
+def test_a_command_that_fails_is_shown_with_what_it_said(home: Path, uv: str) -> None:
+    host = ShellHost(home)
+    want = replace(SMALL, commands=("echo why; nonsense --token 's3cret'",))
+    text = refused(host, want, without_pip(host, want, uv))
+    assert "running: echo why; nonsense" in text
+    assert "exit code 127" in text
+    assert "| why\n" in text
+    assert "make the pool again" in text
+
+
+def test_requirements_that_nobody_has(home: Path, uv: str) -> None:
+    host = ShellHost(home, env={"PIP_NO_INDEX": "1"})
+    want = replace(SMALL, packages=("no-such-thing-anywhere==9",))
+    text = refused(host, want, without_pip(host, want, uv))
+    assert "installing packages with uv failed" in text
+    assert "no-such-thing-anywhere" in text
+    assert "pip_indexes" in text
+
+
+def test_an_environment_whose_interpreter_is_another_machines_is_left_alone(home: Path) -> None:
+    """Hosts may share a home."""
+    host = ShellHost(home)
+    first = look(host, SMALL)
+    folder = home / ".skymagic/env" / first.env
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin/python").symlink_to("/nowhere/python")
+    assert look(host, SMALL).env == first.env, "half-made, and to be made again"
+    (folder / ".ready").touch()
+    other = look(host, SMALL)
+    assert other.env == f"{first.env}-{first.hostname}"
+    assert not other.ready
+
+
+def test_what_ranks_need_is_what_the_package_declares() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert {Requirement(text) for text in declared} >= {
+        Requirement(name + bounds) for name, bounds in NEEDED.items()
+    }
+
+
+def test_files_that_are_not_here() -> None:
+    with pytest.raises(RequestError) as error:
+        wanted(Image(pip=("./none.whl", str(ROOT))))
+    assert error.value.mistakes == (
+        "pip: ./none.whl is not a file here",
+        f"pip: {ROOT} is a folder: build a wheel of it, and name that",
+    )
+
+
+# ---------------------------------------------------------------------------------- an interpreter as it is
+
+
+def test_an_interpreter_that_is_there_is_used_as_it_is(tmp_path: Path) -> None:
+    home = tmp_path / "my home's"
+    home.mkdir()
+    host = ShellHost(home)
+    first = setup(host, PREPARED, print)
+    assert first.python == sys.executable
+    assert left_on(host) == []
+    runs = host.runs
+    assert setup(host, PREPARED, print).code == first.code
+    assert host.runs == runs + 1
+
+
+def test_an_interpreter_that_lacks_something(home: Path, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    python = str(tmp_path / "bare/bin/python")
+    text = refused(ShellHost(home), wanted(Image(python=python, pip=("numpy>=2",))))
+    for name, bounds in NEEDED.items():
+        assert str(Requirement(name + bounds)) in text
+    assert "numpy>=2" in text
+    assert f"run `{python} -m pip install " in text
+    assert "is not there" in refused(ShellHost(home), wanted(Image(python="/no/python")))
+
+
+def test_a_folder_that_others_may_write_to(home: Path) -> None:
+    host = ShellHost(home)
+    setup(host, PREPARED, print)
+    folder = home / ".skymagic"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    for mode in (0o720, 0o702):
+        folder.chmod(mode)
+        assert f"`chmod 700 {folder}`" in refused(host, wanted(PREPARED))
+    folder.chmod(0o755)
+    setup(host, PREPARED, print)
+
+
+@pytest.mark.parametrize(
+    "shell",
+    [
+        "sh",
+        "bash",
+        pytest.param("fish", marks=pytest.mark.needs("fish")),
+        pytest.param("csh", marks=pytest.mark.needs("csh")),
+    ],
+)
+def test_commands_work_in_every_login_shell(shell: str, tmp_path: Path) -> None:
+    found = shutil.which(shell)
+    assert found is not None
+    home = tmp_path / 'it\'s $HOME "of" `mine`! \\ 50%'
+    home.mkdir()
+    host = ShellHost(home)
+    ready = setup(host, PREPARED, print)
+    texts = ["it's", "a\nb", "$HOME", "!x", "\\", "\\n", '"', "`id`", "", "ü ~*?[", "%s", "{a,b}", "-x"]
+    code = f"import sys, json, skymagic; print(json.dumps([skymagic.__file__, {texts!r}]))"
+    out = through(found, host, ready.command("timeit", "-n1", "-r1", code))
+    file, back = json.loads(out.splitlines()[0])
+    assert file == f"{ready.code}/skymagic/__init__.py"
+    assert back == texts
+
+
+def through(shell: str, host: ShellHost, command: str) -> str:
+    done = subprocess.run(
+        [shell, "-c", command],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=host.environment(),
+        cwd=host.home,
+    )
+    return done.stdout
+
+
+@pytest.mark.needs("sshd")
+def test_over_ssh_with_a_profile_that_prints(tmp_path: Path) -> None:
+    with loopback(tmp_path / "hosts", 1, home="my home's") as hosts:
+        for name in (".bashrc", ".profile", ".zshenv", ".cshrc"):
+            (hosts[0].home / name).write_text("echo '@sky system Plan9'; echo Welcome >&2\n")
+        with connected(hosts) as connection:
+            ready = setup(connection, PREPARED, print)
+            assert ready.facts.system == os.uname().sysname
+            assert ready.facts.home == str(hosts[0].home)
+            process = connection.open(ready.command("timeit", "-n1", "-r1", "print('ä b')"))
+            assert process.read().startswith("ä b\n".encode())
+            process.close()
+
+
+@contextmanager
+def connected(hosts: Hosts) -> Iterator[Connection]:
+    connection = connect(Settings(hosts.config).endpoint(HostSpec("h1", "h1")))
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+@pytest.mark.needs("sshd")
+@pytest.mark.parametrize("what", ["stop button", "connection lost"])
+def test_over_ssh_nothing_half_made_stays(what: str, tmp_path: Path, uv: str) -> None:
+    """Whoever stops a setup, or loses the connection, leaves no process and no environment."""
+
+    def act(text: str) -> None:
+        if text.startswith("running") and what == "stop button":
+            raise KeyboardInterrupt
+        if text.startswith("running"):
+            hosts[0].kill_sessions()
+
+    with loopback(
+        tmp_path / "hosts", 1, env={"PIP_NO_INDEX": "1"}
+    ) as hosts:  # which at its end looks for processes
+        want = replace(SMALL, commands=("exec sleep 1000",))
+        with connected(hosts) as connection, pytest.raises((HostError, KeyboardInterrupt)):
+            make_ready(connection, want, act, without_pip(connection, want, uv))
+        psutil.wait_procs(hosts[0].processes(), timeout=10)
+        assert hosts[0].processes() == []
+        folder = hosts[0].home / ".skymagic"
+        assert [path.name for path in folder.glob("env/*") if path.suffix != ".lock"] == []
+        assert list(folder.glob("incoming/*")) == []
+
+
+# ------------------------------------------------------------------------------------------- hostile hosts
+
+
+@pytest.mark.needs("mounts")
+def test_a_read_only_home(home: Path) -> None:
+    with apart(home, 'mount -t tmpfs -o ro none "$HOME"') as host:
+        text = refused(host)
+        assert "Read-only file system" in text
+        assert "--env SKYMAGIC_HOME=" in text
+        image = PREPARED.replace(env={"SKYMAGIC_HOME": f"{home.parent}/else where"})
+        assert setup(host, image, print).folder == f"{home.parent}/else where"
+
+
+@pytest.mark.needs("mounts")
+def test_a_home_where_nothing_can_be_run(home: Path) -> None:
+    with apart(home, 'mount -t tmpfs -o noexec none "$HOME"') as host:
+        assert f"programs cannot be run from {home} (its file system is mounted noexec)" in refused(host)
+
+
+@pytest.mark.needs("mounts")
+def test_a_full_disk(home: Path, cache: Path) -> None:
+    with apart(home, 'mount -t tmpfs -o size=45m none "$HOME"') as host:
+        assert "nearly full: 45 MB free" in refused(host)
+        facts = replace(without_pip(host, SMALL, None), disk_kb=None)
+        text = refused(host, facts=facts)
+        assert "unpacking uv failed" in text
+        assert "The disk is full" in text
+        host.run("cd; dd if=/dev/zero of=fill bs=4k")
+        assert "its disk is full" in refused(host)
+
+
+@pytest.mark.needs("mounts")
+def test_a_machine_with_nothing_that_makes_environments(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No Python, no uv, and a machine for which there is no uv to upload either."""
+    (tmp_path / "bin").mkdir()
+    uname = tmp_path / "bin/uname"
+    uname.write_text('#!/bin/sh\nif [ "$1" = -m ]; then echo vax; else exec /usr/bin/uname "$@"; fi\n')
+    uname.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    hide = "for one in /usr/bin/python3* /usr/local/bin/python3*; do [ ! -e $one ] || mount --bind /dev/null $one; done"
+    with apart(home, hide) as host:
+        host.env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+        text = refused(host)
+    assert f"it has no Python {MINOR} that makes environments, and no uv (Python there: none)" in text
+    assert "(Linux vax) either: `pip download uv` failed here" in text
+    assert "sky.Image(python='/path/to/bin/python')" in text
+
+
+@pytest.mark.needs("mounts")
+def test_without_shared_memory(home: Path) -> None:
+    with apart(home, "mount -t tmpfs -o ro none /dev/shm") as host:
+        assert look(host, SMALL).shm_kb is None
+    shared = look(ShellHost(home), SMALL).shm_kb
+    assert (shared is not None) == os.access("/dev/shm", os.W_OK)
+
+
+def test_a_clock_that_is_off_is_said(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    date = tmp_path / "bin/date"
+    date.write_text('#!/bin/sh\n[ "$*" = +%s ] || exit 1\necho $(($(/bin/date +%s) - 3600))\n')
+    date.chmod(0o755)
+    told: list[str] = []
+    host = ShellHost(home, env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"})
+    assert setup(host, PREPARED, told.append).python == sys.executable
+    assert "its clock is 60 minutes behind this machine's" in told
+
+
+def test_a_shell_that_is_none(home: Path) -> None:
+    with pytest.raises(HostError, match=r"(?s)box: it cannot be looked at.*try: ssh box /bin/sh -c uname"):
+        look(ShellHost(home, wrapper=("echo",)), SMALL)
+
+
+# ------------------------------------------------------------------------------------------ ends and locks
+
+
+@contextmanager
+def locking(home: Path, flock: bool) -> Iterator[Callable[[], ShellHost]]:
+    """Makes connections to one host, which has flock, or has not."""
+    env = {"PIP_NO_INDEX": "1"}
+    if flock:
+        yield lambda: ShellHost(home, env=env)
+        return
+    with apart(home, "mount --bind /dev/null $(command -v flock)") as host:
+        yield lambda: ShellHost(home, env=env, wrapper=host.wrapper)
+
+
+@pytest.mark.needs("mounts")
+@pytest.mark.parametrize("flock", [True, False])
+def test_two_at_once_make_one_environment(flock: bool, home: Path, tmp_path: Path, uv: str) -> None:
+    with locking(home, flock) as connected:
+        two_at_once(connected(), connected(), tmp_path / "go", uv)
+
+
+def two_at_once(one: ShellHost, other: ShellHost, go: Path, uv: str) -> None:
+    begun, waits = threading.Event(), threading.Event()
+    want = replace(SMALL, commands=(f"until [ -e {go} ]; do sleep 0.05; done; echo x >>$HOME/runs",))
+    hosts = one, other
+    facts = [without_pip(host, want, uv) for host in hosts]
+    with ThreadPoolExecutor() as pool:
+
+        def said(text: str, word: str, event: threading.Event) -> None:
+            if word in text:
+                event.set()
+
+        first = pool.submit(make_ready, hosts[0], want, lambda text: said(text, "running", begun), facts[0])
+        assert begun.wait(60)
+        second = pool.submit(make_ready, hosts[1], want, lambda text: said(text, "waiting", waits), facts[1])
+        assert waits.wait(60)
+        assert not look(hosts[0], want).ready
+        go.touch()
+        assert first.result(60).python == second.result(60).python
+    assert hosts[0].run("cat $HOME/runs").out == "x\n"
+    assert left_on(hosts[0]) == [facts[0].env]
+
+
+@pytest.mark.needs("mounts")
+@pytest.mark.parametrize(
+    ("what", "flock"),
+    [("all of it", True), ("its shell", True), ("its shell", False), ("nobody listens", False)],
+)
+def test_a_setup_that_ends_half_way_is_made_anew(
+    what: str, flock: bool, home: Path, tmp_path: Path, uv: str
+) -> None:
+    with locking(home, flock) as connected:
+        half_way(connected(), what, tmp_path / "go", uv)
+
+
+def half_way(host: ShellHost, what: str, go: Path, uv: str) -> None:
+    want = replace(SMALL, commands=(f'echo x >>"$VIRTUAL_ENV/half"; [ -e {go} ] || exec sleep 1000',))
+    facts = without_pip(host, want, uv)
+    session: list[psutil.Process] = []
+
+    def act(text: str) -> None:
+        """Called when the command is about to run."""
+        if not text.startswith("running"):
+            return
+        assert host.child is not None
+        session.extend(p for p in psutil.process_iter() if belongs(p, host.child.pid))
+        if what == "nobody listens":
+            raise ConnectionError
+        if what == "all of it":
+            os.killpg(host.child.pid, signal.SIGKILL)
+        else:
+            host.child.kill()
+            host.child.wait()  # as sshd does; a zombie would seem alive
+
+    with pytest.raises((HostError, ConnectionError)):
+        make_ready(host, want, act, facts)
+    assert len(session) > 1
+    assert not psutil.wait_procs(session, timeout=10)[1]
+    assert not look(host, want).ready
+    if what == "nobody listens":
+        assert left_on(host) == []
+    go.touch()
+    ready = make_ready(host, want, print, facts)
+    assert look(host, want).ready
+    assert (Path(ready.python).parent.parent / "half").read_text() == "x\n"
+
+
+def belongs(process: psutil.Process, session: int) -> bool:
+    try:
+        return os.getsid(process.pid) == session
+    except OSError:
+        return False
+
+
+def test_an_upload_that_is_interrupted_leaves_nothing(home: Path) -> None:
+    class Interrupted(ShellHost):
+        def upload(self, path: str, pieces: object, nbytes: int) -> None:
+            Path(path).write_bytes(b"half")
+            raise KeyboardInterrupt
+
+    host = Interrupted(home)
+    with pytest.raises(KeyboardInterrupt):
+        setup(host, PREPARED, print)
+    assert left_on(host) == []

@@ -1,0 +1,322 @@
+"""Modules of the notebook's folder travel as source, once, and again when they are edited."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from skymagic.data.capture.modules import ModuleSource, as_plain, collect, inside, is_local
+from skymagic.kernels.rank.importer import Served
+from tests.data.far import FarError, Notebook, moved
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A notebook's folder, first on the path."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def notebook(folder: Path) -> Iterator[Notebook]:
+    made = Notebook(folder, 2)
+    yield made
+    made.close()
+
+
+def write(path: Path, text: str) -> None:
+    """Write a module so that its change is seen, however fast."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def names(found: dict[str, ModuleSource]) -> set[str]:
+    return set(found)
+
+
+def test_only_what_lies_in_the_folder_and_is_not_installed(folder: Path) -> None:
+    write(folder / "mine.py", "x = 1")
+    write(folder / ".venv/lib/python3.11/site-packages/theirs.py", "x = 1")
+    sys.path.insert(1, str(folder / ".venv/lib/python3.11/site-packages"))
+    assert is_local("mine", str(folder))
+    for other in (
+        "theirs",
+        "os",
+        "sys",
+        "numpy",
+        "skymagic",
+        "skymagic.data.shipping.shipper",
+        "__main__",
+        "nothing_of_this_name",
+    ):
+        assert not is_local(other, str(folder)), other
+    assert not is_local("mine", str(folder / "sub"))
+
+
+def test_a_folder_that_holds_skymagic_or_python_itself() -> None:
+    assert not is_local("skymagic.errors", "/")
+    assert not is_local("json", "/")
+    assert not is_local("pytest", "/")
+    assert not inside(os.__file__, sys.prefix)
+
+
+def test_collect_follows_imports_that_never_ran(folder: Path) -> None:
+    write(
+        folder / "top.py",
+        "import numpy\nfrom pkg import part\nimport pkg.deep.leaf as leaf\ndef f():\n  import late",
+    )
+    write(folder / "late.py", "")
+    write(folder / "pkg/__init__.py", "from . import sibling")
+    write(folder / "pkg/part.py", "from .sibling import y\nfrom .deep import *")
+    write(folder / "pkg/sibling.py", "y = 1")
+    write(folder / "pkg/deep/__init__.py", "")
+    write(folder / "pkg/deep/leaf.py", "from ..sibling import y\nfrom ... import nothing")
+    write(folder / "unrelated.py", "")
+    found = collect(["top"], str(folder))
+    assert names(found) == {"top", "late", "pkg", "pkg.part", "pkg.sibling", "pkg.deep", "pkg.deep.leaf"}
+    assert found["pkg"].package
+    assert not found["pkg.part"].package
+    assert "top" not in sys.modules
+
+
+def test_collect_takes_parents_and_namespace_packages(folder: Path) -> None:
+    write(folder / "space/a/mod.py", "x = 5")
+    found = collect(["space.a.mod"], str(folder))
+    assert names(found) == {"space", "space.a", "space.a.mod"}
+    assert found["space"].source == ""
+    assert found["space"].package
+
+
+def test_circular_imports_end(folder: Path) -> None:
+    write(folder / "one.py", "import two")
+    write(folder / "two.py", "import one")
+    assert names(collect(["one"], str(folder))) == {"one", "two"}
+
+
+def test_what_cannot_be_read_is_left_to_the_rank(folder: Path) -> None:
+    write(folder / "broken.py", "def f(:")
+    (folder / "binary.py").write_bytes(b"\xff\xfe\x00")
+    (folder / "compiled.cpython-311-x86_64-linux-gnu.so").write_bytes(b"")
+    assert collect(["broken", "binary", "compiled", ""], str(folder)) == {}
+
+
+def test_encoding_declarations(folder: Path) -> None:
+    (folder / "latin.py").write_bytes("# -*- coding: latin-1 -*-\nx = 'é'".encode("latin-1"))
+    assert "é" in collect(["latin"], str(folder))["latin"].source
+
+
+def test_edit_changes_the_hash(folder: Path) -> None:
+    write(folder / "mod.py", "x = 1")
+    first = collect(["mod"], str(folder))["mod"]
+    assert collect(["mod"], str(folder))["mod"] == first
+    write(folder / "mod.py", "x = 2")
+    assert collect(["mod"], str(folder))["mod"].hash != first.hash
+
+
+# served
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    before = set(sys.modules)
+    made = Served()
+    yield made
+    made.remove()
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def source(name: str, text: str, package: bool = False) -> ModuleSource:
+    return ModuleSource(name, text, package, f"/nowhere/{name.replace('.', '/')}.py", str(hash(text)))
+
+
+def test_served_module_imports_shows_its_source_and_its_file(served: Served) -> None:
+    served.install([source("zed_mod", "def f():\n    return 1 / 0\n")])
+    module = importlib.import_module("zed_mod")
+    assert module.__file__ == "/nowhere/zed_mod.py"
+    assert inspect.getsource(module.f).startswith("def f()")
+    with pytest.raises(ZeroDivisionError) as caught:
+        module.f()
+    assert "return 1 / 0" in "".join(traceback.format_exception(caught.value))
+
+
+def test_served_package_with_relative_imports(served: Served) -> None:
+    served.install(
+        as_plain(each)
+        for each in [
+            source("zed", "from .a import x", package=True),
+            source("zed.a", "from . import b\nx = b.y"),
+            source("zed.b", "y = 7"),
+        ]
+    )
+    assert importlib.import_module("zed").x == 7
+    assert importlib.import_module("zed.b").__package__ == "zed"
+
+
+def test_changed_module_is_executed_again_in_place(served: Served) -> None:
+    served.install([source("zed_mod", "x = 1\nkept = []")])
+    module: ModuleType = importlib.import_module("zed_mod")
+    served.install([source("zed_mod", "x = 2")])
+    assert module.x == 2
+    assert module.kept == []
+    assert sys.modules["zed_mod"] is module
+
+
+def test_same_source_is_not_executed_again(served: Served) -> None:
+    served.install(
+        [source("zed_mod", "import builtins\nbuiltins.zed_count = getattr(builtins, 'zed_count', 0) + 1")]
+    )
+    importlib.import_module("zed_mod")
+    served.install(
+        [source("zed_mod", "import builtins\nbuiltins.zed_count = getattr(builtins, 'zed_count', 0) + 1")]
+    )
+    import builtins
+
+    assert builtins.zed_count == 1  # type: ignore[attr-defined]
+    del builtins.zed_count  # type: ignore[attr-defined]
+
+
+def test_dependencies_are_executed_again_before_their_users(served: Served) -> None:
+    text = "from zed_low import x\ny = x + {}"
+    served.install([source("zed_top", text.format(1)), source("zed_low", "x = 1")])
+    top = importlib.import_module("zed_top")
+    served.install([source("zed_top", text.format(10)), source("zed_low", "x = 100")])
+    assert top.y == 110
+
+
+def test_users_of_an_edited_module_follow(served: Served) -> None:
+    low = "K = {0}\ndef f(x=1): return {0}\nclass C:\n  def m(self): return {0}\n"
+    served.install(
+        [
+            source("zed_top", "from zed_low import K, f, C\ndef g(): return K, f(), C().m()"),
+            source("zed_low", low.format(1)),
+        ]
+    )
+    top, lower = importlib.import_module("zed_top"), importlib.import_module("zed_low")
+    f, instance = lower.f, lower.C()
+    assert top.g() == (1, 1, 1)
+    served.install([source("zed_low", low.format(2))])
+    assert top.g() == (2, 2, 2)
+    assert f() == 2
+    assert instance.m() == 2
+    assert type(instance) is lower.C is top.C
+
+
+def test_super_and_subclasses_follow_an_edit(served: Served) -> None:
+    base = "class A:\n  def __init__(self): self.made = {0}\n"
+    sub = "from zed_low import A\nclass B(A):\n  def __init__(self): super().__init__(); self.more = {0}\n"
+    served.install([source("zed_low", base.format(1)), source("zed_top", sub.format(1))])
+    B = importlib.import_module("zed_top").B
+    old = B()
+    served.install([source("zed_low", base.format(2)), source("zed_top", sub.format(3))])
+    old.__init__()
+    assert (old.made, old.more) == (2, 3)
+    assert importlib.import_module("zed_top").B is B
+
+
+def test_what_cannot_be_renewed_is_replaced(served: Served) -> None:
+    text = (
+        "import enum, functools\nclass E(enum.Enum):\n  A = {0}\n"
+        "class S:\n  __slots__ = 'x{0}',\nclass D({1}): pass\n@functools.cache\ndef c(): return {0}\n"
+        "def outer(n):\n  def inner(): return n + {0}\n  return inner\nclosed = outer({0})\n"
+    )
+    served.install([source("zed_low", text.format(1, "int"))])
+    module = importlib.import_module("zed_low")
+    served.install([source("zed_low", text.format(2, "str"))])
+    assert (module.E.A.value, module.S.__slots__, module.c(), module.closed()) == (2, ("x2",), 2, 4)
+    assert issubclass(module.D, str)
+
+
+def test_circles_and_failures_of_edits(served: Served) -> None:
+    served.install([source("zed_one", "import zed_two\nx = 1"), source("zed_two", "import zed_one\ny = 1")])
+    one = importlib.import_module("zed_one")
+    with pytest.raises(ZeroDivisionError):
+        served.install([source("zed_one", "import zed_two\nx = 2\n1 / 0")])
+    with pytest.raises(ZeroDivisionError):
+        served.install([])
+    served.install([source("zed_one", "import zed_two\nx = 3")])
+    assert one.x == 3
+
+
+# with a rank
+
+
+def test_module_by_import_in_the_cell(notebook: Notebook) -> None:
+    write(notebook.folder / "helpers.py", "def twice(x): return 2 * x")
+    notebook.there("import helpers\ny = helpers.twice(4)")
+    assert notebook.values("y") == [8, 8]
+    assert "helpers" not in sys.modules
+
+
+def test_module_as_a_value_and_by_its_functions_and_classes(notebook: Notebook) -> None:
+    write(
+        notebook.folder / "helpers.py", "from parts import k\ndef twice(x): return k * x\nclass C:\n  n = 3"
+    )
+    write(notebook.folder / "parts.py", "k = 2")
+    notebook.here("import helpers as h\nfrom helpers import twice\nobj = h.C()\ndef use(): return twice(5)")
+    notebook.there("a = h.twice(1), obj.n, use()")
+    assert notebook.values("a") == [[2, 3, 10]] * 2
+
+
+def test_module_imported_in_a_notebook_function_body(notebook: Notebook) -> None:
+    write(notebook.folder / "late.py", "z = 26")
+    notebook.here("def f():\n  import late\n  return late.z")
+    notebook.there("a = f()")
+    assert notebook.values("a") == [26, 26]
+
+
+def test_submodule_through_its_package(notebook: Notebook) -> None:
+    write(notebook.folder / "pkg/__init__.py", "")
+    write(notebook.folder / "pkg/part.py", "v = 11")
+    notebook.here("import pkg.part")
+    notebook.there("a = pkg.part.v")
+    notebook.here(
+        "import concurrent.futures as _\nimport concurrent\ndef pool(): return concurrent.futures.Future().done()"
+    )
+    notebook.there("b = pool()")
+    assert notebook.values("[a, b]") == [[11, False]] * 2
+
+
+def test_edited_module_is_sent_again_and_functions_follow(notebook: Notebook) -> None:
+    path = notebook.folder / "helpers.py"
+    write(path, "def f(): return 1")
+    notebook.here("import helpers\nfrom helpers import f")
+    notebook.there("a = f(), helpers.f()")
+    assert moved(notebook.there("b = f(), helpers.f()")) == []
+    assert not notebook.there("f(), helpers.f()").orders["modules"]
+    write(path, "def f(): return 2 # edited")
+    cargo = notebook.there("c = f(), helpers.f()")
+    assert [each["name"] for each in cargo.orders["modules"]] == ["helpers"]
+    assert notebook.values("[*a, *b, *c]") == [[1, 1, 1, 1, 2, 2]] * 2
+
+
+def test_module_that_fails_is_named(notebook: Notebook) -> None:
+    path = notebook.folder / "helpers.py"
+    write(path, "x = 1")
+    notebook.there("import helpers")
+    write(path, "raise RuntimeError('no luck')")
+    with pytest.raises(FarError, match="helpers .*RuntimeError: no luck"):
+        notebook.there("import helpers")
+
+
+def test_users_of_an_edited_module_follow_on_the_ranks(notebook: Notebook) -> None:
+    write(notebook.folder / "parts.py", "k = 1\nclass Net:\n  def f(self): return 1")
+    write(notebook.folder / "helpers.py", "from parts import k, Net\ndef use(): return k")
+    notebook.here("import helpers\nnet = helpers.Net()")
+    notebook.there("a = helpers.use(), net.f()")
+    write(notebook.folder / "parts.py", "k = 22\nclass Net:\n  def f(self): return 22")
+    notebook.there("import parts\nb = helpers.use(), net.f(), isinstance(net, parts.Net)")
+    assert notebook.values("[*a, *b]") == [[1, 1, 22, 22, True]] * 2

@@ -1,0 +1,145 @@
+"""Values to separate machines over SSH: what crosses the client's link, and a link, a cable and a machine that fail."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from skymagic.cluster.link import Transport
+from skymagic.data.remote.remote_store import Node, RemoteStore
+from skymagic.errors import PoolError
+from skymagic.ssh.config import Settings
+from skymagic.ssh.connecting import connect
+from skymagic.ssh.connection import Connection
+from skymagic.ssh.hostlist import HostSpec
+from tests.data.test_remote_store import MB
+from tests.data.test_remote_store_failing import at
+from tests.lab.machines import Machines, machines
+
+pytestmark = pytest.mark.needs("sshd", "namespaces")
+
+STORE = "/dev/shm/skymagic-store"
+ROOT = str(Path(__file__).resolve().parents[2])
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Machines]:
+    with machines(tmp_path / "hosts", 3, rate_mbit=100, delay_ms=10) as made:
+        yield made
+
+
+class Pool:
+    """A store on all machines; a machine is connected to again when its connection is dead."""
+
+    def __init__(self, hosts: Machines, **options: float) -> None:
+        self.hosts = hosts
+        self.connections: dict[str, Connection] = {}
+        self.said: list[str] = []
+        nodes = [Node(host.name, self._open(host.name), host.address) for host in hosts]
+        self.store = RemoteStore(nodes, self.said.append, **options)  # type: ignore[arg-type]
+
+    def connection(self, name: str) -> Connection:
+        """A connection that is not dead."""
+        known = self.connections.get(name)
+        if known is None or not known.alive:
+            known = connect(Settings(self.hosts.config).endpoint(HostSpec(name, name)))
+            self.connections[name] = known
+        return known
+
+    def _open(self, name: str) -> Callable[[], Transport]:
+        words = ["env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "skymagic.kernels.store.server", STORE]
+        return lambda: self.connection(name).open(shlex.join(words))
+
+    def put(self, data: bytes, progress: Callable[[int], None] | None = None) -> str:
+        """Put a value, and wait until it is everywhere."""
+        key = self.store.put(None, [data], len(data), progress)
+        self.store.settle()
+        return key
+
+    def there(self) -> list[list[str]]:
+        """Names of the complete files on each machine."""
+        return [self.connection(host.name).run(f"ls {STORE}").out.split() for host in self.hosts]
+
+    def close(self) -> None:
+        """End it."""
+        self.store.close()
+        for connection in self.connections.values():
+            connection.close()
+
+
+@pytest.fixture
+def pool(hosts: Machines) -> Iterator[Pool]:
+    made = Pool(hosts)
+    yield made
+    made.close()
+
+
+def test_the_link_carries_a_value_once(hosts: Machines, pool: Pool) -> None:
+    pool.put(b"all are up")
+    data = os.urandom(20 * MB)
+    before = sum(hosts.link.traffic())
+    key = pool.put(data)
+    assert sum(hosts.link.traffic()) - before < 1.05 * len(data)
+    assert all(pool.store.name(key) in names for names in pool.there())
+    before = sum(hosts.link.traffic())
+    assert pool.put(data) == key
+    assert sum(hosts.link.traffic()) - before < 10_000
+
+
+def test_the_link_is_cut_for_twenty_seconds(hosts: Machines, pool: Pool) -> None:
+    pool.put(b"all are up")
+    data = os.urandom(40 * MB)
+    mended = threading.Timer(20.0, hosts.link.mend)
+
+    def cut() -> None:
+        hosts.link.cut()
+        mended.start()
+
+    try:
+        key = pool.put(data, at(10 * MB, cut))
+    finally:
+        mended.join()
+    assert all(pool.store.name(key) in names for names in pool.there())
+
+
+def test_a_machine_loses_its_cable_while_it_follows(hosts: Machines, pool: Pool) -> None:
+    pool.put(b"all are up")
+    mended = threading.Timer(20.0, hosts[1].mend)
+
+    def cut() -> None:
+        hosts[1].cut()
+        mended.start()
+
+    try:
+        key = pool.put(os.urandom(20 * MB), at(5 * MB, cut))
+    finally:
+        mended.join()
+    assert all(pool.store.name(key) in names for names in pool.there())
+    assert any("h2 cannot be reached at present" in sentence for sentence in pool.said)
+
+
+def test_a_machine_dies(hosts: Machines) -> None:
+    pool = Pool(hosts, patience=5.0, silence=5.0)
+    try:
+        pool.put(b"all are up")
+        with pytest.raises(PoolError, match=r"node 2 \(h3\) cannot be reached"):
+            pool.put(os.urandom(20 * MB), at(5 * MB, hosts[2].power_cut))
+        pool.store.lose(2)
+        pool.store.settle()
+        key = pool.put(os.urandom(2 * MB))
+        for name in ("h1", "h2"):
+            assert pool.store.name(key) in pool.connection(name).run(f"ls {STORE}").out.split()
+    finally:
+        pool.close()
+
+
+def test_sessions_are_killed(hosts: Machines, pool: Pool) -> None:
+    pool.put(b"all are up")
+    key = pool.put(os.urandom(20 * MB), at(5 * MB, hosts[0].kill_sessions))
+    assert all(pool.store.name(key) in names for names in pool.there())

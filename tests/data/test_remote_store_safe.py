@@ -1,0 +1,230 @@
+"""What a depot refuses, what it leaves, and what crosses a slow line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+
+from skymagic.data.store.store import NodeStore, create, digest, remove
+from skymagic.providers.local import ChildTransport
+from skymagic.wire import store as freight
+from tests.data.test_remote_store import MB, Cluster, put
+
+NAME = "0123456789abcdef-" + "f" * 32
+
+
+@pytest.fixture
+def store() -> Iterator[Path]:
+    made = create()
+    yield Path(made)
+    remove(made)
+
+
+def said(depot: ChildTransport) -> list[object]:
+    """All that a depot says until it ends."""
+    stream, found = freight.Stream(noise=True), []
+    while data := depot.read():
+        found += list(stream.feed(data))
+    return found
+
+
+def started(store: Path, *lines: bytes) -> ChildTransport:
+    """A depot that was told this."""
+    depot = ChildTransport([sys.executable, "-m", "skymagic.kernels.store.server", str(store)])
+    for line in (freight.encode(freight.Open()), *lines):
+        depot.write(line)
+    return depot
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'["Drop",{"names":["../precious"]}]\n',
+        b'["Drop",{"names":["/etc/passwd"]}]\n',
+        b'["Read",{"number":1,"name":"../precious","offset":0}]\n',
+        b'["Put",{"name":"../precious","nbytes":5}]\n',
+        b'["Seal",{"name":"' + NAME.encode() + b'","key":"../../precious"}]\n',
+        b'["Look",{"number":1,"values":[["../precious","' + NAME.encode() + b'",8]]}]\n',
+        b'["Follow",{"name":".depot","nbytes":1,"address":"","port":1}]\n',
+        b'["Exec",{}]\n',
+        b"\x80\x04\x95nonsense\n",
+        b"[]\n",
+    ],
+)
+def test_names_lead_nowhere_else(store: Path, line: bytes) -> None:
+    precious = store.parent / "precious"
+    precious.write_text("precious")
+    try:
+        depot = started(store, line)
+        answers = said(depot)
+        depot.close()
+        assert len(answers) == 1  # ready; then it ended
+        assert precious.read_text() == "precious"
+        assert list(store.iterdir()) == []
+    finally:
+        precious.unlink()
+
+
+@pytest.mark.parametrize("how", ["its input ends", "SIGTERM", "SIGHUP", "its store goes"])
+def test_an_end_leaves_nothing_half_done(store: Path, how: str) -> None:
+    part = freight.encode(freight.Put(NAME, MB)) + freight.encode(freight.Body(NAME, 10)) + b"x" * 10
+    depot = started(store, part)
+    while not [path for path in store.iterdir() if path.suffix == ".part" and path.stat().st_size == 10]:
+        pass
+    if how == "its store goes":
+        remove(store)
+    elif how == "its input ends":
+        depot.close()
+    else:
+        os.kill(depot._child.pid, getattr(signal, how))
+    assert depot._child.wait() == 0
+    depot.close()
+    assert not store.exists() or list(store.iterdir()) == []
+
+
+def test_a_store_of_others_is_refused(store: Path) -> None:
+    store.chmod(0o755)
+    depot = started(store)
+    assert said(depot) == []
+    assert "is not private to this user" in depot.complaint()
+    depot.close()
+
+
+@pytest.mark.parametrize("who", ["nobody", "a stranger", "a stranger with the public key", "the pool"])
+def test_only_the_pool_is_served(who: str) -> None:
+    two = Cluster(2)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        name = two.store.name(put(two, b"secret"))
+        line = two.store._fleet.lines[0]
+        public, secret = line._terms.public.encode(), line._terms.secret.encode()
+        asking = context.socket(zmq.DEALER)
+        if who != "nobody":
+            asking.curve_publickey, asking.curve_secretkey = (
+                (public, secret) if who == "the pool" else zmq.curve_keypair()
+            )
+            asking.curve_serverkey = (
+                public if "public" in who or who == "the pool" else zmq.curve_keypair()[0]
+            )
+        asking.connect(f"tcp://127.0.0.1:{line.port}")
+        asking.send(f'["{name}",0,9]'.encode())
+        answered = bool(asking.poll(10000 if who == "the pool" else 1000))
+        assert answered == (who == "the pool")
+        if answered:
+            assert asking.recv_multipart() == [name.encode(), b"0", b"", b"secret"]
+    finally:
+        context.destroy(linger=0)
+        two.close()
+
+
+def test_a_follower_trusts_the_pool_alone(store: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    false = context.socket(zmq.ROUTER)
+    false.curve_publickey, false.curve_secretkey = zmq.curve_keypair()
+    false.curve_server = True
+    port = false.bind_to_random_port("tcp://127.0.0.1")
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    depot = ChildTransport([sys.executable, "-m", "skymagic.kernels.store.server", str(store)])
+    depot.write(freight.encode(freight.Open("127.0.0.1", public, secret)))
+    depot.write(freight.encode(freight.Follow(NAME, 1, "127.0.0.1", port)))
+    stream = freight.Stream(noise=True)
+    while not (failed := [each for each in stream.feed(depot.read()) if isinstance(each, freight.Failed)]):
+        pass
+    assert failed == [freight.Failed(NAME, f"no word from 127.0.0.1:{port}")]
+    assert not false.poll(0)  # nor was it told anything
+    depot.close()
+    context.destroy(linger=0)
+
+
+def test_nodes_that_wait_for_each_other() -> None:
+    """Two values, and two nodes: each is to get first what the other is to get last."""
+    two = Cluster(2)
+    try:
+        put(two, b"all are up")
+        lines = two.store._fleet.lines
+        data = [os.urandom(MB), os.urandom(MB)]
+        names = [f"{NAME[:16]}-{digest([each])}" for each in data]
+        for node, other in ((0, 1), (1, 0)):
+            for name in names if node == 0 else reversed(names):
+                lines[node].send(freight.Follow(name, MB, "127.0.0.1", lines[other].port))
+        for node, name, each in ((0, names[1], data[1]), (1, names[0], data[0])):
+            lines[node].send(freight.Put(name, MB))  # instead of following, at last
+            lines[node].send(freight.Body(name, MB), memoryview(each))
+            lines[node].send(freight.Seal(name, name[17:]))
+        while not all({path.name for path in two.files(node)} >= set(names) for node in range(2)):
+            time.sleep(0.01)
+    finally:
+        two.close()
+
+
+def test_depots_listen_on_their_own_address_alone() -> None:
+    two = Cluster(2)
+    try:
+        put(two, b"all are up")
+        for lines in two.lines:
+            listening = psutil.Process(lines[0].pid).net_connections()
+            assert {each.laddr.ip for each in listening if each.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
+            words = " ".join(psutil.Process(lines[0].pid).cmdline()) + str(
+                psutil.Process(lines[0].pid).environ()
+            )
+            assert two.store._fleet.lines[0]._terms.secret not in words
+        port = two.store._fleet.lines[0].port
+        with socket.create_connection(
+            ("127.0.0.1", port)
+        ) as stranger:  # who speaks no CURVE hears nothing of use
+            stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert two.everywhere(put(two, os.urandom(MB)))
+    finally:
+        two.close()
+
+
+def test_files_are_deflated_while_the_line_is_slow() -> None:
+    one = Cluster(1)
+    try:
+        put(one, b"it is up")
+        one.lines[0][0].pause = 0.001  # for 64 KiB
+        soft, hard = b"0123456789" * (MB // 2), os.urandom(5 * MB)
+        for data, least, most in (
+            (soft, 2 * MB, 0.8 * len(soft)),  # at first nobody knows that it is slow
+            (soft, 0, len(soft) // 20),
+            (hard, len(hard), 1.01 * len(hard)),
+        ):
+            before = one.lines[0][0].got
+            name = NodeStore(one.folders[0]).give([data], len(data))
+            assert one.store.take(name) == data
+            assert least <= one.lines[0][0].got - before <= most
+    finally:
+        one.close()
+
+
+def test_frames_in_any_pieces() -> None:
+    whole = b"noise\n" + b"".join(
+        [
+            freight.encode(freight.Opened(1, 2)),
+            freight.encode(freight.Body(NAME, 5)) + b"a\nb\nc",
+            freight.encode(freight.Body(NAME, 0)),
+            freight.encode(freight.Beat()),
+        ]
+    )
+    for step in range(1, len(whole)):
+        stream = freight.Stream(noise=True)
+        found = [each for n in range(0, len(whole), step) for each in stream.feed(whole[n : n + step])]
+        messages = [each for each in found if not isinstance(each, memoryview)]
+        assert messages == [
+            freight.Opened(1, 2),
+            freight.Body(NAME, 5),
+            freight.Body(NAME, 0),
+            freight.Beat(),
+        ]
+        assert b"".join(each for each in found if isinstance(each, memoryview)) == b"a\nb\nc"
+    with pytest.raises(ValueError, match="not a message"):
+        list(freight.Stream().feed(whole))

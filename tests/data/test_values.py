@@ -1,0 +1,504 @@
+"""Values: what comes back from the ranks into variables, what goes there, and the magics that look, push, pull and restart."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.lab.notebook import Notebook, opened
+
+SETUP = "%%sky_broadcast\nimport os\nrank = int(os.environ['RANK']);"
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with opened(tmp_path_factory.mktemp("values"), "%sky_pool --nodes 3", SETUP) as one:
+        yield one
+
+
+def gate(notebook: Notebook) -> Path:
+    """A named pipe: a cell that reads it goes on when it is opened."""
+    path = notebook.folder / f"gate-{os.urandom(4).hex()}"
+    os.mkfifo(path)
+    return path
+
+
+# ------------------------------------------------------------------------------------------ -o and -g
+
+
+def test_values_are_a_list_in_rank_order(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -o r\nimport time\ntime.sleep((2 - rank) * 0.05)\n{'rank': rank}")
+    assert notebook.value("r") == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+    assert notebook.value("type(r).__name__") == "list"
+
+
+def test_head_keeps_the_first_ranks_value_alone(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -o r -g a --head\na = rank + 10\n(rank, 'value')")
+    assert notebook.value("r, a") == ((0, "value"), 10)
+
+
+def test_gather_brings_variables_by_rank(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -g a,b -g c\na = rank; b = [rank]; c = 'c'")
+    assert notebook.value("a, b, c") == ([0, 1, 2], [[0], [1], [2]], ["c"] * 3)
+
+
+def test_output_and_gather_together(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -o result -g loss accuracy\nloss = rank / 2; accuracy = 1\n'done'")
+    assert notebook.value("result, loss, accuracy") == (["done"] * 3, [0.0, 0.5, 1.0], [1] * 3)
+
+
+def test_a_variable_called_value(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -o last -g value\nvalue = 'variable'\n'expression'")
+    assert notebook.value("last, value") == (["expression"] * 3, ["variable"] * 3)
+
+
+def test_what_was_gathered_is_not_sent_back_to_the_ranks(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -g own\nown = rank")
+    notebook.run("%%sky_broadcast -o r\nown")
+    assert notebook.value("r") == [0, 1, 2]
+    notebook.run("%%sky_broadcast -o own\n[rank, own]")
+    assert notebook.value("own") == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_results_of_one_cell_are_used_in_the_next(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -o parts\nrank * 10")
+    notebook.run("%%sky_broadcast -o r\nsum(parts)")
+    assert notebook.value("r") == [30, 30, 30]
+
+
+def test_without_options_nothing_comes_back(notebook: Notebook) -> None:
+    notebook.run("names_before = set(globals())")
+    notebook.run("%%sky_broadcast\nwhatever = 1\nwhatever")
+    assert notebook.value("set(globals()) - names_before - {'names_before'}") <= {"_i", "_ii", "_iii"} | {
+        name for name in notebook.value("list(globals())") if name.startswith("_")
+    }
+
+
+def test_types_stay(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast -o r\nimport numpy as np, pandas as pd, datetime, decimal, pathlib, collections\n"
+        "[np.arange(3, dtype=np.int16), np.float32(1.5), pd.DataFrame({'a': [rank]}, index=['x']), {1, 2}, frozenset({3}), b'b',\n"
+        " datetime.date(2020, 1, 2), decimal.Decimal('1.10'), pathlib.Path('p'), collections.Counter('aab'), range(3), 1 + 2j, ..., None];"
+    )
+    assert notebook.value("[type(item).__name__ for item in r[2]]") == (
+        "ndarray float32 DataFrame set frozenset bytes date Decimal PosixPath Counter range complex ellipsis NoneType".split()
+    )
+    assert notebook.value(
+        "str(r[2][0].dtype), r[2][0].tolist(), r[2][2].loc['x', 'a'].item(), str(r[2][7])"
+    ) == ("int16", [0, 1, 2], 2, "1.10")
+
+
+def test_torch_tensors_and_models(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast -o r\nimport torch\nt = torch.arange(4.0).reshape(2, 2)[:, 1]\nm = torch.nn.Linear(2, 1)\n{'t': t, 'm': m.state_dict(), 'g': m};"
+    )
+    assert notebook.value("r[1]['t'].tolist(), r[1]['g'].weight.requires_grad, list(r[1]['m'])") == (
+        [1.0, 3.0],
+        True,
+        ["weight", "bias"],
+    )
+    notebook.run("import torch\nr[0]['t'].add_(1)\nr[0]['g'](torch.ones(1, 2)).sum().backward()")
+    assert notebook.value("r[0]['t'].tolist()") == [2.0, 4.0]
+
+
+def test_functions_and_lambdas_come_back(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast -o r\ndef made_on(rank):\n    def there(x): return x + rank\n    return there\n(made_on(rank), lambda: 5);"
+    )
+    assert notebook.value("[(f(1), g()) for f, g in r]") == [(1, 5), (2, 5), (3, 5)]
+
+
+def test_functions_and_classes_come_back_with_the_imports_that_they_use(notebook: Notebook) -> None:
+    notebook.run(
+        """%%sky_broadcast -o r
+import textwrap as there_only, urllib.parse
+from math import sqrt as root
+from collections import Counter as Tally
+counted = 5
+json = "the ranks' own"
+class There:
+    def f(self):
+        return there_only.dedent(' x'), root(9), Tally('aa')['a'], urllib.parse.quote(' ')
+    def g(self):
+        return counted
+    def h(self):
+        return json.dumps([])
+There()"""
+    )
+    notebook.run("import json")
+    assert notebook.value("[x.f() for x in r]") == [("x", 3.0, 2, "%20")] * 3
+    assert notebook.value("[x.h() for x in r]") == ["[]"] * 3, "names of the notebook are its own"
+    assert "'counted' is not defined" in notebook.fail("r[0].g()").evalue, "and so are variables"
+
+
+def test_a_result_of_256_megabytes(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast -o r -t 0,2\nimport numpy as np\nbig = np.full(32 * 2**20, rank, dtype=np.float64)\nbig;"
+    )
+    assert notebook.value("[(x.nbytes, x[0].item(), x[-1].item(), x.flags.writeable) for x in r]") == [
+        (256 * 2**20, 0.0, 0.0, True),
+        (256 * 2**20, 2.0, 2.0, True),
+    ]
+    assert "256" not in notebook.run("r[0][5] = 7; print(r[0].sum())").stdout
+    notebook.run("%%sky_broadcast -t 0,2\ndel big")
+    notebook.run("del r")
+
+
+def test_a_result_of_64_megabytes_of_text(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -o r --head\n'ä' * (32 * 2**20);")
+    assert notebook.value("len(r), r[0], r[-1]") == (32 * 2**20, "ä", "ä")
+    notebook.run("del r")
+
+
+def test_values_outlive_the_pool(tmp_path: Path) -> None:
+    with opened(tmp_path, "%sky_pool --nodes 1") as one:
+        one.run("%%sky_broadcast -o r\nimport numpy as np\nnp.arange(10**6);")
+        one.run("%sky_down")
+        assert one.value("r[0].sum().item()") == 499999500000
+
+
+# ------------------------------------------------------------------------------------------ what cannot come back
+
+
+def test_an_unpicklable_result_names_its_rank_and_keeps_the_others(notebook: Notebook) -> None:
+    error = notebook.fail("%%sky_broadcast -o r\nimport threading\nthreading.Lock() if rank == 1 else rank")
+    assert error.ename == "ResultError"
+    assert "rank 1" in error.text
+    assert "lock" in error.text
+    assert "rank 0" not in error.text
+    assert "rank 2" not in error.text
+    assert notebook.value("r[0], r[2]") == (0, 2)
+    assert "rank 1" in notebook.value("repr(r[1])")
+    notebook.run("%%sky_broadcast -o after\nrank")
+    assert notebook.value("after") == [0, 1, 2]
+
+
+def test_a_variable_that_is_missing_on_one_rank(notebook: Notebook) -> None:
+    error = notebook.fail(
+        "%%sky_broadcast -g somewhere, everywhere\neverywhere = rank\nif rank != 2:\n    somewhere = 'yes'"
+    )
+    assert error.ename == "ResultError"
+    assert "rank 2: somewhere is not defined on this rank" in error.text
+    assert notebook.value("everywhere, somewhere[:2]") == ([0, 1, 2], ["yes", "yes"])
+
+
+def test_a_value_whose_reconstruction_raises(notebook: Notebook) -> None:
+    body = "class Bad:\n    def __reduce__(self): return (eval, (\"1/0\",))\nBad() if rank == 0 else 'fine'"
+    error = notebook.fail(f"%%sky_broadcast -o r\n{body}")
+    assert error.ename == "ResultError"
+    assert "rank 0" in error.text
+    assert "ZeroDivisionError" in error.text
+    assert notebook.value("r[1:]") == ["fine", "fine"]
+
+
+def test_a_generator_as_result(notebook: Notebook) -> None:
+    error = notebook.fail("%%sky_broadcast -o r\n(i for i in range(3))")
+    assert error.ename == "ResultError"
+    assert "generator" in error.text
+
+
+# ------------------------------------------------------------------------------------------ nothing piles up
+
+
+def shared_memory(notebook: Notebook) -> set[str]:
+    """Files of this pool's node store."""
+    folder = notebook.value("__import__('skymagic').pools.find().agents.hellos[0].store")
+    return {path.name for path in Path(folder).iterdir()}
+
+
+def test_values_that_nobody_wants_are_not_kept(notebook: Notebook) -> None:
+    make = "import numpy as np\nmuch = np.ones(10**6)"
+    before = shared_memory(notebook)
+    notebook.run(f"%%sky_broadcast -o r\n{make}\nmuch;")
+    assert shared_memory(notebook) == before, "taken"
+    notebook.run(f"%%sky_broadcast -o r -g much --head\n{make}\nmuch;")
+    assert shared_memory(notebook) == before, "of the head alone"
+    notebook.fail(f"%%sky_broadcast -o r -g much\n{make}\nmuch if rank else 1 / 0")
+    assert shared_memory(notebook) == before, "of ranks that ended well, where another failed"
+    notebook.fail(f"%%sky_broadcast -o r -g much\n{make}\nmuch if rank else (i for i in ())")
+    assert shared_memory(notebook) == before, "of those beside a value that cannot come back"
+
+
+def test_pulling_under_another_name_leaves_the_rule_of_state_alone(notebook: Notebook) -> None:
+    notebook.run("ruled = 1")
+    notebook.run("%%sky_broadcast\nruled += 10")
+    notebook.run("ruled = 2")
+    notebook.run("%sky_pull ruled -o copy")
+    notebook.run("%%sky_broadcast -o r\nruled")
+    assert notebook.value("copy, r") == ([11] * 3, [2] * 3)
+
+
+# ------------------------------------------------------------------------------------------ --only, -t
+
+
+def test_targets_run_on_these_ranks_alone(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast\nran = False")
+    shown = notebook.run("%%sky_broadcast -t 1:3 -o r\nran = True\nprint('rank', rank)\nrank")
+    assert notebook.value("r") == [1, 2]
+    assert shown.lines == ["rank 1"], "the first that takes part"
+    notebook.run("%%sky_broadcast -o r\nran")
+    assert notebook.value("r") == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"), [("0,2", [0, 2]), ("::2", [0, 2]), ("-1", [2]), ("2", [2]), ("all", [0, 1, 2])]
+)
+def test_targets_as_they_can_be_written(notebook: Notebook, targets: str, expected: list[int]) -> None:
+    notebook.run(f"%%sky_broadcast -t {targets} -o r\nrank")
+    assert notebook.value("r") == expected
+
+
+def test_only_ranks_that_take_part_count_for_shard(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -t 0,2 -o r\nimport skymagic as sky\nsky.shard(list(range(5)))")
+    assert notebook.value("r") == [[0, 2, 4], [1, 3]]
+
+
+def test_ranks_that_are_not_there_are_refused(notebook: Notebook) -> None:
+    for line in ("-t 5", "--only 3", "-t 0,7"):
+        error = notebook.fail(f"%%sky_broadcast {line}\nprint('ran')")
+        assert error.ename == "UsageError"
+        assert "0 to 2" in error.evalue or "3 ranks" in error.evalue
+
+
+# ------------------------------------------------------------------------------------------ push
+
+
+def test_push_sends_what_the_cell_does_not_show(notebook: Notebook) -> None:
+    notebook.run("hidden = {'a': 1}\nother = 2")
+    notebook.run("%%sky_broadcast --push hidden,other -o r\neval('hidden'), globals()['other']")
+    assert notebook.value("r") == [({"a": 1}, 2)] * 3
+
+
+def test_no_push_sends_nothing(notebook: Notebook) -> None:
+    notebook.run("unsent = 1")
+    notebook.run("%%sky_broadcast --no-push -o r\n'unsent' in globals()")
+    assert notebook.value("r") == [False] * 3
+    error = notebook.fail("%%sky_broadcast --no-push\nunsent + 1")
+    assert error.ename == "NameError"
+
+
+def test_no_push_of_names_keeps_these_here(notebook: Notebook) -> None:
+    notebook.run("import threading\nlock = threading.Lock(); goes = 5")
+    notebook.run(
+        "%%sky_broadcast --no-push lock -o r\ntry:\n    lock\nexcept NameError:\n    made = 'own'\nmade, goes"
+    )
+    assert notebook.value("r") == [("own", 5)] * 3
+
+
+def test_push_of_a_name_that_is_not_there(notebook: Notebook) -> None:
+    error = notebook.fail("%%sky_broadcast --push no_such_thing\nprint('ran')")
+    assert error.ename == "CaptureError"
+    assert "no_such_thing" in error.text
+
+
+def test_fresh_sends_again(notebook: Notebook) -> None:
+    notebook.run("base = [0]")
+    notebook.run("%%sky_broadcast -o r\nbase.append(rank); base")
+    notebook.run("%%sky_broadcast --fresh -o r\nbase")
+    assert notebook.value("r") == [[0]] * 3
+
+
+def test_sky_push(notebook: Notebook) -> None:
+    notebook.run("pushed = {'k': 1}; also = 2")
+    notebook.run("%sky_push pushed, also")
+    notebook.run("%%sky_broadcast --no-push -o r\npushed, also")
+    assert notebook.value("r") == [({"k": 1}, 2)] * 3
+
+
+def test_sky_push_to_some(notebook: Notebook) -> None:
+    notebook.run("to_some = 1")
+    notebook.run("%sky_push to_some -t 0,2")
+    notebook.run("%%sky_broadcast --no-push -o r\n'to_some' in globals()")
+    assert notebook.value("r") == [True, False, True]
+
+
+def test_sky_push_overwrites_what_the_ranks_made_of_it(notebook: Notebook) -> None:
+    notebook.run("reset = 1")
+    notebook.run("%%sky_broadcast\nreset = reset + rank + 10")
+    notebook.run("%sky_push reset")
+    notebook.run("%%sky_broadcast --no-push -o r\nreset")
+    assert notebook.value("r") == [1, 1, 1]
+
+
+# ------------------------------------------------------------------------------------------ pull
+
+
+def test_sky_pull(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast\nloss = rank / 2; name = 'n'")
+    notebook.run("%sky_pull loss, name")
+    assert notebook.value("loss, name") == ([0.0, 0.5, 1.0], ["n"] * 3)
+
+
+def test_sky_pull_options(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast\npulled = rank")
+    notebook.run("%sky_pull pulled --head -o head_alone")
+    assert notebook.value("head_alone, 'pulled' in globals()") == (0, False)
+    notebook.run("%sky_pull pulled -t 1: -o some")
+    assert notebook.value("some") == [1, 2]
+
+
+def test_sky_pull_of_what_is_not_there(notebook: Notebook) -> None:
+    error = notebook.fail("%sky_pull never_defined")
+    assert error.ename == "ResultError"
+    assert "never_defined is not defined" in error.text
+
+
+# ------------------------------------------------------------------------------------------ sky_run
+
+
+def test_sky_run_takes_turns(notebook: Notebook) -> None:
+    turns = []
+    for _ in range(4):
+        notebook.run("%%sky_run -o turn\nrank")
+        turns.append(notebook.value("turn"))
+    assert sorted(turns[:3]) == [0, 1, 2]
+    assert turns[3] == turns[0]
+
+
+def test_sky_run_on_a_rank_shows_its_output(notebook: Notebook) -> None:
+    shown = notebook.run("%%sky_run --rank 2 -o value\nprint('from', rank)\nrank * 2")
+    assert shown.stdout == "from 2\n"
+    assert notebook.value("value") == 4
+
+
+# ------------------------------------------------------------------------------------------ --noblock
+
+
+def test_noblock_returns_at_once_and_its_output_stays_in_its_cell(notebook: Notebook) -> None:
+    fifo = gate(notebook)
+    shown = notebook.run(
+        f"%%sky_broadcast -a -o later -t 0\nprint('begun')\nopen({str(fifo)!r}).read()\nprint('over')\n'value'"
+    )
+    notebook.run("'later' in globals()")
+    assert notebook.value("'later' in globals()") is False
+    plain = notebook.start("print('beside')")
+    assert notebook.finish(plain).stdout == "beside\n"
+    fifo.write_text("go")
+    notebook.watch(shown, lambda cell: "over" in cell.stdout)
+    assert shown.lines == ["begun", "over"]
+    assert plain.stdout == "beside\n"
+
+
+def test_noblock_gives_a_future(notebook: Notebook) -> None:
+    notebook.run("future = get_ipython().run_cell_magic('sky_broadcast', '-a -o later', 'rank + 1')")
+    notebook.run("waited = future.result(60)")
+    assert notebook.value("waited, later, future.done()") == ([1, 2, 3], [1, 2, 3], True)
+
+
+def test_noblock_failure_raises_when_asked(notebook: Notebook) -> None:
+    notebook.run("future = get_ipython().run_cell_magic('sky_broadcast', '-a', 'rank / 0')")
+    error = notebook.fail("future.result(60)")
+    assert error.ename == "ZeroDivisionError"
+    assert "failed" in notebook.value("repr(future)")
+
+
+def test_noblock_failure_is_shown_in_its_cell(notebook: Notebook) -> None:
+    shown = notebook.run("%%sky_broadcast -a\nx = 1\nrank / 0")
+    notebook.watch(shown, lambda cell: "on ranks 1, 2" in cell.stderr)
+    assert "ZeroDivisionError" in shown.stderr
+    shown = notebook.run("%%sky_broadcast -a -t 7\n1")
+    notebook.watch(shown, lambda cell: "UsageError" in cell.stderr)
+
+
+def test_a_cell_waits_for_one_that_runs_beside(notebook: Notebook) -> None:
+    fifo = gate(notebook)
+    notebook.run(f"%%sky_broadcast -a -t 0\nopen({str(fifo)!r}).read()\nmade_beside = 1")
+    second = notebook.start("%%sky_broadcast -t 0 -o r\nmade_beside")
+    fifo.write_text("go")
+    notebook.finish(second)
+    assert notebook.value("r") == [1]
+
+
+# ------------------------------------------------------------------------------------------ looking, restarting
+
+
+def test_status_shows_ranks_with_their_processes(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -o pids\nos.getpid()")
+    text = notebook.run("%sky_status").stdout
+    assert "'main'" in text
+    assert "ready" in text
+    rows = [line.split() for line in text.splitlines() if line[:1].isdigit()]
+    assert [(row[0], row[3]) for row in rows] == [
+        (str(r), str(pid)) for r, pid in enumerate(notebook.value("pids"))
+    ]
+
+
+def test_status_of_a_pool_that_is_not_there(notebook: Notebook) -> None:
+    error = notebook.fail("%sky_status nowhere")
+    assert "nowhere" in error.text
+    assert "main" in error.text
+
+
+def test_restart_of_one_rank(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -o before\nkept = rank\nos.getpid()")
+    assert "rank 1" in notebook.run("%sky_restart --rank 1").stdout
+    notebook.run("%%sky_broadcast -o after\nimport os\n(os.getpid(), 'kept' in globals())")
+    before, after = notebook.value("before"), notebook.value("after")
+    assert [pid for pid, _ in after][0::2] == before[0::2]
+    assert after[1][0] != before[1]
+    assert [kept for _, kept in after] == [True, False, True]
+    notebook.run(SETUP)
+
+
+def test_restart_of_all_ranks_sends_variables_again(notebook: Notebook) -> None:
+    notebook.run("shipped = 'again'")
+    notebook.run("%%sky_broadcast -o r\nlost = 1; shipped")
+    notebook.run("%sky_restart")
+    notebook.run("%%sky_broadcast -o r\n'lost' in globals(), shipped")
+    assert notebook.value("r") == [(False, "again")] * 3
+    notebook.run(SETUP)
+
+
+def test_restart_frees_ranks_that_a_cell_beside_holds(notebook: Notebook) -> None:
+    for _ in range(3):
+        fifo = gate(notebook)
+        shown = notebook.run(f"%%sky_broadcast -a\nprint('held')\nopen({str(fifo)!r}).read()")
+        notebook.watch(shown, lambda cell: "held" in cell.stdout)
+        notebook.run("%sky_restart")
+        notebook.run(SETUP)
+    notebook.run("%%sky_broadcast -o r\nrank")
+    assert notebook.value("r") == [0, 1, 2]
+
+
+def test_a_rank_that_dies_between_cells_is_replaced_and_told(notebook: Notebook) -> None:
+    notebook.run("shipped = 'again'")
+    notebook.run("%%sky_broadcast -o pids\nshipped\nos.getpid()")
+    victim = psutil.Process(notebook.value("pids")[1])
+    victim.send_signal(signal.SIGKILL)
+    psutil.wait_procs([victim], timeout=20)
+    known = "__import__('skymagic').pools.find().agents.ranks[1].pid"
+    while notebook.value(known) == victim.pid:  # a cell that is sent before anybody knows fails, and says so
+        pass
+    shown = notebook.run("%%sky_broadcast -o r\nimport os\nint(os.environ['RANK']), shipped")
+    assert notebook.value("r") == [(0, "again"), (1, "again"), (2, "again")]
+    assert "rank 1" in shown.stderr
+    assert "SIGKILL" in shown.stderr
+    notebook.run(SETUP)
+
+
+def test_down_ends_every_process_and_is_legal_twice(tmp_path: Path) -> None:
+    with opened(tmp_path, "%sky_pool one --nodes 2", "%sky_pool two --nodes 1") as one:
+        children = psutil.Process(one.pid).children(recursive=True)
+        assert "one" in one.run("%sky_down one").stdout
+        assert "'two'" in one.run("%sky_status").stdout
+        one.run("%sky_down --all")
+        _, alive = psutil.wait_procs([p for p in children if "skymagic" in " ".join(_command(p))], timeout=10)
+        assert not alive
+        assert "no pool" in one.run("%sky_status").stdout
+        assert "there is no pool" in one.fail("%sky_down").text
+        assert "there is no pool" in one.fail("%%sky_broadcast\n1").text
+        one.run("%sky_pool one --nodes 1")
+        one.run("%%sky_broadcast -o r\n1")
+        assert one.value("r") == [1]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []

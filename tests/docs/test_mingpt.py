@@ -1,0 +1,173 @@
+"""SkyPilot's PyTorch example: torchrun trains examples/mingpt on the nodes of a pool, launched in both of its ways."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.lab.notebook import ROOT, Notebook, Shown
+from tests.lab.places import MACHINES, PLACES, pooled
+
+torch = pytest.importorskip("torch")
+
+SMALL = "data.truncate=0.4 trainer.log_every=1"
+# the example's two ways as they stand there, but for the port: tests beside this one may use that
+STATIC = """\
+MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | head -n1)
+torchrun \\
+--nnodes=$SKYPILOT_NUM_NODES \\
+--nproc_per_node=$SKYPILOT_NUM_GPUS_PER_NODE \\
+--master_addr=$MASTER_ADDR \\
+--master_port=$MASTER_PORT \\
+--node_rank=${SKYPILOT_NODE_RANK} \\
+main.py"""
+C10D = """\
+MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | head -n1)
+echo "Starting distributed training, head node: $MASTER_ADDR"
+
+torchrun \\
+--nnodes=$SKYPILOT_NUM_NODES \\
+--nproc_per_node=$SKYPILOT_NUM_GPUS_PER_NODE \\
+--rdzv_backend=c10d \\
+--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT \\
+--rdzv_id $SKYPILOT_TASK_ID \\
+main.py"""
+LOCALHOST = C10D.replace(
+    'echo "Starting',
+    'if [ $SKYPILOT_NODE_RANK -eq 0 ]; then\n    MASTER_ADDR=localhost\nfi\n\necho "Starting',
+)
+"""SkyPilot's present recipe."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the example, where it may write."""
+    return Path(shutil.copytree(ROOT / "examples" / "mingpt", tmp_path / "mingpt"))
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Notebook]:
+    """On this machine alone: what does not differ elsewhere."""
+    with pooled("local", tmp_path / "pool") as one:
+        yield one
+
+
+@pytest.fixture(params=[*PLACES, MACHINES])
+def notebook(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Notebook]:
+    with pooled(request.param, tmp_path / "pool") as one:
+        yield one
+
+
+def sh(script: str, folder: Path, options: str = "") -> str:
+    return f"%%sky_sh --workdir {folder} {options}\n{script}"
+
+
+def losses(shown: Shown, kind: str) -> list[float]:
+    """What rank 0 told, in order."""
+    lines = re.findall(rf"\[rank 0 on node 0\] epoch \d+ .*\| {kind} loss ([\d.]+)", shown.stdout)
+    return [float(loss) for loss in lines]
+
+
+def test_both_ways_train_and_one_goes_on_where_the_other_ended(notebook: Notebook, folder: Path) -> None:
+    first = notebook.run(sh(f"{STATIC} {SMALL} trainer.epochs=2", folder, "--only all"))
+    for rank in range(4):
+        assert f"[{rank // 2}] [rank {rank} on node {rank // 2}] of 4, on " in first.stdout
+    told = losses(first, "train")
+    assert told[-1] < 0.8 * told[0]
+    assert "snapshot saved to snapshot.pt" in first.stdout, (
+        "by the head alone; the others may have other disks"
+    )
+    second = notebook.run(sh(f"{C10D} {SMALL} trainer.epochs=3", folder, "--only all"))
+    assert second.stdout.count("resumed from snapshot.pt after epoch 2") == 4
+    assert "Starting distributed training, head node: " in second.stdout
+    assert losses(second, "train")[0] < 0.9 * told[0], "it did not begin anew"
+    assert losses(second, "test")[-1] < losses(first, "test")[-1]
+
+
+def test_the_head_may_call_itself_localhost(here: Notebook, folder: Path) -> None:
+    # in a rendezvous, torchrun's first node need not be the pool's
+    shown = here.run(sh(f"{LOCALHOST} {SMALL} trainer.epochs=1 trainer.snapshot=", folder, "--only all"))
+    assert "head node: localhost" in shown.stdout
+    assert len(losses(shown, "test")) == 1
+    assert not (folder / "snapshot.pt").exists()
+
+
+def workers() -> list[psutil.Process]:
+    """The processes that torchrun has started on this machine for these tests."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if "main.py" in process.cmdline() and "LOCAL_RANK" in process.environ():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_a_worker_that_is_killed_ends_the_run_on_all_nodes(notebook: Notebook, folder: Path) -> None:
+    script = f"echo $SKYPILOT_TASK_ID > {folder}/task\n{STATIC} {SMALL} trainer.epochs=1000 trainer.save_every=1000"
+    shown = notebook.start(sh(script, folder))
+    notebook.watch(shown, lambda shown: len(losses(shown, "train")) > 3)
+    task = (folder / "task").read_text().strip()
+    ours = {
+        int(process.environ()["RANK"]): process
+        for process in workers()
+        if process.environ()["SKYPILOT_TASK_ID"] == task
+    }
+    assert sorted(ours) == [0, 1, 2, 3]
+    ours[3].kill()
+    notebook.finish(shown)
+    assert shown.error is not None
+    assert re.search(r"node 1 of 2 on \S+ ended with exit code 1", shown.error.text)
+    assert re.search(
+        r"torchrun's rank 3 \(local rank 1\), process \d+, was ended by SIGKILL", shown.error.text
+    )
+    _, alive = psutil.wait_procs(ours.values(), timeout=10)
+    assert alive == []
+
+
+def test_a_worker_that_raises_shows_its_own_traceback(here: Notebook, folder: Path) -> None:
+    failed = here.fail(sh(f"{STATIC} {SMALL} model.heads=5", folder))
+    assert "ValueError: model.width=64 cannot be shared by model.heads=5 equally" in failed.text
+    assert re.search(r"model\.py\", line \d+, in __init__", failed.text)
+    assert "launch_agent" not in failed.text
+
+
+@pytest.mark.skipif(torch.cuda.device_count() >= 2, reason="this machine has the GPUs that are asked for")
+def test_fewer_devices_than_asked_for_fail_loudly(here: Notebook, folder: Path) -> None:
+    failed = here.fail(sh(f"{STATIC} {SMALL} trainer.device=cuda", folder))
+    assert "2 processes were started on this node, and it has" in failed.text
+    assert "exit code 1" in failed.text
+
+
+# ------------------------------------------------------------------------------------------ its configuration
+
+
+def config(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The example's module."""
+    spec = importlib.util.spec_from_file_location("config", ROOT / "examples" / "mingpt" / "config.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "config", module)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_words_change_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = config(monkeypatch)
+    path = ROOT / "examples" / "mingpt" / "config.toml"
+    read = module.read(path, ["trainer.epochs=7", "optimizer.learning_rate=1e-4", "trainer.device=cpu"])
+    assert (read.trainer.epochs, read.optimizer.learning_rate, read.trainer.device) == (7, 1e-4, "cpu")
+    assert module.read(path).folder == path.parent
+    for wrong in ("epochs=3", "trainer.epochs", "trainer.epoch=3", "trainer.epochs=many"):
+        with pytest.raises(SystemExit, match=wrong.partition("=")[0]):
+            module.read(path, [wrong])

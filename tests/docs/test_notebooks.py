@@ -1,0 +1,189 @@
+"""The notebooks run as their readers run them: nbclient, nbconvert, papermill; and a failure stops all of these."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+QUICKSTART = ROOT / "notebooks" / "quickstart.ipynb"
+WIDGETS = "application/vnd.jupyter.widget"
+IPYKERNEL_ENDS = re.compile(
+    r"ERROR:tornado\.general:Uncaught exception in ZMQStream callback\n"
+    r".*?_publish_status.*?zmq\.error\.ZMQError: Socket operation on non-socket\n",
+    re.DOTALL,
+)
+"""A kernel that ends sometimes says "idle" on its control thread after it has closed the socket: ipykernel's, and harmless."""
+
+
+def call(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run one of Python's modules or scripts in a folder, as a person does in a terminal."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    env = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "IPYTHONDIR": str(folder / ".ipython"),
+        "PYTHONWARNINGS": "default",
+    }
+    return subprocess.run(
+        [sys.executable, *map(str, words)], cwd=folder, env=env, capture_output=True, text=True, timeout=110
+    )
+
+
+def outputs(notebook: Any) -> list[Any]:
+    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+def text(notebook: Any) -> str:
+    """All that a reader without widgets sees below the cells."""
+    found = []
+    for output in outputs(notebook):
+        found += [output.text] if output.output_type == "stream" else []
+        found += [output.data.get("text/plain", "")] if "data" in output else []
+        found += output.get("traceback", [])
+    return "\n".join(found)
+
+
+def check_quickstart(path: Path) -> None:
+    """The notebook tells a whole story: a loss that falls, a result of both ranks, and the same weights on them."""
+    notebook = nbformat.read(path, as_version=4)
+    shown = text(notebook)
+    losses = [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+)", shown)]
+    assert len(losses) >= 2
+    assert losses[-1] < losses[0]
+    assert "'rank': 0" in shown
+    assert "'rank': 1" in shown
+    sums = re.findall(r"\[\d\] rank \d of 2: sum of weights (\S+)", shown)
+    assert len(sums) == 2
+    assert len(set(sums)) == 1
+    assert "is stopped" in shown
+    assert not [output for output in outputs(notebook) if output.output_type == "error"]
+    assert WIDGETS not in path.read_text()
+
+
+# ------------------------------------------------------------------------------------------ as they lie there
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_what_is_saved_reads_well(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert "widgets" not in notebook.metadata
+    assert WIDGETS not in path.read_text()
+    assert not [output for output in outputs(notebook) if output.output_type == "error"]
+    assert all("text/plain" in output.data for output in outputs(notebook) if "data" in output)
+    first = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    assert first.source.startswith("%load_ext skymagic")
+    assert notebook.cells[0].cell_type == "markdown", "it begins by saying what it is"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_every_notebook_runs(path: Path, tmp_path: Path) -> None:
+    needed = nbformat.read(path, as_version=4).metadata.get("skymagic", {}).get("needs", [])
+    if missing := [name for name in needed if find_spec(name) is None]:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    saved = tmp_path / "saved.ipynb"
+    result = call(ROOT / "notebooks" / "show.py", path, "--save", saved, "--timeout", "100", folder=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert IPYKERNEL_ENDS.sub("", result.stderr) == ""
+    assert re.search("%%sky_(broadcast|sh)", result.stdout)
+    executed = nbformat.read(saved, as_version=4)
+    assert all(cell.execution_count for cell in executed.cells if cell.cell_type == "code")
+    assert WIDGETS not in saved.read_text()
+    if path == QUICKSTART:
+        check_quickstart(saved)
+
+
+# ------------------------------------------------------------------------------------------ other people's tools
+
+
+def test_quickstart_under_nbconvert(tmp_path: Path) -> None:
+    result = call(
+        "-m", "nbconvert", "--to", "notebook", "--execute", "--output-dir", tmp_path, "--output", "done", QUICKSTART,
+        folder=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    check_quickstart(tmp_path / "done.ipynb")
+
+
+def test_quickstart_under_papermill(tmp_path: Path) -> None:
+    result = call("-m", "papermill", "--no-progress-bar", QUICKSTART, "done.ipynb", folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    check_quickstart(tmp_path / "done.ipynb")
+
+
+# ------------------------------------------------------------------------------------------ failures stop them
+
+
+def written(folder: Path, *cells: str) -> Path:
+    """A notebook of these cells, between loading and a last cell that must not run."""
+    sources = ["%load_ext skymagic", *cells, "open('went-on', 'w').close()"]
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in sources],
+        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+    )
+    path = folder / "written.ipynb"
+    nbformat.write(notebook, path)
+    return path
+
+
+FAILURES = {
+    "a rank raises": (
+        [
+            "%sky_pool --nodes 2",
+            "%%sky_broadcast\nimport os\nif os.environ['RANK'] == '1':\n    raise ValueError('planted')",
+        ],
+        ["ValueError", "planted", "rank 1 of 2"],
+    ),
+    "a rank dies": (
+        ["%sky_pool --nodes 2", "%%sky_broadcast\nimport os\nos._exit(3)"],
+        ["RankDied", "exit code 3"],
+    ),
+    "the line is wrong": (["%sky_pool --nodse 2"], ["--nodse"]),
+    "a value cannot come back": (
+        ["%sky_pool --nodes 1", "%%sky_broadcast -o r\n(i for i in ())"],
+        ["ResultError", "generator"],
+    ),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failing_cell_makes_papermill_fail(failure: str, tmp_path: Path) -> None:
+    cells, words = FAILURES[failure]
+    result = call(
+        "-m", "papermill", "--no-progress-bar", written(tmp_path, *cells), "done.ipynb", folder=tmp_path
+    )
+    assert result.returncode != 0
+    saved = text(nbformat.read(tmp_path / "done.ipynb", as_version=4))
+    for word in words:
+        assert word in saved
+    assert not (tmp_path / "went-on").exists()
+
+
+def test_a_failing_cell_makes_show_fail_unless_it_is_tagged(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "%sky_pool --nodes 1",
+        "%%sky_broadcast\n1 / 0",
+        "%%sky_broadcast -o r\n'goes on'",
+        "%sky_pull r",
+    )
+    notebook = json.loads(path.read_text())
+    notebook["cells"][2]["metadata"]["tags"] = ["raises-exception"]
+    path.write_text(json.dumps(notebook))
+    result = call(ROOT / "notebooks" / "show.py", path, "--save", "done.ipynb", folder=tmp_path)
+    assert result.returncode == 1
+    assert "----> 2 1 / 0" in result.stdout
+    assert "r is not defined on this rank" in result.stdout, "the cell after the tagged one ran"
+    assert not (tmp_path / "went-on").exists()

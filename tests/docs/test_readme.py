@@ -1,0 +1,77 @@
+"""What the README and the docs show is what happens: their cells run in order in a notebook, their outputs are compared."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.lab.notebook import ANSI, ROOT, Notebook, opened
+
+pytest.importorskip("torch")
+
+BLOCK = re.compile(r"(?:<!-- (?P<mark>[^>]*) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```", re.DOTALL)
+# tests/docs/test_plugins_page.py runs the one's package, tests/docs/test_ssh_page.py the other
+ELSEWHERE = {"plugins.md", "ssh.md"}
+PAGES = [
+    ROOT / "README.md",
+    *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in ELSEWHERE),
+]
+
+
+@dataclass
+class Example:
+    """A cell, the error that it is to end with, and what the page shows of its output."""
+
+    source: str
+    fails: str = ""
+    shown: str = ""
+
+
+def examples(page: Path) -> list[Example]:
+    """The cells of a page (blocks of kind ``python``), each with the ``text`` block that follows it."""
+    found: list[Example] = []
+    for block in BLOCK.finditer(page.read_text()):
+        mark = block["mark"] or ""
+        if block["kind"] == "python" and mark != "not run":
+            found.append(
+                Example(block["text"], mark.removeprefix("fails: ") if mark.startswith("fails: ") else "")
+            )
+        elif block["kind"] == "text" and found and mark != "not compared":
+            found[-1].shown = block["text"]
+    return found
+
+
+def shape(text: str) -> list[str]:
+    """The lines without what differs between runs and machines: numbers, host names, paths, dashes."""
+    lines = [
+        re.sub(r"\S*…?/[\w./-]+", "PATH", re.sub(r"on \S+", "on HOST", line.rstrip()))
+        for line in ANSI.sub("", text).splitlines()
+    ]
+    lines = [re.sub(r"\d+(\.\d+)?", "0", line) for line in lines]
+    return [" ".join(line.split()) for line in lines if line.strip() and not set(line) <= set("- ")]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if examples(page)], ids=lambda page: page.name)
+def test_page(page: Path, tmp_path: Path) -> None:
+    with opened(tmp_path) as notebook:
+        for example in examples(page):
+            follow(notebook, example)
+
+
+def follow(notebook: Notebook, example: Example) -> str:
+    """Run a cell, hold what it shows against the page, and tell it."""
+    cell = notebook.finish(notebook.start(example.source))
+    ename = cell.error.ename if cell.error else ""
+    assert ename == example.fails, f"{example.source}\n{cell.text}{cell.error.text if cell.error else ''}"
+    rich = "\n".join(data.get("text/plain", "") for data in cell.rich)
+    shown = cell.text + rich + (cell.error.text if cell.error else "")
+    missing = [line for line in shape(example.shown) if line not in shape(shown)]
+    assert not missing, f"the page shows {missing}, and the cell showed:\n{shown}"
+    return shown
+
+
+def test_every_page_with_cells_is_run() -> None:
+    assert [page.name for page in PAGES if examples(page)][0] == "README.md"

@@ -1,0 +1,337 @@
+"""Output: whatever a rank writes, by whatever means, is shown in its cell while that runs, and stands complete in the rank's log."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.notebook import Notebook, Shown, opened
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with opened(tmp_path_factory.mktemp("output"), "%sky_pool --nodes 2") as one:
+        one.run("%%sky_broadcast\nimport os, sys, subprocess, threading\nrank = int(os.environ['RANK']);")
+        yield one
+
+
+def log(notebook: Notebook, rank: int, lines: int = 1_000_000) -> list[str]:
+    return notebook.run(f"%sky_logs --rank {rank} -n {lines}").lines
+
+
+def gate(notebook: Notebook) -> Path:
+    """A named pipe: a cell that reads it goes on when it is opened."""
+    path = notebook.folder / f"gate-{os.urandom(4).hex()}"
+    os.mkfifo(path)
+    return path
+
+
+def held_back(shown: Shown) -> int:
+    """Bytes that the notes on the screen say were not shown."""
+    factors = {"bytes": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9}
+    found = re.findall(r"\[([\d.]+) (bytes|KB|MB|GB) of rank \d+'s output not shown", shown.stderr)
+    return round(sum(float(number) * factors[unit] for number, unit in found))
+
+
+# ------------------------------------------------------------------------------------------ all ways to write
+
+
+WAYS = {
+    "print": "print(word)",
+    "print to stderr": "print(word, file=sys.stderr)",
+    "os.write": r"os.write(1, word.encode() + b'\n');",
+    "os.write to stderr": r"os.write(2, word.encode() + b'\n');",
+    "a subprocess": "subprocess.run(['echo', word], check=True);",
+    "a subprocess's stderr": "subprocess.run('echo $WORD >&2', shell=True, check=True);",
+    "os.system": "os.system('echo $WORD');",
+    "a C library": "import ctypes; ctypes.CDLL(None).puts(word.encode());",
+    "a thread": "t = threading.Thread(target=print, args=[word]); t.start(); t.join()",
+    "a forked child": "import multiprocessing as mp\np = mp.get_context('fork').Process(target=print, args=[word])\np.start(); p.join()",
+    "logging to stderr": "import logging; logging.warning(word)",
+    "a warning on stderr": "import warnings; warnings.warn(word)",
+    "no newline": "print(word, end='')",
+    "sys.__stdout__": r"sys.__stdout__.write(word + '\n');",
+    "the binary buffer": r"sys.stdout.buffer.write(word.encode() + b'\n');",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_is_shown_from_the_head_and_logged_of_all(notebook: Notebook, way: str) -> None:
+    word = f"word-{os.urandom(8).hex()}"
+    os_word = f"os.environ['WORD'] = word = '{word[:9]}' '{word[9:]}'"  # a warning shows its line of source
+    shown = notebook.run(f"%%sky_broadcast\n{os_word}\n{WAYS[way]}")
+    assert (shown.stderr if "stderr" in way else shown.stdout).count(word) == 1
+    assert shown.text.count(word) == 1
+    assert sum(word in line for line in log(notebook, 0, 5)) == 1
+    assert sum(word in line for line in log(notebook, 1, 5)) == 1
+
+
+def test_streams_of_several_ranks_are_labelled(notebook: Notebook) -> None:
+    shown = notebook.run(
+        "%%sky_broadcast --only all\nprint('out', rank)\nprint('err', rank, file=sys.stderr)\nos.system('echo sub $RANK');"
+    )
+    assert sorted(shown.stdout.splitlines()) == ["[0] out 0", "[0] sub 0", "[1] out 1", "[1] sub 1"]
+    assert sorted(shown.stderr.splitlines()) == ["[0] err 0", "[1] err 1"]
+
+
+@pytest.mark.parametrize(
+    ("only", "expected"),
+    [("head", [0]), ("1", [1]), ("all", [0, 1]), ("0:2", [0, 1]), ("0,1", [0, 1]), ("-1", [1])],
+)
+def test_only_chooses_whose_output_is_shown(notebook: Notebook, only: str, expected: list[int]) -> None:
+    shown = notebook.run(f"%%sky_broadcast --only {only}\nprint('rank', rank)")
+    label = "[{0}] " if len(expected) > 1 else ""
+    assert sorted(shown.lines) == [label.format(rank) + f"rank {rank}" for rank in expected]
+
+
+def test_lines_of_ranks_do_not_mix(notebook: Notebook) -> None:
+    shown = notebook.run(
+        "%%sky_broadcast --only all\nfor i in range(300):\n    for piece in (f'{rank}:', f'{i}:', 'a' * 50, '\\n'):\n        os.write(1, piece.encode())"
+    )
+    for rank in (0, 1):
+        mine = [line.removeprefix(f"[{rank}] ") for line in shown.lines if line.startswith(f"[{rank}] ")]
+        assert mine == [f"{rank}:{i}:{'a' * 50}" for i in range(300)]
+    assert len(shown.lines) == 600
+
+
+def test_last_line_without_newline_of_several_ranks(notebook: Notebook) -> None:
+    shown = notebook.run("%%sky_broadcast --only all\nprint('open', rank, end='')")
+    assert sorted(shown.lines) == ["[0] open 0", "[1] open 1"]
+
+
+# ------------------------------------------------------------------------------------------ unchanged
+
+
+def test_carriage_returns_and_colours_of_one_rank_pass_unchanged(notebook: Notebook) -> None:
+    shown = notebook.run(r"""%%sky_broadcast
+print('\r 10 %', end=''); print('\r 20 %', end=''); print('\r100 %')
+print('\x1b[31mred\x1b[0m\x1b[K')""")
+    assert shown.stdout == "\r 10 %\r 20 %\r100 %\n\x1b[31mred\x1b[0m\x1b[K\n"
+
+
+def test_progress_bars_of_several_ranks_show_their_last_state(notebook: Notebook) -> None:
+    shown = notebook.run(
+        "%%sky_broadcast --only all\nfor i in range(0, 101, 10):\n    print(f'\\r{rank}: {i} %', end='')\nprint()\nprint('\\x1b[32mgreen\\x1b[0m')"
+    )
+    assert sorted(shown.lines) == sorted(
+        f"[{r}] {text}" for r in (0, 1) for text in (f"{r}: 100 %", "\x1b[32mgreen\x1b[0m")
+    )
+
+
+UNICODE = "äöü ß € 漢字 🤖👩‍🔬 עברית \u0301 \x00 \t end"
+
+
+def test_unicode(notebook: Notebook) -> None:
+    notebook.run(f"text = {UNICODE!r}")
+    shown = notebook.run(
+        "%%sky_broadcast\nprint(text)\nprint(text, file=sys.stderr)\nos.write(1, text.encode());"
+    )
+    assert shown.stdout == f"{UNICODE}\n{UNICODE}"
+    assert shown.stderr == f"{UNICODE}\n"
+
+
+def test_characters_that_are_cut_between_writes_stay_whole(notebook: Notebook) -> None:
+    shown = notebook.run(
+        "%%sky_broadcast\nimport time\nfor byte in '€🤖'.encode():\n    os.write(1, bytes([byte])); time.sleep(0.02)"
+    )
+    assert shown.stdout == "€🤖"
+
+
+def test_invalid_utf8_is_shown_as_such_and_hurts_nobody(notebook: Notebook) -> None:
+    assert notebook.run(r"%%sky_broadcast" "\n" r"os.write(1, b'a\xff\xfeb\n');").stdout == "a��b\n"
+    assert notebook.run(r"%%sky_broadcast" "\n" r"print('lone \ud800')").stdout == "lone \\ud800\n"
+
+
+def test_half_a_character_at_the_end_does_not_reach_the_next_cell(notebook: Notebook) -> None:
+    assert notebook.run(r"%%sky_broadcast" "\n" r"os.write(1, b'cut \xe2\x82');").stdout == "cut �"
+    assert notebook.run("%%sky_broadcast\nprint('next')").stdout == "next\n"
+
+
+# ------------------------------------------------------------------------------------------ floods
+
+
+def test_a_hundred_thousand_lines(notebook: Notebook) -> None:
+    notebook.run("%config SkyMagic.screen_limit = 10_000_000")
+    shown = notebook.run("%%sky_broadcast --only all\nfor i in range(100_000):\n    print('flood', i)")
+    notebook.run("%config SkyMagic.screen_limit = 1_000_000")
+    lines: dict[str, list[str]] = {"[0]": [], "[1]": []}
+    for line in shown.lines:
+        lines[line[:3]].append(line[4:])
+    expected = [f"flood {i}" for i in range(100_000)]
+    assert lines["[0]"] == expected
+    assert lines["[1]"] == expected
+
+
+def test_a_flood_is_held_back_on_the_screen_and_complete_in_the_log(notebook: Notebook) -> None:
+    notebook.run("%config SkyMagic.screen_limit = 20_000")
+    shown = notebook.run("%%sky_broadcast\nfor i in range(100_000):\n    print('paced', i)\nprint('the end')")
+    notebook.run("%config SkyMagic.screen_limit = 1_000_000")
+    expected = [f"paced {i}" for i in range(100_000)]
+    total = sum(len(line) + 1 for line in [*expected, "the end"])
+    assert len(shown.stdout) < total / 2
+    assert len(shown.stdout) + held_back(shown) == pytest.approx(total, rel=0.05)  # the note says 1.2 MB
+    assert "%sky_logs --rank 0" in shown.stderr
+    assert [line for line in log(notebook, 0) if line.startswith("paced")] == expected
+    assert [line for line in log(notebook, 1) if line.startswith("paced")] == expected
+
+
+def test_the_screen_recovers_with_the_next_cell(notebook: Notebook) -> None:
+    notebook.run("%config SkyMagic.screen_limit = 20_000")
+    notebook.run("%%sky_broadcast\nprint('x' * 100_000)")
+    shown = notebook.run("%%sky_broadcast\nprint('next')")
+    notebook.run("%config SkyMagic.screen_limit = 1_000_000")
+    assert shown.text == "next\n"
+
+
+def test_a_megabyte_without_newline(notebook: Notebook) -> None:
+    shown = notebook.run("%%sky_broadcast\nprint('w' * 1_000_000, end='')")
+    assert len(shown.stdout) + held_back(shown) == pytest.approx(1_000_000, rel=0.05)
+    assert set(shown.stdout) == {"w"}
+    assert "w" * 1_000_000 in "\n".join(log(notebook, 0))
+    assert "w" * 1_000_000 in "\n".join(log(notebook, 1))
+
+
+def test_a_megabyte_without_newline_of_several_ranks(notebook: Notebook) -> None:
+    notebook.run("%config SkyMagic.screen_limit = 10_000_000")
+    shown = notebook.run("%%sky_broadcast --only all\nos.write(1, b'u' * 1_000_000);")
+    notebook.run("%config SkyMagic.screen_limit = 1_000_000")
+    assert sorted(shown.lines) == [f"[{rank}] " + "u" * 1_000_000 for rank in (0, 1)]
+
+
+def test_a_thread_that_floods_on_after_its_cell_disturbs_nobody(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast\nstop = threading.Event()\ndef flood():\n    while not stop.is_set():\n        os.write(1, b'late\\n')\n"
+        "thread = threading.Thread(target=flood, daemon=True); thread.start()"
+    )
+    notebook.run("%%sky_broadcast -o answer\nstop.set(); thread.join(); 'answered'")
+    assert notebook.value("answer") == ["answered"] * 2
+
+
+# ------------------------------------------------------------------------------------------ in its cell, and in time
+
+
+def test_output_appears_while_the_cell_runs(notebook: Notebook) -> None:
+    fifo = gate(notebook)
+    shown = notebook.start(
+        f"%%sky_broadcast -t 0\nprint('first')\nopen({str(fifo)!r}).read()\nprint('second')"
+    )
+    notebook.watch(shown, lambda cell: "first\n" in cell.stdout)
+    assert not shown.done
+    fifo.write_text("go")
+    assert notebook.finish(shown).lines == ["first", "second"]
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_dots_appear_while_the_cell_runs(notebook: Notebook, stream: str) -> None:
+    fifo = gate(notebook)
+    shown = notebook.start(
+        f"%%sky_broadcast -t 0\nprint('..', end='', file=sys.{stream})\nopen({str(fifo)!r}).read();"
+    )
+    notebook.watch(shown, lambda cell: ".." in cell.text)
+    assert not shown.done
+    fifo.write_text("go")
+    assert notebook.finish(shown).text == ".."
+
+
+def test_lines_of_several_ranks_appear_while_the_cell_runs(notebook: Notebook) -> None:
+    fifo = gate(notebook)
+    shown = notebook.start(
+        f"%%sky_broadcast --only all\nprint('rank', rank)\nif rank == 0:\n    open({str(fifo)!r}).read()\nprint('after')"
+    )
+    notebook.watch(shown, lambda cell: "[0] rank 0\n" in cell.stdout and "[1] after\n" in cell.stdout)
+    assert not shown.done
+    fifo.write_text("go")
+    assert len(notebook.finish(shown).lines) == 4
+
+
+def test_rich_output_appears_while_the_cell_runs(notebook: Notebook) -> None:
+    fifo = gate(notebook)
+    shown = notebook.start(
+        f"%%sky_broadcast -t 0\nprint('before')\ndisplay('rich')\nopen({str(fifo)!r}).read();"
+    )
+    notebook.watch(shown, lambda cell: bool(cell.rich))
+    assert shown.stdout == "before\n"
+    assert not shown.done
+    fifo.write_text("go")
+    notebook.finish(shown)
+
+
+def test_what_a_thread_prints_later_stays_out_of_other_cells_and_is_logged(notebook: Notebook) -> None:
+    fifo = gate(notebook)
+    notebook.run(
+        f"%%sky_broadcast\ndef later():\n    open({str(fifo)!r}).read()\n    print('much later')\n"
+        "thread = threading.Thread(target=later)\nif rank == 0:\n    thread.start()"
+    )
+    fifo.write_text("go")
+    notebook.run("x = 1")
+    shown = notebook.run("%%sky_broadcast\nprint('mine')\nthread.join() if rank == 0 else None")
+    assert "mine" in shown.stdout
+    assert "much later" in "\n".join(log(notebook, 0))
+
+
+def test_order_of_text_and_displays(notebook: Notebook) -> None:
+    shown = notebook.run(
+        "%%sky_broadcast\nfor i in range(3):\n    print(i, end=' '); os.system(f'echo sub {i}'); display(i)"
+    )
+    assert shown.kinds == ["stdout", "display_data"] * 3
+
+
+# ------------------------------------------------------------------------------------------ last words
+
+
+def test_last_words_of_a_rank_that_is_killed(notebook: Notebook) -> None:
+    shown = notebook.finish(
+        notebook.start(
+            "%%sky_broadcast --only all\nimport signal\nif rank == 1:\n    for i in range(500):\n        print('word', i)\n"
+            "    print('last words')\n    os.kill(os.getpid(), signal.SIGKILL)"
+        )
+    )
+    assert shown.lines == [f"[1] word {i}" for i in range(500)] + ["[1] last words"]
+    assert shown.error is not None
+    assert "last words" in shown.error.text, "the error shows the end of the log"
+    assert log(notebook, 1)[-1] == "last words", "the log outlives the rank"
+    notebook.run("%%sky_broadcast\nimport os, sys, subprocess, threading\nrank = int(os.environ['RANK']);")
+
+
+def test_last_words_of_a_rank_that_exits(notebook: Notebook) -> None:
+    shown = notebook.finish(
+        notebook.start("%%sky_broadcast\nprint('before the end')\nif rank == 0:\n    os._exit(3)")
+    )
+    assert shown.lines == ["before the end"]
+    assert shown.error is not None
+    notebook.run("%%sky_broadcast\nimport os, sys, subprocess, threading\nrank = int(os.environ['RANK']);")
+
+
+# ------------------------------------------------------------------------------------------ logs
+
+
+def test_logs_of_all_ranks_are_labelled(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast --only 0\nprint('logged by', rank)")
+    assert notebook.run("%sky_logs -n 1").lines == ["[0] logged by 0", "[1] logged by 1"]
+    assert notebook.run("%sky_logs --rank 1 -n 1").lines == ["logged by 1"]
+
+
+def test_logs_can_be_followed_until_the_stop_button(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast -a\nimport time\nwhile not os.path.exists('enough'):\n    print('round', flush=True)\n    time.sleep(0.05)"
+    )
+    following = notebook.start("%sky_logs --rank 1 -n 1 -f")
+    notebook.watch(following, lambda so_far: so_far.lines.count("round") > 5)
+    notebook.interrupt()
+    assert notebook.finish(following).error is None
+    notebook.run("open('enough', 'w').close()")
+
+
+def test_progress_bars_are_text(notebook: Notebook) -> None:
+    """A widget would be lost in the saved notebook."""
+    shown = notebook.run(
+        "%%sky_broadcast\nfrom tqdm.auto import tqdm\nfor _ in tqdm(range(7), desc='train', mininterval=0):\n    pass"
+    )
+    assert set(shown.kinds) == {"stderr"}
+    last = shown.stderr.rstrip("\n").split("\r")[-1]
+    assert "train: 100%" in last
+    assert "7/7" in last

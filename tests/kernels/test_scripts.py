@@ -1,0 +1,513 @@
+"""``%%sky_sh``: what a script finds, what is shown of it, how it fails, and that nothing of it is left.
+
+Tests that take `notebook` run on each of `PLACES`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from skymagic.jobs.script import ScriptEnd, script_error, too_many_nodes
+from skymagic.kernels.agent import oom
+from skymagic.kernels.script import environment
+from skymagic.runtime.info import InstanceInfo, Peer
+from tests.lab.notebook import Notebook, Shown, opened
+from tests.lab.places import LOCAL, PLACES, pooled
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def notebook(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """A notebook with a pool that all tests share: none may break it for the next."""
+    with pooled(request.param, tmp_path_factory.mktemp("notebook"), {"SECRET_WORD": "hunter2"}) as opened_one:
+        yield opened_one
+
+
+@pytest.fixture(autouse=True)
+def the_ranks_live_on(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test on the shared pool: the same ranks are there, and take cells."""
+    if "notebook" not in request.fixturenames:
+        yield
+        return
+    shared = request.getfixturevalue("notebook")
+    before = pids(shared)
+    yield
+    assert pids(shared) == before
+
+
+def pids(notebook: Notebook) -> list[int]:
+    """Of the ranks, as they say themselves."""
+    notebook.run("%%sky_broadcast -o pids\nimport os\nos.getpid();")
+    return notebook.value("pids")
+
+
+def sh(script: str, options: str = "") -> str:
+    return f"%%sky_sh {options}\n{script}"
+
+
+def started(notebook: Notebook, script: str, options: str = "") -> Shown:
+    """A script that is running: it has said "begun"."""
+    return notebook.watch(notebook.start(sh(script, options)), lambda shown: "begun" in shown.text)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; waits for one that is on its way."""
+    try:
+        psutil.Process(pid).wait(timeout=10)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+def numbers(text: str, label: str) -> list[int]:
+    """The numbers that follow a label."""
+    return [int(found) for found in re.findall(rf"{label} (\d+)", text)]
+
+
+# ------------------------------------------------------------------------------------------ what a script finds
+
+TOLD = "NODE_IPS NUM_NODES NODE_RANK NUM_GPUS_PER_NODE TASK_ID".split()
+DUMP = """python - <<'END'
+import json, os, sys
+print("ENV" + json.dumps(dict(os.environ)) + "\\nPYTHON" + sys.executable)
+END"""
+
+
+def environments(shown: Shown) -> list[dict[str, str]]:
+    return [json.loads(line.partition("ENV")[2]) for line in shown.lines if "ENV{" in line]
+
+
+def test_the_cluster_stands_in_the_environment(notebook: Notebook) -> None:
+    shown = notebook.run(sh(DUMP, "--only all"))
+    first, second = sorted(environments(shown), key=lambda env: env["SKYPILOT_NODE_RANK"])
+    for node, env in enumerate((first, second)):
+        assert env["SKYPILOT_NODE_RANK"] == str(node)
+        assert env["SKYPILOT_NUM_NODES"] == "2"
+        assert env["SKYPILOT_NUM_GPUS_PER_NODE"] == "2", "without GPUs: as many as the node has ranks"
+        assert len(env["SKYPILOT_NODE_IPS"].split("\n")) == 2
+        assert [env[f"SKYMAGIC_{name}"] for name in TOLD] == [env[f"SKYPILOT_{name}"] for name in TOLD]
+        assert env["MASTER_ADDR"] == env["SKYPILOT_NODE_IPS"].split("\n")[0]
+        info = json.loads(env["COMPUTE_POOL"])
+        assert (info["node"], info["total_nodes"], info["rank"], info["world_size"]) == (node, 2, node, 2)
+        assert info["head_port"] == int(env["MASTER_PORT"])
+        assert env["FROM_POOL"] == "1"
+        of_a_rank = {name for name in env if environment.OF_A_RANK.fullmatch(name)}
+        assert of_a_rank == {"MASTER_ADDR", "MASTER_PORT", "COMPUTE_POOL", "TORCHELASTIC_ERROR_FILE"}
+        assert ("OMP_NUM_THREADS" in env) == ("OMP_NUM_THREADS" in os.environ), (
+            "the ranks have one from the pool"
+        )
+    assert first["SKYPILOT_TASK_ID"] == second["SKYPILOT_TASK_ID"]
+    assert first["MASTER_PORT"] == second["MASTER_PORT"]
+    assert first["TORCHELASTIC_ERROR_FILE"] != second["TORCHELASTIC_ERROR_FILE"]
+    again = environments(notebook.run(sh(DUMP)))[0]
+    assert again["SKYPILOT_TASK_ID"] != first["SKYPILOT_TASK_ID"], "each run has its own"
+
+
+def test_the_pools_python_is_first_on_the_path(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -o own --head\nimport sys\nsys.executable;")
+    shown = notebook.run(sh('command -v python\ncommand -v torchrun\necho "$PATH"'))
+    folder = str(Path(notebook.value("own")).parent)
+    assert shown.lines[0] == f"{folder}/python"
+    assert shown.lines[1] == f"{folder}/torchrun"
+    assert shown.lines[2].split(os.pathsep)[0] == folder
+
+
+def test_the_master_port_is_free_on_the_head(notebook: Notebook) -> None:
+    shown = notebook.run(
+        sh(
+            "python -c \"import os, socket; socket.create_server((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])))\" && echo free"
+        )
+    )
+    assert shown.lines == ["free"]
+
+
+def test_some_nodes_are_a_cluster_of_their_own(notebook: Notebook) -> None:
+    script = 'echo "$SKYPILOT_NODE_RANK of $SKYPILOT_NUM_NODES: $(echo "$SKYPILOT_NODE_IPS" | wc -l)"'
+    shown = notebook.run(sh(script, "-t 1 -o ends"))
+    assert shown.lines == ["0 of 1: 1"], "one node alone has no label"
+    assert notebook.value("[end.node for end in ends]") == [1]
+
+
+def test_variables_of_the_line_and_secrets(notebook: Notebook) -> None:
+    look = """python - <<'END'
+import glob, os
+words = b" ".join(open(path, "rb").read() for path in glob.glob("/proc/[0-9]*/cmdline") if os.path.exists(path))
+print(os.environ["GIVEN"], os.environ["FROM_POOL"], os.environ["SECRET_WORD"] == "hunter" + "2")
+print(b"hunter" + b"2" in words, b"a word of the " + b"script" in words)   # a word of the script
+END"""
+    shown = notebook.run(sh(look, "--env GIVEN='a b' --env FROM_POOL=2 --secret SECRET_WORD"))
+    assert shown.lines == ["a b 2 True", "False False"]
+
+
+def test_a_script_runs_in_its_folder(notebook: Notebook, tmp_path: Path) -> None:
+    folder = tmp_path / "my scripts"
+    folder.mkdir()
+    (folder / "part.sh").write_text("echo from the folder")
+    shown = notebook.run(sh(". ./part.sh; pwd", f"--workdir '{folder}'"))
+    assert shown.lines[0] == "from the folder"
+    assert Path(shown.lines[1]).name.startswith("my scripts")
+
+
+def test_gpus_that_are_in_use_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho '0, 4, 81559'; echo '1, 40000, 81559'; echo '2, 1000, 81559'")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert oom.gpus_in_use("0") == ""
+    assert oom.gpus_in_use("0,1").startswith("GPU 1: 41.9 of 86 GB in use already")
+    assert "GPU 2: 1.0 of 86 GB" in oom.gpus_in_use("")
+    program.write_text("#!/bin/sh\nexit 9")
+    assert oom.gpus_in_use("") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "node", "expected"),
+    [
+        ("torchrun --nnodes=2 main.py", 0, "is_host=1"),
+        ("torchrun --nnodes=2 main.py", 1, None),
+        ("torchrun --rdzv_backend=c10d main.py", 0, "is_host=1"),
+        ("torchrun --rdzv-backend c10d main.py", 1, "is_host=0"),
+        ("torchrun --rdzv_backend=c10d a.py; torchrun --standalone b.py", 1, None),
+    ],
+)
+def test_torchrun_is_told_what_it_would_guess_from_the_hostname(
+    text: str, node: int, expected: str | None
+) -> None:
+    info = InstanceInfo(peers=(Peer(0, "10.0.0.4"), Peer(1, "10.0.0.5")), node=node, local_world_size=2)
+    cluster = environment.cluster_of(info, [0, 1], "task", 1234)
+    found = environment.torchrun(cluster, text)
+    assert found["PET_LOCAL_ADDR"] == ("10.0.0.4", "10.0.0.5")[node]
+    assert found.get("PET_RDZV_CONF") == expected
+
+
+def test_on_one_machine_torchrun_guesses_right_unless_the_script_meets_at_a_port() -> None:
+    info = InstanceInfo(peers=(Peer(0, "127.0.0.1"), Peer(1, "127.0.0.1")), node=1)
+    cluster = environment.cluster_of(info, [0, 1], "task", 1234)
+    assert environment.torchrun(cluster, "torchrun --standalone main.py") == {}
+    assert environment.torchrun(cluster, "torchrun --rdzv_backend='c10d'") == {"PET_RDZV_CONF": "is_host=0"}
+
+
+# ------------------------------------------------------------------------------------------ what is shown
+
+
+def test_the_head_is_shown_and_all_are_labelled_by_node(notebook: Notebook) -> None:
+    script = "echo node $SKYPILOT_NODE_RANK; echo error $SKYPILOT_NODE_RANK >&2"
+    shown = notebook.run(sh(script))
+    assert (shown.stdout, shown.stderr) == ("node 0\n", "error 0\n")
+    shown = notebook.run(sh(script, "--only all"))
+    assert sorted(shown.text.splitlines()) == ["[0] error 0", "[0] node 0", "[1] error 1", "[1] node 1"]
+    assert notebook.run(sh(script, "--only 1")).stdout == "node 1\n"
+
+
+def test_a_script_is_whole_without_a_last_newline(notebook: Notebook) -> None:
+    assert notebook.run("%%sky_sh\nif true; then\n  echo inside\nfi").lines == ["inside"]
+
+
+def test_it_is_bash_with_pipes_and_options(notebook: Notebook) -> None:
+    shown = notebook.run(sh("[[ abc == a* ]] && echo bash\nfalse | true\necho $? ${PIPESTATUS[*]}"))
+    assert shown.lines == ["bash", "0 1 0"]
+    failed = notebook.fail(sh("set -euo pipefail\nfalse | true\necho not reached"))
+    assert "ended with exit code 1" in failed.text
+    assert "not reached" not in failed.text
+    assert notebook.run(sh("false\ntrue")).error is None, "the last command counts"
+
+
+def test_the_lines_of_a_complaint_are_those_of_the_cell(notebook: Notebook) -> None:
+    failed = notebook.fail("%%sky_sh\necho one\nno_such_command")
+    assert "sky_sh: line 3: no_such_command: command not found" in failed.text
+    assert "exit code 127" in failed.text
+
+
+def test_nothing_can_be_read(notebook: Notebook) -> None:
+    assert notebook.run(sh("cat; read x || echo no input")).lines == ["no input"]
+
+
+def test_binary_output_breaks_nothing(notebook: Notebook) -> None:
+    shown = notebook.run(
+        sh(r"printf 'a\xff\xfe\000b\n'; head -c 1000 /dev/urandom; echo; echo end", "-o ends")
+    )
+    assert shown.lines[0] == "a��\0b"
+    assert shown.lines[-1] == "end"
+    assert notebook.value("ends[0].tail").endswith("end")
+
+
+def test_a_flood_is_paced_on_the_screen_and_complete_in_the_log(notebook: Notebook) -> None:
+    notebook.run("from skymagic import pools\nlog = pools.find().log_path(0)")
+    before = notebook.value("__import__('os').path.getsize(log)")
+    shown = notebook.run(
+        sh("yes 0123456789012345678901234567890123456789012345678 | head -c 100000000; echo last", "-o ends")
+    )
+    assert len(shown.text) < 10_000_000
+    assert "output not shown" in shown.stderr
+    assert notebook.value("__import__('os').path.getsize(log)") - before == 100_000_005
+    assert notebook.value("ends[0].tail").endswith("\nlast")
+
+
+def test_exit_codes_and_last_lines_come_back(notebook: Notebook) -> None:
+    notebook.run(sh("echo a; echo node $SKYPILOT_NODE_RANK >&2", "-o ends"))
+    assert notebook.value("[(e.node, e.status, sorted(e.tail.splitlines()), e.stopped) for e in ends]") == [
+        (0, 0, ["a", "node 0"], False), (1, 0, ["a", "node 1"], False),
+    ]  # fmt: skip
+
+
+def test_a_script_goes_on_beside_the_notebook(notebook: Notebook) -> None:
+    notebook.run(sh("sleep 0.5; echo late", "-a"))
+    notebook.run("beside = get_ipython().magics_manager.registry['SkyMagics'].pending[-1]")
+    assert notebook.value("beside.done()") is False
+    notebook.run("ends = beside.result(60)")
+    assert notebook.value("[(end.status, end.tail) for end in ends]") == [(0, "late"), (0, "late")]
+
+
+def test_a_command_in_a_cell_still_runs_on_each_rank(notebook: Notebook) -> None:
+    shown = notebook.run("%%sky_broadcast --only all\n!echo rank $RANK of $WORLD_SIZE")
+    assert sorted(shown.lines) == [f"[{rank}] rank {rank} of 4" for rank in range(4)]
+
+
+# ------------------------------------------------------------------------------------------ what fails
+
+
+def test_a_node_that_fails_ends_the_others(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast\nkept = 5")
+    failed = notebook.fail(
+        sh('if [ "$SKYPILOT_NODE_RANK" = 1 ]; then echo "no luck" >&2; exit 3; fi\nsleep 1000', "-o ends")
+    )
+    assert failed.ename == "ScriptError"
+    assert re.search(
+        r"node 1 of 2 on \S+ ended with exit code 3\nits last lines:\n  no luck\nnode 0 had to be stopped",
+        failed.text,
+    )
+    assert notebook.value("[(e.status, e.stopped) for e in ends]") == [(-signal.SIGTERM, True), (3, False)]
+    notebook.run("%%sky_broadcast -o found\nkept")
+    assert notebook.value("found") == [5] * 4, "the ranks had no part in it"
+
+
+def test_the_error_says_where_and_how(notebook: Notebook) -> None:
+    caught = "try:\n    get_ipython().run_cell_magic('sky_sh', '-t 0', 'exit 4')\nexcept Exception as problem:\n    caught = problem"
+    notebook.run(caught)
+    assert notebook.value("(type(caught).__name__, caught.node, caught.status)") == ("ScriptError", 0, 4)
+    notebook.run("import pickle\ncopy = pickle.loads(pickle.dumps(caught))")
+    assert notebook.value("(str(copy) == str(caught), copy.node, copy.status)") == (True, 0, 4)
+
+
+def test_a_script_that_a_signal_ends_says_which(notebook: Notebook) -> None:
+    failed = notebook.fail(sh("kill -SEGV $$", "-t 0"))
+    assert "was ended by SIGSEGV" in failed.text
+
+
+def test_the_last_traceback_is_the_cause(notebook: Notebook) -> None:
+    script = "python - <<'END'\ndef load():\n    raise KeyError('column')\nload()\nEND\nresult=$?; echo afterwards; exit $result"
+    failed = notebook.fail(sh(script, "-t 0"))
+    assert "line 2, in load" in failed.text
+    assert "KeyError: 'column'" in failed.text
+
+
+REFUSED = {
+    "--workdir no/such/folder": "there is no folder 'no/such/folder'",
+    "--secret NOT_THERE_AT_ALL": "--secret NOT_THERE_AT_ALL: the notebook's environment has no such variable",
+    "-t 7": "node",
+    "--only 5": "node",
+    "--detach": "--detach",
+    "--wat": "--wat",
+}
+
+
+@pytest.mark.parametrize("options", REFUSED)
+def test_misuse_is_told_in_a_line(notebook: Notebook, options: str) -> None:
+    failed = notebook.fail(sh("echo run", options))
+    assert failed.ename == "UsageError"
+    assert REFUSED[options] in failed.text
+    assert "rank" not in failed.text
+
+
+def test_more_nodes_than_there_are_is_told_at_once(notebook: Notebook) -> None:
+    assert "--nnodes=4, and 2 nodes" in too_many_nodes("torchrun --nnodes=4 main.py", 2)
+    assert (
+        too_many_nodes("torchrun --nnodes $N a.py; torchrun --nnodes=1:4 b.py; torchrun --nnodes=2 c.py", 2)
+        == ""
+    )
+    failed = notebook.fail(sh("torchrun() { sleep 1000; }\ntorchrun --nnodes=4 main.py", "--timeout 1s"))
+    assert failed.ename == "RunTimeout"
+
+
+def end(node: int, status: int | None, **more: object) -> ScriptEnd:
+    return ScriptEnd(node, f"host{node}", status, **more)  # type: ignore[arg-type]
+
+
+def cause(text: str, *, follows: bool = False) -> dict[str, object]:
+    return {"text": text, "summary": text, "worker": "", "follows": follows}
+
+
+def test_the_node_that_knows_the_cause_is_told_first() -> None:
+    lost = end(0, 1, cause=cause("RuntimeError: Connection closed by peer", follows=True))
+    raised = end(1, 1, cause=cause("ValueError: x"))
+    assert script_error([lost, raised], 2).node == 1
+    knew = end(1, -15, stopped=True, cause=cause("ValueError: x"))
+    assert script_error([lost, knew], 2).node == 1
+    stopped = end(1, -15, stopped=True)
+    error = script_error([lost, stopped, end(2, 0)], 3)
+    assert (error.node, error.status) == (0, 1)
+    assert "node 1 had to be stopped" in str(error)
+
+
+def test_native_code_that_gives_up_is_heard() -> None:
+    aborted = cause("torchrun's rank 1 (local rank 1), process 7, was ended by SIGABRT")
+    error = script_error(
+        [
+            end(
+                0,
+                1,
+                cause=aborted,
+                words="terminate called after throwing\n  what():  Resource temporarily unavailable",
+            )
+        ],
+        1,
+    )
+    assert "what():  Resource temporarily unavailable" in str(error)
+    assert "gloo" not in str(error)
+    ended = end(0, 1, cause=aborted, words="terminate called without an active exception")
+    assert "let go of the DDP model (del model; gc.collect())" in str(script_error([ended], 1))
+
+
+def test_a_port_that_is_taken_and_a_launcher_that_is_missing_have_a_remedy() -> None:
+    busy = script_error([end(0, 1, cause=cause("DistNetworkError: … name: EADDRINUSE"))], 1)
+    assert "$MASTER_PORT" in str(busy)
+    missing = script_error([end(0, 127, tail="sky_sh: line 2: torchrun: command not found")], 1)
+    assert "torchrun comes with PyTorch" in str(missing)
+
+
+# ------------------------------------------------------------------------------------------ nothing is left
+
+TREE = """sleep 1001 &
+echo child $!
+setsid sh -c 'echo "own session $$"; sleep 1002; true' &
+python -c "
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        print('daemon', os.getpid(), flush=True)
+        time.sleep(1003)
+    os._exit(0)
+os.wait()"
+sh -c 'trap "" TERM; echo "deaf $$"; while :; do sleep 1; done' &
+sleep 0.3
+echo begun
+"""
+"""A child, a grandchild with a session of its own, a daemon whose parents have gone, and one that does not hear TERM."""
+
+
+def all_gone(text: str) -> None:
+    found = [pid for label in ("child", "own session", "daemon", "deaf") for pid in numbers(text, label)]
+    assert len(found) == 4
+    assert [pid for pid in found if not gone(pid)] == []
+
+
+def test_what_a_script_leaves_behind_is_ended_and_said(notebook: Notebook) -> None:
+    shown = notebook.run(sh(TREE, "-t 0"))
+    all_gone(shown.stdout)
+    assert re.search(r"\[node 0: the script left running, and this was ended: .*sleep 1001", shown.stderr)
+    assert "sleep 1002" in shown.stderr
+
+
+def test_what_ends_by_itself_is_not_said(notebook: Notebook) -> None:
+    assert notebook.run(sh("(sleep 0.1; echo late) & echo first")).text == "first\nlate\n"
+
+
+def test_the_stop_button_ends_all_of_it(notebook: Notebook) -> None:
+    shown = started(notebook, TREE + "wait", "-o ends")
+    notebook.interrupt()
+    notebook.finish(shown)
+    assert shown.error is not None
+    assert shown.error.ename == "RunInterrupted"
+    assert "interrupted on nodes 0, 1" in shown.error.text
+    all_gone(shown.stdout)
+    assert notebook.value("[end.stopped for end in ends]") == [True, True]
+
+
+def test_a_script_may_tidy_up_when_it_is_stopped(notebook: Notebook, tmp_path: Path) -> None:
+    shown = started(
+        notebook,
+        f"trap 'echo saved > {tmp_path}/snapshot; exit 0' TERM\necho begun\nsleep 1000 & wait",
+        "-t 0",
+    )
+    notebook.interrupt()
+    assert notebook.finish(shown).error is not None
+    assert (tmp_path / "snapshot").read_text() == "saved\n"
+
+
+def test_the_time_limit_ends_all_of_it(notebook: Notebook) -> None:
+    shown = notebook.finish(notebook.start(sh(TREE + "wait", "--timeout 2s -t 0")))
+    assert shown.error is not None
+    assert shown.error.ename == "RunTimeout"
+    assert "took longer than 2 s and was stopped on node 0\nnode 0's last lines:" in shown.error.text
+    assert "  begun" in shown.error.text
+    all_gone(shown.stdout)
+
+
+def test_a_supervisor_that_is_killed_takes_all_of_it_along(notebook: Notebook) -> None:
+    failed = notebook.finish(notebook.start(sh(TREE + "kill -9 $PPID; sleep 1000", "-t 0")))
+    assert failed.error is not None
+    assert "the process that watched over the script was killed" in failed.error.text
+    all_gone(failed.stdout)
+
+
+# ------------------------------------------------------------------------------------------ ranks and pools that end
+
+
+def test_a_second_press_kills_and_so_does_the_end_of_the_rank(tmp_path: Path) -> None:
+    with opened(tmp_path, "%sky_pool --nodes 1") as notebook:
+        deaf = TREE + "trap '' TERM INT; while :; do sleep 1; done"
+        shown = started(notebook, deaf)
+        notebook.interrupt()
+        notebook.watch(shown, lambda shown: "press again to kill" in shown.text)
+        notebook.interrupt()
+        assert notebook.finish(shown).error is not None
+        all_gone(shown.stdout)
+        notebook.run("%%sky_broadcast -o pid --head\nimport os\nos.getpid();")
+        rank = notebook.value("pid")
+        shown = started(notebook, deaf)
+        os.kill(rank, signal.SIGKILL)
+        notebook.finish(shown)
+        assert shown.error is not None
+        assert shown.error.ename == "RankDied"
+        all_gone(shown.stdout)
+        shown = started(notebook, deaf)
+        os.kill(notebook.pid, signal.SIGKILL)
+        all_gone(shown.stdout)
+
+
+def test_a_failure_leaves_the_ranks_process_group_alone(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    reduce = "%%sky_broadcast -o sums\nimport torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item();"
+    with opened(tmp_path, "%sky_pool --nodes 2 --plugin torch", reduce) as notebook:
+        generation = "%%sky_broadcast -o generation --head\nfrom skymagic.kernels import rendezvous\nrendezvous.generation();"
+        notebook.fail(sh("[ $SKYPILOT_NODE_RANK = 0 ] && exit 1\nsleep 1000"))
+        notebook.run(reduce)
+        notebook.run(generation)
+        assert notebook.value("(sums, generation)") == ([2.0, 2.0], 0)
+
+
+def test_a_port_that_another_holds_is_refused_before_it_hangs(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text("print('not reached')")
+    with opened(tmp_path, LOCAL) as notebook, socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        ways = (
+            f"--master_addr=$MASTER_ADDR --master_port={port} --node_rank=$SKYPILOT_NODE_RANK",
+            f"--rdzv_backend=c10d --rdzv_endpoint=$MASTER_ADDR:{port} --rdzv_id $SKYPILOT_TASK_ID",
+        )
+        for way in ways:
+            failed = notebook.fail(sh(f"torchrun --nnodes=2 --nproc_per_node=1 {way} train.py"))
+            assert "EADDRINUSE" in failed.text
+            assert "a port is in use on that node" in failed.text
+            assert "launch_agent" not in failed.text, "no frames of torchrun's own"

@@ -1,0 +1,212 @@
+"""A notebook without a browser: its cells run in a real kernel, and what they show comes back."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 90.0  # seconds without any news from the kernel; then it hangs
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The error that a cell ended with; `text` is what the user reads of it, without colours."""
+
+    ename: str
+    evalue: str
+    text: str
+
+
+@dataclass
+class Shown:
+    """What one cell shows, as it stands now: Jupyter's outputs, text of one stream in a row joined."""
+
+    outputs: list[dict[str, Any]] = field(default_factory=list)
+    error: Failed | None = None
+    done: bool = False
+    _clear: bool = False
+
+    def _text(self, *names: str) -> str:
+        return "".join(o["text"] for o in self.outputs if o["kind"] == "stream" and o["name"] in names)
+
+    @property
+    def stdout(self) -> str:
+        return self._text("stdout")
+
+    @property
+    def stderr(self) -> str:
+        return self._text("stderr")
+
+    @property
+    def text(self) -> str:
+        """Both streams as they follow each other on the screen."""
+        return self._text("stdout", "stderr")
+
+    @property
+    def lines(self) -> list[str]:
+        return self.stdout.splitlines()
+
+    @property
+    def rich(self) -> list[dict[str, str]]:
+        """The bundles of what was displayed: MIME type -> data."""
+        return [o["data"] for o in self.outputs if o["kind"] in ("display_data", "execute_result")]
+
+    @property
+    def kinds(self) -> list[str]:
+        """The order of outputs on the screen: stdout, stderr, display_data, execute_result, error."""
+        return [o["name"] if o["kind"] == "stream" else o["kind"] for o in self.outputs]
+
+    def add(self, kind: str, content: dict[str, Any]) -> None:
+        """Take one message, as a front end does."""
+        if kind == "clear_output":
+            self._clear = bool(content["wait"])
+            self.outputs = self.outputs if self._clear else []
+            return
+        if self._clear:
+            self._clear, self.outputs = False, []
+        last = self.outputs[-1] if self.outputs else {}
+        if kind == "stream" and (last.get("kind"), last.get("name")) == ("stream", content["name"]):
+            last["text"] += content["text"]
+        elif kind == "update_display_data":
+            for output in self.outputs:
+                if output.get("transient", {}).get("display_id") == content["transient"]["display_id"]:
+                    output["data"] = content["data"]
+        else:
+            self.outputs.append({"kind": kind, **content})
+
+
+OUTPUTS = {"stream", "display_data", "update_display_data", "execute_result", "clear_output", "error"}
+
+
+class Notebook:
+    """Owns a kernel, in a folder of its own.
+
+    Args:
+        folder: where the notebook lies: the kernel's working directory.
+        env: what the kernel's environment has besides this process's own.
+    """
+
+    def __init__(self, folder: Path, env: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        # the history's journal comes and goes, and would be counted among the descriptors
+        options = ["--IPKernelApp.log_level=50", "--HistoryManager.hist_file=:memory:"]
+        self._manager = KernelManager(kernel_name="python3")
+        self._manager.start_kernel(
+            cwd=str(folder),
+            env={**os.environ, "PYTHONPATH": path, "IPYTHONDIR": str(folder / ".ipython"), **(env or {})},
+            extra_arguments=options,
+        )
+        self._client: BlockingKernelClient = self._manager.client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=PATIENCE)
+        self._cells: dict[str, Shown] = {}
+        self._replies: dict[str, dict[str, Any]] = {}
+        self.pid = int(self.value("__import__('os').getpid()"))
+
+    # -- cells ---------------------------------------------------------------------------------------------------
+
+    def start(self, source: str) -> Shown:
+        """Send a cell; what it shows is filled in by `watch` and `finish`."""
+        shown = Shown()
+        self._cells[self._client.execute(source, allow_stdin=False, stop_on_error=False)] = shown
+        return shown
+
+    def watch(self, shown: Shown, until: Callable[[Shown], bool]) -> Shown:
+        """Wait until a cell shows what is asked for; fails when nothing new comes for PATIENCE seconds."""
+        while not until(shown):
+            try:
+                message = self._client.get_iopub_msg(timeout=PATIENCE)
+            except Empty:
+                raise AssertionError(f"nothing more came after:\n{shown.text}\n{shown.error}") from None
+            self._take(message)
+        return shown
+
+    def _take(self, message: dict[str, Any]) -> None:
+        shown = self._cells.get(message["parent_header"].get("msg_id", ""))
+        kind, content = message["msg_type"], message["content"]
+        if shown is None:
+            return
+        if kind in OUTPUTS:
+            shown.add(kind, dict(content))
+        if kind == "error":
+            text = ANSI.sub("", "\n".join(content["traceback"]))
+            shown.error = Failed(content["ename"], content["evalue"], text)
+        if kind == "status" and content["execution_state"] == "idle":
+            shown.done = True
+
+    def finish(self, shown: Shown) -> Shown:
+        """Wait for the end of a cell, and look whether it failed."""
+        self.watch(shown, lambda cell: cell.done)
+        reply = self._reply(next(number for number, cell in self._cells.items() if cell is shown))
+        if reply["status"] == "error" and shown.error is None:  # misuse is a line of stderr, not a traceback
+            shown.error = Failed(reply["ename"], reply["evalue"], shown.stderr)
+        assert reply["status"] == ("ok" if shown.error is None else "error")
+        return shown
+
+    def _reply(self, number: str) -> dict[str, Any]:
+        """The kernel's reply to a request; those to others that come first are kept."""
+        deadline = time.monotonic() + PATIENCE
+        while number not in self._replies:
+            reply = self._client.get_shell_msg(timeout=max(0.0, deadline - time.monotonic()))
+            self._replies[reply["parent_header"].get("msg_id", "")] = reply["content"]
+        return self._replies.pop(number)
+
+    def run(self, source: str) -> Shown:
+        """Run a cell that ends well."""
+        shown = self.finish(self.start(source))
+        assert shown.error is None, shown.text + shown.error.text
+        return shown
+
+    def fail(self, source: str) -> Failed:
+        """Run a cell that fails."""
+        shown = self.finish(self.start(source))
+        assert shown.error is not None, f"no error, but {shown.outputs}"
+        return shown.error
+
+    def value(self, expression: str) -> Any:
+        """An expression's value in the notebook: plain literals and containers of them."""
+        wanted = {"value": f"repr(({expression}))"}
+        number = self._client.execute("", silent=True, store_history=False, user_expressions=wanted)
+        answer = self._reply(number)["user_expressions"]["value"]
+        assert answer["status"] == "ok", f"{expression}: {answer['ename']}: {answer['evalue']}"
+        return ast.literal_eval(ast.literal_eval(answer["data"]["text/plain"]))
+
+    # -- the kernel ----------------------------------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """Press the stop button."""
+        self._manager.interrupt_kernel()
+
+    def close(self) -> None:
+        """Shut the kernel down, as closing a notebook does; twice is safe."""
+        self._client.stop_channels()
+        if self._manager.has_kernel:
+            self._manager.shutdown_kernel(now=not self._manager.is_alive())
+        self._manager.cleanup_resources()
+
+
+@contextmanager
+def opened(folder: Path, *cells: str, env: dict[str, str] | None = None) -> Iterator[Notebook]:
+    """A notebook with skymagic loaded and these cells run; closed at the end."""
+    notebook = Notebook(folder, env)
+    try:
+        notebook.run("%load_ext skymagic")
+        for cell in cells:
+            notebook.run(cell)
+        yield notebook
+    finally:
+        notebook.close()

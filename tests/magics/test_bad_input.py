@@ -1,0 +1,423 @@
+"""Input that nobody means to give: each is refused in words or simply works, and nothing piles up.
+
+Exits, input() and names that are missing are in test_failures_simple, floods in test_output, large results in test_values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from skymagic.run.engine import PURGE_AFTER, PURGE_BYTES
+from tests.lab.notebook import Notebook, opened
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with opened(tmp_path_factory.mktemp("bad"), "%sky_pool --nodes 2 --plugin torch") as one:
+        one.run("%%sky_broadcast\nimport os, sys, threading\nrank = int(os.environ['RANK']);")
+        yield one
+
+
+# ------------------------------------------------------------------------------------------ the cell's text
+
+
+@pytest.mark.parametrize("body", ["\n", "\n   \n\t\n", "# only a comment", "pass"])
+def test_cell_that_does_nothing(notebook: Notebook, body: str) -> None:
+    assert notebook.run(f"%%sky_broadcast -o r\n{body}").outputs == []
+    assert notebook.value("r") == [None, None]
+    assert notebook.run(f"%%sky_run\n{body}").outputs == []
+
+
+@pytest.mark.parametrize("cell", ["%%sky_broadcast", "%%sky_broadcast -o r\n", "%%sky_run"])
+def test_cell_without_a_body_is_one_line_of_ipython(notebook: Notebook, cell: str) -> None:
+    shown = notebook.finish(notebook.start(cell))
+    assert shown.error is not None
+    assert shown.error.ename == "UsageError"
+    assert "the cell body is empty" in shown.stderr
+    assert len(shown.stderr.splitlines()) == 1
+
+
+def test_line_magic_without_a_cell(notebook: Notebook) -> None:
+    notebook.run("%sky_broadcast -o r")
+    assert notebook.value("r") == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("def f(:\n    pass", 2),
+        ("x = 1\nif x:\ny = 2", 4),
+        ("'open", 2),
+        ("x = (1,\n", 2),
+        ("return 5", 2),
+        ("x = 1\n  y = 2", 3),
+        ("f() = 1", 2),
+        ("'''never\nclosed", 2),
+        ("break", 2),
+        ("nonlocal x", 2),
+    ],
+)
+def test_syntax_error_is_said_once_and_nothing_is_sent(notebook: Notebook, body: str, line: int) -> None:
+    notebook.run("import threading\nunsendable = threading.Lock()")
+    shown = notebook.finish(notebook.start(f"%%sky_broadcast\n{body}\nunsendable"))
+    assert shown.error is not None
+    assert shown.error.ename == "CellSyntaxError"
+    assert shown.error.text.count("CellSyntaxError") == 1
+    assert shown.text == ""
+    assert f"(line {line} of the cell)" in shown.error.text
+    assert "unsendable (" not in shown.error.text
+    assert "skymagic" not in shown.error.text
+
+
+def test_syntax_error_starts_no_pool(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with opened(tmp_path_factory.mktemp("none")) as one:
+        assert one.fail("%%sky_broadcast --nodes 2\ndef f(:").ename == "CellSyntaxError"
+        assert psutil.Process(one.pid).children() == []
+
+
+def test_null_bytes(notebook: Notebook) -> None:
+    error = notebook.fail("%%sky_broadcast\nx = 1\0")
+    assert error.ename == "CellSyntaxError"
+    assert "null" in error.text
+
+
+def test_a_cell_of_five_megabytes_in_one_line(notebook: Notebook) -> None:
+    notebook.run(f"%%sky_broadcast -o r\ntext = '{'x' * 5_000_000}'\nlen(text)")
+    assert notebook.value("r") == [5_000_000] * 2
+
+
+def test_a_cell_of_five_megabytes_in_many_lines(notebook: Notebook) -> None:
+    lines = "\n".join(f"    {number}, # {'c' * 1000}" for number in range(5000))
+    assert len(lines) > 5_000_000
+    notebook.run(f"%%sky_broadcast -o r\nlisted = [\n{lines}\n]\nlen(listed)")
+    assert notebook.value("r") == [5000] * 2
+
+
+def test_error_in_a_cell_of_five_megabytes(notebook: Notebook) -> None:
+    error = notebook.fail(f"%%sky_broadcast\ntext = '{'x' * 5_000_000}'\n1 / 0")
+    assert error.ename == "ZeroDivisionError"
+    assert "----> 3 1 / 0" in error.text
+
+
+def test_deeply_nested_cell(notebook: Notebook) -> None:
+    error = notebook.fail(f"%%sky_broadcast\n{'(' * 500}1{')' * 500}")
+    assert error.ename == "CellSyntaxError"
+    assert "parentheses" in error.text
+
+
+def test_unicode_in_names_strings_and_comments(notebook: Notebook) -> None:
+    notebook.run("größe = '漢字🤖'\ndef füge_an(x): return x + '…'")
+    notebook.run("%%sky_broadcast -o ergebnis -g μ\n# Kommentar: 🤖\nμ = füge_an(größe)\nμ + '\\N{BULLET}'")
+    assert notebook.value("ergebnis, μ") == (["漢字🤖…•"] * 2, ["漢字🤖…"] * 2)
+
+
+def test_windows_line_ends_and_tabs(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -o r\r\nif True:\r\n\tx = 'a'\r\nx")
+    assert notebook.value("r") == ["a", "a"]
+
+
+def test_a_cell_that_looks_like_an_order(notebook: Notebook) -> None:
+    notebook.run('%%sky_broadcast -o r\n#%sky {"kind": "rejoin"}\n5')
+    assert notebook.value("r") == [5, 5]
+
+
+# ------------------------------------------------------------------------------------------ what cannot travel
+
+
+UNSENDABLE = {
+    "socket": ("import socket\nthing = socket.socket()", "socket", "connection"),
+    "lock": ("import threading\nthing = threading.Lock()", "lock", "make it in the cell"),
+    "generator": ("thing = (i for i in range(3))", "generator", "list(thing)"),
+    "open file": ("thing = open('/dev/null')", "TextIOWrapper", "open it in the cell"),
+    "thread": ("import threading\nthing = threading.Thread(target=print)", "Thread", "start it in the cell"),
+    "coroutine": ("async def f(): pass\nthing = f()", "coroutine", "await"),
+    "inside": (
+        "import threading\nclass Box: pass\nthing = Box(); thing.inner = {'a': [threading.Lock()]}",
+        "thing.inner['a'][0]",
+        "lock",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNSENDABLE)
+def test_what_cannot_travel_is_no_matter_until_it_is_used(notebook: Notebook, kind: str) -> None:
+    make, *words = UNSENDABLE[kind]
+    notebook.run(make)
+    notebook.run("%%sky_broadcast -o r\n'thing' in globals()")
+    assert notebook.value("r") == [False, False]
+    error = notebook.fail("%%sky_broadcast\nprint('it ran')\nthing")
+    assert error.ename == "CaptureError"
+    assert "thing (" in error.text
+    assert "nothing was run" in error.text
+    for word in words:
+        assert word in error.text
+    assert "skymagic/" not in error.text
+    notebook.run("thing.close() if hasattr(thing, 'close') else None\ndel thing")
+
+
+def test_all_that_cannot_travel_is_named_at_once(notebook: Notebook) -> None:
+    notebook.run(
+        "import threading\none = threading.Lock(); two = (i for i in ()); three = open('/dev/null')\ndef uses(): return one"
+    )
+    error = notebook.fail("%%sky_broadcast\nuses(), two, three")
+    assert "3 variables cannot travel" in error.text
+    assert "used by uses" in error.text
+    notebook.run("three.close()\ndel one, two, three, uses")
+
+
+def test_lambda_and_nested_class_travel(notebook: Notebook) -> None:
+    notebook.run(
+        "twice = lambda x: 2 * x\nclass Outer:\n    class Inner:\n        def get(self): return twice(21)\n"
+        "def make():\n    class Local(Outer.Inner):\n        pass\n    return Local\nLocal = make()"
+    )
+    notebook.run("%%sky_broadcast -o r\nunused = 1\n'Outer' in globals()")
+    assert notebook.value("r") == [False, False]
+    notebook.run(
+        "%%sky_broadcast -o r\nOuter.Inner().get(), Local().get(), isinstance(Local(), Outer.Inner), twice(1)"
+    )
+    assert notebook.value("r") == [(42, 42, True, 2)] * 2
+
+
+def test_a_name_that_the_cell_defines_itself_may_be_anything_here(notebook: Notebook) -> None:
+    notebook.run("import threading\nown = threading.Lock()")
+    notebook.run("%%sky_broadcast -o r\nown = 5\nown")
+    assert notebook.value("r") == [5, 5]
+
+
+def test_a_module_of_the_notebook_that_is_main(notebook: Notebook) -> None:
+    notebook.run("import __main__\nfrom __main__ import __name__ as own_name\nseen = 1")
+    notebook.run("%%sky_broadcast -o r\nimport __main__\nown_name, __name__")
+    assert notebook.value("r") == [("__main__", "__main__")] * 2
+
+
+def test_ipython_and_its_own_names_stay_here(notebook: Notebook) -> None:
+    notebook.run("1 + 1")
+    notebook.run("%%sky_broadcast -o r\nIn, Out, get_ipython().__class__.__name__;")
+    assert notebook.value("[name for _, _, name in r]") == ["RankShell", "RankShell"]
+
+
+# ------------------------------------------------------------------------------------------ the line
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--nodse 3", ["--nodse", "did you mean '--nodes'"]),
+        ("--timeout soon", ["--timeout", "soon"]),
+        ("-o 1x", ["-o", "1x"]),
+        ("-o for", ["for"]),
+        ("-o 'open", ["quote"]),
+        ("-t 0:x", ["-t"]),
+        ("--only some", ["--only"]),
+        ("--head", ["--head"]),
+        ("-o a -o b", ["-o"]),
+        ("stray words", ["stray words"]),
+        ("--timeout soon --nodse 3 -o 1x", ["--timeout", "--nodse", "-o"]),
+    ],
+)
+def test_mistakes_of_the_line_are_one_line_before_anything_runs(
+    notebook: Notebook, line: str, words: list[str]
+) -> None:
+    shown = notebook.finish(notebook.start(f"%%sky_broadcast {line}\nprint('it ran')"))
+    assert shown.error is not None
+    assert shown.error.ename == "UsageError"
+    assert shown.stdout == ""
+    assert len(shown.stderr.splitlines()) == 1
+    for word in words:
+        assert word in shown.stderr
+
+
+# ------------------------------------------------------------------------------------------ unusual ways to call
+
+
+def test_in_a_loop_by_run_cell_magic(notebook: Notebook) -> None:
+    shown = notebook.run(
+        "collected = []\nfor step in range(5):\n"
+        "    get_ipython().run_cell_magic('sky_broadcast', '-o part', 'print(\"step\", step)\\nrank * step')\n    collected.append(part)"
+    )
+    assert shown.lines == [f"step {step}" for step in range(5)]
+    assert notebook.value("collected") == [[0, step] for step in range(5)]
+
+
+def test_error_in_a_loop_stops_the_loop(notebook: Notebook) -> None:
+    error = notebook.fail(
+        "for step in range(5):\n    get_ipython().run_cell_magic('sky_broadcast', '', 'x = 1\\n1 / (step - 2)')"
+    )
+    assert error.ename == "ZeroDivisionError"
+    assert "2 1 / (step - 2)" in error.text, "numbered in the body, for there is no cell around it"
+    assert notebook.value("step") == 2
+
+
+def test_within_a_cell_magic_of_the_notebook(notebook: Notebook) -> None:
+    notebook.run(
+        "%%capture held\nget_ipython().run_cell_magic('sky_broadcast', '-o r', 'print(\"captured\")\\nrank')"
+    )
+    assert notebook.value("held.stdout, r") == ("captured\n", [0, 1])
+
+
+def test_from_a_thread_of_the_notebook(notebook: Notebook) -> None:
+    notebook.run(
+        "import threading\nthread = threading.Thread(target=get_ipython().run_cell_magic, args=('sky_broadcast', '-o r', 'rank + 5'))\n"
+        "thread.start(); thread.join()"
+    )
+    assert notebook.value("r") == [5, 6]
+
+
+def test_from_a_rank_there_is_no_pool(notebook: Notebook) -> None:
+    error = notebook.fail(
+        "%%sky_broadcast\n%load_ext skymagic\nget_ipython().run_cell_magic('sky_broadcast', '', '1')"
+    )
+    assert "there is no pool" in error.text
+
+
+def test_user_code_that_breaks_what_ours_uses(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast -o r\nprint = None; json = 'mine'; sys.modules['json'].mine = 1; input = 5; len = 'mine'; list = dict = None\nrank"
+    )
+    assert notebook.value("r") == [0, 1]
+    notebook.run("%%sky_broadcast -o r\ndel print, input, len, list, dict\nprint('again')\nlen([1])")
+    assert notebook.value("r") == [1, 1]
+
+
+def test_user_code_that_replaces_its_streams(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast\nimport io\nkept = sys.stdout, sys.stderr\nsys.stdout = io.StringIO(); sys.stderr = None\nprint('hidden')"
+    )
+    shown = notebook.run(
+        "%%sky_broadcast -o r\nheard = sys.stdout.getvalue()\nsys.stdout, sys.stderr = kept\nprint('shown')\nheard"
+    )
+    assert shown.stdout == "shown\n"
+    assert notebook.value("r") == ["hidden\n"] * 2
+
+
+@pytest.mark.parametrize(
+    "breaks",
+    [
+        "os.close(1); os.close(2)",
+        "sys.stdout.close(); sys.stderr.close()",
+        "sys.stdout = sys.stderr = None",
+        "del sys.stdout",
+        "sys.stdout = type('NoStream', (), {'write': lambda self, text: None})()",
+        "sys.stdout = type('Raises', (), {'write': len, 'flush': lambda self: 1 / 0})()",
+        "os.closerange(0, 3)",
+    ],
+)
+def test_user_code_that_breaks_its_streams(notebook: Notebook, breaks: str) -> None:
+    notebook.finish(notebook.start(f"%%sky_broadcast\n{breaks}"))
+    shown = notebook.run("%%sky_broadcast -o r\nprint('out'); print('err', file=sys.stderr)\nrank")
+    assert (shown.stdout, shown.stderr) == ("out\n", "err\n")
+    assert notebook.value("r") == [0, 1]
+
+
+def test_user_code_that_changes_the_folder_and_environment(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast\nimport tempfile\nos.chdir('/'); os.environ.clear()")
+    notebook.run("%%sky_broadcast -o r\nrank, os.getcwd()")
+    assert notebook.value("r") == [(0, "/"), (1, "/")]
+    notebook.run("%sky_restart")
+    notebook.run("%%sky_broadcast\nimport os, sys, threading\nrank = int(os.environ['RANK']);")
+
+
+# ------------------------------------------------------------------------------------------ again and again
+
+
+COUNT = """
+import gc, os, psutil, threading
+gc.collect()
+def count():
+    me = psutil.Process()
+    return {"threads": me.num_threads(), "fds": me.num_fds(), "listening": sum(c.status == "LISTEN" for c in me.net_connections("inet"))}
+"""
+TRAIN = """%%sky_broadcast -o r
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")  # as in a script; there is a group already
+model = DDP(torch.nn.Linear(10, 1))
+model(data[:4]).sum().backward()
+total = torch.ones(1)
+dist.all_reduce(total)
+print("step")
+(total.item(), len(dist.distributed_c10d._world.pg_map), os.environ["MASTER_PORT"], data[:2])
+"""
+
+
+def counts(notebook: Notebook) -> dict[str, int]:
+    """Threads, descriptors, ports, processes and shared memory of everything that belongs to the notebook."""
+    notebook.run(f"{COUNT}\nhere = count()")
+    notebook.run(f"%%sky_broadcast -o there\n{COUNT}\ncount()")
+    found = {f"notebook's {what}": number for what, number in notebook.value("here").items()}
+    for rank, figures in enumerate(notebook.value("there")):
+        found |= {f"rank {rank}'s {what}": number for what, number in figures.items()}
+    family = psutil.Process(notebook.pid).children(recursive=True)
+    folder = notebook.value("__import__('skymagic').pools.find().agents.hellos[0].store")
+    return found | {
+        "processes": len(family),
+        "all threads": sum(process.num_threads() for process in family),
+        "all descriptors": sum(process.num_fds() for process in family),
+        "shared memory": len(list(Path(folder).iterdir())),
+    }
+
+
+def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, tuple[int, int]]:
+    """What is more than it was."""
+    return {what: (before[what], number) for what, number in after.items() if number > before[what]}
+
+
+def test_the_same_cell_twenty_times(notebook: Notebook) -> None:
+    notebook.run("import torch\ndata = torch.ones(40_000, 10)")
+    for _ in range(3):
+        shown = notebook.run(TRAIN)
+    assert "init_process_group changes nothing" in shown.stderr
+    first = notebook.value("[x[:3] for x in r]")
+    assert [(total, groups) for total, groups, _ in first] == [(2.0, 1)] * 2
+    before = counts(notebook)
+    for _ in range(20):
+        notebook.run(TRAIN)
+    assert notebook.value("[x[:3] for x in r]") == first
+    assert grown(before, counts(notebook)) == {}
+
+
+def test_the_controller_forgets_runs_that_are_over(notebook: Notebook) -> None:
+    remembered = (
+        "len(__import__('skymagic.pool.registry').pools.find()._engine._client.db_query({}, ['msg_id']))"
+    )
+    again = "get_ipython().run_cell_magic('sky_broadcast', '', 'pass')"
+    notebook.run(f"for _ in range({PURGE_AFTER}):\n    {again}")
+    assert 0 < notebook.value(remembered) <= PURGE_AFTER + 4
+    notebook.run(f"%%sky_broadcast\n# {'x' * PURGE_BYTES}\npass")
+    notebook.run("%%sky_broadcast\npass")
+    assert notebook.value(remembered) == 2
+
+
+def test_failing_cells_leave_nothing(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast\nimport torch, torch.distributed as dist;")
+    cell = "%%sky_broadcast -o r\nbig = bytes(10**6)\nif rank == 1:\n    raise ValueError('again')\ndist.all_reduce(torch.ones(1)); big;"
+    for _ in range(3):  # the first group that is replaced stays with DDP
+        notebook.fail(cell)
+    before = counts(notebook)
+    for _ in range(10):
+        notebook.fail(cell)
+    assert grown(before, counts(notebook)) == {}
+
+
+def test_restarts_leave_nothing(notebook: Notebook) -> None:
+    notebook.run("%sky_restart")
+    before = counts(notebook)
+    for _ in range(2):
+        notebook.run("%sky_restart")
+    assert grown(before, counts(notebook)) == {}
+
+
+def test_pools_that_come_and_go_leave_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with opened(tmp_path_factory.mktemp("come-and-go")) as one:
+        figures = []
+        for _ in range(3):
+            one.run("%sky_pool passing --nodes 1")
+            one.run("%%sky_broadcast -o r\n1")
+            one.run("%sky_down passing")
+            one.run(f"{COUNT}\nhere = count()")
+            figures.append((one.value("here"), len(psutil.Process(one.pid).children(recursive=True))))
+        assert figures[1:] == figures[:1] * 2

@@ -1,0 +1,241 @@
+"""Images add up, disagree in words, and say what an environment lacks."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.requirements import Requirement
+
+from skymagic.errors import RequestError
+from skymagic.plan.image import Image, missing
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def mistakes(**fields: object) -> str:
+    with pytest.raises(RequestError) as refused:
+        Image(**fields)  # type: ignore[arg-type]
+    return "\n".join(refused.value.mistakes)
+
+
+def test_lists_keep_their_order_and_drop_repetitions() -> None:
+    image = Image(pip=["torch", "numpy", "torch", " numpy "], apt=["git", "curl", "git"])  # type: ignore[arg-type]
+    assert image.pip == ("torch", "numpy")
+    assert image.apt == ("git", "curl")
+
+
+def test_merge_appends_in_order() -> None:
+    base = Image(pip=("numpy",), pip_indexes=("https://a",), env={"A": "1"}, excludes=("*.bin",))
+    torch = Image(pip=("torch>=2.3", "numpy"), pip_indexes=("https://b",), env={"B": "2", "A": "1"})
+    merged = base.merge(torch, Image(python="3.12"))
+    assert merged.pip == ("numpy", "torch>=2.3")
+    assert merged.pip_indexes == ("https://a", "https://b")
+    assert list(merged.env.items()) == [("A", "1"), ("B", "2")]
+    assert merged.python == "3.12"
+    assert merged.excludes == ("*.bin",)
+    assert base.pip == ("numpy",), "an image is a value; merging leaves it alone"
+
+
+def test_merging_nothing_changes_nothing() -> None:
+    image = Image(python="3.11", pip=("a",), env={"A": "1"}, includes=("src",))
+    assert image.merge() == image == image.merge(Image()) == Image().merge(image)
+
+
+def test_replace_as_plugins_use_it() -> None:
+    image = Image(pip=("numpy",), env={"A": "1"})
+    image = image.replace(pip=(*image.pip, "torch==2.3.0"), env={**image.env, "B": "2"})
+    assert image.pip == ("numpy", "torch==2.3.0")
+    assert image.env == {"A": "1", "B": "2"}
+    with pytest.raises(RequestError, match=r"torch cannot be all of torch==2\.3\.0, torch==2\.4\.0"):
+        image.replace(pip=(*image.pip, "torch==2.4.0"))
+
+
+@pytest.mark.parametrize(
+    "pip",
+    [
+        ("torch==2.3", "torch==2.4"),
+        ("torch==2.3", "torch>=2.4"),
+        ("Torch_Vision==0.18", "torch-vision<0.18"),
+        ("torch==2.3,!=2.3",),
+    ],
+)
+def test_pinned_versions_that_contradict(pip: tuple[str, ...]) -> None:
+    assert "cannot be all of" in mistakes(pip=pip)
+
+
+@pytest.mark.parametrize(
+    "pip",
+    [
+        ("torch", "torch==2.3"),
+        ("torch>=2.3", "torch==2.4"),
+        ("torch==2.4", "torch==2.4.0"),
+        ("torch==2.*", "torch==2.4"),
+        ('tomli==1; python_version < "3.11"', 'tomli==2; python_version >= "3.11"'),
+    ],
+)
+def test_requirements_that_agree(pip: tuple[str, ...]) -> None:
+    assert Image(pip=pip).pip == pip
+
+
+def test_repetitions_that_agree_are_reported() -> None:
+    image = Image(pip=("torch", "numpy", "torch>=2.3", "Torch<3"))
+    assert image.repeated() == ["torch is asked for 3 times: torch, torch>=2.3, Torch<3"]
+    assert Image(pip=("torch", "numpy")).repeated() == []
+
+
+def test_all_mistakes_at_once() -> None:
+    told = mistakes(
+        python="three",
+        pip=("torch=2.3", "-r requirements.txt", "a==1", "a==2"),
+        apt=("--allow", "git"),
+        env={"1A": "x", "B": 3, "C": "a\0b"},
+    )
+    for part in (
+        "'three'",
+        "'torch=2.3'",
+        "'-r requirements.txt'",
+        "a==1, a==2",
+        "'--allow'",
+        "'1A'",
+        " B ",
+        " C ",
+    ):
+        assert part in told
+
+
+def test_disagreeing_images_name_what_and_keep_values_of_variables_to_themselves() -> None:
+    with pytest.raises(RequestError) as refused:
+        Image(python="3.11", env={"TOKEN": "s3cret"}).merge(Image(python="3.12", env={"TOKEN": "other"}))
+    told = str(refused.value)
+    assert "python is set to '3.11' and '3.12'" in told
+    assert "environment variable TOKEN is set to 2 values" in told
+    assert "s3cret" not in told
+
+
+@pytest.mark.parametrize("value", ["numpy", 3, None, ["numpy", 3]])
+def test_a_list_that_is_none(value: object) -> None:
+    assert "pip is a list of strings" in mistakes(pip=value)
+
+
+def test_slips_of_the_keyboard() -> None:
+    assert "env is a dict of strings, not str" in mistakes(env="A=1")
+    assert "env is a dict of strings, not NoneType" in mistakes(env=None)
+    assert "python is a string" in mistakes(python=3.12)
+    assert "python is a version" in mistakes(python="")
+    assert "python is a version" in mistakes(python="bin/python")
+    assert Image(python="/opt/conda envs/x/bin/python").python == "/opt/conda envs/x/bin/python"
+
+
+@pytest.mark.parametrize("text", ["a\nb", "", "torch>", "torch==", "to rch", "torch\x1b[31m", "-e .", "ü"])
+def test_no_requirement(text: str) -> None:
+    assert "is not a requirement" in mistakes(pip=[text])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "git+https://example.org/x.git@main",
+        "https://example.org/x-1.0-py3-none-any.whl",
+        "./wheels/x-1.0-py3-none-any.whl",
+        "x-1.0-py3-none-any.whl",
+        "~/x",
+        "jax[cuda12,extra]>=0.4",
+        "name @ https://example.org/name.zip",
+    ],
+)
+def test_places_and_extras(text: str) -> None:
+    assert Image(pip=(text,)).pip == (text,)
+
+
+def test_it_is_a_value() -> None:
+    image = Image(pip=("torch",), env={"A": "1"}, includes=("src",))
+    assert {image: 1}[Image(pip=("torch",), env={"A": "1"}, includes=("src",))] == 1
+    assert pickle.loads(pickle.dumps(image)) == image
+    assert Image(**json.loads(json.dumps(image.plain()))) == image
+
+
+# ---------------------------------------------------------------------------------------------- what is missing
+
+
+def test_nothing_is_missing() -> None:
+    image = Image(pip=("torch>=2.3", "Scikit_Learn", "jax[cuda12]==0.10.*", "./local.whl"))
+    assert missing(image, {"torch": "2.13.0+cpu", "scikit-learn": "1.7", "JAX": "0.10.2"}) == []
+
+
+def test_what_is_missing_is_said_with_how_to_install_it() -> None:
+    image = Image(pip=("torch==2.99", "numpy", "left-pad"), pip_indexes=("https://example.org/whl/cpu",))
+    sentences = missing(image, {"torch": "2.13.0+cpu", "numpy": "2.4.6"})
+    assert len(sentences) == 2
+    assert "torch==2.99 is needed and torch 2.13.0+cpu is installed here" in sentences[0]
+    assert "`%pip install torch==2.99 --extra-index-url https://example.org/whl/cpu`" in sentences[0]
+    assert "left-pad is not installed here" in sentences[1]
+    assert "`%pip install left-pad " in sentences[1]
+
+
+def test_what_a_shell_would_eat_is_quoted() -> None:
+    (sentence,) = missing(Image(pip=("jax[cuda12]>=0.99",)), {})
+    assert '`%pip install "jax[cuda12]>=0.99"`' in sentence
+
+
+@pytest.mark.parametrize(
+    ("requirement", "installed", "satisfied"),
+    [
+        ("torch==2.13.0", "2.13.0+cpu", True),
+        ("torch>=2.13", "2.13.0rc1", False),
+        ("torch>=2.12", "2.13.0rc1", True),
+        ("torch", "2.13.0.dev1", True),
+        ("torch!=2.13.0", "2.13.0", False),
+        ('torch>=99; python_version < "3"', "2.13.0", True),
+        ('torch>=99; python_version >= "3"', "2.13.0", False),
+    ],
+)
+def test_versions(requirement: str, installed: str, satisfied: bool) -> None:
+    assert (missing(Image(pip=(requirement,)), {"torch": installed}) == []) is satisfied
+
+
+def test_this_environment_has_what_it_has() -> None:
+    here = {"packaging": version("packaging")}
+    assert missing(Image(pip=(f"packaging=={here['packaging']}",)), here) == []
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_taken_or_refused_in_words(text: str) -> None:
+    try:
+        image = Image(pip=(text,))
+    except RequestError:
+        return
+    assert all(isinstance(sentence, str) for sentence in missing(image, {}))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["==1", "==2", ">=2", "<2", ""])), max_size=5)
+)
+def test_what_is_accepted_has_a_version_for_each_pin(parts: list[tuple[str, str]]) -> None:
+    pip = tuple(name + constraint for name, constraint in parts)
+    try:
+        Image(pip=pip)
+    except RequestError:
+        return
+    for name in "abc":
+        same = [Requirement(item).specifier for item in pip if item[0] == name]
+        for pin in (p.version for specifier in same for p in specifier if p.operator == "=="):
+            assert all(specifier.contains(pin) for specifier in same)
+
+
+def test_an_image_without_packages_does_not_import_packaging() -> None:
+    code = (
+        "import sys; from skymagic.plan.image import Image; Image(env={'A': '1'}).merge(Image());"
+        "print('packaging' in sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert result.stdout == "False\n"

@@ -1,0 +1,682 @@
+"""Requests, the units they are written in, accelerators by name, and what becomes of a request on a machine."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skymagic.errors import RequestError
+from skymagic.plan import (
+    AtLeast,
+    Inventory,
+    Only,
+    Plan,
+    PluginSpec,
+    PoolRequest,
+    RunRequest,
+    Topology,
+    accelerators,
+    at_least,
+    duration,
+    duration_text,
+    fits,
+    memory,
+    plan,
+    plugin_specs,
+    ranks,
+    topology,
+)
+from skymagic.plan.accelerators import KINDS, NAMES, Accelerator, canonical, matches
+from skymagic.plan.image import Image
+from skymagic.plan.suggest import did_you_mean
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = Inventory("laptop", cpus=4, memory_gb=16.0, python="3.11")
+BIG = Inventory("box", cpus=64, memory_gb=512.0, gpus=("NVIDIA A100-SXM4-80GB",) * 8, python="3.11")
+
+
+def refused(call: Any, *args: Any) -> list[str]:
+    with pytest.raises(RequestError) as mistakes:
+        call(*args)
+    return list(mistakes.value.mistakes)
+
+
+# ----------------------------------------------------------------------------------------------------- durations
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90.0),
+        ("10m", 600.0),
+        ("1h30m", 5400.0),
+        ("2d", 172800.0),
+        ("1d2h3m4s", 93784.0),
+        ("0.5h", 1800.0),
+        (" 1H 30M ", 5400.0),
+        ("1.5", 1.5),
+        ("30s", 30.0),
+    ],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "soon",
+        "",
+        " ",
+        "10x",
+        "m",
+        "30m1h",
+        "1h1h",
+        "-1",
+        "-5m",
+        "1e9",
+        "inf",
+        "nan",
+        "1,5",
+        "٣",
+        "9" * 400,
+        "1h 30",
+        "0x10",
+    ],
+)
+def test_no_duration(text: str) -> None:
+    (mistake,) = refused(duration, text)
+    assert "is not a duration" in mistake
+    assert "1h30m" in mistake, "it says how to write one"
+
+
+@pytest.mark.parametrize("text", ["0", "0s", "0h0m", "0.0"])
+def test_a_duration_of_nothing(text: str) -> None:
+    assert "more than 0" in refused(duration, text)[0]
+
+
+@given(st.integers(1, 10**9))
+def test_whole_seconds_survive_writing_and_reading(seconds: int) -> None:
+    assert duration(duration_text(seconds)) == seconds
+
+
+@given(st.integers(1, 10**10).map(lambda n: n / 1000))
+def test_fractions_survive_writing_and_reading(seconds: float) -> None:
+    assert duration(duration_text(seconds)) == seconds
+
+
+def test_durations_are_written_as_people_do() -> None:
+    assert [duration_text(s) for s in (90, 600.0, 5400, 172800, 0.5, 86461)] == [
+        "1m30s",
+        "10m",
+        "1h30m",
+        "2d",
+        "0.5s",
+        "1d1m1s",
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------- amounts
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [("8+", AtLeast(8, True)), ("8", AtLeast(8)), ("0.5", AtLeast(0.5)), (" 8 + ", AtLeast(8, True))],
+)
+def test_amounts(text: str, amount: AtLeast) -> None:
+    assert at_least(text) == amount
+    assert at_least(str(amount)) == amount
+
+
+@pytest.mark.parametrize("text", ["32+", "32GB+", "32 gb+", "32GiB+", "32G+"])
+def test_memory_in_gb(text: str) -> None:
+    assert memory(text) == AtLeast(32, True)
+
+
+@pytest.mark.parametrize("text", ["", "+", "+8", "-8", "0", "0+", "lots", "8++", "8GB", "1e3", "inf"])
+def test_no_amount(text: str) -> None:
+    assert "is not an amount" in refused(at_least, text)[0]
+
+
+@pytest.mark.parametrize("text", ["32TB", "GB", "32B"])
+def test_no_memory(text: str) -> None:
+    assert "GB" in refused(memory, text)[0]
+
+
+def test_exactly_and_at_least() -> None:
+    assert [at_least("8").met_by(n) for n in (4, 8, 16)] == [False, True, False]
+    assert [at_least("8+").met_by(n) for n in (4, 8, 16)] == [False, True, True]
+
+
+# --------------------------------------------------------------------------------------------------------- ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        ("head", (0,)),
+        ("all", (0, 1, 2, 3)),
+        ("ALL", (0, 1, 2, 3)),
+        ("2", (2,)),
+        ("0,2", (0, 2)),
+        ("2, 0, 2", (0, 2)),
+        ("0:4", (0, 1, 2, 3)),
+        ("1:3", (1, 2)),
+        ("::2", (0, 2)),
+        (":2", (0, 1)),
+        ("-1", (3,)),
+        ("-2:", (2, 3)),
+        ("::-1", (0, 1, 2, 3)),
+        ("0,2:", (0, 2, 3)),
+        (":", (0, 1, 2, 3)),
+    ],
+)
+def test_ranks_of_four(text: str, chosen: tuple[int, ...]) -> None:
+    assert ranks(text, 4) == chosen
+    assert Only(json.loads(json.dumps(Only(text).text))).ranks(4) == chosen
+
+
+@pytest.mark.parametrize("text", ["7", "4", "-5", "0:9", "0,7", "-9:2"])
+def test_ranks_that_are_not_there(text: str) -> None:
+    (mistake,) = refused(ranks, text, 4)
+    assert "4 ranks (0 to 3)" in mistake
+
+
+def test_slices_of_nothing() -> None:
+    assert "1 rank (0 to 0)" in refused(ranks, "1:", 1)[0]
+    assert "there is no rank 2:2" in refused(ranks, "2:2", 4)[0]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "some", "1.5", "0;2", "0,", ",", "::0", "1:2:3:4", "0x1", "٣", "head,1", "--1", "9" * 50]
+)
+def test_no_ranks(text: str) -> None:
+    assert "names no ranks" in refused(Only, text)[0]
+
+
+def test_ranks_as_python_writes_them() -> None:
+    assert Only.of(3) == Only("3")
+    assert Only.of([0, 2]) == Only("0,2")
+    assert Only.of("::2") == Only(" ::2 ")
+    assert Only.of(Only("all")) == Only("all")
+    assert Only.of(range(2)).ranks(2) == (0, 1)
+    assert refused(Only.of, [])
+    assert refused(Only.of, ["x"])
+
+
+@given(st.integers(1, 20), st.data())
+def test_slices_are_those_of_python(world: int, data: st.DataObject) -> None:
+    end = st.none() | st.integers(-world, world - 1)
+    start, stop = data.draw(end), data.draw(end)
+    step = data.draw(st.none() | st.integers(-3, 3).filter(bool))
+    expected = tuple(sorted(range(world)[slice(start, stop, step)]))
+    text = ":".join("" if part is None else str(part) for part in (start, stop, step))
+    if expected:
+        assert ranks(text, world) == expected
+    else:
+        assert refused(ranks, text, world)
+
+
+@given(st.sets(st.integers(0, 99), min_size=1))
+def test_a_list_of_ranks_survives_writing_and_reading(chosen: set[int]) -> None:
+    assert Only.of(sorted(chosen)).ranks(100) == tuple(sorted(chosen))
+
+
+@given(st.text(max_size=20), st.integers(1, 8))
+def test_any_text_names_ranks_or_is_refused(text: str, world: int) -> None:
+    try:
+        chosen = ranks(text, world)
+    except RequestError:
+        return
+    assert chosen
+    assert set(chosen) <= set(range(world))
+
+
+def test_who_takes_part_and_who_is_shown() -> None:
+    assert RunRequest().who(3) == ((0, 1, 2), (0,))
+    assert RunRequest(only=Only("all")).who(3) == ((0, 1, 2), (0, 1, 2))
+    assert RunRequest(targets=Only("1,2")).who(3) == ((1, 2), (1,)), "the head is the first that takes part"
+    assert RunRequest(targets=Only("1,2"), only=Only("0,2")).who(3) == ((1, 2), (2,))
+    both = refused(RunRequest(targets=Only("0:9"), only=Only("7")).who, 4)
+    assert [mistake.split(":")[0] for mistake in both] == ["--targets", "--only"]
+
+
+# -------------------------------------------------------------------------------------------------- accelerators
+
+
+def test_every_spelling_stands_for_one_accelerator() -> None:
+    spellings = [name for kind in KINDS for name in (kind.name, *kind.aliases)]
+    folded = [name.replace("-", "").replace("_", "").casefold() for name in spellings]
+    assert len(folded) == len(set(folded))
+    for kind in KINDS:
+        for spelling in (kind.name, kind.name.lower(), kind.name.replace("-", "_"), *kind.aliases):
+            assert canonical(spelling) == kind.name
+
+
+@pytest.mark.parametrize(
+    ("driver", "names"),
+    [
+        ("NVIDIA H200", ["H200"]),
+        ("NVIDIA H100 80GB HBM3", ["H100"]),
+        ("NVIDIA H100 NVL", ["H100"]),
+        ("NVIDIA A100-SXM4-80GB", ["A100", "A100-80GB"]),
+        ("NVIDIA A100 80GB PCIe", ["A100", "A100-80GB"]),
+        ("NVIDIA A100-SXM4-40GB", ["A100"]),
+        ("NVIDIA A10", ["A10"]),
+        ("NVIDIA A10G", ["A10G"]),
+        ("NVIDIA L4", ["L4"]),
+        ("NVIDIA L40S", ["L40S"]),
+        ("NVIDIA B200", ["B200"]),
+        ("NVIDIA GB200", ["GB200"]),
+        ("Tesla T4", ["T4"]),
+        ("Tesla K80", ["K80"]),
+        ("Tesla V100-SXM2-32GB", ["V100", "V100-32GB"]),
+        ("NVIDIA GeForce RTX 4090", ["RTX4090"]),
+        ("NVIDIA GeForce RTX 3080 Ti", ["RTX3080Ti"]),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", []),
+        ("NVIDIA RTX A6000", ["RTXA6000"]),
+        ("NVIDIA RTX 6000 Ada Generation", ["RTX6000-Ada"]),
+        ("Quadro RTX 6000", ["RTX6000"]),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", []),
+        ("AMD Instinct MI300X", ["MI300X"]),
+        ("", []),
+        ("llvmpipe (LLVM 15.0.7, 256 bits)", []),
+    ],
+)
+def test_names_that_drivers_give(driver: str, names: list[str]) -> None:
+    assert [name for name in NAMES if matches(name, driver)] == names
+
+
+def test_accelerators_as_text() -> None:
+    assert Accelerator.parse("A100:8") == Accelerator("A100", 8)
+    assert Accelerator.parse(" a100_80gb : 2 ") == Accelerator("A100-80GB", 2)
+    assert Accelerator.parse("t4") == Accelerator("T4")
+    assert str(Accelerator.parse("L4:4")) == "L4:4"
+    assert (Accelerator("H100").cuda, Accelerator("MI300X").cuda) == (True, False)
+    assert Accelerator("A100-80GB").memory == 80
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "two", "", "1.5", "9" * 30, "8:1"])
+def test_no_number_of_accelerators(count: str) -> None:
+    assert "NAME:COUNT" in refused(Accelerator.parse, f"A100:{count}")[0]
+
+
+def test_unknown_accelerators_name_the_nearest() -> None:
+    assert "did you mean 'A100'" in refused(Accelerator.parse, "a1oo")[0]
+    assert "did you mean 'RTX4090'" in refused(Accelerator.parse, "rtx409")[0]
+    assert "known are A10, A10G" in refused(Accelerator.parse, "quantum")[0]
+    assert len(refused(Accelerator.parse, "a1oo:0")) == 2, "both mistakes at once"
+    assert "at least 1" in refused(Accelerator, "A100", 0)[0]
+
+
+def test_accelerators_as_constructors() -> None:
+    assert accelerators.A100() == Accelerator("A100")
+    assert accelerators.T4(count=2) == Accelerator("T4", 2)
+    assert accelerators.A100_80GB(count=8) == Accelerator("A100-80GB", 8)
+    assert "A100_80GB" in dir(accelerators)
+    assert all(getattr(accelerators, name.replace("-", "_"))() == Accelerator(name) for name in NAMES)
+    with pytest.raises(AttributeError, match="did you mean 'A100'"):
+        _ = accelerators.A1000
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        _ = accelerators.nonsense
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_an_accelerator_or_refused(text: str) -> None:
+    try:
+        found = Accelerator.parse(text)
+    except RequestError:
+        return
+    assert Accelerator.parse(str(found)) == found
+
+
+def test_suggestions_only_when_near() -> None:
+    assert did_you_mean("--node", ["--nodes", "--idle"]) == "; did you mean '--nodes'?"
+    assert did_you_mean("-output", ["--output"]) == "; did you mean '--output'?"
+    assert did_you_mean("xyz", ["--nodes"]) == did_you_mean("", ["--nodes"]) == ""
+
+
+# ------------------------------------------------------------------------------------------------------- plugins
+
+
+@pytest.mark.parametrize(
+    ("text", "specs"),
+    [
+        ("torch", [("torch", {})]),
+        ("torch,jax", [("torch", {}), ("jax", {})]),
+        ("torch:backend=gloo,cuda=cu124", [("torch", {"backend": "gloo", "cuda": "cu124"})]),
+        ("torch:backend=gloo, jax", [("torch", {"backend": "gloo"}), ("jax", {})]),
+        (
+            "torch:backend=gloo,keras:backend=torch",
+            [("torch", {"backend": "gloo"}), ("keras", {"backend": "torch"})],
+        ),
+        (
+            "torch:version=>=2.3,<2.5,vision=latest",
+            [("torch", {"version": ">=2.3,<2.5", "vision": "latest"})],
+        ),
+        ("torch:version=", [("torch", {"version": ""})]),
+        ("my-own.plugin_2", [("my-own.plugin_2", {})]),
+    ],
+)
+def test_plugins_as_text(text: str, specs: list[tuple[str, dict[str, str]]]) -> None:
+    assert plugin_specs(text) == tuple(PluginSpec(name, options) for name, options in specs)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("", "missing"),
+        (",", "missing"),
+        ("backend=gloo", "belongs to no plugin"),
+        (":backend=gloo", "has no name"),
+        ("torch:backend", "has no value"),
+        ("torch:", "has no value"),
+        ("<=,<", "belongs to no plugin"),
+        ("torch:=gloo", "has no value"),
+        ("torch:backend=gloo,backend=nccl", "backend is given twice"),
+        ("<2", "has no name"),
+        ("torch,<2", "has no name"),
+        ("to rch", "has no name"),
+    ],
+)
+def test_no_plugins(text: str, word: str) -> None:
+    assert any(word in mistake for mistake in refused(plugin_specs, text))
+
+
+_word = st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            _word, st.dictionaries(_word, st.from_regex(r"[A-Za-z0-9./]{0,8}", fullmatch=True), max_size=3)
+        ),
+        min_size=1,
+    )
+)
+def test_plugins_survive_writing_and_reading(parts: list[tuple[str, dict[str, str]]]) -> None:
+    specs = tuple(PluginSpec(name, options) for name, options in parts)
+    assert plugin_specs(",".join(map(str, specs))) == specs
+
+
+@given(st.text(alphabet="ab:=,< \u00fc-", max_size=15))
+def test_any_text_names_plugins_or_is_refused(text: str) -> None:
+    try:
+        specs = plugin_specs(text)
+    except RequestError:
+        return
+    assert specs
+    assert all(spec.name for spec in specs)
+
+
+# ------------------------------------------------------------------------------------------------------ requests
+
+
+def test_what_was_given() -> None:
+    assert PoolRequest().given() == frozenset()
+    assert PoolRequest(name="lab", yes=True, dry_run=True).given() == frozenset()
+    assert PoolRequest(nodes=2, idle=60.0).given() == {"nodes", "idle"}
+    assert PoolRequest(nodes=2, idle=60.0, stated=frozenset({"nodes", "name"})).given() == {"nodes"}
+    assert PoolRequest(idle=60.0, stated=frozenset()).given() == frozenset()
+    assert PoolRequest(provider="auto", stated=frozenset({"provider"})).given() == {"provider"}
+
+
+def test_requests_are_values() -> None:
+    request = PoolRequest(
+        nodes=2, gpu=Accelerator("A100", 8), plugins=plugin_specs("torch:backend=gloo"), env=(("A", "1"),)
+    )
+    assert pickle.loads(pickle.dumps(request)) == request
+    assert {request: 1}[replace(request)] == 1
+    assert {RunRequest(pool=request): 1}
+    assert replace(request, stated=frozenset()) == request, "how it came about does not tell requests apart"
+
+
+def test_the_whole_image() -> None:
+    request = PoolRequest(image=Image(pip=("numpy",), env={"A": "1"}), pip=("torch==2.3",), env=(("B", "2"),))
+    assert request.whole_image() == Image(pip=("numpy", "torch==2.3"), env={"A": "1", "B": "2"})
+    clash = replace(request, image=Image(pip=("torch==2.4",)))
+    assert "torch" in refused(clash.whole_image)[0]
+
+
+def test_topology() -> None:
+    shape = Topology(nodes=2, procs_per_node=3)
+    assert shape.world_size == 6
+    assert [shape.node_of(rank) for rank in range(6)] == [0, 0, 0, 1, 1, 1]
+    assert [shape.local_rank(rank) for rank in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert [list(shape.ranks_on(node)) for node in range(2)] == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("request_", "shape"),
+    [
+        (PoolRequest(), Topology(1, 1)),
+        (PoolRequest(nodes=4), Topology(4, 1)),
+        (PoolRequest(nodes=2, procs_per_node=2), Topology(2, 2)),
+        (PoolRequest(nodes=2, gpu=Accelerator("A100", 8)), Topology(2, 8)),
+        (PoolRequest(gpu=Accelerator("A100", 8), procs_per_node=1), Topology(1, 1)),
+    ],
+)
+def test_ranks_asked_for(request_: PoolRequest, shape: Topology) -> None:
+    assert topology(request_) == shape
+
+
+# ---------------------------------------------------------------------------------------------------------- plan
+
+
+def test_a_plan_for_this_machine() -> None:
+    request = PoolRequest(name="train", nodes=2, plugins=plugin_specs("torch"), pip=("numpy",), idle=1800.0)
+    made = plan(request, SMALL)
+    assert made == Plan("local", request, Topology(2, 1), Image(pip=("numpy",)), ("laptop",), 4, 16.0)
+    assert made.price == 0.0
+    assert made.devices_of(1) == ()
+
+
+def test_each_node_takes_its_own_gpus() -> None:
+    made = plan(PoolRequest(nodes=2, gpu=Accelerator("A100", 2)), BIG)
+    assert made.devices == ((0, 1), (2, 3))
+    assert [made.devices_of(rank) for rank in range(4)] == [(0,), (1,), (2,), (3,)]
+    one = plan(PoolRequest(nodes=2, gpu=Accelerator("A100", 4), procs_per_node=2), BIG)
+    assert [one.devices_of(rank) for rank in range(4)] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+
+
+def test_gpus_among_others() -> None:
+    mixed = replace(BIG, gpus=("NVIDIA T1000", "NVIDIA L4", "NVIDIA L40S", "NVIDIA L4"))
+    assert plan(PoolRequest(gpu=Accelerator("L4", 2)), mixed).devices == ((1, 3),)
+
+
+def test_gpus_that_are_not_here() -> None:
+    (mistake,) = refused(plan, PoolRequest(gpu=Accelerator("A100")), SMALL)
+    assert mistake == "this machine has no A100 (it has: none); add hosts with --provider ssh --hosts …"
+    (mistake,) = refused(plan, PoolRequest(gpu=Accelerator("H100")), replace(BIG, gpus=("NVIDIA L4",)))
+    assert "no H100 (it has: NVIDIA L4)" in mistake
+    (mistake,) = refused(plan, PoolRequest(nodes=2, gpu=Accelerator("A100", 8)), BIG)
+    assert "has 8 A100 of 16" in mistake
+
+
+def test_gpus_that_ranks_cannot_share() -> None:
+    for procs in (3, 4):
+        (mistake,) = refused(plan, PoolRequest(gpu=Accelerator("A100", 2), procs_per_node=procs), BIG)
+        assert "leave --procs-per-node out" in mistake
+
+
+def test_everything_that_is_wrong_at_once() -> None:
+    request = PoolRequest(
+        provider="local",
+        nodes=2,
+        gpu=Accelerator("A100"),
+        cpus=at_least("4+"),
+        memory=memory("32"),
+        hosts=("a",),
+        region="eu",
+        spot=True,
+        pip=("a==1", "a==2"),
+        image=Image(python="3.9"),
+    )
+    told = "\n".join(refused(plan, request, SMALL))
+    for part in (
+        "no A100",
+        "--cpus 4+ on each of 2 nodes",
+        "--memory 32",
+        "--hosts",
+        "--region",
+        "--spot",
+        "a==1, a==2",
+    ):
+        assert part in told
+    assert "Python 3.9 is asked for and this notebook runs 3.11" in "\n".join(
+        refused(plan, replace(request, pip=()), SMALL)
+    )
+
+
+def test_the_limits_of_the_machine_are_not_beyond_them() -> None:
+    assert plan(PoolRequest(nodes=2, cpus=at_least("2+"), memory=memory("8")), SMALL)
+    assert plan(PoolRequest(image=Image(python="3.11.7")), SMALL)
+
+
+def test_other_providers_are_not_this_machine() -> None:
+    (mistake,) = refused(plan, PoolRequest(provider="aws"), SMALL)
+    assert "--provider aws" in mistake
+
+
+def test_the_plan_as_text() -> None:
+    request = PoolRequest(
+        name="train",
+        nodes=2,
+        gpu=Accelerator("A100", 2),
+        plugins=plugin_specs("torch:backend=gloo"),
+        pip=("torch", "torch>=2.3"),
+        env=(("TOKEN", "s3cret"),),
+        secrets=("HF_TOKEN",),
+        idle=1800.0,
+        max_lifetime=28800.0,
+    )
+    assert plan(request, BIG).text() == (
+        "Plan of pool 'train'\n"
+        "  where      local: box\n"
+        "  ranks      4 (2 × 2: nodes × ranks on each)\n"
+        "  GPUs       2 × A100 on each node\n"
+        "  machine    64 CPUs and 512 GB\n"
+        "  plugins    torch:backend=gloo\n"
+        "  packages   torch, torch>=2.3\n"
+        "  note       torch is asked for 2 times: torch, torch>=2.3\n"
+        "  variables  TOKEN, HF_TOKEN (secret)\n"
+        "  ends       after 30m without a cell or after 8h\n"
+        "  price      $0.00 per hour"
+    )
+    assert "with the notebook, or by %sky_down" in plan(PoolRequest(), SMALL).text()
+
+
+def test_a_limit_of_the_price_stands_beside_the_price() -> None:
+    assert plan(PoolRequest(max_price=12.5), SMALL).text().endswith("$0.00 per hour (at most $12.50)")
+
+
+# ---------------------------------------------------------------------------------------------------------- fits
+
+MADE = plan(
+    PoolRequest(
+        name="train",
+        nodes=2,
+        gpu=Accelerator("A100", 2),
+        plugins=plugin_specs("torch:backend=gloo,jax"),
+        pip=("numpy",),
+        env=(("A", "1"),),
+        secrets=("TOKEN",),
+        idle=1800.0,
+    ),
+    BIG,
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"name": "other"},
+        {"nodes": 2},
+        {"provider": "local"},
+        {"provider": "auto", "stated": frozenset({"provider"})},
+        {"gpu": Accelerator("A100", 2)},
+        {"procs_per_node": 2},
+        {"plugins": plugin_specs("jax")},
+        {"plugins": plugin_specs("torch:backend=gloo")},
+        {"pip": ("numpy",)},
+        {"env": (("A", "1"),)},
+        {"secrets": ("TOKEN",)},
+        {"cpus": at_least("64+")},
+        {"memory": memory("8")},
+        {"idle": 1800.0},
+        {"max_price": 1.0},
+    ],
+)
+def test_a_pool_that_serves(changes: dict[str, Any]) -> None:
+    assert fits(PoolRequest(**changes), MADE) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"nodes": 4}, "it has 2 nodes, not 4"),
+        ({"provider": "ssh"}, "it is a local pool, not ssh"),
+        ({"gpu": Accelerator("A100", 4)}, "it was made with A100:2, not A100:4"),
+        ({"gpu": Accelerator("H100", 2)}, "it was made with A100:2, not H100:2"),
+        ({"procs_per_node": 1}, "it has 2 ranks per node, not 1"),
+        ({"plugins": plugin_specs("keras")}, "it was made without the plugin keras"),
+        (
+            {"plugins": plugin_specs("torch:backend=nccl")},
+            "its plugin is torch:backend=gloo, not torch:backend=nccl",
+        ),
+        ({"pip": ("pandas",)}, "it was made without the package pandas"),
+        ({"env": (("A", "2"),)}, "it was made without this value of A"),
+        ({"secrets": ("OTHER",)}, "it was made without the secret OTHER"),
+        ({"cpus": at_least("65+")}, "its nodes have 64 CPUs, not 65+"),
+        ({"memory": memory("1000")}, "its nodes have 512 GB, not 1000"),
+        ({"hosts": ("a",)}, "its hosts"),
+        ({"region": "eu"}, "its region is None, not eu"),
+        ({"max_lifetime": 60.0}, "its --max-lifetime is none, not 1m"),
+        ({"spot": True}, "its spot"),
+    ],
+)
+def test_a_pool_that_does_not_serve(changes: dict[str, Any], reason: str) -> None:
+    (told,) = fits(PoolRequest(**changes), MADE)
+    assert reason in told
+
+
+def test_a_dearer_pool_does_not_serve() -> None:
+    assert fits(PoolRequest(max_price=2.0), replace(MADE, price=3.5)) == [
+        "it costs $3.50 per hour, more than $2.00"
+    ]
+
+
+def test_configured_defaults_do_not_keep_a_pool_from_serving() -> None:
+    configured = PoolRequest(provider="aws", plugins=plugin_specs("keras"), idle=1.0, stated=frozenset())
+    assert fits(configured, MADE) == []
+
+
+def test_all_reasons_are_given() -> None:
+    assert len(fits(PoolRequest(nodes=3, procs_per_node=1, pip=("pandas",), secrets=("X",)), MADE)) == 4
+
+
+def test_what_made_a_pool_fits_it() -> None:
+    assert fits(MADE.request, MADE) == []
+
+
+def test_plan_needs_the_standard_library_only() -> None:
+    assert _loaded("import skymagic.plan") - _loaded("") == {"skymagic"}
+
+
+def _loaded(statement: str) -> set[str]:
+    """Top-level packages outside the standard library that a fresh Python has after `statement`."""
+    code = f"import sys; {statement}\nprint(*sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return {name.split(".")[0] for name in result.stdout.split()} - sys.stdlib_module_names

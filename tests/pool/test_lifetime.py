@@ -1,0 +1,203 @@
+"""Pools that end by themselves: after so long without a cell, after so long; and what the notebook then says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from skymagic.plan.lifetime import Lifetime
+from tests.lab.notebook import PATIENCE, ROOT, Notebook, opened
+
+# ------------------------------------------------------------------------------------------------------ the rule
+
+
+def test_without_limits_nothing_is_ever_due() -> None:
+    lifetime = Lifetime(None, None, 0.0)
+    assert lifetime.due is None
+    assert lifetime.reason(1e9) == ""
+
+
+def test_idle_counts_from_ranks_that_are_ready_and_from_the_end_of_the_last_cell() -> None:
+    lifetime = Lifetime(1800.0, None, 100.0)
+    assert lifetime.due is None, "the ranks are not there yet"
+    lifetime.begin(0)
+    lifetime.begin(1)
+    lifetime.end(0, 500.0)
+    assert lifetime.due is None, "rank 1 is still starting"
+    assert lifetime.reason(9000.0) == ""
+    lifetime.end(1, 9000.0)
+    assert lifetime.due == 10_800.0
+    assert lifetime.reason(10_799.9) == ""
+    assert lifetime.reason(10_800.0) == "after 30m without a cell (--idle 30m)"
+    lifetime.begin(1)
+    assert lifetime.reason(20_000.0) == ""
+
+
+def test_what_had_not_begun_ends_nothing() -> None:
+    lifetime = Lifetime(10.0, None, 0.0)
+    lifetime.begin(3)
+    lifetime.begin(3)
+    lifetime.end(3, 20.0)
+    assert lifetime.due == 30.0, "twice begun is once at work"
+    lifetime.end(3, 29.0)
+    lifetime.end(4, 29.0)
+    assert lifetime.due == 30.0
+
+
+def test_a_lifetime_ends_whoever_is_at_work() -> None:
+    lifetime = Lifetime(60.0, 28_800.0, 0.0)
+    lifetime.begin(0)
+    assert lifetime.due == 28_800.0
+    assert lifetime.reason(28_800.0) == "after 8h (--max-lifetime 8h)"
+
+
+def test_a_notebook_that_has_gone_is_waited_for_once_the_ranks_are_at_rest() -> None:
+    lifetime = Lifetime(None, None, 0.0, away=60.0)
+    lifetime.begin(0)
+    lifetime.begin("run 7")
+    lifetime.left(10.0)
+    lifetime.left(15.0)
+    assert lifetime.due is None, "a rank is at work"
+    lifetime.end(0, 100.0)
+    assert lifetime.due == 160.0, "a run elsewhere, which the notebook told of, keeps nobody"
+    lifetime.returned()
+    assert lifetime.due is None
+    lifetime.left(200.0)
+    assert lifetime.due == 260.0
+    assert lifetime.reason(259.9) == ""
+    assert lifetime.reason(260.0) == "after 1m without its notebook"
+
+
+def test_the_first_of_two_limits_is_due() -> None:
+    lifetime = Lifetime(60.0, 90.0, 0.0)
+    lifetime.begin(0)
+    lifetime.end(0, 20.0)
+    assert (lifetime.due, lifetime.reason(80.0)) == (80.0, "after 1m without a cell (--idle 1m)")
+    lifetime.begin(0)
+    lifetime.end(0, 50.0)
+    assert (lifetime.due, lifetime.reason(90.0)) == (90.0, "after 1m30s (--max-lifetime 1m30s)")
+
+
+# ------------------------------------------------------------------------------------------------------ real pools
+
+
+PROVIDER = """
+from dataclasses import replace
+from skymagic.cluster import Member
+from skymagic.providers.local import Local, run
+
+class Two(Local):
+    # An agent for each node, all on this machine.
+    def plan(self, request, say):
+        return replace(super().plan(replace(request, provider="local"), say), provider="two", request=request)
+
+    def acquire(self, plan, job_id, say):
+        agent = lambda state: run("skymagic.kernels.agent.agent")
+        return [Member(f"box{node}", "127.0.0.1", agent, run) for node in range(plan.topology.nodes)]
+"""
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    folder = tmp_path_factory.mktemp("lifetime")
+    info = folder / "site/two-1.0.dist-info"
+    info.mkdir(parents=True)
+    (folder / "site/two.py").write_text(PROVIDER)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: two\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[skymagic.providers]\ntwo = two:Two\n")
+    with opened(folder, env={"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder / "site")])}) as one:
+        yield one
+
+
+def wait_until_ended(notebook: Notebook) -> None:
+    """Until no process of the pool is left."""
+    _, alive = psutil.wait_procs(psutil.Process(notebook.pid).children(recursive=True), PATIENCE)
+    assert not alive
+
+
+def test_an_idle_pool_ends_is_told_and_made_anew(notebook: Notebook) -> None:
+    line = "%sky_pool --nodes 2 --idle 1s"
+    notebook.run(f"pool = get_ipython().run_line_magic('sky_pool', '{line.removeprefix('%sky_pool ')}')")
+    wait_until_ended(notebook)
+    text = "pool 'main' ended after 1s without a cell (--idle 1s): %sky_pool makes it anew"
+    for cell in ("%%sky_broadcast\n1", "%%sky_broadcast --pool main\n1", "%sky_pull x", "%sky_restart"):
+        failed = notebook.fail(cell)
+        assert (failed.ename, failed.evalue) == ("PoolStateError", text)
+    assert notebook.run("%sky_status").lines == [text]
+    shown = notebook.run(line)
+    assert (
+        shown.lines[0] == "pool 'main' ended after 1s without a cell (--idle 1s), and its variables are gone"
+    )
+    wait_until_ended(notebook)
+    assert notebook.run("%sky_down").lines == ["pool 'main' is stopped"]
+    assert "there is no pool yet" in notebook.fail("%%sky_broadcast\n1").evalue
+
+
+def test_a_cell_of_another_pool_is_not_run_in_the_place_of_the_one_that_ended(notebook: Notebook) -> None:
+    notebook.run("%sky_pool other --nodes 1")
+    others = {child.pid for child in psutil.Process(notebook.pid).children(recursive=True)}
+    notebook.run("%sky_pool short --nodes 1 --idle 1s")
+    family = psutil.Process(notebook.pid).children(recursive=True)
+    psutil.wait_procs([child for child in family if child.pid not in others], PATIENCE)
+    assert "pool 'short' ended" in notebook.fail("%%sky_broadcast\n1").evalue
+    notebook.run("%%sky_broadcast --pool other\n1")
+    notebook.run("%sky_down --all")
+
+
+@pytest.mark.parametrize("provider", ["local", "two"])
+def test_ranks_at_work_are_not_idle_on_any_node(notebook: Notebook, provider: str) -> None:
+    # Rank 1 works for longer than the limit, and the next cell follows before it is over again.
+    notebook.run(
+        f"%sky_pool --provider {provider} --nodes 2 --idle 3s\n"
+        "run = get_ipython().run_cell_magic\n"
+        "run('sky_broadcast', '-t 1 -o r', 'import time; time.sleep(4); kept = 7; 1')\n"
+        "run('sky_broadcast', '-t 1 -o r', 'kept')"
+    )
+    assert notebook.value("r") == [7]
+    if provider == "local":
+        notebook.run("%sky_down")
+    else:  # one that ends takes the other along
+        wait_until_ended(notebook)
+        assert "without a cell" in notebook.fail("%%sky_broadcast\n1").evalue
+        notebook.run("%sky_down --all")
+
+
+def test_a_cell_that_reaches_the_end_of_the_pools_life_fails_with_that_reason(notebook: Notebook) -> None:
+    notebook.run("%sky_pool --nodes 2 --max-lifetime 20s")
+    failed = notebook.fail("%%sky_broadcast\nimport threading\nthreading.Event().wait()")
+    assert failed.ename == "RunError"
+    assert failed.evalue == "pool 'main' ended after 20s (--max-lifetime 20s): %sky_pool makes it anew"
+    wait_until_ended(notebook)
+    assert "pool 'main' ended after 20s" in notebook.fail("%%sky_broadcast\n1").evalue
+    notebook.run("%sky_down --all")
+
+
+def test_a_pool_that_is_lost_after_its_time_has_ended_as_it_was_to(notebook: Notebook) -> None:
+    notebook.run("import time\npool = get_ipython().run_line_magic('sky_pool', '--nodes 1 --idle 4s')")
+    agent = psutil.Process(notebook.pid).children()[0]
+    agent.suspend()  # as a node that cannot be heard
+    notebook.run("time.sleep(4)")
+    agent.kill()
+    agent.wait(PATIENCE)
+    failed = notebook.fail("%%sky_broadcast\n1")
+    assert "pool 'main' ended after 4s without a cell (--idle 4s)" in failed.evalue
+    wait_until_ended(notebook)
+    notebook.run("%sky_down")
+
+
+def test_a_pool_whose_life_is_over_before_it_is_ready_says_so(notebook: Notebook) -> None:
+    failed = notebook.fail("%sky_pool --nodes 1 --max-lifetime 0.01s")
+    assert failed.ename == "ProvisionError"
+    assert "the pool ended after 0.01s (--max-lifetime 0.01s)" in failed.evalue
+    assert psutil.Process(notebook.pid).children(recursive=True) == []
+
+
+def test_a_script_hears_it_too(notebook: Notebook) -> None:
+    notebook.run("import skymagic as sky\npool = sky.Compute(nodes=1, idle='1s').start()")
+    wait_until_ended(notebook)
+    failed = notebook.fail("@sky.function\ndef one():\n    return 1\none() >> pool")
+    assert "ended after 1s without a cell (--idle 1s)" in failed.evalue
+    notebook.run("pool.stop()")

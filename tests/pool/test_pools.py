@@ -1,0 +1,564 @@
+"""Pools: how they begin, what is refused, what ranks find in their environment, and that nothing is left whatever ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import zmq
+
+from skymagic.kernels.agent.controller import reserve
+from tests.lab.notebook import ROOT, Notebook, opened
+
+SOON = 15.0  # seconds after which nothing may be left of a notebook that was killed
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """A notebook without a pool; tests end theirs."""
+    folder = tmp_path_factory.mktemp("pools")
+    path = os.pathsep.join([str(ROOT), str(write_plugins(folder / "site"))])
+    with opened(folder, env={"PYTHONPATH": path, "POOL_TEST_SECRET": "hush-7391"}) as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def no_pool_is_left(notebook: Notebook) -> Iterator[None]:
+    yield
+    notebook.run("%sky_down --all")
+    assert family(notebook) == []
+
+
+PLUGINS = '''
+import contextlib, os, time
+from skymagic.plugins import Plugin
+
+def failing(where: str = "app", rank: int = 1, folder: str = ""):
+    """Fails, ends the process, or waits for ever, on one rank."""
+    @contextlib.contextmanager
+    def around(info):
+        if info.rank == rank:
+            if where == "exit":
+                os._exit(5)
+            if where == "hang":
+                open(os.path.join(folder, "hangs"), "w").close()
+                time.sleep(600)
+            raise LookupError("planted in the plugin")
+        yield
+    return Plugin(name="failing", around_app=around)
+
+def counting(folder: str = ""):
+    """Leaves a file when it is entered, and another when it is left."""
+    @contextlib.contextmanager
+    def around(info):
+        open(os.path.join(folder, f"entered-{info.rank}-{os.getpid()}"), "w").close()
+        yield
+        open(os.path.join(folder, f"left-{info.rank}-{os.getpid()}"), "w").close()
+    return Plugin(name="counting", around_app=around)
+'''
+
+
+def write_plugins(site: Path) -> Path:
+    """A folder that holds an installed package with two plugins of a third party."""
+    info = site / "pool_plugins-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "pool_plugins.py").write_text(PLUGINS)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pool-plugins\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[skymagic.plugins]\nfailing = pool_plugins:failing\ncounting = pool_plugins:counting\n"
+    )
+    return site
+
+
+def family(notebook: Notebook) -> list[psutil.Process]:
+    """All processes that the notebook's kernel has started, but for zombies."""
+    children = psutil.Process(notebook.pid).children(recursive=True)
+    return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def folders(notebook: Notebook) -> list[Path]:
+    """Where the pool in use has its files."""
+    agent = "__import__('skymagic').pools.find().agents.hellos[0]"
+    return [Path(notebook.value(f"{agent}.{name}")) for name in ("directory", "store")]
+
+
+def gone(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that are still there after a while."""
+    return psutil.wait_procs(processes, timeout=SOON)[1]
+
+
+def by_role(notebook: Notebook, role: str) -> psutil.Process:
+    """The agent, the controller, or the forkserver of the only pool."""
+    agent = psutil.Process(notebook.pid).children()[0]
+    if role == "agent":
+        return agent
+    return next(
+        child
+        for child in agent.children()
+        if ("kernels.controller" in " ".join(child.cmdline())) == (role == "controller")
+    )
+
+
+# ------------------------------------------------------------------------------------------ made, used again, refused
+
+
+def test_a_cell_with_options_makes_a_pool_and_uses_it_again(notebook: Notebook) -> None:
+    first = notebook.run("%%sky_broadcast --nodes 4 -o pids\nimport os\nos.getpid()")
+    assert "starting 4 ranks" in first.stdout
+    pids = notebook.value("pids")
+    assert len(set(pids)) == 4
+    second = notebook.run("%%sky_broadcast --nodes 4 -o again\nos.getpid()")
+    assert second.stdout == ""
+    assert notebook.value("again") == pids
+    assert notebook.value("len(__import__('skymagic').pools.every())") == 1
+
+
+def test_sky_pool_again_is_the_same_pool(notebook: Notebook) -> None:
+    notebook.run("%sky_pool train --nodes 2")
+    notebook.run("%%sky_broadcast -o pids\nimport os\nos.getpid()")
+    notebook.run("%sky_pool train --nodes 2")
+    notebook.run("%sky_pool train")
+    notebook.run("%%sky_broadcast --pool train -o again\nos.getpid()")
+    assert notebook.value("pids == again") is True
+
+
+def test_another_shape_under_the_same_name_is_refused(notebook: Notebook) -> None:
+    notebook.run("%sky_pool --nodes 1")
+    before = {process.pid for process in family(notebook)}
+    for line in (
+        "%%sky_broadcast --nodes 2\n1",
+        "%sky_pool main --plugin torch",
+        "%sky_pool main --env A=1",
+    ):
+        error = notebook.fail(line)
+        assert error.ename == "UsageError"
+        assert "'main' runs already" in error.text
+        assert "%sky_down main" in error.text
+    assert {process.pid for process in family(notebook)} == before
+
+
+def test_two_pools_side_by_side(notebook: Notebook) -> None:
+    notebook.run("%sky_pool one --nodes 1")
+    notebook.run("%sky_pool two --nodes 2")
+    notebook.run("%%sky_broadcast --pool one -o r\nx = 'one'")
+    notebook.run("%%sky_broadcast --pool two -o r\n'x' in globals()")
+    assert notebook.value("r") == [False, False]
+    notebook.run("%%sky_broadcast -o r\n1")
+    assert notebook.value("len(r)") == 2, "the latest"
+    notebook.run("%sky_pool one")
+    notebook.run("%%sky_broadcast -o r\nx")
+    assert notebook.value("r") == ["one"]
+
+
+def test_pool_by_toml(notebook: Notebook) -> None:
+    notebook.run("%%sky_pool from-toml\nnodes = 2\n[env]\nFROM_TOML = 'yes'")
+    notebook.run("%%sky_broadcast -o r\nimport os\nos.environ['FROM_TOML']")
+    assert notebook.value("r") == ["yes", "yes"]
+
+
+def test_dry_run_prints_the_plan_and_starts_nothing(notebook: Notebook) -> None:
+    shown = notebook.run("%sky_pool --nodes 2 --procs-per-node 3 --plugin torch --dry-run")
+    assert "2 × 3" in shown.stdout
+    assert "$0.00" in shown.stdout
+    assert family(notebook) == []
+
+
+# ------------------------------------------------------------------------------------------ mistakes
+
+
+def test_all_mistakes_of_a_line_in_one_line_before_anything_starts(notebook: Notebook) -> None:
+    shown = notebook.finish(
+        notebook.start(
+            "%sky_pool --nodes 0 --gpu X100 --plugin torhc --cpus many --nodse 2 --max-price free --env NOVALUE  # a comment"
+        )
+    )
+    assert shown.error is not None
+    assert shown.error.ename == "UsageError"
+    assert len(shown.stderr.splitlines()) == 1
+    for words in (
+        "--nodes",
+        "'X100'",
+        "did you mean 'V100'",
+        "'torhc'",
+        "did you mean 'torch'",
+        "'many'",
+        "--nodse",
+        "free",
+        "NOVALUE",
+    ):
+        assert words in shown.stderr
+    assert family(notebook) == []
+
+
+def test_what_this_machine_has_not_is_said_at_once(notebook: Notebook) -> None:
+    error = notebook.fail(
+        "%sky_pool --gpu A100:64 --memory 99999 --cpus 9999+ --pip there-is-no-such-package-7391"
+    )
+    assert error.ename == "UsageError"
+    for words in (
+        "A100",
+        "--memory 99999",
+        "--cpus 9999+",
+        "there-is-no-such-package-7391 is not installed",
+        "--provider ssh",
+    ):
+        assert words in error.text
+    assert family(notebook) == []
+
+
+def test_unknown_option_of_a_plugin(notebook: Notebook) -> None:
+    error = notebook.fail("%sky_pool --plugin torch:bakend=gloo")
+    assert error.ename == "UsageError"
+    assert "bakend" in error.text
+    assert "backend" in error.text
+    assert family(notebook) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "%%sky_broadcast --pool nowhere\n1",
+        "%sky_down nowhere",
+        "%sky_restart --pool nowhere",
+        "%sky_push x --pool nowhere",
+    ],
+)
+def test_a_pool_that_is_not_there(notebook: Notebook, line: str) -> None:
+    notebook.run("x = 1")
+    error = notebook.fail(line)
+    assert "there is no pool 'nowhere'" in error.text
+    assert "%sky_pool" in error.text
+
+
+# ------------------------------------------------------------------------------------------ a start that fails
+
+
+def test_a_plugin_that_raises_on_one_rank(notebook: Notebook) -> None:
+    error = notebook.fail("%sky_pool --nodes 2 --plugin failing:rank=1")
+    assert error.ename == "ProvisionError"
+    assert "rank 1" in error.text
+    assert "LookupError: planted in the plugin" in error.text
+    assert 'raise LookupError("planted in the plugin")' in error.text, "the plugin's own line"
+    assert "skymagic/kernels" not in error.text
+    assert family(notebook) == []
+    assert "no pool" in notebook.run("%sky_status").stdout
+
+
+def test_a_plugin_that_ends_the_process(notebook: Notebook) -> None:
+    error = notebook.fail("%sky_pool --nodes 2 --plugin failing:where=exit")
+    assert error.ename == "ProvisionError"
+    assert "rank 1" in error.text
+    assert "exit code 5" in error.text
+    assert family(notebook) == []
+
+
+def test_a_backend_that_torch_has_not(notebook: Notebook) -> None:
+    error = notebook.fail("%sky_pool --nodes 2 --plugin torch:backend=nonsense")
+    assert "nonsense" in error.text
+    assert family(notebook) == []
+
+
+def test_interrupt_while_a_pool_starts(notebook: Notebook) -> None:
+    shown = notebook.start(f"%sky_pool --nodes 2 --plugin failing:where=hang,folder={notebook.folder}")
+    for process in iter_until(notebook.folder / "hangs"):
+        assert process is None
+    notebook.interrupt()
+    notebook.finish(shown)
+    assert shown.error is not None
+    assert shown.error.ename == "KeyboardInterrupt"
+    assert family(notebook) == []
+    notebook.run("%sky_pool --nodes 2")
+    notebook.run("%%sky_broadcast -o r\n1")
+    assert notebook.value("r") == [1, 1]
+
+
+def iter_until(path: Path) -> Iterator[None]:
+    """Passes time until a file is there."""
+    import time
+
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)  # another process makes it; the kernel is busy, so nobody can say when
+        yield None
+
+
+def test_third_party_plugin_is_entered_once_for_each_process_and_left(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    notebook.run(f"%sky_pool --nodes 2 --plugin counting:folder={tmp_path}")
+    notebook.run("%%sky_broadcast -o pids\nimport os\nos.getpid()")
+    pids = notebook.value("pids")
+    notebook.run("%%sky_broadcast\npass")
+    notebook.run("%sky_down")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{word}-{rank}-{pid}" for word in ("entered", "left") for rank, pid in enumerate(pids)
+    }
+
+
+# ------------------------------------------------------------------------------------------ the environment
+
+
+NAMES = (
+    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT COMPUTE_POOL SKYPILOT_NODE_IPS "
+    "SKYPILOT_NUM_NODES SKYPILOT_NODE_RANK SKYPILOT_NUM_GPUS_PER_NODE SKYPILOT_TASK_ID GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME OMP_NUM_THREADS GIVEN"
+).split()
+
+
+def test_every_rank_of_two_nodes_with_two_ranks_knows_its_place(notebook: Notebook) -> None:
+    notebook.run(
+        "%sky_pool --nodes 2 --procs-per-node 2 --plugin torch --env GIVEN='with blank' --secret POOL_TEST_SECRET"
+    )
+    notebook.run(f"names = {NAMES}")
+    notebook.run(
+        "%%sky_broadcast -o envs\nimport os, torch, torch.distributed as dist, skymagic as sky\n"
+        "total = torch.ones(1); dist.all_reduce(total)\n"
+        "({name: os.environ.get(name) for name in names}, dist.get_rank(), total.item(), os.environ['POOL_TEST_SECRET'],\n"
+        " vars(sky.instance_info()) | {'peers': len(sky.instance_info().peers), 'is_head': sky.instance_info().is_head})"
+    )
+    envs = notebook.value("envs")
+    ports = set()
+    for rank, (env, torch_rank, total, secret, info) in enumerate(envs):
+        node, local = divmod(rank, 2)
+        expected = {
+            "RANK": rank,
+            "LOCAL_RANK": local,
+            "WORLD_SIZE": 4,
+            "LOCAL_WORLD_SIZE": 2,
+            "NODE_RANK": node,
+            "GROUP_RANK": node,
+        }
+        expected |= {"SKYPILOT_NUM_NODES": 2, "SKYPILOT_NODE_RANK": node, "SKYPILOT_NUM_GPUS_PER_NODE": 0}
+        assert {name: env[name] for name in expected} == {
+            name: str(value) for name, value in expected.items()
+        }
+        assert [name for name in NAMES if not env[name]] == []
+        assert env["GIVEN"] == "with blank"
+        assert (torch_rank, total, secret) == (rank, 4.0, "hush-7391")
+        place = {
+            "rank": rank,
+            "node": node,
+            "local_rank": local,
+            "world_size": 4,
+            "total_nodes": 2,
+            "local_world_size": 2,
+            "peers": 2,
+        }
+        assert {name: info[name] for name in place} == place
+        assert info["is_head"] is (node == 0)
+        pool: dict[str, Any] = json.loads(env["COMPUTE_POOL"])
+        assert (pool["rank"], pool["node"], pool["total_nodes"]) == (rank, node, 2)
+        assert len(env["SKYPILOT_NODE_IPS"].splitlines()) == 2
+        ports.add(env["MASTER_PORT"])
+    assert len(ports) == 1
+    head = psutil.Process(int(notebook.run("%sky_status").stdout.splitlines()[2].split()[3]))
+    assert int(ports.pop()) in {c.laddr.port for c in head.net_connections("tcp") if c.status == "LISTEN"}
+
+
+def test_a_secret_is_in_no_command_line_and_in_nothing_shown(notebook: Notebook) -> None:
+    shown = notebook.run("%sky_pool --nodes 1 --secret POOL_TEST_SECRET")
+    status = notebook.run("%sky_status")
+    texts = [shown.text, status.text, notebook.value("repr(__import__('skymagic').pools.find().plan)")]
+    texts += [data["text/plain"] for data in shown.rich]
+    texts += [" ".join(process.cmdline()) for process in family(notebook)]
+    assert not [text for text in texts if "hush-7391" in text]
+    files = [path for folder in folders(notebook) for path in folder.rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if b"hush-7391" in path.read_bytes()]
+
+
+def test_the_pools_files_are_the_users_alone(notebook: Notebook) -> None:
+    notebook.run("%sky_pool --nodes 1")
+    assert [folder.stat().st_mode & 0o777 for folder in folders(notebook)] == [0o700, 0o700]
+
+
+def test_ranks_listen_on_no_public_address(notebook: Notebook) -> None:
+    notebook.run("%sky_pool --nodes 2 --plugin torch")
+    listening = [
+        c.laddr.ip
+        for process in family(notebook)
+        for c in process.net_connections("inet")
+        if c.status == "LISTEN"
+    ]
+    assert listening
+    assert {address for address in listening if not address.startswith("127.")} <= {"::1"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ports are held on Linux only")
+def test_a_port_that_is_held_goes_to_nobody_else_and_can_be_listened_on() -> None:
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(holder).getsockname()[1] for holder in reserve(20)]
+        assert len(set(held)) == 20
+        other = stack.enter_context(socket.socket())
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", held[0]))
+        found = [stack.enter_context(socket.socket()) for _ in range(200)]
+        for one in found:
+            one.bind(("", 0))
+        assert not {one.getsockname()[1] for one in found} & set(held)
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as server:
+            server.bind(f"tcp://127.0.0.1:{held[0]}")
+
+
+# ------------------------------------------------------------------------------------------ two notebooks
+
+
+def test_two_notebooks_do_not_disturb_each_other(notebook: Notebook, tmp_path: Path) -> None:
+    with opened(tmp_path) as other:
+        both = (notebook, other)
+        starts = [one.start("%sky_pool --nodes 2 --plugin torch") for one in both]
+        for one, shown in zip(both, starts, strict=True):
+            one.finish(shown)
+            assert shown.error is None
+        cell = (
+            "%%sky_broadcast --only all -o r\nimport torch, torch.distributed as dist\nprint(word)\nvalue = torch.tensor([float(number)])\n"
+            "for _ in range(200):\n    dist.all_reduce(value); value /= 2\n(value.item(), word);"
+        )
+        for number, one in enumerate(both, 1):
+            one.run(f"number, word = {number}, 'of notebook {number}'")
+        runs = [one.start(cell) for one in both]
+        for number, (one, shown) in enumerate(zip(both, runs, strict=True), 1):
+            one.finish(shown)
+            assert shown.error is None
+            assert sorted(shown.lines) == [f"[{rank}] of notebook {number}" for rank in (0, 1)]
+            assert one.value("r") == [(float(number), f"of notebook {number}")] * 2
+        assert not set(folders(notebook)) & set(folders(other))
+        other.run("%sky_down")
+        notebook.run("%%sky_broadcast -o r\ntorch.ones(1).item()")
+        assert notebook.value("r") == [1.0, 1.0]
+
+
+# ------------------------------------------------------------------------------------------ ends
+
+
+BUSY = {
+    "idle": "pass",
+    "deaf, with a child": "import signal, subprocess, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "child = subprocess.Popen(['sleep', '600'])\nprint('busy', flush=True)\ntime.sleep(600)",
+    "in a collective": "import torch, torch.distributed as dist\nprint('busy', flush=True)\ndist.all_reduce(torch.ones(1)) if dist.get_rank() else __import__('time').sleep(600)",
+}
+
+
+@pytest.mark.parametrize("state", BUSY)
+def test_nothing_is_left_of_a_notebook_that_is_killed(tmp_path: Path, state: str) -> None:
+    with opened(tmp_path, f"%sky_pool --nodes 2 {'--plugin torch' if 'collective' in state else ''}") as one:
+        left = folders(one)
+        shown = one.start(f"%%sky_broadcast --only all\n{BUSY[state]}")
+        one.watch(shown, lambda cell: cell.done or cell.stdout.count("busy") == 2)
+        processes = family(one)
+        assert len(processes) >= 5
+        os.kill(one.pid, signal.SIGKILL)
+        assert gone(processes) == []
+        assert [path for path in left if path.exists()] == []
+
+
+def test_nothing_is_left_of_a_notebook_that_is_shut_down(tmp_path: Path) -> None:
+    with opened(tmp_path, "%sky_pool --nodes 2") as one:
+        left, processes = folders(one), family(one)
+    assert gone(processes) == []
+    assert [path for path in left if path.exists()] == []
+
+
+def test_nothing_is_left_of_a_start_whose_notebook_is_killed(tmp_path: Path) -> None:
+    with opened(tmp_path) as one:
+        shown = one.start("%sky_pool --nodes 2 --plugin torch")
+        one.watch(shown, lambda cell: "starting" in cell.stdout)
+        kernel = psutil.Process(one.pid)
+        processes = kernel.children(recursive=True)
+        os.kill(one.pid, signal.SIGKILL)
+        processes += [child for process in list(processes) for child in _children(process)]
+        assert gone(processes) == []
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        return list(process.children(recursive=True))
+    return []
+
+
+@pytest.mark.parametrize("role", ["agent", "controller", "forkserver"])
+def test_a_process_of_ours_that_is_killed_is_told_and_leaves_nothing(notebook: Notebook, role: str) -> None:
+    notebook.run("%sky_pool --nodes 2")
+    left, processes = folders(notebook), family(notebook)
+    shown = notebook.start(
+        "%%sky_broadcast --only all\nimport time\nprint('busy', flush=True)\ntime.sleep(600)"
+    )
+    notebook.watch(shown, lambda cell: cell.stdout.count("busy") == 2)
+    by_role(notebook, role).kill()
+    notebook.finish(shown)
+    assert shown.error is not None
+    assert shown.error.ename == "RankDied"
+    assert "%sky_down" in shown.error.text
+    assert "lost" in notebook.run("%sky_status").stdout
+    assert "%sky_down" in notebook.fail("%%sky_broadcast\n1").text
+    notebook.run("%sky_down")
+    assert gone(processes) == []
+    assert [path for path in left if path.exists()] == []
+    notebook.run("%sky_pool --nodes 1")
+
+
+def test_a_pool_that_is_lost_between_cells_is_told_by_the_next(notebook: Notebook) -> None:
+    notebook.run("%sky_pool --nodes 1")
+    by_role(notebook, "agent").kill()
+    shown = notebook.finish(notebook.start("%%sky_broadcast\n1"))
+    assert shown.error is not None
+    assert shown.error.ename in ("PoolStateError", "RankDied")
+    assert "agent" in shown.stderr + shown.error.text
+
+
+def test_what_a_rank_has_started_ends_with_the_pool(notebook: Notebook) -> None:
+    notebook.run("%sky_pool --nodes 2")
+    notebook.run("%%sky_broadcast -o children\nimport subprocess\nsubprocess.Popen(['sleep', '600']).pid")
+    children = [psutil.Process(pid) for pid in notebook.value("children")]
+    notebook.run("%sky_down")
+    assert gone(children) == []
+
+
+def test_extension_is_loaded_again_and_unloaded(tmp_path: Path) -> None:
+    with opened(tmp_path, "%sky_pool --nodes 1") as one:
+        one.run("%load_ext skymagic")
+        one.run("%reload_ext skymagic")
+        processes = family(one)
+        one.run("%unload_ext skymagic")
+        assert gone(processes) == []
+
+
+def test_a_group_of_the_users_own_without_a_plugin(tmp_path: Path) -> None:
+    """The environment is complete; also that of a rank that was started anew."""
+    pytest.importorskip("torch")
+    body = (
+        "%%sky_broadcast -o sums\nimport torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "one = torch.ones(1)\ndist.all_reduce(one)\ndist.destroy_process_group()\none.item()"
+    )
+    with opened(tmp_path, "%sky_pool --nodes 2", body) as notebook:
+        assert notebook.value("sums") == [2.0, 2.0]
+        notebook.run("%sky_restart --rank 0")
+        notebook.run(body)
+        assert notebook.value("sums") == [2.0, 2.0]
+
+
+def test_files_beside_the_notebook_are_not_pythons_own(tmp_path: Path) -> None:
+    """What starts the ranks uses Python's `selectors`; ranks find what lies beside the notebook, as the notebook does."""
+    (tmp_path / "selectors.py").write_text("raise RuntimeError('the wrong one')")
+    (tmp_path / "mine.py").write_text("word = 'here'")
+    with opened(tmp_path, "%sky_pool --nodes 1") as notebook:
+        assert notebook.run("%%sky_broadcast\nimport mine\nprint(mine.word)").text == "here\n"
+
+
+def test_ranks_that_registered_unheard_are_asked_for(tmp_path: Path) -> None:
+    """Far away, ranks can be there before the client's subscription has reached the controller."""
+    deaf = (
+        "import skymagic.run.engine\nskymagic.engine._Client._register_engine = lambda client, message: None"
+    )
+    with opened(tmp_path, deaf, "%sky_pool --nodes 2") as notebook:
+        shown = notebook.run("%%sky_broadcast --only all\nprint('here')")
+        assert shown.text.count("here") == 2

@@ -1,0 +1,177 @@
+"""Pools on separate machines: addresses among them, partitions, power cuts, a notebook that moves or sleeps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.lab.machines import Machine, Machines, machines
+from tests.lab.notebook import Notebook, Shown, opened
+from tests.lab.shells import pip_settings
+from tests.providers.test_ssh_pools import COUNTING, NAMES, POOL, counted, write_ssh_config
+
+pytestmark = pytest.mark.needs("sshd", "namespaces")
+ABSENCE = 20.0
+"""Seconds that a link is down for: longer than any heartbeat's patience."""
+
+
+@contextmanager
+def lab(folder: Path, count: int = 2, **wan: Any) -> Iterator[tuple[Machines, Notebook]]:
+    """Machines, and a notebook on the network from which they are reached."""
+    scratch = folder / "tmp"  # a machine without power does not tidy up
+    scratch.mkdir()
+    with machines(folder / "machines", count, env={**pip_settings(), "TMPDIR": str(scratch)}, **wan) as hosts:
+        home = write_ssh_config(folder / "client", hosts)
+        (folder / "notebook").mkdir()
+        with opened(folder / "notebook", env={"HOME": str(home)}) as notebook:
+            yield hosts, notebook
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machines, Notebook]]:
+    """Two machines with a pool of four ranks."""
+    with lab(tmp_path_factory.mktemp("machines")) as (hosts, notebook):
+        notebook.run(POOL)
+        notebook.run(NAMES)
+        yield hosts, notebook
+
+
+def while_counting(notebook: Notebook, rounds: int, happens: object = None) -> Shown:
+    """All ranks print numbers, and after some of them something happens."""
+    notebook.run(f"ROUNDS = {rounds}")
+    running = notebook.start(COUNTING)
+    notebook.watch(running, lambda shown: "2 10" in shown.text)
+    assert callable(happens)
+    happens()
+    return notebook.finish(running)
+
+
+def test_machines_reach_each_other_at_their_own_addresses(two: tuple[Machines, Notebook]) -> None:
+    """Their hostnames lead to 127.0.1.1, and the notebook is on another address."""
+    _, notebook = two
+    notebook.run(
+        "%%sky_broadcast -o found\n"
+        "import skymagic as sky\n"
+        "info = sky.instance_info()\n"
+        "total = torch.ones(1)\n"
+        "dist.all_reduce(total)\n"
+        "(os.environ['MASTER_ADDR'], os.environ['GLOO_SOCKET_IFNAME'], info.head_addr, [p.addr for p in info.peers], info.hostname, float(total))"
+    )
+    peers = ["10.77.0.1", "10.77.0.2"]
+    assert notebook.value("found") == [
+        ("10.77.0.1", "eth0", "10.77.0.1", peers, host, 4.0) for host in ("h1", "h1", "h2", "h2")
+    ]
+
+
+def test_nothing_listens_everywhere(two: tuple[Machines, Notebook]) -> None:
+    """What listens has the cluster's own address, or loopback's; a machine may have others that the world can reach."""
+    hosts, notebook = two
+    notebook.run("%%sky_broadcast\ndist.barrier()")
+    for host in hosts:
+        assert isinstance(host, Machine)
+        shown = subprocess.run([*host.space.enter, "ss", "-ltnH"], capture_output=True, text=True, check=True)
+        places = [line.split()[3] for line in shown.stdout.splitlines()]
+        assert places
+        assert [
+            place for place in places if not place.startswith(("127.", f"{host.address}:", "[::1]"))
+        ] == []
+
+
+def test_values_go_from_node_to_node(two: tuple[Machines, Notebook]) -> None:
+    """The notebook's link carries a value once."""
+    hosts, notebook = two
+    notebook.run("import numpy\nbig = numpy.random.default_rng(0).random(4_000_000)")
+    before, _ = hosts.link.traffic()
+    notebook.run("%%sky_broadcast -o sums\nfloat(big.sum())")
+    sent = hosts.link.traffic()[0] - before
+    assert sent < 1.1 * 32_000_000
+    assert notebook.value("set(sums) == {float(big.sum())}")
+    before, _ = hosts.link.traffic()
+    notebook.run("%%sky_broadcast\nbig[0]")
+    assert hosts.link.traffic()[0] - before < 100_000
+
+
+def test_a_link_that_is_down_for_a_while(two: tuple[Machines, Notebook]) -> None:
+    hosts, notebook = two
+
+    def cut() -> None:
+        hosts.link.cut()
+        threading.Timer(ABSENCE, hosts.link.mend).start()
+
+    shown = while_counting(notebook, 400, cut)
+    assert shown.error is None, shown.error
+    assert counted(shown) == {rank: list(range(400)) for rank in range(4)}
+    assert "connection is lost" in shown.stderr
+    assert "connected again" in shown.stderr
+
+
+def test_a_notebook_that_gets_another_address(two: tuple[Machines, Notebook]) -> None:
+    hosts, notebook = two
+    shown = while_counting(notebook, 200, hosts.link.move)
+    assert shown.error is None, shown.error
+    assert counted(shown) == {rank: list(range(200)) for rank in range(4)}
+
+
+def test_a_notebook_that_sleeps(two: tuple[Machines, Notebook]) -> None:
+    _, notebook = two
+
+    def sleep() -> None:
+        os.kill(notebook.pid, signal.SIGSTOP)
+        threading.Timer(ABSENCE, os.kill, (notebook.pid, signal.SIGCONT)).start()
+
+    shown = while_counting(notebook, 100, sleep)
+    assert shown.error is None, shown.error
+    assert counted(shown) == {rank: list(range(100)) for rank in range(4)}
+
+
+def test_a_machine_that_loses_its_power(tmp_path: Path) -> None:
+    with lab(tmp_path) as (hosts, notebook):
+        notebook.run(POOL)
+        notebook.run(NAMES)
+        notebook.run("%%sky_broadcast\nkept = rank * 10")
+        running = notebook.start(
+            "%%sky_broadcast\nprint('begun', flush=True)\ndist.barrier() if rank < 2 else time.sleep(1000)"
+        )
+        notebook.watch(running, lambda shown: "begun" in shown.text)
+        hosts[1].power_cut()
+        error = notebook.finish(running).error
+        assert error is not None
+        assert "h2 does not answer" in error.text
+        assert "ranks 2, 3" in notebook.fail("%%sky_broadcast\n1").text
+        notebook.run("%%sky_broadcast -t 0,1 -o there\nkept")
+        assert notebook.value("there") == [0, 10]
+        assert "gone" in notebook.run("%sky_status").text
+        hosts[1].reboot()
+        notebook.run("%sky_restart --rank 2,3")
+        notebook.run(NAMES)
+        notebook.run(
+            "%%sky_broadcast -o kept_all\nt = torch.ones(1); dist.all_reduce(t); (float(t), globals().get('kept'))"
+        )
+        assert notebook.value("kept_all") == [(4.0, 0), (4.0, 10), (4.0, None), (4.0, None)]
+
+
+def test_a_machine_that_is_cut_off(tmp_path: Path) -> None:
+    """Neither the notebook nor the other machine reaches it; what runs there ends by itself."""
+    with lab(tmp_path) as (hosts, notebook):
+        notebook.run(f"{POOL} --idle 5s")
+        notebook.run(NAMES)
+        running = notebook.start(
+            "%%sky_broadcast\nprint('begun', flush=True)\ndist.barrier() if rank < 2 else time.sleep(20)"
+        )
+        notebook.watch(running, lambda shown: "begun" in shown.text)
+        hosts[1].cut()
+        error = notebook.finish(running).error
+        assert error is not None
+        assert "h2 does not answer" in error.text
+        assert "h2 could not be told" in notebook.run("%sky_down").text
+        hosts[1].mend()
+        psutil.wait_procs(hosts[1].processes(), timeout=60)

@@ -1,0 +1,370 @@
+"""Pools on hosts over SSH: real sshd's, real notebooks; the same promises as on one machine, and what links can suffer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.lab.hosts import Hosts, loopback, still_there
+from tests.lab.notebook import Notebook, Shown, opened
+from tests.lab.shells import pip_settings
+
+pytestmark = pytest.mark.needs("sshd")
+OPTIONS = f"--procs-per-node 2 --plugin torch --python {sys.executable}"
+POOL = f"%sky_pool lab --provider ssh --hosts h[1-2] {OPTIONS}"
+NAMES = "%%sky_broadcast\nimport os, time, torch, torch.distributed as dist\nrank = dist.get_rank()"
+COUNTING = """%%sky_broadcast --only all
+for number in range(ROUNDS):
+    print(rank, number, flush=True)
+    time.sleep(0.02)"""
+
+
+def write_ssh_config(home: Path, hosts: Hosts) -> Path:
+    """A HOME for the notebook, whose ssh configuration knows the hosts."""
+    (home / ".ssh").mkdir(parents=True)
+    shutil.copy(hosts.config, home / ".ssh/config")
+    return home
+
+
+@contextmanager
+def lab(folder: Path, count: int = 2) -> Iterator[tuple[Hosts, Notebook]]:
+    """Hosts, and a notebook that can reach them."""
+    with loopback(folder / "hosts", count, env=pip_settings()) as hosts:
+        home = write_ssh_config(folder / "client", hosts)
+        (folder / "notebook").mkdir()
+        with opened(folder / "notebook", env={"HOME": str(home)}) as notebook:
+            yield hosts, notebook
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hosts, Notebook]]:
+    """Two hosts with a pool of four ranks."""
+    with lab(tmp_path_factory.mktemp("ssh")) as (hosts, notebook):
+        notebook.run(POOL)
+        notebook.run(NAMES)
+        yield hosts, notebook
+
+
+# ------------------------------------------------------------------------------------------ as on one machine
+
+
+def test_ranks_of_two_hosts_are_one_world(two: tuple[Hosts, Notebook]) -> None:
+    hosts, notebook = two
+    notebook.run("import numpy\nscale = numpy.full(300_000, 2.0)")
+    notebook.run(
+        "%%sky_broadcast -o found\n"
+        "total = torch.ones(1) * scale.sum()\n"
+        "dist.all_reduce(total)\n"
+        "(rank, os.environ['HOME'], os.environ['NODE_RANK'], os.environ['LOCAL_RANK'], float(total))"
+    )
+    homes = [str(host.home) for host in hosts]
+    expected = [
+        (0, homes[0], "0", "0", 2_400_000.0),
+        (1, homes[0], "0", "1", 2_400_000.0),
+        (2, homes[1], "1", "0", 2_400_000.0),
+        (3, homes[1], "1", "1", 2_400_000.0),
+    ]
+    assert notebook.value("found") == expected
+
+
+def test_values_of_all_hosts_come_back(two: tuple[Hosts, Notebook]) -> None:
+    _, notebook = two
+    notebook.run("%%sky_broadcast -o arrays\nimport numpy\nnumpy.full(200_000, float(rank))")
+    assert notebook.value("[float(a.sum()) for a in arrays]") == [0.0, 200_000.0, 400_000.0, 600_000.0]
+    notebook.run("arrays[3][0] = 1")
+
+
+def test_a_rank_that_raises_frees_the_others_on_all_hosts(two: tuple[Hosts, Notebook]) -> None:
+    _, notebook = two
+    failed = notebook.fail(
+        "%%sky_broadcast\nkept = rank\nif rank == 3:\n    raise ValueError('planted')\ndist.barrier()"
+    )
+    assert failed.ename == "ValueError"
+    assert "rank 3 of 4 on h2" in failed.text
+    notebook.run("%%sky_broadcast -o kept_all\ndist.barrier(); kept")
+    assert notebook.value("kept_all") == [0, 1, 2, 3]
+
+
+def test_a_rank_that_dies_is_replaced_on_its_host(two: tuple[Hosts, Notebook]) -> None:
+    hosts, notebook = two
+    failed = notebook.fail("%%sky_broadcast\nif rank == 2:\n    os.kill(os.getpid(), 9)\ndist.barrier()")
+    assert "rank 2 on h2" in failed.text
+    assert "SIGKILL" in failed.text
+    notebook.run(NAMES)
+    notebook.run("%%sky_broadcast -o homes\ndist.barrier(); os.environ['HOME']")
+    assert notebook.value("homes[2]") == str(hosts[1].home)
+
+
+def test_the_stop_button_reaches_all_hosts(two: tuple[Hosts, Notebook]) -> None:
+    _, notebook = two
+    running = notebook.start(
+        "%%sky_broadcast --only all\nprint('begun', rank, flush=True)\nwhile True:\n    time.sleep(0.05)"
+    )
+    notebook.watch(running, lambda shown: shown.text.count("begun") == 4)
+    notebook.interrupt()
+    assert "RunInterrupted" in str(notebook.finish(running).error)
+    notebook.run("%%sky_broadcast\ndist.barrier()")
+
+
+def test_logs_are_read_from_their_hosts(two: tuple[Hosts, Notebook]) -> None:
+    _, notebook = two
+    notebook.run("%%sky_broadcast\nprint('for the log of', rank)")
+    assert notebook.run("%sky_logs --rank 3 -n 1").lines == ["for the log of 3"]
+
+
+# ------------------------------------------------------------------------------------------ files
+
+
+def file_processes(hosts: Hosts) -> list[psutil.Process]:
+    """What copies files on the hosts, and does not end."""
+    found = []
+    for process in (process for host in hosts for process in host.processes()):
+        with contextlib.suppress(psutil.Error):
+            found += [process] if "skymagic.kernels.files" in " ".join(process.cmdline()) else []
+    return still_there(found)
+
+
+def test_files_go_to_all_hosts_and_come_back(two: tuple[Hosts, Notebook]) -> None:
+    hosts, notebook = two
+    folder = notebook.folder
+    (folder / "data/sub").mkdir(parents=True)
+    (folder / "data/sub/a.txt").write_text("a")
+    (folder / "data/big.bin").write_bytes(os.urandom(3_000_000))
+    assert notebook.run("%sky_put data ~/copied").stdout.startswith("2 files (3.0 MB) to 2 nodes each in ")
+    again = notebook.run("%sky_put data/ copied")
+    assert again.stdout == "0 files (0 bytes) to 2 nodes each; 2 files there already\n"
+    for host in hosts:
+        assert (host.home / "copied/big.bin").read_bytes() == (folder / "data/big.bin").read_bytes()
+    (hosts[1].home / "copied/sub/a.txt").write_text("of the second")
+    notebook.run("%sky_get copied results --node all")
+    assert (folder / "results/node0/copied/sub/a.txt").read_text() == "a"
+    assert (folder / "results/node1/copied/sub/a.txt").read_text() == "of the second"
+    notebook.run("%sky_get copied/sub/a.txt one.txt --node 1")
+    assert (folder / "one.txt").read_text() == "of the second"
+    failed = notebook.fail("%sky_get ~/nothing/here .")
+    assert failed.ename == "FilesError"
+    assert "node 0 (h1)" in failed.text
+    assert not file_processes(hosts)
+
+
+def test_stopping_a_copy_leaves_nothing_on_any_host(two: tuple[Hosts, Notebook]) -> None:
+    hosts, notebook = two
+    for place in [notebook.folder, *(host.home for host in hosts)]:
+        with (place / "large").open("wb") as file:
+            file.truncate(3 << 30)
+    for line in ("%sky_put large large.copy", "%sky_get large large.copy --node all"):
+        copying = notebook.start(line)
+        notebook.watch(copying, lambda shown: "B of " in shown.stderr)
+        notebook.interrupt()
+        assert "KeyboardInterrupt" in str(notebook.finish(copying).error)
+        assert not file_processes(hosts)
+        for place in [notebook.folder, *(host.home for host in hosts)]:
+            left = [path.name for path in place.rglob("*") if path.name.endswith((".copy", ".part"))]
+            assert [name for name in left if not (place / name).is_dir()] == []
+
+
+def test_a_copy_that_loses_its_connection_says_so_and_can_go_on(two: tuple[Hosts, Notebook]) -> None:
+    hosts, notebook = two
+    folder = notebook.folder / "lossy"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a")
+    with (folder / "large").open("wb") as file:
+        file.truncate(1 << 29)
+    copying = notebook.start("%sky_put lossy lossy")
+    notebook.watch(copying, lambda shown: "B of " in shown.stderr)
+    hosts[1].kill_sessions()
+    error = notebook.finish(copying).error
+    assert error is not None
+    assert "not all was copied: node 1 (h2): the connection was lost" in error.text
+    assert (hosts[0].home / "lossy/large").stat().st_size == 1 << 29
+    assert not file_processes(hosts)
+    assert [path.name for path in (hosts[1].home / "lossy").iterdir()] == ["a.txt"]
+    with (folder / "large").open("wb") as file:
+        file.truncate(1 << 20)
+    shown = notebook.run("%sky_put lossy lossy")
+    assert shown.stdout.startswith("1 file (1.0 MB) to 2 nodes each")
+    assert "1 file there already" in shown.stdout
+
+
+def test_a_scripts_folder_goes_along_and_is_kept_in_step(two: tuple[Hosts, Notebook]) -> None:
+    hosts, notebook = two
+    project = notebook.folder / "project"
+    project.mkdir()
+    for name, text in {
+        "say.py": "print('first')",
+        "unused.py": "",
+        "x.log": "",
+        ".gitignore": "*.log",
+    }.items():
+        (project / name).write_text(text)
+    cell = "%%sky_sh --workdir project --only all\npython3 say.py && ls && touch made.there"
+    shown = notebook.run(cell)
+    assert "[project: 3 files (" in shown.stderr
+    assert sorted(shown.lines) == sorted(
+        f"[{node}] {line}" for node in (0, 1) for line in ("first", "say.py", "unused.py")
+    )
+    (project / "say.py").write_text("print('then')")
+    (project / "unused.py").unlink()
+    shown = notebook.run(cell)
+    assert "1 file there already; 1 file removed" in shown.stderr
+    assert sorted(shown.lines) == sorted(
+        f"[{node}] {line}" for node in (0, 1) for line in ("then", "made.there", "say.py")
+    )
+    assert "project:" not in notebook.run(cell).stderr
+
+
+def test_another_pool_on_the_same_hosts_at_the_same_time(two: tuple[Hosts, Notebook]) -> None:
+    _, notebook = two
+    notebook.run(f"%sky_pool other --provider ssh --hosts h1 --python {sys.executable}")
+    notebook.run("%%sky_broadcast --pool other -o one\n41 + 1")
+    notebook.run("%sky_down other")
+    notebook.run("%%sky_broadcast --pool lab -o four\ndist.barrier(); rank")
+    assert notebook.value("(one, four)") == ([42], [0, 1, 2, 3])
+
+
+def test_jax_is_one_world_on_two_hosts(two: tuple[Hosts, Notebook]) -> None:
+    pytest.importorskip("jax")
+    _, notebook = two
+    notebook.run(f"%sky_pool jaxes --provider ssh --hosts h[1-2] --plugin jax --python {sys.executable}")
+    notebook.run(
+        "%%sky_broadcast --pool jaxes -o sums\n"
+        "import jax\n"
+        "from jax.experimental import multihost_utils\n"
+        "ones = jax.numpy.ones(1) * (jax.process_index() + 1)\n"
+        "(jax.process_count(), float(multihost_utils.process_allgather(ones).sum()))"
+    )
+    notebook.run("%sky_down jaxes")
+    assert notebook.value("sums") == [(2, 3.0), (2, 3.0)]
+
+
+def test_a_plan_says_what_is_there_and_what_will_be_done(two: tuple[Hosts, Notebook]) -> None:
+    _, notebook = two
+    shown = notebook.run(f"%sky_pool planned --provider ssh --hosts h1,h1,h2 {OPTIONS} --dry-run").text
+    assert "ssh: h1, h1, h2" in shown
+    assert "6 (3 × 2" in shown
+    assert "nothing to do on h1, h1, h2" in shown
+    assert "some time after the notebook" in shown
+
+
+def test_mistakes_about_hosts_are_told_before_anything_starts(two: tuple[Hosts, Notebook]) -> None:
+    _, notebook = two
+    wrong = f"--provider ssh {OPTIONS}"
+    assert "needs --hosts" in notebook.fail(f"%sky_pool new {wrong}").text
+    assert "as many hosts" in notebook.fail(f"%sky_pool new {wrong} --hosts h1 --nodes 3").text
+    unknown = notebook.fail(f"%sky_pool new {wrong} --hosts h1,nowhere.invalid,h2 --gpu A100")
+    assert "nowhere.invalid" in unknown.text
+    lacking = notebook.fail(
+        f"%sky_pool new --provider ssh --hosts h[1-2] --gpu A100 --python {sys.executable}"
+    )
+    assert "h1 has no A100" in lacking.text
+    assert "h2 has no A100" in lacking.text
+    assert "there is no pool 'new'" in notebook.fail("%sky_down new").text
+
+
+# ------------------------------------------------------------------------------------------ links fail
+
+
+def counted(shown: Shown) -> dict[int, list[int]]:
+    """By rank, the numbers that it printed, in the order in which they were shown."""
+    found: dict[int, list[int]] = {}
+    for line in shown.lines:
+        if match := re.fullmatch(r"\[\d\] (\d) (\d+)", line):
+            found.setdefault(int(match[1]), []).append(int(match[2]))
+    return found
+
+
+@pytest.mark.parametrize("whose", [(0,), (1,), (0, 1)], ids=["the head's", "another's", "all"])
+def test_a_connection_that_is_killed_costs_nothing(
+    two: tuple[Hosts, Notebook], whose: tuple[int, ...]
+) -> None:
+    hosts, notebook = two
+    notebook.run("ROUNDS = 100")
+    running = notebook.start(COUNTING)
+    notebook.watch(running, lambda shown: "0 10" in shown.text)
+    for index in whose:
+        hosts[index].kill_sessions()
+    shown = notebook.finish(running)
+    assert shown.error is None, shown.error
+    assert counted(shown) == {rank: list(range(100)) for rank in range(4)}
+    notebook.run("%%sky_broadcast\ndist.barrier()")
+
+
+def test_a_host_that_is_not_to_be_reached_for_a_while(two: tuple[Hosts, Notebook]) -> None:
+    """Its cell goes on; status and the cell say what is the matter; nothing is lost."""
+    hosts, notebook = two
+    notebook.run("ROUNDS = 300")
+    running = notebook.start(COUNTING)
+    notebook.watch(running, lambda shown: "2 10" in shown.text)
+    hosts[1].stop()
+    hosts[1].kill_sessions()
+    notebook.watch(running, lambda shown: "h2: the connection is lost" in shown.stderr)
+    hosts[1].start()
+    shown = notebook.finish(running)
+    assert shown.error is None, shown.error
+    assert counted(shown) == {rank: list(range(300)) for rank in range(4)}
+
+
+def test_a_connection_that_is_silent_is_made_anew(two: tuple[Hosts, Notebook]) -> None:
+    hosts, notebook = two
+    notebook.run("ROUNDS = 50")
+    running = notebook.start(COUNTING)
+    notebook.watch(running, lambda shown: "2 10" in shown.text)
+    frozen = hosts[1].sessions()
+    for process in frozen:
+        process.suspend()
+    shown = notebook.finish(running)
+    for process in frozen:
+        process.resume()
+    assert shown.error is None, shown.error
+    assert counted(shown) == {rank: list(range(50)) for rank in range(4)}
+
+
+def test_a_second_press_of_stop_does_not_wait_for_a_host_that_is_away(two: tuple[Hosts, Notebook]) -> None:
+    hosts, notebook = two
+    running = notebook.start("%%sky_broadcast -t 2,3\nprint('begun', flush=True)\ntime.sleep(1000)")
+    notebook.watch(running, lambda shown: "begun" in shown.text)
+    hosts[1].stop()
+    hosts[1].kill_sessions()
+    notebook.watch(running, lambda shown: "connection is lost" in shown.stderr)
+    notebook.interrupt()
+    notebook.watch(running, lambda shown: "press again" in shown.stderr)
+    notebook.interrupt()
+    assert "RunInterrupted" in str(notebook.finish(running).error)
+    assert re.search(r"2 +1 +h2 .*reconnecting", notebook.run("%sky_status").text)
+    hosts[1].start()
+    notebook.run("%sky_restart")
+    notebook.run(NAMES)
+    notebook.run("%%sky_broadcast\ndist.barrier()")
+
+
+# ------------------------------------------------------------------------------------------ the end
+
+
+def test_nothing_is_left_when_a_pool_ends(tmp_path: Path) -> None:
+    """Hosts and the whole run of the tests look for what is left; here it must be gone as soon as the pool says so."""
+    with lab(tmp_path) as (hosts, notebook):
+        notebook.run(POOL)
+        assert all(host.processes() for host in hosts)
+        notebook.run("%sky_down")
+        assert [process.cmdline() for host in hosts for process in host.processes()] == []
+
+
+def test_a_notebook_that_is_killed_leaves_its_ranks_for_a_while(tmp_path: Path) -> None:
+    with lab(tmp_path) as (hosts, notebook):
+        notebook.run("%config SkyMagic.away = 4")
+        notebook.run(POOL)
+        notebook.run("%%sky_broadcast\n1")
+        os.kill(notebook.pid, 9)
+        assert all(host.processes() for host in hosts)
+        for host in hosts:  # daemons of a session of their own are nobody's children
+            psutil.wait_procs(host.processes(), timeout=60)
+            assert [process.cmdline() for process in host.processes()] == []

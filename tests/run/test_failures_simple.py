@@ -1,0 +1,395 @@
+"""A rank that fails: what the notebook raises, in every way that a cell can go wrong without blocking anybody."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.notebook import Failed, Notebook, opened
+
+SETUP = "%%sky_broadcast\nimport os, sys\nrank = int(os.environ['RANK']);"
+HOST = socket.gethostname()
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with opened(tmp_path_factory.mktemp("failures"), "%sky_pool --nodes 3", "import sys", SETUP) as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def every_rank_goes_on(notebook: Notebook) -> Iterator[None]:
+    yield
+    notebook.run(SETUP)
+    notebook.run("%%sky_broadcast -o alive\nrank")
+    assert notebook.value("alive") == [0, 1, 2]
+
+
+def caught(notebook: Notebook, body: str, expression: str, options: str = "") -> object:
+    """`expression` about `e`, what the cell raised."""
+    notebook.fail(f"%%sky_broadcast {options}\n{body}")
+    notebook.run("e = sys.last_value")
+    return notebook.value(expression)
+
+
+def internal(error: Failed) -> list[str]:
+    """Lines of a traceback that tell of the machinery instead of the user's code."""
+    return [line for line in error.text.splitlines() if "skymagic" in line or "interactiveshell" in line]
+
+
+# ------------------------------------------------------------------------------------------ what is raised
+
+
+def test_the_error_says_what_happened_and_where(notebook: Notebook) -> None:
+    error = notebook.fail("%%sky_broadcast\nx = 1\nif rank == 1:\n    raise ValueError('planted')")
+    assert error.ename == "ValueError"
+    assert "planted" in error.evalue
+    assert "----> 4     raise ValueError('planted')" in error.text
+    assert f"[rank 1 of 3 on {HOST}]" in error.text
+    assert internal(error) == []
+
+
+def test_the_error_has_rank_host_name_traceback_and_cause(notebook: Notebook) -> None:
+    body = "if rank == 2:\n    {}['missing']"
+    assert caught(notebook, body, "e.rank, e.hostname, e.ename, e.evalue") == (
+        2,
+        HOST,
+        "KeyError",
+        "'missing'",
+    )
+    assert notebook.value("type(e.__cause__).__name__, e.__cause__.args") == ("KeyError", ("missing",))
+    assert "missing" in notebook.value("'\\n'.join(e.traceback)")
+    assert notebook.value("len(e.failures), e.failures[0].rank") == (1, 2)
+
+
+def test_the_error_is_caught_as_what_the_rank_raised(notebook: Notebook) -> None:
+    notebook.run("import skymagic.errors as errors")
+    notebook.run(
+        "def attempt(kind):\n    try:\n        get_ipython().run_cell_magic('sky_broadcast', '', '1/0')\n"
+        "    except kind as e:\n        return type(e).__name__\n"
+        "seen = [attempt(kind) for kind in (ZeroDivisionError, errors.RankError, errors.RunError, errors.SkyError, Exception)]"
+    )
+    assert notebook.value("seen") == ["ZeroDivisionError"] * 5
+
+
+def test_a_name_that_nobody_has(notebook: Notebook) -> None:
+    error = notebook.fail("%%sky_broadcast\nundefined_name + 1")
+    assert error.ename == "NameError"
+    assert "name 'undefined_name' is not defined" in error.text
+    assert "and the same on ranks 1, 2" in error.text
+
+
+def test_a_name_that_is_missing_on_one_rank(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast\nif rank != 1:\n    partly = 1")
+    error = notebook.fail("%%sky_broadcast\npartly")
+    assert "name 'partly' is not defined" in error.text
+    assert "[rank 1 of 3" in error.text
+    assert "and the same" not in error.text
+
+
+def test_a_name_that_the_notebook_has_deleted(notebook: Notebook) -> None:
+    notebook.run("gone = 1\ndel gone")
+    assert notebook.fail("%%sky_broadcast\ngone").ename == "NameError"
+
+
+# ------------------------------------------------------------------------------------------ several ranks
+
+
+def test_the_same_error_on_all_ranks_is_said_once(notebook: Notebook) -> None:
+    error = notebook.fail("%%sky_broadcast\nraise RuntimeError('all alike')")
+    assert error.text.count("RuntimeError: all alike") == 1
+    assert f"[rank 0 of 3 on {HOST}] and the same on ranks 1, 2" in error.text
+
+
+def test_different_errors_are_summed_up_under_the_first(notebook: Notebook) -> None:
+    error = notebook.fail("%%sky_broadcast\nif rank == 1:\n    1 / 0\nif rank == 2:\n    {}['key']")
+    assert error.ename == "ZeroDivisionError"
+    assert error.text.count("Traceback") == 1
+    assert f"[rank 1 of 3 on {HOST}]\nrank 2: KeyError: 'key'" in error.text
+    assert caught(notebook, "raise ValueError(rank)", "[(f.rank, f.evalue) for f in e.failures]") == [
+        (0, "0"),
+        (1, "1"),
+        (2, "2"),
+    ]
+
+
+def test_ranks_that_fail_a_little_later_by_themselves_say_nothing_of_interrupts(notebook: Notebook) -> None:
+    body = "import json, time\ntime.sleep(0.095 * (rank > 0))\njson.loads('{' * 5)"  # others are interrupted after 0.1 s
+    for _ in range(3):
+        shown = notebook.finish(notebook.start(f"%%sky_broadcast --only all\n{body}"))
+        assert shown.error is not None
+        assert shown.error.ename == "JSONDecodeError"
+        assert shown.text == ""
+
+
+def test_targets_are_numbered_as_in_the_pool(notebook: Notebook) -> None:
+    error = notebook.fail("%%sky_broadcast -t 1:\nraise ValueError('of some')")
+    assert f"[rank 1 of 3 on {HOST}] and the same on rank 2" in error.text
+
+
+def test_values_are_not_touched_by_a_cell_that_fails(notebook: Notebook) -> None:
+    notebook.run("kept = 'before'")
+    notebook.fail("%%sky_broadcast -o kept\n1 / (rank - 1)")
+    assert notebook.value("kept") == "before"
+
+
+def test_what_ran_before_the_error_stays(notebook: Notebook) -> None:
+    notebook.fail("%%sky_broadcast\nearlier = rank\n1 / 0\nlater = rank")
+    notebook.run("%%sky_broadcast -o r\nearlier, 'later' in globals()")
+    assert notebook.value("r") == [(0, False), (1, False), (2, False)]
+
+
+# ------------------------------------------------------------------------------------------ kinds of exceptions
+
+
+KINDS = {
+    "assertion": ("assert rank < 0, 'said'", "AssertionError", "said"),
+    "unicode": ("'é'.encode('ascii')", "UnicodeEncodeError", "ordinal not in range"),
+    "os error": ("open('/no/such/file')", "FileNotFoundError", "/no/such/file"),
+    "called process": (
+        "import subprocess; subprocess.run(['false'], check=True)",
+        "CalledProcessError",
+        "exit status 1",
+    ),
+    "json": ("import json; json.loads('{')", "JSONDecodeError", "Expecting property name"),
+    "stop iteration": ("next(iter([]))", "StopIteration", ""),
+    "cancelled": ("import asyncio; raise asyncio.CancelledError('why')", "CancelledError", "why"),
+    "generator exit": ("raise GeneratorExit('odd')", "GeneratorExit", "odd"),
+    "several lines": ("raise ValueError('one\\ntwo')", "ValueError", "one\ntwo"),
+    "long": ("raise ValueError('m' * 100_000)", "ValueError", "m" * 1000),
+    "own base": ("class Own(BaseException): pass\nraise Own('base')", "Own", "base"),
+    "recursion": ("def again(): again()\nagain()", "RecursionError", "maximum recursion depth"),
+    "syntax at run time": ("exec('a b')", "SyntaxError", "invalid syntax"),
+    "keyboard interrupt": ("raise KeyboardInterrupt", "KeyboardInterrupt", ""),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exception_of_any_kind_fails_the_cell(notebook: Notebook, kind: str) -> None:
+    body, ename, text = KINDS[kind]
+    error = notebook.fail(f"%%sky_broadcast\n{body}")
+    assert f"{ename}" in error.text
+    assert text in error.text
+    # any rank may be the first, for some errors take long to be formatted
+    assert f" of 3 on {HOST}] and the same on ranks " in error.text
+    notebook.run("e = sys.last_value")
+    assert notebook.value("e.ename, type(e.__cause__).__name__") == (ename, ename)
+
+
+def test_an_error_of_several_lines_is_one_line_where_it_is_not_the_first(notebook: Notebook) -> None:
+    error = notebook.fail("%%sky_broadcast\nraise ValueError(f'{rank}\\nmore')")
+    assert "\nrank 1: ValueError: 1\nrank 2: ValueError: 2" in error.text
+
+
+def test_exception_of_a_class_of_the_notebook_comes_back_as_such(notebook: Notebook) -> None:
+    notebook.run(
+        "class Refused(Exception):\n    def __init__(self, code, *, extra):\n"
+        "        super().__init__(f'code {code}')\n        self.code, self.extra = code, extra"
+    )
+    assert caught(
+        notebook,
+        "raise Refused(7, extra=[rank])",
+        "isinstance(e, Refused), type(e.__cause__) is Refused, e.__cause__.code, e.__cause__.extra, e.ename, e.evalue",
+    ) == (True, True, 7, [0], "Refused", "code 7")
+
+
+def test_exception_with_a_constructor_of_its_own_defined_in_the_cell(notebook: Notebook) -> None:
+    body = "class Odd(Exception):\n    def __init__(self, a, b):\n        super().__init__('made of ' + a)\n        self.a = a\nraise Odd('x', 'y')"
+    assert caught(notebook, body, "e.ename, e.evalue, type(e.__cause__).__name__, e.__cause__.a") == (
+        "Odd",
+        "made of x",
+        "Odd",
+        "x",
+    )
+
+
+def test_exception_that_cannot_be_pickled_is_told_all_the_same(notebook: Notebook) -> None:
+    body = (
+        "import threading\nclass Locked(Exception):\n    def __init__(self):\n        super().__init__('holds a lock')\n"
+        "        self.lock = threading.Lock()\nraise Locked"
+    )
+    error = notebook.fail(f"%%sky_broadcast\n{body}")
+    assert "Locked: holds a lock" in error.text
+    assert "----> 7 raise Locked" in error.text
+    notebook.run("e = sys.last_value")
+    assert notebook.value("type(e).__name__, e.ename, e.__cause__") == ("RankError", "Locked", None)
+
+
+def test_exception_that_raises_when_it_is_rebuilt(notebook: Notebook) -> None:
+    body = "class Bad(Exception):\n    def __reduce__(self): return (eval, ('1/0',))\nraise Bad('original')"
+    assert caught(notebook, body, "e.ename, e.evalue, e.__cause__") == ("Bad", "original", None)
+
+
+def test_exception_that_cannot_say_itself(notebook: Notebook) -> None:
+    error = notebook.fail(
+        "%%sky_broadcast\nclass Mute(Exception):\n    def __str__(self): return 1 / 0\nraise Mute"
+    )
+    assert "----> 4 raise Mute" in error.text
+    notebook.run("e = sys.last_value")
+    assert notebook.value("e.ename") == "Mute"
+
+
+def test_chained_exceptions_are_shown_whole(notebook: Notebook) -> None:
+    error = notebook.fail(
+        "%%sky_broadcast\ntry:\n    {}['inner']\nexcept KeyError as e:\n    raise ValueError('outer') from e"
+    )
+    assert "KeyError: 'inner'" in error.text
+    assert "direct cause" in error.text
+    assert error.text.index("KeyError: 'inner'") < error.text.index("ValueError: outer")
+
+
+def test_exception_group(notebook: Notebook) -> None:
+    shown = notebook.finish(
+        notebook.start(
+            "%%sky_broadcast\nx = 1\nraise ExceptionGroup('several', [ValueError('a'), TypeError('b')])"
+        )
+    )
+    assert shown.error is not None
+    assert shown.text == "", "the traceback is the error's, not text beside it"
+    assert "line 3" in shown.error.text
+    assert "ValueError: a" in shown.error.text
+    assert "TypeError: b" in shown.error.text
+    assert internal(shown.error) == []
+    notebook.run("e = sys.last_value")
+    assert notebook.value("e.ename, [type(x).__name__ for x in e.__cause__.exceptions]") == (
+        "ExceptionGroup",
+        ["ValueError", "TypeError"],
+    )
+
+
+def test_the_error_survives_pickling(notebook: Notebook) -> None:
+    notebook.fail("%%sky_broadcast\n1 / 0")
+    notebook.run("import pickle\ncopy = pickle.loads(pickle.dumps(sys.last_value))")
+    assert notebook.value("copy.rank, copy.ename, copy.evalue, str(copy) == str(sys.last_value)") == (
+        0,
+        "ZeroDivisionError",
+        "division by zero",
+        True,
+    )
+
+
+# ------------------------------------------------------------------------------------------ leaving
+
+
+@pytest.mark.parametrize(
+    "leave", ["sys.exit()", "sys.exit(3)", "sys.exit('words')", "exit()", "quit()", "raise SystemExit"]
+)
+def test_leaving_ends_the_cell_and_not_the_rank(notebook: Notebook, leave: str) -> None:
+    notebook.run("%%sky_broadcast -o before\nos.getpid()")
+    shown = notebook.finish(notebook.start(f"%%sky_broadcast --only all\nx = 1\n{leave}"))
+    assert shown.error is not None
+    assert shown.text == "", "no advice of IPython's how to leave"
+    assert f"----> 3 {leave}" in shown.error.text
+    notebook.run("e = sys.last_value")
+    assert notebook.value("e.ename, isinstance(e, SystemExit)") == ("SystemExit", False)
+    notebook.run("%%sky_broadcast -o after\nos.getpid()")
+    assert notebook.value("before == after") is True
+
+
+def test_hard_exit_of_a_rank(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast\nkept = rank\nprint('of an earlier cell')")
+    error = notebook.fail("%%sky_broadcast\nif rank == 1:\n    print('the last word')\n    os._exit(3)")
+    assert error.ename == "RankDied"
+    assert f"rank 1 on {HOST} died: exit code 3" in error.text
+    assert "started anew" in error.text
+    assert "the last word" in error.text
+    assert "of an earlier cell" not in error.text
+    notebook.run("e = sys.last_value")
+    assert notebook.value("e.rank, e.hostname, e.status") == (1, HOST, 3)
+    notebook.run("%%sky_broadcast -o r\n'kept' in globals()")
+    assert notebook.value("r") == [True, False, True]
+
+
+def test_hard_exit_of_all_ranks(notebook: Notebook) -> None:
+    error = notebook.fail("%%sky_broadcast\nos._exit(3)")
+    assert f"rank 0 on {HOST} died: exit code 3 and the same on ranks 1, 2" in error.text
+    assert "the others" not in error.text
+
+
+def test_different_deaths(notebook: Notebook) -> None:
+    error = notebook.fail("%%sky_broadcast\nos._exit(3) if rank == 0 else os._exit(4) if rank == 2 else None")
+    assert "rank 0" in error.text
+    assert "rank 2: died: exit code 4" in error.text
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("import ctypes; ctypes.string_at(0)", "SIGSEGV: a segmentation fault"),
+        ("os.abort()", "SIGABRT: native code called abort()"),
+        ("os.kill(os.getpid(), 9)", "SIGKILL"),
+    ],
+)
+def test_death_by_a_signal(notebook: Notebook, body: str, words: str) -> None:
+    error = notebook.fail(f"%%sky_broadcast\nif rank == 2:\n    {body}")
+    assert f"rank 2 on {HOST} died: {words}" in error.text
+    notebook.run("e = sys.last_value")
+    assert notebook.value("e.rank, e.status < 0") == (2, True)
+
+
+def test_a_crash_shows_where_in_the_cell(notebook: Notebook) -> None:
+    error = notebook.fail("%%sky_broadcast\nimport ctypes\nif rank == 0:\n    ctypes.string_at(0)")
+    assert "line 4 of the cell" in error.text
+
+
+# ------------------------------------------------------------------------------------------ asking
+
+
+@pytest.mark.parametrize("ask", ["input()", "input('name? ')", "import getpass; getpass.getpass()"])
+def test_asking_is_refused_in_words(notebook: Notebook, ask: str) -> None:
+    error = notebook.fail(f"%%sky_broadcast\n{ask}")
+    assert "input() cannot ask from a rank" in error.text
+    assert f"----> 2 {ask}" in error.text
+    assert internal(error) == []
+
+
+def test_reading_standard_input_finds_its_end(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -o r\nsys.stdin.read(), os.read(0, 1)")
+    assert notebook.value("r") == [("", b"")] * 3
+
+
+# ------------------------------------------------------------------------------------------ interrupt
+
+
+def test_interrupt_reaches_every_rank(notebook: Notebook) -> None:
+    shown = notebook.start(
+        "%%sky_broadcast --only all\nimport time\nprint('sleeping', flush=True)\ntime.sleep(600)"
+    )
+    notebook.watch(shown, lambda cell: cell.stdout.count("sleeping") == 3)
+    notebook.interrupt()
+    notebook.finish(shown)
+    assert shown.error is not None
+    assert shown.error.ename == "RunInterrupted"
+    assert "interrupted on ranks 0–2" in shown.error.text
+    notebook.run("e = sys.last_value")
+    assert notebook.value("isinstance(e, KeyboardInterrupt)") is True
+
+
+def test_interrupt_of_ranks_that_ignore_it_kills_them_at_last(notebook: Notebook) -> None:
+    notebook.run("%config SkyMagic.grace = 0.2")
+    shown = notebook.start(
+        "%%sky_broadcast --only all\nimport signal\nold = signal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('deaf', flush=True)\n"
+        "import time\nwhile True:\n    time.sleep(1)"
+    )
+    notebook.watch(shown, lambda cell: cell.stdout.count("deaf") == 3)
+    notebook.interrupt()
+    notebook.finish(shown)
+    notebook.run("%config SkyMagic.grace = 2.0")
+    assert shown.error is not None
+    assert shown.error.ename == "RunInterrupted"
+    assert "started anew" in shown.error.text
+
+
+def test_timeout_says_where_each_rank_was(notebook: Notebook) -> None:
+    error = notebook.fail("%%sky_broadcast --timeout 0.5s\nimport time\nif rank == 1:\n    time.sleep(600)\n")
+    assert error.ename == "RunTimeout"
+    assert "0.5 s" in error.text
+    assert "rank 1" in error.text
+    assert "line 4" in error.text
+
+
+def test_timeout_that_is_not_reached(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast --timeout 10m -o r\nrank")
+    assert notebook.value("r") == [0, 1, 2]

@@ -1,0 +1,530 @@
+"""A rank that fails, dies, is stuck or is interrupted: the cell ends with the cause, the others go on, the next cell works."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.lab.notebook import Failed, Notebook, opened
+
+pytest.importorskip("torch")
+
+SETUP = """import os, signal, time, ctypes
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP"""
+ALIVE = """%%sky_broadcast -o sums
+import torch, torch.distributed as dist
+one = torch.ones(1)
+dist.all_reduce(one)
+one.item();"""
+WAITS = "dist.all_reduce(torch.ones(1 << 16))"
+
+
+@pytest.fixture(scope="module")
+def module_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with opened(tmp_path_factory.mktemp("hangs"), "%sky_pool --nodes 4 --plugin torch", SETUP) as one:
+        yield one
+
+
+@pytest.fixture
+def notebook(module_notebook: Notebook) -> Iterator[Notebook]:
+    """The pool works before a test, and after it."""
+    module_notebook.run(f"%%sky_broadcast\n{SETUP}\nkept = dist.get_rank()")
+    yield module_notebook
+    works(module_notebook)
+
+
+def works(notebook: Notebook) -> None:
+    shown = notebook.run(ALIVE)
+    assert notebook.value("sums") == [4.0] * 4
+    assert "could not be formed again" not in shown.text
+
+
+def kept(notebook: Notebook) -> list[object]:
+    notebook.run("%%sky_broadcast -o found\nglobals().get('kept')")
+    return list(notebook.value("found"))
+
+
+def pids(notebook: Notebook) -> list[int]:
+    return list(notebook.value("[row[3] for row in __import__('skymagic').pools.find().status()]"))
+
+
+def fail(notebook: Notebook, body: str, options: str = "") -> Failed:
+    return notebook.fail(f"%%sky_broadcast {options}\n{body}")
+
+
+# ---------------------------------------------------------------------------------------------- a rank raises
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [
+        WAITS,
+        "dist.barrier()",
+        "dist.broadcast(torch.ones(9), src=2)",
+        "dist.all_gather([torch.ones(9) for _ in range(4)], torch.ones(9))",
+        "dist.all_reduce(torch.ones(9), async_op=True).wait()",
+        "dist.all_gather_object([None] * 4, kept)",
+        "DDP(torch.nn.Linear(64, 64))(torch.randn(4, 64)).sum().backward()",
+        "time.sleep(60)",
+    ],
+)
+def test_others_are_freed_in_place(notebook: Notebook, collective: str) -> None:
+    before = pids(notebook)
+    error = fail(notebook, f"if dist.get_rank() == 2:\n    raise ValueError('planted')\n{collective}")
+    assert error.ename == "ValueError"
+    assert "planted" in error.evalue
+    assert "rank 2 of 4" in error.evalue
+    assert "ranks 0, 1, 3 had to be stopped" in error.evalue
+    assert "line 3" in error.text
+    assert "Connection closed" not in error.text
+    works(notebook)
+    assert pids(notebook) == before
+    assert kept(notebook) == [0, 1, 2, 3]
+
+
+def test_groups_of_the_users_own_are_freed_and_named(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast\npair = dist.new_group([0, 1])")
+    error = fail(
+        notebook,
+        "if dist.get_rank() == 1:\n    raise KeyError('no')\nif dist.get_rank() == 0:\n    dist.barrier(group=pair)",
+    )
+    assert error.ename == "KeyError"
+    shown = notebook.run("%%sky_broadcast\nvalue = 1")
+    assert "pair: this process group is gone" in error.evalue + shown.text
+    notebook.run("%%sky_broadcast\ndel pair")
+
+
+def test_ddp_goes_on_training(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast\ntorch.manual_seed(0)\nmodel = DDP(torch.nn.Linear(8, 8))\n"
+        "optimizer = torch.optim.Adam(model.parameters())\n"
+        "def step():\n    optimizer.zero_grad(); model(torch.randn(4, 8)).pow(2).mean().backward(); optimizer.step()\n"
+        "step(); step()"
+    )
+    error = fail(notebook, "step()\nif dist.get_rank() == 3:\n    raise RuntimeError('half way')\nstep()")
+    assert "half way" in error.evalue
+    notebook.run(
+        "%%sky_broadcast -o sums\nstep(); step()\nsum(p.double().sum().item() for p in model.parameters())"
+    )
+    assert len(set(notebook.value("sums"))) == 1
+
+
+def test_groups_that_were_replaced_leave_nothing_open(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with opened(tmp_path_factory.mktemp("open"), "%sky_pool --nodes 2 --plugin torch", SETUP) as notebook:
+        # the first wrapper imports much of torch, where functions may hold the group of that time, as this one does
+        notebook.run(
+            f"%%sky_broadcast\n{SETUP}\nmodel = DDP(torch.nn.Linear(8, 8))\ndef total(x, group=dist.group.WORLD): ..."
+        )
+        counts = (
+            "%%sky_broadcast -o counts\nmodel(torch.randn(4, 8)).sum().backward()\n"
+            "{kind: len(os.listdir(f'/proc/self/{kind}')) for kind in ('fd', 'task')}"
+        )
+        notebook.run(counts)
+        before = notebook.value("counts")
+        for _ in range(3):
+            fail(notebook, f"if dist.get_rank() == 1:\n    raise ValueError('planted')\n{WAITS}")
+            notebook.run(counts)
+            assert notebook.value("counts") == before
+
+
+def test_the_group_in_variables_and_parameters_is_carried_over(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast\nworld = dist.group.WORLD\n"
+        "def total(value, group=dist.group.WORLD, *, again=dist.group.WORLD):\n"
+        "    for one in (group, again, world):\n        dist.all_reduce(value, group=one)\n"
+        "    return value.item()"
+    )
+    fail(notebook, f"if dist.get_rank() == 1:\n    raise ValueError('planted')\n{WAITS}")
+    notebook.run("%%sky_broadcast -o totals\ntotal(torch.ones(1))")
+    assert notebook.value("totals") == [64.0] * 4
+    notebook.run("%%sky_broadcast\ndel world, total")
+
+
+def test_parameters_that_differ_afterwards_are_told(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast\nmodel = DDP(torch.nn.Linear(8, 8))")
+    error = fail(
+        notebook,
+        "with torch.no_grad():\n    model.module.bias.add_(dist.get_rank() == 0)\n"
+        "if dist.get_rank() == 1:\n    raise ValueError('no')\ndist.barrier()",
+    )
+    shown = notebook.run("%%sky_broadcast\nvalue = 1")
+    said = error.evalue + shown.text
+    assert "model: its parameters differ between ranks" in said
+    remedy = "for p in model.parameters(): dist.broadcast(p.data, 0)"
+    assert remedy in said
+    notebook.run(f"%%sky_broadcast -o sums\n{remedy}\nmodel.module.bias.sum().item()")
+    assert len(set(notebook.value("sums"))) == 1
+    notebook.run("%%sky_broadcast\ndel model")
+
+
+# ------------------------------------------------------------------------------------ a rank cannot be freed, or dies
+
+
+def test_a_rank_that_holds_the_interpreter_is_replaced(notebook: Notebook) -> None:
+    before = pids(notebook)
+    stuck = "sum(range(10**12))"  # native code that neither looks for signals nor gives the interpreter away
+    error = fail(
+        notebook,
+        f"if dist.get_rank() == 1:\n    {stuck}\n"
+        "elif dist.get_rank() == 0:\n    raise ValueError('planted')\nelse:\n    dist.barrier()",
+    )
+    assert error.ename == "ValueError"
+    assert "rank 1 is being started anew" in error.evalue
+    works(notebook)
+    after = pids(notebook)
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, True, True]
+    assert kept(notebook) == [0, None, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("death", "words"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+        ("ctypes.string_at(0)", "SIGSEGV: a segmentation fault"),
+        ("os._exit(3)", "exit code 3"),
+        ("os.abort()", "SIGABRT"),
+    ],
+)
+def test_a_rank_that_dies_is_replaced(notebook: Notebook, death: str, words: str) -> None:
+    error = fail(notebook, f"if dist.get_rank() == 2:\n    print('last words')\n    {death}\n{WAITS}")
+    assert error.ename == "RankDied"
+    assert "rank 2" in error.evalue
+    assert words in error.evalue
+    assert "last words" in error.evalue
+    works(notebook)
+    assert kept(notebook) == [0, 1, None, 3]
+
+
+def test_a_crash_is_shown_down_to_the_cell(notebook: Notebook) -> None:
+    error = fail(
+        notebook,
+        "def crash():\n    ctypes.string_at(0)\nif dist.get_rank() == 2:\n    crash()\ndist.barrier()",
+    )
+    assert "line 3 of the cell, in crash" in error.evalue
+    assert "line 5 of the cell" not in error.evalue.split("in crash")[0]
+
+
+def test_rank_0_dies(notebook: Notebook) -> None:
+    error = fail(notebook, f"if dist.get_rank() == 0:\n    os._exit(1)\n{WAITS}")
+    assert error.ename == "RankDied"
+    works(notebook)
+    assert kept(notebook) == [None, 1, 2, 3]
+
+
+def test_a_rank_that_dies_between_cells_is_told_and_replaced(notebook: Notebook) -> None:
+    before = pids(notebook)
+    psutil.Process(before[3]).kill()
+    while pids(notebook)[3] in (before[3], None):
+        pass  # each look is a round trip to the notebook's kernel
+    shown = notebook.run("%%sky_broadcast -o found\nglobals().get('kept')")
+    assert notebook.value("found") == [0, 1, 2, None]
+    assert "rank 3" in shown.text
+    assert "SIGKILL" in shown.text
+
+
+def test_children_of_a_dead_rank_go_with_it(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast -o child -t 1 --head\nimport subprocess\nchild = subprocess.Popen(['sleep', '300'])\nchild.pid"
+    )
+    child = psutil.Process(notebook.value("child"))
+    assert fail(notebook, "if dist.get_rank() == 1:\n    os._exit(9)\ndist.barrier()").ename == "RankDied"
+    psutil.wait_procs([child], timeout=10)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+# ------------------------------------------------------------------------------------------------- the stop button
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if dist.get_rank() != 2:\n    dist.all_reduce(torch.ones(1))",
+        "time.sleep(300)",
+        "while True:\n    pass",
+        "!sleep 300",
+        "import threading; threading.Event().wait()",
+    ],
+)
+def test_the_stop_button(notebook: Notebook, body: str) -> None:
+    before = pids(notebook)
+    cell = notebook.start(f"%%sky_broadcast\nprint('begun', flush=True)\n{body}")
+    notebook.watch(cell, lambda shown: "begun" in shown.text)
+    notebook.interrupt()
+    notebook.finish(cell)
+    if body[0] != "!" or cell.error:  # IPython ends a command and goes on, as in any notebook
+        assert cell.error is not None
+        assert cell.error.ename == "RunInterrupted"
+    works(notebook)
+    assert pids(notebook) == before
+    assert kept(notebook) == [0, 1, 2, 3]
+
+
+def test_what_a_cell_does_upon_an_interrupt_is_waited_for(notebook: Notebook) -> None:
+    """Such as saving a checkpoint: longer than the time after which a rank that does not answer is killed."""
+    notebook.run("%config SkyMagic.grace = 0.5")
+    try:
+        cell = notebook.start(
+            "%%sky_broadcast --only all\ntry:\n    print('begun', flush=True)\n    time.sleep(300)\nfinally:\n"
+            "    time.sleep(1.3)\n    kept = 'saved'"
+        )
+        notebook.watch(cell, lambda shown: shown.text.count("begun") == 4)
+        notebook.interrupt()
+        notebook.finish(cell)
+    finally:
+        notebook.run("%config SkyMagic.grace = 2.0")
+    assert kept(notebook) == ["saved"] * 4
+
+
+def test_a_cell_that_handles_the_interrupt_ends_well(notebook: Notebook) -> None:
+    cell = notebook.start(
+        "%%sky_broadcast --only all -o found\ntry:\n    print('begun', flush=True)\n    time.sleep(300)\n"
+        "except KeyboardInterrupt:\n    kept = 'early'\nkept"
+    )
+    notebook.watch(cell, lambda shown: shown.text.count("begun") == 4)
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert cell.error is None
+    assert notebook.value("found") == ["early"] * 4
+
+
+PRESS = "class Press:\n    def __reduce__(self):\n        return os.kill, (notebook_pid, signal.SIGINT)\n"
+"""On its way back to the notebook it presses the stop button there."""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"{PRESS}(Press() if dist.get_rank() == 2 else None, dist.get_rank())",
+        "_ = signal.signal(signal.SIGINT, signal.SIG_IGN); dist.barrier()\n"
+        "if dist.get_rank() == 2:\n    os.kill(notebook_pid, signal.SIGINT)\n"
+        "time.sleep(0.3)\nNone, dist.get_rank()",
+    ],
+    ids=["while values come back", "but no rank takes notice"],
+)
+def test_a_press_for_a_cell_that_has_ended_loses_nothing(notebook: Notebook, body: str) -> None:
+    notebook.run("import os, signal\nnotebook_pid = os.getpid()\nfound = None")
+    error = fail(notebook, body, "-o found")
+    assert error.ename == "RunInterrupted"
+    assert "had ended on every rank" in error.evalue
+    assert "skymagic/" not in error.text
+    assert notebook.value("found") == [(None, 0), (None, 1), (None, 2), (None, 3)]
+
+
+def test_pressed_twice_while_values_come_back(notebook: Notebook) -> None:
+    notebook.run("import os, signal\nnotebook_pid = os.getpid()\nfound = None")
+    error = fail(notebook, f"{PRESS}Press(), Press()", "-o found")
+    assert error.ename == "RunInterrupted"
+    assert "while values came back" in error.evalue
+    assert "skymagic/" not in error.text
+    assert notebook.value("found") is None
+
+
+def test_a_press_at_the_end_of_a_cell_stays_out_of_the_next(notebook: Notebook) -> None:
+    notebook.run("import os, signal\nnotebook_pid = os.getpid()")
+    for _ in range(10):
+        cell = notebook.start(
+            "%%sky_broadcast\nif dist.get_rank() == 2:\n    os.kill(notebook_pid, signal.SIGINT)"
+        )
+        notebook.finish(cell)
+        assert cell.error is None or cell.error.ename == "RunInterrupted"
+        notebook.run("%%sky_broadcast\ntime.sleep(0.1)")
+
+
+def test_an_import_is_not_torn(notebook: Notebook) -> None:
+    """What was imported by half could not be imported again."""
+    path = notebook.folder / "slow_to_import.py"
+    path.write_text("import time\nprint('importing', flush=True)\ntime.sleep(0.6)\nwhole = True\n")
+    cell = notebook.start("%%sky_broadcast --only all\nimport slow_to_import\nnever = 1\ntime.sleep(300)")
+    notebook.watch(cell, lambda shown: shown.text.count("importing") == 4)
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert cell.error is not None
+    assert cell.error.ename == "RunInterrupted"
+    notebook.run("%%sky_broadcast -o whole\nslow_to_import.whole, 'kept' in globals()")
+    assert notebook.value("whole") == [(True, True)] * 4
+
+
+def test_pressed_twice_it_kills(notebook: Notebook) -> None:
+    notebook.run("%config SkyMagic.grace = 60.0")
+    try:
+        cell = notebook.start(
+            "%%sky_broadcast\nprint('begun', flush=True)\nif dist.get_rank() != 2:\n    dist.barrier()"
+        )
+        notebook.watch(cell, lambda shown: "begun" in shown.text)
+        notebook.interrupt()
+        notebook.watch(cell, lambda shown: "press again" in shown.text)
+        notebook.interrupt()
+        notebook.finish(cell)
+    finally:
+        notebook.run("%config SkyMagic.grace = 2.0")
+    assert cell.error is not None
+    assert cell.error.ename == "RunInterrupted"
+    assert "anew" in cell.error.evalue
+
+
+# ------------------------------------------------------------------------------------------- time limits and stalls
+
+
+def test_a_timeout_shows_where_each_rank_is(notebook: Notebook) -> None:
+    error = fail(
+        notebook,
+        "def load_batch():\n    time.sleep(60)\nif dist.get_rank() == 2:\n    load_batch()\ndist.barrier()",
+        "--timeout 1s",
+    )
+    assert error.ename == "RunTimeout"
+    assert "ranks 0, 1, 3: line 6 → barrier" in error.evalue
+    assert "rank 2: line 5 → line 3 in load_batch" in error.evalue
+
+
+def test_a_timeout_shows_where_native_code_holds_the_interpreter(notebook: Notebook) -> None:
+    error = fail(
+        notebook,
+        "def crunch():\n    sum(range(10**12))\nif dist.get_rank() == 2:\n    crunch()\ndist.barrier()",
+        "--timeout 1s",
+    )
+    assert "rank 2: line 5 → line 3 in crunch (native code holds the interpreter)" in error.evalue
+    assert "ranks 0, 1, 3: line 6 → barrier" in error.evalue
+
+
+def test_a_rank_that_is_a_collective_behind_is_pointed_out(notebook: Notebook) -> None:
+    notebook.run("%config SkyMagic.stall_after = 1.5")
+    try:
+        cell = notebook.start(
+            "%%sky_broadcast\nif dist.get_rank() == 2:\n    while not os.path.exists('go'):\n        time.sleep(60)\n"
+            "dist.barrier()"
+        )
+        notebook.watch(cell, lambda shown: "rank 2: line 4" in shown.text)
+        assert "rank 2 is behind" in cell.text
+        assert "ranks 0, 1, 3: line 5 → barrier" in cell.text
+        assert not cell.done
+        notebook.interrupt()
+        notebook.finish(cell)
+        assert cell.text.count("no progress") == 1
+    finally:
+        notebook.run("%config SkyMagic.stall_after = 30.0")
+
+
+def test_ranks_that_wait_for_one_that_has_ended_are_pointed_out(notebook: Notebook) -> None:
+    notebook.run("%config SkyMagic.stall_after = 1.5")
+    try:
+        cell = notebook.start("%%sky_broadcast\nif dist.get_rank() == 2:\n    dist.barrier()")
+        notebook.watch(cell, lambda shown: "rank 2: line 3 → barrier" in shown.text)
+        assert "ranks 0, 1, 3 ended" in cell.text
+        notebook.interrupt()
+        notebook.finish(cell)
+    finally:
+        notebook.run("%config SkyMagic.stall_after = 30.0")
+
+
+def test_a_rank_that_works_alone_is_left_alone(notebook: Notebook) -> None:
+    notebook.run("%config SkyMagic.stall_after = 0.6")
+    try:
+        shown = notebook.run(
+            "%%sky_broadcast\nif dist.get_rank() == 0:\n    end = time.time() + 2\n    n = 0\n"
+            "    def a(x): return x + 1\n    def b(x): return a(x)\n"
+            "    while time.time() < end:\n        n = b(n)\n        n += 1\n        n = a(n)\n        sum(range(1000))"
+        )
+    finally:
+        notebook.run("%config SkyMagic.stall_after = 30.0")
+    assert "no progress" not in shown.text
+
+
+# ---------------------------------------------------------------------------------------- what user code may do
+
+
+def test_init_process_group_in_a_cell(notebook: Notebook) -> None:
+    shown = notebook.run("%%sky_broadcast -o r\ndist.init_process_group('gloo')\ndist.get_world_size()")
+    assert notebook.value("r") == [4] * 4
+    assert "has formed the process group already" in shown.stderr
+
+
+def test_destroy_and_init_in_a_cell(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast -o r\ndist.destroy_process_group()\ndist.init_process_group('gloo')\n"
+        "one = torch.ones(1)\ndist.all_reduce(one)\none.item()"
+    )
+    assert notebook.value("r") == [4.0] * 4
+
+
+def test_a_destroyed_group_is_there_again_in_the_next_cell(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast\ndist.destroy_process_group()")
+    works(notebook)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_data_loader_workers(notebook: Notebook, context: str) -> None:
+    notebook.run(
+        "%%sky_broadcast -o r\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+        "data = TensorDataset(torch.arange(8.0))\n"
+        f"loader = DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context='{context}')\n"
+        "sum(batch[0].sum().item() for batch in loader)"
+    )
+    assert notebook.value("r") == [28.0] * 4
+
+
+def test_threads_of_a_cell_may_go_on(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast\nimport threading\nover = threading.Event()\n"
+        "worker = threading.Thread(target=lambda: (print('late'), over.wait()))\nworker.start()"
+    )
+    notebook.run("%%sky_broadcast -o r\nover.set(); worker.join(5); worker.is_alive()")
+    assert notebook.value("r") == [False] * 4
+
+
+# ---------------------------------------------------------------------------------------------------- the machinery
+
+
+def test_restart_of_one_rank(notebook: Notebook) -> None:
+    before = pids(notebook)
+    notebook.run("%sky_restart --rank 1")
+    after = pids(notebook)
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, True, True]
+    assert kept(notebook) == [0, None, 2, 3]
+
+
+def test_restart_of_all_while_a_cell_runs(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -a -o later\ntime.sleep(300)")
+    before = pids(notebook)
+    notebook.run("%sky_restart")
+    assert not set(before) & set(pids(notebook))
+    assert kept(notebook) == [None] * 4
+
+
+def test_a_notebook_that_was_suspended_goes_on(notebook: Notebook) -> None:
+    kernel = psutil.Process(notebook.pid)
+    cell = notebook.start(
+        "%%sky_broadcast -o r\nfor i in range(40):\n    print(i, flush=True); time.sleep(0.05)\ni"
+    )
+    notebook.watch(cell, lambda shown: "3" in shown.text)
+    kernel.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(psutil.TimeoutExpired):
+            kernel.wait(timeout=3)  # longer than what is left of the cell
+    finally:
+        kernel.send_signal(signal.SIGCONT)
+    notebook.finish(cell)
+    assert cell.error is None
+    assert cell.lines == [str(i) for i in range(40)]
+
+
+def test_a_controller_that_dies_is_told(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with opened(tmp_path_factory.mktemp("controller"), "%sky_pool --nodes 2") as notebook:
+        cell = notebook.start("%%sky_broadcast\nprint('begun', flush=True)\nimport time; time.sleep(300)")
+        notebook.watch(cell, lambda shown: "begun" in shown.text)
+        for process in psutil.Process(notebook.pid).children(recursive=True):
+            if "skymagic.kernels.agent.controller" in process.cmdline():
+                process.kill()
+        notebook.finish(cell)
+        assert cell.error is not None
+        assert "controller" in cell.error.evalue
+        error = notebook.fail("%%sky_broadcast\n1")
+        assert "%sky_restart" in error.evalue or "%sky_down" in error.evalue
+        notebook.run("%sky_down")
+        notebook.run("%sky_pool --nodes 2")
+        notebook.run("%%sky_broadcast -o r\n2")
+        assert notebook.value("r") == [2, 2]

@@ -1,0 +1,622 @@
+"""What code on a rank asks and says; output control is looked at from outside the process, where it counts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import skymagic as sky
+from skymagic.errors import SkyError
+from skymagic.runtime import info as runtime
+from skymagic.runtime.info import InstanceInfo, Peer
+
+ROOT = Path(__file__).resolve().parents[2]
+THIRD = InstanceInfo(
+    node=1,
+    total_nodes=2,
+    head_addr="10.0.0.1",
+    head_port=40123,
+    accelerators=2,
+    peers=(Peer(0, "10.0.0.1", "a"), Peer(1, "10.0.0.2", "b")),
+    rank=2,
+    world_size=4,
+    local_rank=0,
+    local_world_size=2,
+    hostname="b",
+    job_id="7f",
+)
+
+
+def said(body: str, *, rank: int = 0, cwd: Path = ROOT) -> tuple[list[str], list[str]]:
+    """The lines that a process of `rank` out of 4 writes to stdout and to stderr while it runs `body`."""
+    info = InstanceInfo(node=rank, total_nodes=4, rank=rank, world_size=4)
+    header = "import ctypes, os, subprocess, sys, threading, asyncio, skymagic as sky\n"
+    environment = {**os.environ, "COMPUTE_POOL": info.to_json(), "PYTHONPATH": str(ROOT)}
+    environment.pop("PYTHONUNBUFFERED", None)  # buffers are where text goes astray
+    result = subprocess.run(
+        [sys.executable, "-c", header + textwrap.dedent(body)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines(), result.stderr.splitlines()
+
+
+# ------------------------------------------------------------------------------------------ where am I
+
+
+def test_outside_a_pool_rank_0_of_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COMPUTE_POOL", raising=False)
+    info = sky.instance_info()
+    assert (info.rank, info.world_size, info.node, info.total_nodes) == (0, 1, 0, 1)
+    assert (info.local_rank, info.local_world_size, info.is_head) == (0, 1, True)
+    assert info.hostname
+
+
+def test_json_there_and_back() -> None:
+    assert InstanceInfo.from_json(THIRD.to_json()) == THIRD
+    assert InstanceInfo.from_plain(THIRD.plain()) == THIRD
+    assert "\n" not in THIRD.to_json()
+    assert THIRD.plain()["is_head"] is False
+
+
+def test_a_newer_version_may_say_more() -> None:
+    assert InstanceInfo.from_plain({**THIRD.plain(), "colour": "blue"}) == THIRD
+
+
+def test_info_is_a_value() -> None:
+    with pytest.raises(FrozenInstanceError):
+        THIRD.rank = 3  # type: ignore[misc]
+    assert len({THIRD, InstanceInfo.from_json(THIRD.to_json())}) == 1
+
+
+def test_enter_reaches_child_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPUTE_POOL", "")
+    runtime.enter(THIRD)
+    assert sky.instance_info() == THIRD
+    code = "import skymagic as sky; info = sky.instance_info(); print(info.rank, info.peers[1].addr)"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert child.stdout == "2 10.0.0.2\n"
+
+
+@pytest.mark.parametrize("text", ["x", "[]", '{"peers": [1]}', '{"peers": 3}', '"text"'])
+def test_a_broken_variable_is_named(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("COMPUTE_POOL", text)
+    with pytest.raises(SkyError, match="COMPUTE_POOL does not describe a rank.*unset it"):
+        sky.instance_info()
+
+
+def test_taking_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPUTE_POOL", THIRD.to_json())
+    assert runtime.participants() == (0, 1, 2, 3)
+    with runtime.taking_part([3, 2]):
+        assert runtime.participants() == (2, 3)
+        with runtime.taking_part(None):
+            assert runtime.participants() == (0, 1, 2, 3)
+        assert runtime.participants() == (2, 3)
+    with pytest.raises(KeyError), runtime.taking_part([2]):
+        raise KeyError
+    assert runtime.participants() == (0, 1, 2, 3)
+
+
+# ---------------------------------------------------------------------------------------- who is heard
+
+
+@pytest.mark.parametrize(
+    ("only", "heard"),
+    [
+        ('"head"', [0]),
+        ('"all"', [0, 1, 2]),
+        ("1", [1]),
+        ("[0, 2]", [0, 2]),
+        ("range(2)", [0, 1]),
+        ("{2}", [2]),
+        ("(r for r in (1, 2))", [1, 2]),
+        ("lambda info: info.node < 2", [0, 1]),
+        ("lambda info: info.rank == info.world_size - 2", [2]),
+    ],
+)
+def test_only(only: str, heard: list[int]) -> None:
+    body = f"""
+    @sky.stdout(only={only})
+    def f():
+        print(sky.instance_info().rank)
+    f()
+    """
+    assert [r for r in range(3) if said(body, rank=r)[0]] == heard
+
+
+@pytest.mark.parametrize(
+    ("only", "error"),
+    [
+        ("heads", ValueError),
+        ("0,1", ValueError),
+        (-1, ValueError),
+        ([0, -2], ValueError),
+        ([], ValueError),
+        (None, TypeError),
+        (True, TypeError),
+        (1.0, TypeError),
+        (["0"], TypeError),
+        (b"01", TypeError),
+        ({0: True}, TypeError),
+        (lambda: True, TypeError),
+        (lambda a, b: True, TypeError),
+    ],
+)
+@pytest.mark.parametrize("control", [sky.stdout, sky.stderr], ids=["stdout", "stderr"])
+def test_wrong_only_is_refused_where_it_is_written(control: Any, only: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"sky\.std"):
+        control(only=only)
+
+
+def test_bare_decorator_means_head() -> None:
+    body = """
+    @sky.stderr
+    def f():
+        print("heard", file=sys.stderr)
+    f()
+    """
+    assert said(body, rank=0)[1] == ["heard"]
+    assert said(body, rank=1)[1] == []
+
+
+@pytest.mark.parametrize("control", [sky.stdout(only="head"), sky.silent], ids=["stdout", "silent"])
+def test_lazy_functions_are_too_late(control: Any) -> None:
+    def lazy() -> None: ...
+
+    lazy.__sky_lazy__ = True  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match=r"@sky.function must be outermost"):
+        control(lazy)
+
+
+@pytest.mark.parametrize("thing", [3, int, "head"])
+def test_only_functions_are_decorated(thing: Any) -> None:
+    with pytest.raises(TypeError, match=r"sky.silent decorates a function"):
+        sky.silent(thing)
+    with pytest.raises(TypeError):
+        sky.stdout(thing)
+
+
+# ---------------------------------------------------------------------------------- what is silenced
+
+LOUD = """
+def loud(word):
+    print(word, "print")
+    os.write(1, f"{word} write\\n".encode())
+    subprocess.run([sys.executable, "-c", f"print('{word} child')"], check=True)
+    ctypes.CDLL(None).puts(f"{word} C".encode())
+    print(word, "err", file=sys.stderr)
+    os.write(2, f"{word} err write\\n".encode())
+    sys.stdout.buffer.write(f"{word} bytes\\n".encode())
+    sys.stdout.buffer.flush()
+"""
+KINDS = {"print", "write", "child", "C", "bytes"}
+
+
+def words(lines: list[str]) -> set[tuple[str, str]]:
+    return {(first, rest) for first, _, rest in (line.partition(" ") for line in lines)}
+
+
+def everything(word: str) -> set[tuple[str, str]]:
+    return {(word, kind) for kind in KINDS}
+
+
+def complaints(word: str) -> set[tuple[str, str]]:
+    return {(word, "err"), (word, "err write")}
+
+
+def test_stdout_down_to_the_descriptor_and_stderr_left_alone() -> None:
+    out, err = said(f"{LOUD}\nloud('before')\nsky.stdout(only='head')(loud)('during')\nloud('after')", rank=1)
+    assert words(out) == everything("before") | everything("after")
+    assert words(err) == complaints("before") | complaints("during") | complaints("after")
+
+
+def test_stderr_leaves_stdout_alone() -> None:
+    out, err = said(f"{LOUD}\nsky.stderr(only='head')(loud)('during')", rank=1)
+    assert words(out) == everything("during")
+    assert err == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_silent_is_both_on_all_ranks(rank: int) -> None:
+    out, err = said(f"{LOUD}\nwith sky.silent:\n    loud('during')\nloud('after')", rank=rank)
+    assert words(out) == everything("after")
+    assert words(err) == complaints("after")
+
+
+def test_blocks_nest_and_overlap() -> None:
+    body = """
+    outer = sky.stdout(only=0)
+    with outer:
+        with sky.silent, outer:
+            print("both silenced")
+            print("both silenced", file=sys.stderr)
+        print("outer silenced")
+        print("stderr is back", file=sys.stderr)
+    print("all back")
+    """
+    assert said(body, rank=1) == (["all back"], ["stderr is back"])
+
+
+def test_an_exception_ends_it() -> None:
+    body = """
+    @sky.silent
+    def fails():
+        print("hidden")
+        raise ValueError("seen")
+    try:
+        fails()
+    except ValueError as problem:
+        print(problem)
+    """
+    assert said(body) == (["seen"], [])
+
+
+def test_a_heard_rank_calls_nothing() -> None:
+    body = """
+    before = sys.stdout
+    with sky.stdout(only="head"):
+        assert sys.stdout is before
+        print("here")
+    """
+    assert said(body, rank=0)[0] == ["here"]
+
+
+def test_functions_keep_their_results_and_names() -> None:
+    @sky.silent
+    def add(a: int, *, b: int) -> int:
+        """Adds."""
+        return a + b
+
+    assert add(1, b=2) == 3
+    assert (add.__name__, add.__doc__) == ("add", "Adds.")
+
+
+def test_methods() -> None:
+    body = """
+    class Trainer:
+        @sky.stdout(only="head")
+        def fit(self):
+            print("silenced")
+            return self
+    trainer = Trainer()
+    print(trainer.fit() is trainer)
+    """
+    assert said(body, rank=1)[0] == ["True"]
+
+
+def test_a_generator_silences_only_itself() -> None:
+    body = """
+    @sky.silent
+    def steps():
+        try:
+            for i in range(2):
+                print("inside", i)
+                got = yield i
+                print("got", got)
+        finally:
+            print("inside, closing")
+    generator = steps()
+    print(next(generator), generator.send("x"))
+    print("between")
+    generator.close()
+    print(list(steps()))
+    """
+    assert said(body)[0] == ["0 1", "between", "[0, 1]"]
+
+
+def test_a_generator_still_catches_and_returns() -> None:
+    @sky.silent
+    def steps() -> Any:
+        try:
+            yield 1
+        except KeyError as problem:
+            yield problem
+        return "end"
+
+    def outer() -> Any:
+        result = yield from steps()
+        yield result
+
+    generator = outer()
+    problem = KeyError("x")
+    assert [next(generator), generator.throw(problem), next(generator)] == [1, problem, "end"]
+
+
+def test_a_coroutine_silences_only_itself() -> None:
+    body = """
+    ready, done = asyncio.Event(), asyncio.Event()
+    @sky.silent
+    async def quiet():
+        print("hidden")
+        ready.set()
+        await done.wait()
+        print("hidden too")
+        return 5
+    async def neighbour():
+        await ready.wait()
+        print("heard while the other waits", flush=True)
+        os.write(1, b"also below Python\\n")
+        done.set()
+    async def main():
+        print((await asyncio.gather(quiet(), neighbour()))[0])
+    asyncio.run(main())
+    """
+    assert said(body)[0] == ["heard while the other waits", "also below Python", "5"]
+
+
+def test_a_cancelled_coroutine_tidies_up_in_silence() -> None:
+    body = """
+    started = asyncio.Event()
+    @sky.silent
+    async def quiet():
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        finally:
+            print("hidden")
+    async def main():
+        task = asyncio.create_task(quiet())
+        await started.wait()
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            print("cancelled")
+    asyncio.run(main())
+    """
+    assert said(body) == (["cancelled"], [])
+
+
+def test_an_async_generator_silences_only_itself() -> None:
+    body = """
+    @sky.silent
+    async def items():
+        try:
+            for i in range(3):
+                print("hidden")
+                await asyncio.sleep(0)
+                try:
+                    yield i
+                except KeyError:
+                    yield "caught"
+        finally:
+            print("hidden")
+    async def main():
+        async for item in items():
+            print(item)
+        steps = items()
+        print(await anext(steps), await steps.athrow(KeyError()), await anext(steps))
+        await steps.aclose()
+    asyncio.run(main())
+    """
+    assert said(body) == (["0", "1", "2", "0 caught 1"], [])
+
+
+def test_threads_that_were_there_are_neighbours() -> None:
+    body = """
+    silenced, spoken = threading.Event(), threading.Event()
+    def speak():
+        silenced.wait()
+        print("a neighbour")
+        spoken.set()
+    @sky.silent
+    def quiet():
+        child = threading.Thread(target=print, args=("a child",))
+        child.start()
+        child.join()
+        print("itself")
+        silenced.set()
+        spoken.wait()
+    neighbour = threading.Thread(target=speak)
+    neighbour.start()
+    quiet()
+    neighbour.join()
+    print("after")
+    """
+    assert said(body)[0] == ["a neighbour", "after"]
+
+
+def test_two_threads_end_in_any_order() -> None:
+    body = """
+    inside, first_is_done = threading.Barrier(2), threading.Event()
+    @sky.silent
+    def first():
+        inside.wait()
+        print("hidden 1")
+    @sky.silent
+    def second():
+        inside.wait()
+        first_is_done.wait()
+        print("hidden 2")
+        os.write(1, b"hidden 3\\n")
+    threads = [threading.Thread(target=f) for f in (first, second)]
+    for thread in threads:
+        thread.start()
+    threads[0].join()
+    first_is_done.set()
+    threads[1].join()
+    print("after", flush=True)
+    os.write(1, b"below\\n")
+    """
+    assert said(body)[0] == ["after", "below"]
+
+
+def test_text_in_c_buffers_stays_on_its_side() -> None:
+    body = """
+    libc = ctypes.CDLL(None)
+    libc.printf(b"before\\n")
+    with sky.silent:
+        libc.printf(b"during\\n")
+    libc.printf(b"after\\n")
+    """
+    assert said(body)[0] == ["before", "after"]
+
+
+def test_who_kept_the_stream_goes_on_with_it() -> None:
+    body = """
+    import logging
+    with sky.silent:
+        handler = logging.StreamHandler(sys.stderr)
+        logging.getLogger().addHandler(handler)
+        logging.warning("hidden")
+    logging.warning("seen")
+    with sky.silent:
+        logging.warning("hidden again")
+    """
+    assert said(body)[1] == ["seen"]
+
+
+def test_other_redirections_keep_their_place() -> None:
+    body = """
+    import contextlib, io
+    buffer = io.StringIO()
+    with contextlib.redirect_stdout(buffer):
+        print("outer")
+        with sky.silent:
+            print("hidden")
+            inner = io.StringIO()
+            with contextlib.redirect_stdout(inner):
+                print("inner")
+        print("outer again")
+    print(repr(buffer.getvalue()), repr(inner.getvalue()))
+    """
+    assert said(body)[0] == [repr("outer\nouter again\n") + " " + repr("inner\n")]
+
+
+def test_odd_uses_of_the_stream() -> None:
+    body = """
+    with sky.silent:
+        print("é\\udc80", end="")
+        sys.stdout.writelines(["a", "b"])
+        assert sys.stdout.write("word") == 4
+        assert not sys.stdout.isatty() and sys.stdout.fileno() == 1
+        assert sys.stdout.encoding.lower() == "utf-8"
+        try:
+            sys.stdout.write(b"bytes")
+        except TypeError:
+            sys.__stderr__.write("hidden")
+        else:
+            raise AssertionError
+    """
+    assert said(body) == ([], [])
+
+
+def test_without_streams() -> None:
+    body = """
+    os.close(1)
+    sys.stdout = None
+    with sky.silent:
+        print("nowhere")
+        os.write(2, b"hidden")
+    os.write(2, b"seen")
+    """
+    assert said(body) == ([], ["seen"])
+
+
+def test_what_is_silenced_reaches_the_quiet_target(tmp_path: Path) -> None:
+    body = """
+    from skymagic import runtime
+    log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    runtime.quiet_target.update(stdout=log, stderr=log)
+    with sky.silent:
+        print("a")
+        os.write(1, b"b\\n")
+        print("c", file=sys.stderr)
+        subprocess.run(["echo", "d"], check=True)
+    print("seen")
+    """
+    assert said(body, cwd=tmp_path) == (["seen"], [])
+    assert (tmp_path / "log").read_text() == "a\nb\nc\nd\n"
+
+
+def test_a_kernel_can_end_what_was_left_open() -> None:
+    body = """
+    from skymagic import quiet
+    block = sky.silent
+    block.__enter__()
+    print("hidden")
+    quiet.end_all()
+    print("seen")
+    block.__exit__(None, None, None)
+    print("seen too")
+    """
+    assert said(body)[0] == ["seen", "seen too"]
+
+
+def test_forked_children_stay_silent_and_come_back() -> None:
+    body = """
+    def fork_and(say):
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            say()
+            sys.stdout.flush()
+            os._exit(0)
+        os.waitpid(pid, 0)
+    with sky.silent:
+        fork_and(lambda: print("hidden"))
+    fork_and(lambda: print("seen"))
+    """
+    assert said(body)[0] == ["seen"]
+
+
+def test_many_blocks_use_no_descriptors() -> None:
+    body = """
+    def count():
+        return len(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"))
+    with sky.silent:
+        pass
+    before = count()
+    for _ in range(500):
+        with sky.silent:
+            print("hidden")
+    print(count() - before)
+    """
+    assert said(body)[0] == ["0"]
+
+
+def test_in_memory_streams_are_silenced_too(capsys: pytest.CaptureFixture[str]) -> None:
+    print("before")
+    with sky.silent:
+        print("hidden")
+        print("hidden", file=sys.stderr)
+    print("after")
+    assert tuple(capsys.readouterr()) == ("before\nafter\n", "")
+
+
+def test_decorated_functions_travel() -> None:
+    rank = 1
+
+    @sky.stdout(only=lambda info: info.rank == rank)
+    def f() -> int:
+        return rank
+
+    assert cloudpickle.loads(cloudpickle.dumps(f))() == 1
+    assert cloudpickle.loads(cloudpickle.dumps(sky.silent)) == sky.silent
+
+
+def test_in_a_notebook_without_a_pool() -> None:
+    notebook = nbformat.v4.new_notebook()
+    notebook.cells = [
+        nbformat.v4.new_code_cell("import os, sys, subprocess, skymagic as sky\nprint('before')"),
+        nbformat.v4.new_code_cell(
+            "with sky.silent:\n    print('hidden')\n    subprocess.run(['echo', 'hidden'])\n    os.write(1, b'hidden')\n"
+            "    await __import__('asyncio').sleep(0)\nprint('after')"
+        ),
+    ]
+    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(ROOT)}}).execute()
+    assert [output["text"] for cell in notebook.cells for output in cell.outputs] == ["before\n", "after\n"]

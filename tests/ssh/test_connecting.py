@@ -1,0 +1,435 @@
+"""Connecting to real sshd hosts: keys, jump hosts, and each way in which it fails, with what is said and what is left."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from skymagic.errors import HostError, HostsError
+from skymagic.ssh.config import Endpoint, Settings
+from skymagic.ssh.connecting import connect, connect_all
+from skymagic.ssh.hostlist import HostSpec, expand
+from tests.lab.hosts import Hosts, keygen, loopback, still_there
+
+pytestmark = pytest.mark.needs("sshd")
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    with loopback(tmp_path / "hosts", 2) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    """Neither threads nor sockets nor child processes."""
+    before = len(psutil.Process().net_connections("tcp"))
+    yield
+    assert [
+        t.name for t in threading.enumerate() if "skymagic" in t.name or "paramiko" in type(t).__module__
+    ] == []
+    assert len(psutil.Process().net_connections("tcp")) == before
+
+
+def configured(hosts: Hosts, *lines: str, name: str = "h1", label: str | None = None) -> Endpoint:
+    """A host, with these lines before all others."""
+    path = hosts.folder / "config_of_test"
+    path.write_text("".join(f"{line}\n" for line in lines) + hosts.config.read_text())
+    return Settings(path).endpoint(HostSpec(label or name, name))
+
+
+def failing(endpoint: Endpoint) -> HostError:
+    with pytest.raises(HostError) as failed:
+        connect(endpoint)
+    assert failed.value.host == endpoint.label
+    return failed.value
+
+
+def reached(endpoint: Endpoint, ask=None) -> str:
+    connection = connect(endpoint, ask)
+    try:
+        return connection.run("echo $SKYMAGIC_TEST_HOST").out.partition("-")[0]
+    finally:
+        connection.close()
+
+
+# ----------------------------------------------------------------------------------------------------- host keys
+
+
+def test_an_unknown_host_key_is_shown_and_not_accepted(hosts: Hosts) -> None:
+    hosts.known_hosts.write_text("")
+    shown = subprocess.run(
+        ["ssh-keygen", "-lf", f"{hosts[0].hostkey}.pub"], capture_output=True, text=True, check=True
+    )
+    failure = failing(configured(hosts))
+    assert failure.reason == f"its host key is not known: ssh-ed25519 {shown.stdout.split()[1]}"
+    assert failure.remedy == "if that is the host's key, accept it once in a terminal: ssh h1"
+    assert hosts.known_hosts.read_text() == ""
+
+
+def test_nothing_switches_the_check_off(hosts: Hosts) -> None:
+    hosts.known_hosts.write_text("")
+    failure = failing(configured(hosts, "StrictHostKeyChecking no", "UserKnownHostsFile /dev/null"))
+    assert "is not known" in failure.reason
+    assert "(StrictHostKeyChecking no is not followed" in failure.remedy
+
+
+def test_a_changed_host_key_is_refused(hosts: Hosts) -> None:
+    other = Path(f"{keygen(hosts.folder / 'other')}.pub").read_text()
+    place = f"[127.0.0.2]:{hosts[0].port}"
+    hosts.known_hosts.write_text(f"# mine\n{place} {other}")
+    failure = failing(configured(hosts))
+    assert "its host key has CHANGED: it shows ssh-ed25519 SHA256:" in failure.reason
+    assert f"{hosts.known_hosts} line 2" in failure.reason
+    assert f"ssh-keygen -R '{place}' -f {hosts.known_hosts}, then once: ssh h1" in failure.remedy
+    subprocess.run(["ssh-keygen", "-R", place, "-f", str(hosts.known_hosts)], check=True, capture_output=True)
+    assert "is not known" in failing(configured(hosts)).reason
+
+
+def test_a_revoked_host_key_is_refused(hosts: Hosts) -> None:
+    key = Path(f"{hosts[0].hostkey}.pub").read_text()
+    hosts.known_hosts.write_text(hosts.known_hosts.read_text() + f"@revoked * {key}")
+    assert "is revoked by" in failing(configured(hosts)).reason
+
+
+def test_a_host_key_under_another_name(hosts: Hosts) -> None:
+    key = Path(f"{hosts[0].hostkey}.pub").read_text()
+    hosts.known_hosts.write_text(f"lab {key}")
+    assert reached(configured(hosts, "HostKeyAlias lab")) == "h1"
+    hosts.known_hosts.write_text(f"127.0.0.2 {key}")  # without its port, as openssh takes it
+    assert reached(configured(hosts)) == "h1"
+
+
+def test_the_kind_of_host_key_that_is_known_is_asked_for(tmp_path: Path) -> None:
+    second = keygen(tmp_path / "rsa", "rsa")
+    with loopback(tmp_path / "hosts", 1, options=[f"HostKey {second}"]) as hosts:
+        for key in (second, hosts[0].hostkey):
+            words = Path(f"{key}.pub").read_text().split()
+            hosts.known_hosts.write_text(f"[127.0.0.2]:{hosts[0].port} {words[0]} {words[1]}\n")
+            assert reached(configured(hosts)) == "h1"
+
+
+# ---------------------------------------------------------------------------------------------------------- keys
+
+
+def bare(hosts: Hosts, *lines: str) -> Endpoint:
+    """The first host, with no key but those given."""
+    own = f'IdentityFile "{hosts.key}"'
+    assert own in hosts.config.read_text()
+    hosts.config.write_text(hosts.config.read_text().replace(own, "").replace("IdentityAgent none", ""))
+    return configured(hosts, *lines)
+
+
+def test_wrong_keys_are_named(hosts: Hosts) -> None:
+    other = keygen(hosts.folder / "other")
+    (hosts.folder / "text").write_text("no key")
+    failure = failing(
+        bare(
+            hosts,
+            "IdentityAgent none",
+            *(f"IdentityFile {p}" for p in (other, "/none/key", hosts.folder / "text")),
+        )
+    )
+    assert f"@127.0.0.2 accepts none of your keys (tried: {other})" in failure.reason
+    assert "/none/key (there is no such file)" in failure.reason
+    assert f"{hosts.folder / 'text'} (it is no private key" in failure.reason
+    assert f"ssh-copy-id -p {hosts[0].port} " in failure.remedy
+
+
+def test_the_wrong_user(hosts: Hosts) -> None:
+    endpoint = Settings(hosts.config).endpoint(expand(["no-such-user@h1"])[0])
+    failure = failing(endpoint)
+    assert "no-such-user@127.0.0.2 accepts none of your keys" in failure.reason
+    assert "is 'no-such-user' the right user?" in failure.remedy
+
+
+@pytest.mark.parametrize("kind", ["rsa", "ecdsa", "ed25519"])
+def test_kinds_of_keys(hosts: Hosts, kind: str) -> None:
+    key = keygen(hosts.folder / kind, kind)
+    hosts[0].authorized.write_text(Path(f"{key}.pub").read_text())
+    assert reached(bare(hosts, "IdentityAgent none", f"IdentityFile {key}")) == "h1"
+
+
+def test_a_passphrase_is_asked_for_once(hosts: Hosts) -> None:
+    key = keygen(hosts.folder / "locked", passphrase="sesame")
+    hosts[0].authorized.write_text(Path(f"{key}.pub").read_text())
+    endpoint = bare(hosts, "IdentityAgent none", f"IdentityFile {key}")
+    failure = failing(endpoint)
+    assert f"{key} (it has a passphrase, and nobody could be asked: ssh-add {key})" in failure.reason
+    asked: list[str] = []
+
+    def ask(question: str) -> str:
+        assert threading.current_thread() is threading.main_thread()
+        asked.append(question)
+        return "sesame" if len(asked) == 2 else "wrong"
+
+    for connection in connect_all([endpoint] * 3, ask):
+        connection.close()
+    assert reached(endpoint, ask) == "h1"
+    assert asked == [f"passphrase of {key}: ", f"that was not it; passphrase of {key}: "]
+
+
+def test_a_passphrase_that_nobody_gives(hosts: Hosts) -> None:
+    key = keygen(hosts.folder / "locked", passphrase="sesame")
+    endpoint = bare(hosts, "IdentityAgent none", f"IdentityFile {key}")
+    with pytest.raises(HostError, match=r"its passphrase was not given"):
+        connect(endpoint, lambda question: "")
+
+    def nobody(question: str) -> str:
+        raise NotImplementedError("this frontend does not support input requests")
+
+    with pytest.raises(HostError, match=r"its passphrase was not given: ssh-add "):
+        connect(endpoint, nobody)
+
+    def stop(question: str) -> str:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        connect_all([endpoint] * 2, stop)
+
+
+@contextmanager
+def agent(folder: Path, *keys: Path) -> Iterator[str]:
+    """An ssh-agent that holds these keys; its socket."""
+    place = folder / "agent"
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(place)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        env = {**os.environ, "SSH_AUTH_SOCK": str(place)}
+        for key in keys:
+            subprocess.run(["ssh-add", "-q", str(key)], env=env, check=True, capture_output=True)
+        yield str(place)
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def test_the_agents_keys(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = keygen(hosts.folder / "wrong")
+    with agent(hosts.folder, wrong, hosts.key) as place:
+        endpoint = bare(hosts, "IdentitiesOnly no", "IdentityFile none")
+        assert (
+            reached(configured(hosts, f"IdentityAgent {place}", "IdentitiesOnly no", "IdentityFile none"))
+            == "h1"
+        )
+        monkeypatch.setenv("SSH_AUTH_SOCK", place)
+        assert reached(endpoint) == "h1"
+        only = failing(configured(hosts, "IdentitiesOnly yes", f"IdentityFile {wrong}"))
+        assert f"(tried: {wrong} (agent))" in only.reason
+        # the file's key is the agent's: the agent's is used, and no file is read
+        hosts.key.rename(hosts.folder / "away")
+        assert reached(configured(hosts, "IdentitiesOnly yes", f"IdentityFile {hosts.key}")) == "h1"
+
+
+def test_a_host_that_takes_no_keys(tmp_path: Path) -> None:
+    options = ["PubkeyAuthentication no", "PasswordAuthentication yes"]
+    with loopback(tmp_path / "hosts", 1, options=options) as hosts:
+        assert failing(configured(hosts)).reason == "the host takes no keys, only: password"
+
+
+# -------------------------------------------------------------------------------------------------- on the way
+
+
+def test_a_name_that_is_not_known(hosts: Hosts) -> None:
+    failure = failing(Settings(hosts.config).endpoint(HostSpec("nowhere.invalid", "nowhere.invalid")))
+    assert failure.reason == "the name 'nowhere.invalid' is not known"
+
+
+def test_nothing_listens(hosts: Hosts) -> None:
+    hosts[0].stop()
+    failure = failing(configured(hosts))
+    assert failure.reason == f"127.0.0.2 port {hosts[0].port} refused the connection"
+    hosts[0].start()
+    assert reached(configured(hosts)) == "h1"
+
+
+@contextmanager
+def server(backlog: int = 5) -> Iterator[socket.socket]:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(backlog)
+        yield listening
+
+
+def at(listening: socket.socket, hosts: Hosts, *lines: str) -> Endpoint:
+    return configured(hosts, "HostName 127.0.0.1", f"Port {listening.getsockname()[1]}", *lines)
+
+
+def test_no_answer(hosts: Hosts) -> None:
+    with server(0) as listening, socket.socket() as first, socket.socket() as second:
+        for sock in (first, second):  # they fill the queue: further ones are not answered
+            sock.setblocking(False)
+            sock.connect_ex(listening.getsockname())
+        failure = failing(at(listening, hosts, "ConnectTimeout 1"))
+    assert "did not answer within 1 s" in failure.reason
+
+
+def test_a_server_that_says_nothing(hosts: Hosts) -> None:
+    with server() as listening:
+        failure = failing(at(listening, hosts, "ConnectTimeout 1"))
+    assert "took the connection, and then said nothing for 1 s" in failure.reason
+
+
+def test_a_frozen_host(hosts: Hosts) -> None:
+    hosts[0].freeze()
+    failure = failing(configured(hosts, "ConnectTimeout 1"))
+    assert "said nothing for 1 s" in failure.reason
+    hosts[0].thaw()
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.0 400 Bad Request\r\n\r\n", b"", b"\xff\xfe\r\n"])
+def test_another_server(hosts: Hosts, said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    def serve() -> None:
+        with listening.accept()[0] as sock:
+            sock.sendall(said)
+
+    with server() as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with caplog.at_level(logging.DEBUG):
+            failure = failing(at(listening, hosts))
+        thread.join()
+    assert "does not speak SSH with us: " in failure.reason
+    assert [record for record in caplog.records if "paramiko" in record.name] == []
+
+
+# ----------------------------------------------------------------------------------------------------- by proxy
+
+
+def test_through_a_jump_host(hosts: Hosts) -> None:
+    assert reached(configured(hosts, "Host h2", "ProxyJump h1", "Host *", name="h2")) == "h2"
+    assert any("Accepted publickey" in line for line in hosts[0].log)
+
+
+def test_through_two_jump_hosts(hosts: Hosts) -> None:
+    assert reached(configured(hosts, "Host h2", "ProxyJump h1,h1", "Host *", name="h2")) == "h2"
+    assert sum("Accepted publickey" in line for line in hosts[0].log) == 2
+
+
+def test_a_jump_host_that_fails(hosts: Hosts) -> None:
+    endpoint = configured(hosts, "Host h2", "ProxyJump h1", "Host *", name="h2")
+    port = hosts[1].port
+    hosts[1].stop()
+    assert failing(endpoint).reason.startswith(f"the jump host h1 cannot connect to 127.0.0.3 port {port}: ")
+    hosts[0].stop()
+    failure = failing(endpoint)
+    assert (
+        failure.reason
+        == f"its jump host h1 cannot be used: 127.0.0.2 port {hosts[0].port} refused the connection"
+    )
+
+
+def test_a_jump_host_that_forbids_it(tmp_path: Path) -> None:
+    with loopback(tmp_path / "hosts", 2, options=["AllowTcpForwarding no"]) as hosts:
+        failure = failing(configured(hosts, "Host h2", "ProxyJump h1", "Host *", name="h2"))
+        assert failure.reason.startswith("the jump host h1 does not allow connections to 127.0.0.3")
+        assert failure.remedy == "AllowTcpForwarding must be on in the sshd of h1"
+
+
+def test_over_a_command(hosts: Hosts) -> None:
+    command = f"ssh -F {hosts.config} -W %h:%p h1"
+    assert reached(configured(hosts, "Host h2", f"ProxyCommand {command}", "Host *", name="h2")) == "h2"
+    assert any("Accepted publickey" in line for line in hosts[0].log)
+
+
+def test_a_command_that_talks_is_not_to_blame(hosts: Hosts) -> None:
+    hosts.known_hosts.write_text("")
+    command = f"sh -c 'echo hello >&2; exec ssh -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -F {hosts.config} -W %h:%p h1'"
+    assert (
+        "its host key is not known"
+        in failing(configured(hosts, "Host h2", f"ProxyCommand {command}", "Host *", name="h2")).reason
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("sh -c 'echo no such tunnel >&2; exit 3'", "ended with exit code 3: no such tunnel"),
+        ("no-such-program %h", "ended with exit code 127: "),
+    ],
+)
+def test_a_command_that_fails(hosts: Hosts, command: str, words: str) -> None:
+    failure = failing(configured(hosts, f"ProxyCommand {command}"))
+    assert failure.reason.startswith("its ProxyCommand ")
+    assert words in failure.reason
+
+
+# ------------------------------------------------------------------------------------------------- several at once
+
+
+def test_all_failures_in_one_error(hosts: Hosts) -> None:
+    hosts[1].stop()
+    names = ("h2", "h1", "nowhere.invalid")
+    told: dict[str, str] = {}
+    with pytest.raises(HostsError) as failed:
+        connect_all(
+            [configured(hosts, name=name) for name in names],
+            progress=lambda endpoint, state: told.__setitem__(endpoint.label, state),
+        )
+    assert [failure.host for failure in failed.value.failures] == ["h2", "nowhere.invalid"]
+    lines = str(failed.value).splitlines()
+    assert lines[0] == "2 of 3 hosts could not be used"
+    assert lines[1] == f"h2: 127.0.0.3 port {hosts[1].port} refused the connection"
+    assert lines[3] == "nowhere.invalid: the name 'nowhere.invalid' is not known"
+    assert told["h1"] == "connected"
+    assert told["h2"] == failed.value.failures[0].reason
+    assert still_there(hosts[0].sessions()) == []
+
+
+def test_an_interrupt_leaves_nothing(hosts: Hosts) -> None:
+    """One host is silent, one waits behind it, one is connected already."""
+    ready = threading.Event()
+
+    def press() -> None:
+        sock = listening.accept()[0]
+        hosts[0].wait_log("Accepted publickey")
+        ready.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+        sock.recv(1000)
+        while sock.recv(1000):
+            pass  # until it is closed at the other end
+        sock.close()
+
+    with server() as listening:
+        thread = threading.Thread(target=press)
+        thread.start()
+        silent = at(listening, hosts, "ConnectTimeout 60")
+        jumped = configured(hosts, "Host h2", "ProxyJump h1", "Host *", "ConnectTimeout 60", name="h2")
+        hosts[1].freeze()
+        with pytest.raises(KeyboardInterrupt):
+            connect_all([silent, jumped, configured(hosts)], progress=lambda endpoint, state: ready.set())
+        thread.join(timeout=20)
+        assert not thread.is_alive()
+    hosts[1].thaw()
+    assert still_there(hosts[0].sessions()) == []
+
+
+def test_more_hosts_than_one_sshd_takes_at_once(tmp_path: Path) -> None:
+    with loopback(tmp_path / "hosts", 1, options=["MaxStartups 10:100:10"]) as hosts:
+        for connection in connect_all([configured(hosts)] * 20):
+            connection.close()
+
+
+def test_no_further_process(tmp_path: Path) -> None:
+    with loopback(tmp_path / "hosts", 1, options=["MaxSessions 2"]) as hosts:
+        connection = connect(configured(hosts))
+        first, second = connection.open("exec cat"), connection.open("exec cat")
+        with pytest.raises(
+            HostError, match=r"sshd allows no further process on this connection.*\n.*MaxSessions"
+        ):
+            connection.open("true")
+        first.close()
+        assert connection.run("echo on").out == "on\n"
+        second.close()
+        connection.close()

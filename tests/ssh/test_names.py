@@ -1,0 +1,294 @@
+"""Hosts as they are written, what the ssh configuration says of them, and known_hosts."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skymagic.errors import RequestError
+from skymagic.ssh.config import Endpoint, Settings
+from skymagic.ssh.hostlist import MOST, HostSpec, expand
+from skymagic.ssh.known_hosts import Known, fingerprint, spelled
+from tests.lab.hosts import keygen
+
+# --------------------------------------------------------------------------------------------------- as they are written
+
+
+@pytest.mark.parametrize(
+    ("word", "names"),
+    [
+        ("gpu1", ["gpu1"]),
+        ("gpu1,gpu2", ["gpu1", "gpu2"]),
+        ("gpu1,gpu1", ["gpu1", "gpu1"]),
+        ("gpu[1-3]", ["gpu1", "gpu2", "gpu3"]),
+        ("gpu[8-11]", ["gpu8", "gpu9", "gpu10", "gpu11"]),
+        ("gpu[08-10]", ["gpu08", "gpu09", "gpu10"]),
+        ("gpu[01-02,11].lab", ["gpu01.lab", "gpu02.lab", "gpu11.lab"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        ("a[1-2],b", ["a1", "a2", "b"]),
+        ("[::1]", ["::1"]),
+        (" gpu1 ", ["gpu1"]),
+        ("gpu1,", ["gpu1"]),
+    ],
+)
+def test_names(word: str, names: list[str]) -> None:
+    assert [spec.name for spec in expand([word])] == names
+
+
+def test_user_and_port() -> None:
+    assert expand(["ubuntu@10.0.0.7:2222", "me@gpu[1-2]:22", "[fe80::1]:23", "a@b@c"]) == (
+        HostSpec("ubuntu@10.0.0.7:2222", "10.0.0.7", "ubuntu", 2222),
+        HostSpec("me@gpu1:22", "gpu1", "me", 22),
+        HostSpec("me@gpu2:22", "gpu2", "me", 22),
+        HostSpec("[fe80::1]:23", "fe80::1", None, 23),
+        HostSpec("a@b@c", "c", "a@b", None),
+    )
+
+
+def test_a_file_of_hosts(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.txt"
+    path.write_text("# the rack\ngpu[1-2]   # old\n\nme@gpu3 gpu4,gpu5\n")
+    assert [s.text for s in expand([f"@{path}", "gpu6"])] == [
+        "gpu1",
+        "gpu2",
+        "me@gpu3",
+        "gpu4",
+        "gpu5",
+        "gpu6",
+    ]
+
+
+def test_all_mistakes_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.txt"
+    path.write_text("ok\nbad:port\n@other\n")
+    words = [
+        "gpu[3-1]",
+        "a b",
+        "-oProxyCommand=x",
+        "x@-y",
+        "h:0",
+        "fe80::1",
+        "n[1-99999]",
+        f"@{path}",
+        "@/none",
+        "z[",
+    ]
+    with pytest.raises(RequestError) as refused:
+        expand(words)
+    mistakes = refused.value.mistakes
+    assert mistakes == (
+        "'gpu[3-1]': [3-1] is not a range; write gpu[1-8] or gpu[01-08,11]",
+        "'a b' is not a host; write NAME, USER@NAME or USER@NAME:PORT",
+        "'-oProxyCommand=x' is not a host; write NAME, USER@NAME or USER@NAME:PORT",
+        "'x@-y': a name cannot begin with '-'",
+        "'h:0': the port is a number from 1 to 65535, not '0'",
+        "'fe80::1' is not a host; write NAME, USER@NAME or USER@NAME:PORT; an IPv6 address stands in brackets: [fe80::1]:22",
+        f"'n[1-99999]' means more than {MOST} hosts",
+        f"{path} line 2: 'bad:port': the port is a number from 1 to 65535, not 'port'",
+        f"{path} line 3: '@other': a file of hosts cannot name another one",
+        "the file of hosts '/none' cannot be read: No such file or directory",
+        "'z[' is not a host; write NAME, USER@NAME or USER@NAME:PORT",
+    )
+
+
+@pytest.mark.parametrize("words", [[], [""], [","]])
+def test_no_hosts(words: list[str]) -> None:
+    with pytest.raises(RequestError, match="no hosts"):
+        expand(words)
+
+
+def test_many_ranges_are_no_way_around_the_limit() -> None:
+    with pytest.raises(RequestError, match="more than"):
+        expand(["a[0-999]b[0-999]c[0-999]d[0-999]"])
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_hosts_or_mistakes(text: str) -> None:
+    try:
+        specs = expand([text.lstrip("@ ")])
+    except RequestError:
+        return
+    assert specs
+    assert all(spec.name and not spec.name.startswith("-") for spec in specs)
+
+
+# ------------------------------------------------------------------------------------------------------ settings
+
+
+def settle(path: Path, text: str, word: str) -> Endpoint:
+    path.mkdir(exist_ok=True)
+    (path / "config").write_text(text)
+    return Settings(path / "config").endpoint(expand([word])[0])
+
+
+CONFIG = """
+User=everyone
+Include more/*.conf
+Host gpu*
+  HostName %h.lab.example
+  Port 2200
+  IdentityFile ~/.ssh/lab_%r
+  IdentityFile "~/.ssh/with space"
+Host gpu1 !gpu2
+  User late
+Match host *.lab.example user everyone
+  ConnectTimeout 7
+  ServerAliveInterval 3
+Host jumped
+  ProxyJump me@gate:2022
+Host *
+  IdentityFile ~/.ssh/all
+  IdentitiesOnly yes
+"""
+
+
+@pytest.mark.needs("sshd")
+@pytest.mark.parametrize("word", ["gpu1", "other", "jumped", "inc1"])
+def test_settings_are_those_of_openssh(tmp_path: Path, word: str) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "a.conf").write_text("Host inc1\n  HostName 10.9.9.9\n  User included\n")
+    text = CONFIG.replace("more/", f"{tmp_path}/more/")
+    found = settle(tmp_path, text, word)
+    shown = subprocess.run(
+        ["ssh", "-G", "-F", str(tmp_path / "config"), word], capture_output=True, text=True, check=True
+    ).stdout
+    lines = [line.partition(" ")[::2] for line in shown.splitlines()]
+    wanted = dict(lines)
+    assert found.hostname == wanted["hostname"]
+    assert str(found.port) == wanted["port"]
+    assert found.user == wanted["user"]
+    expanded = [
+        value.replace("~", str(Path.home()), 1).replace("%r", found.user)
+        for key, value in lines
+        if key == "identityfile"
+    ]
+    assert list(found.identities) == expanded
+    assert found.identities_only is (wanted["identitiesonly"] == "yes")
+    assert f"{found.timeout:.0f}" == wanted["connecttimeout"].replace("none", "15")
+    assert [jump.label for jump in found.proxy_jump] == (
+        [wanted["proxyjump"]] if "proxyjump" in wanted else []
+    )
+
+
+def test_what_is_written_comes_before_what_is_configured(tmp_path: Path) -> None:
+    text = "Host gpu\n  User me\n  Port 22\n  ProxyCommand nc %h %p %r\n"
+    found = settle(tmp_path, text, "you@gpu:2222")
+    assert (found.user, found.port, found.proxy_command) == ("you", 2222, "nc gpu 2222 you")
+    assert found.label == "you@gpu:2222"
+
+
+def test_jump_hosts_have_settings_of_their_own(tmp_path: Path) -> None:
+    text = """
+Host gpu
+  ProxyJump first,second
+Host first
+  HostName 10.0.0.1
+  ProxyJump zero
+Host second
+  HostName 10.0.0.2
+  ProxyJump nobody
+"""
+    first, second = settle(tmp_path, text, "gpu").proxy_jump
+    assert (first.hostname, [jump.label for jump in first.proxy_jump]) == ("10.0.0.1", ["zero"])
+    assert (second.hostname, second.proxy_jump) == ("10.0.0.2", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Host a\n ProxyJump b\nHost b\n ProxyJump a\n", "ProxyJump goes in a circle: a → b → a"),
+        ("Host *\n Port many\n", "gives a the port 'many', which is no number"),
+        ("Host a\n ProxyJump x:y:z\n", "ProxyJump of a: 'x:y:z' is not a host"),
+        ("Match nonsense\n Port 3\n", "the ssh configuration cannot be read for a"),
+    ],
+)
+def test_mistakes_in_the_configuration(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        settle(tmp_path, text, "a")
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "jumps", "command"),
+    [
+        ("Host a\n ProxyJump none\nHost *\n ProxyJump b\n", 0, None),
+        ("Host a\n ProxyCommand none\nHost *\n ProxyJump b\n", 0, None),
+        ("Host a\n ProxyCommand x\nHost *\n ProxyJump b\n", 0, "x"),
+        ("Host a\n ProxyJump b\nHost *\n ProxyCommand x\n", 1, None),
+    ],
+)
+def test_the_first_proxy_counts(tmp_path: Path, text: str, jumps: int, command: str | None) -> None:
+    found = settle(tmp_path, text, "a")
+    assert (len(found.proxy_jump), found.proxy_command) == (jumps, command)
+
+
+def test_files_of_known_hosts(tmp_path: Path) -> None:
+    text = 'Host a\n UserKnownHostsFile ~/.ssh/%h "/with space/k"\n GlobalKnownHostsFile none\n'
+    assert settle(tmp_path, text, "a").known_hosts == (str(Path.home() / ".ssh" / "a"), "/with space/k")
+
+
+def test_without_a_configuration(tmp_path: Path) -> None:
+    found = Settings(tmp_path / "none").endpoint(HostSpec("10.0.0.1", "10.0.0.1"))
+    assert (found.hostname, found.port, found.proxy_jump, found.identities_given) == (
+        "10.0.0.1",
+        22,
+        (),
+        False,
+    )
+    assert f"{Path.home()}/.ssh/id_ed25519" in found.identities
+    assert f"{Path.home()}/.ssh/known_hosts" in found.known_hosts
+
+
+# --------------------------------------------------------------------------------------------------- known_hosts
+
+KEY, OTHER = "AAAAC3NzaC1lZDI1NTE5AAAAIKey", "AAAAC3NzaC1lZDI1NTE5AAAAIOther"
+
+
+def judged(tmp_path: Path, lines: str, name: str = "gpu1", key: str = KEY) -> str:
+    (tmp_path / "known").write_text(lines)
+    return Known([str(tmp_path / "none"), str(tmp_path / "known")]).judge((name,), "ssh-ed25519", key).state
+
+
+@pytest.mark.parametrize(
+    ("lines", "state"),
+    [
+        (f"gpu1 ssh-ed25519 {KEY} comment\n", "known"),
+        (f"GPU1,10.0.0.1 ssh-ed25519 {KEY}\n", "known"),
+        (f"gpu? ssh-ed25519 {KEY}\n", "known"),
+        (f"gpu*,!gpu1 ssh-ed25519 {KEY}\n", "unknown"),
+        (f"[gpu1]:2222 ssh-ed25519 {KEY}\n", "unknown"),
+        (f"gpu11 ssh-ed25519 {KEY}\n", "unknown"),
+        (f"gpu1 ssh-ed25519 {OTHER}\n", "changed"),
+        (f"gpu1 ssh-rsa {OTHER}\n", "changed"),
+        (f"gpu1 ssh-ed25519 {OTHER}\ngpu1 ssh-ed25519 {KEY}\n", "known"),
+        (f"gpu1 ssh-ed25519 {KEY}\n@revoked * ssh-ed25519 {KEY}\n", "revoked"),
+        (f"@cert-authority * ssh-ed25519 {KEY}\n", "unknown"),
+        (f"# gpu1 ssh-ed25519 {KEY}\n\ngpu1\n|1|x|y ssh-ed25519 {KEY}\n|2|a ssh-ed25519 {KEY}\n", "unknown"),
+        ("", "unknown"),
+    ],
+)
+def test_verdicts(tmp_path: Path, lines: str, state: str) -> None:
+    assert judged(tmp_path, lines) == state
+
+
+@pytest.mark.needs("sshd")
+def test_hashed_names_and_fingerprints_are_those_of_openssh(tmp_path: Path) -> None:
+    public = Path(f"{keygen(tmp_path / 'key')}.pub")
+    kind, key = public.read_text().split()[:2]
+    (tmp_path / "known").write_text(f"[gpu1]:2222 {kind} {key}\ngpu2 {kind} {key}\n")
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(tmp_path / "known")], check=True, capture_output=True)
+    assert "gpu" not in (tmp_path / "known").read_text()
+    known = Known([str(tmp_path / "known")])
+    assert known.judge((spelled("GPU1", 2222),), kind, key).state == "known"
+    assert known.judge((spelled("gpu2", 22),), kind, key).state == "known"
+    assert known.judge((spelled("gpu1", 22),), kind, key).state == "unknown"
+    shown = subprocess.run(
+        ["ssh-keygen", "-lf", str(public)], capture_output=True, text=True, check=True
+    ).stdout
+    import base64
+
+    assert shown.split()[1] == fingerprint(base64.b64decode(key))

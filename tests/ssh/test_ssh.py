@@ -1,0 +1,267 @@
+"""Connections to real sshd hosts: processes, scripts, files, and what is left when something ends early."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skymagic.errors import HostError
+from skymagic.ssh.config import Endpoint, Settings
+from skymagic.ssh.connecting import connect, connect_all
+from skymagic.ssh.connection import Connection
+from skymagic.ssh.hostlist import HostSpec
+from tests.lab.hosts import Hosts, loopback, still_there
+
+pytestmark = pytest.mark.needs("sshd")
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    with loopback(tmp_path / "hosts", 1) as made:
+        yield made
+
+
+@pytest.fixture
+def connection(hosts: Hosts) -> Iterator[Connection]:
+    made = connect(endpoint(hosts, "h1"))
+    yield made
+    made.close()
+    assert not ours()
+
+
+def endpoint(hosts: Hosts, name: str) -> Endpoint:
+    return Settings(hosts.config).endpoint(HostSpec(name, name))
+
+
+def ours() -> list[str]:
+    """Threads that connections have left."""
+    return [t.name for t in threading.enumerate() if "skymagic" in t.name or "paramiko" in type(t).__module__]
+
+
+# ------------------------------------------------------------------------------------------------------- scripts
+
+
+def test_a_script(hosts: Hosts, connection: Connection) -> None:
+    done = connection.run("echo out; echo err >&2; pwd; read x || exit 3")
+    assert (done.status, done.out, done.err) == (3, f"out\n{hosts[0].home}\n", "err\n")
+
+
+def test_a_script_with_all_of_the_shells_letters(connection: Connection) -> None:
+    done = connection.run("""cat <<'END'\n'"`$!\\ {}\nEND\necho 'ä'""")
+    assert done.out == "'\"`$!\\ {}\nä\n"
+
+
+def test_a_script_that_is_no_shell_text(connection: Connection) -> None:
+    with pytest.raises(HostError, match=r"h1: the login shell ended.*\n.*yntax error"):
+        connection.run("if")
+
+
+def test_lines_come_as_they_are_printed(hosts: Hosts, connection: Connection) -> None:
+    seen: list[str] = []
+
+    def hear(line: str) -> None:
+        seen.append(line)
+        (hosts[0].home / "go").touch()  # it prints the rest only now
+
+    done = connection.run(
+        "echo one; until [ -e go ]; do sleep 0.01; done; echo two; printf three", lines=hear
+    )
+    assert seen == ["one", "two", "three"]
+    assert done.out == "one\ntwo\nthree"
+
+
+def test_much_output(connection: Connection) -> None:
+    done = connection.run("head -c 5000000 /dev/zero; head -c 1500000 /dev/zero >&2; echo end >&2")
+    assert (done.status, len(done.out)) == (0, 5000000)
+    assert done.err.endswith("end\n")
+
+
+def test_a_timeout_ends_the_script_with_all_that_it_started(hosts: Hosts, connection: Connection) -> None:
+    with pytest.raises(HostError, match="h1: a step took longer than 1 s"):
+        connection.run("sleep 1000 & trap '' TERM; while :; do sleep 1000; done", timeout=1.0)
+    assert still_there(hosts[0].processes()) == []
+    assert connection.run("echo on").out == "on\n"
+
+
+# ----------------------------------------------------------------------------------------------------- processes
+
+
+def test_a_process_is_spoken_to(connection: Connection) -> None:
+    process = connection.open("exec cat")
+    process.write(b"x" * 300_000 + b"\n")
+    data = b""
+    while not data.endswith(b"\n"):
+        data += process.read()
+    assert len(data) == 300_001
+    assert process.status() is None
+    process.close()
+    assert process.status() == 0
+    assert process.read() == b""
+    process.close()
+
+
+def test_processes_run_beside_each_other(connection: Connection) -> None:
+    processes = [connection.open("exec cat") for _ in range(12)]
+    for number, process in enumerate(processes):
+        process.write(f"{number}".encode())
+    assert [process.read() for process in processes] == [f"{n}".encode() for n in range(12)]
+    for process in processes:
+        process.close()
+
+
+def test_what_a_process_complains(connection: Connection) -> None:
+    process = connection.open("echo 'no such module' >&2; exit 1")
+    assert process.read() == b""
+    process.finish()
+    assert (process.complaint(), process.status()) == ("no such module", 1)
+    with pytest.raises(OSError, match="closed"):
+        process.write(b"x" * 50_000_000)
+    process.close()
+
+
+def test_closing_ends_a_process_that_does_not_listen(hosts: Hosts, connection: Connection) -> None:
+    process = connection.open("trap '' HUP PIPE; while :; do sleep 1000; done")
+    process.kill()
+    assert still_there(hosts[0].processes()) == []
+
+
+# --------------------------------------------------------------------------------------------------------- files
+
+
+def pieces(data: bytes) -> Iterator[memoryview]:
+    view = memoryview(data)
+    for begin in range(0, len(data), 1 << 20):
+        yield view[begin : begin + (1 << 20)]
+
+
+def test_a_file(hosts: Hosts, connection: Connection) -> None:
+    data = bytes(range(256)) * 20_000
+    connection.upload("a folder/it's $HOME", pieces(data), len(data), 0o755)
+    there = hosts[0].home / "a folder" / "it's $HOME"
+    assert there.read_bytes() == data
+    assert there.stat().st_mode & 0o777 == 0o755
+    connection.upload("empty", pieces(b""), 0)
+    assert (hosts[0].home / "empty").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_cannot_be_written(hosts: Hosts, connection: Connection) -> None:
+    (hosts[0].home / "taken").write_text("")
+    with pytest.raises(HostError, match="h1: taken/x could not be written: mkdir: "):
+        connection.upload("taken/x", pieces(b"x" * 10_000_000), 10_000_000)
+
+
+def test_half_a_file_has_no_name(hosts: Hosts, connection: Connection) -> None:
+    with pytest.raises(HostError, match="3 of 4 bytes came"):
+        connection.upload("half", pieces(b"abc"), 4)
+    assert [path.name for path in hosts[0].home.iterdir() if not path.name.startswith(".")] == []
+
+
+# --------------------------------------------------------------------------------------------- connections end
+
+
+def test_a_killed_sshd_is_noticed(hosts: Hosts, connection: Connection) -> None:
+    process = connection.open("exec cat")
+    hosts[0].kill_sessions()
+    assert process.read() == b""
+    assert not connection.alive
+    assert process.status() == -1
+    with pytest.raises(HostError, match="h1: the connection is lost"):
+        connection.open("true")
+    process.close()
+
+
+def test_a_script_whose_connection_is_lost(hosts: Hosts, connection: Connection) -> None:
+    with pytest.raises(HostError, match="h1: the connection was lost while a step ran"):
+        connection.run("echo begun; sleep 1000", lines=lambda line: hosts[0].kill_sessions())
+    hosts[0].power_cut()
+
+
+def test_all_hosts_at_once(tmp_path: Path) -> None:
+    told: list[tuple[str, str]] = []
+    with loopback(tmp_path / "hosts", 3) as hosts:
+        endpoints = [endpoint(hosts, name) for name in ("h3", "h1", "h2", "h1")]
+        made = connect_all(endpoints, progress=lambda each, state: told.append((each.label, state)))
+        assert [each.label for each in made] == ["h3", "h1", "h2", "h1"]
+        assert [each.run("echo $HOME").out.strip() for each in made][:2] == [
+            str(hosts[2].home),
+            str(hosts[0].home),
+        ]
+        assert sorted(told) == [
+            ("h1", "connected"),
+            ("h1", "connected"),
+            ("h2", "connected"),
+            ("h3", "connected"),
+        ]
+        for each in made:
+            each.close()
+            each.close()
+    assert not ours()
+
+
+# ------------------------------------------------------------------------------------------------- ends at any time
+
+
+def test_an_interrupt_ends_a_script(hosts: Hosts, connection: Connection) -> None:
+    def press(line: str) -> None:
+        threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT]).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        connection.run("sleep 1000 & echo begun; wait", lines=press)
+    assert still_there(hosts[0].processes()) == []
+    assert connection.run("echo on").out == "on\n"
+
+
+def test_closing_a_connection_ends_its_scripts(hosts: Hosts) -> None:
+    connection = connect(endpoint(hosts, "h1"))
+    begun = threading.Event()
+    failures: list[HostError] = []
+
+    def work() -> None:
+        try:
+            connection.run("trap '' HUP PIPE; echo begun; sleep 1000", lines=lambda line: begun.set())
+        except HostError as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert begun.wait(20)
+    running = hosts[0].processes()
+    connection.close()
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    assert still_there(running) == []
+    assert [failure.reason for failure in failures] == ["the connection was closed while a step ran"]
+    assert not ours()
+
+
+def test_closing_a_connection_frees_who_waits_on_a_frozen_host(hosts: Hosts) -> None:
+    connection = connect(endpoint(hosts, "h1"))
+    reading, writing = connection.open("exec cat"), connection.open("exec sleep 1000")
+    heard: list[bytes] = []
+    raised: list[OSError] = []
+
+    def write() -> None:
+        try:
+            while True:
+                writing.write(bytes(1 << 20))
+        except OSError as problem:
+            raised.append(problem)
+
+    threads = [threading.Thread(target=lambda: heard.append(reading.read())), threading.Thread(target=write)]
+    hosts[0].freeze()
+    for thread in threads:
+        thread.start()
+    connection.close()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert (heard, len(raised)) == ([b""], 1)
+    hosts[0].thaw()
+    for process in (reading, writing):
+        process.close()
+    hosts[0].power_cut()
+    assert not ours()
