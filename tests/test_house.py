@@ -16,90 +16,22 @@ import skymagic
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "skymagic"
 
-# Lower knows nothing of higher. Modules of one layer may import each other, never in a circle.
-LAYERS: tuple[tuple[str, ...], ...] = (
-    (
-        "errors",
-        "wire",
-        "session",
-        "plan",
-        "accelerators",
-        "spelling",
-        "image",
-        "wheel",
-        "states",
-        "turns",
-        "quiet",
-        "runtime",
-        "sharding",
-    ),
-    (
-        "scopes",
-        "flow",
-        "modules",
-        "capture",
-        "cargo",
-        "values",
-        "refuse",
-        "partial",
-        "pins",
-        "copying",
-        "store",
-        "shelf",
-        "parcels",
-        "holdings",
-        "ship",
-    ),
-    ("results", "display", "bootstrap", "submission", "button", "order", "report", "stall"),
-    ("plugins",),
-    ("kernels",),
-    ("ssh", "agents", "installer", "setup"),
-    ("depots", "tunnel"),
-    ("files",),
-    ("providers",),
-    ("engine",),
-    ("run", "screen"),
-    ("pool",),
-    ("pools",),
-    ("broadcast",),
-    ("tasks",),
-    ("calls",),
-    ("api", "integrations", "parallel"),
-    ("arguments", "config", "widgets", "auto"),
-    ("completing", "workdir", "scripts"),
-    ("magics",),
-)
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-
-# What runs on the nodes knows little of the notebook's side.
-NODE = {
-    "errors",
-    "wire",
-    "depots",
-    "session",
-    "plan",
-    "accelerators",
-    "spelling",
-    "image",
-    "quiet",
-    "runtime",
-    "sharding",
-}
-KERNELS_MAY = NODE | {
-    "scopes",
-    "values",
-    "modules",
-    "partial",
-    "store",
-    "copying",
-    "plugins",
-    "kernels",
-}
-PLUGINS_MAY = NODE | {"plugins", "kernels"}
+# The rooms from the bottom up: a room knows itself and what stands before it. `data`, `files` and `kernels` are counted by
+# their folders, for one part of them runs on a node and another in the notebook.
+BOTH = (
+    "errors", "wire", "plan", "runtime", "data.store", "data.capture", "data.values", "files.transfer", "plugins",
+)  # fmt: skip
+"""What both sides share; `data.shipping`, `data.remote` and the rest of `files` are the notebook's end of it."""
+NOTEBOOK = (
+    "ssh", "bootstrap", "display", "cluster", "data.shipping", "data.remote", "files", "providers", "run", "pool", "jobs",
+    "api", "magics",
+)  # fmt: skip
+NODE = ("kernels", "kernels.agent", "kernels.rank", "kernels.script", "kernels.store", "kernels.daemon")
+MOST_ENTRIES = 20
 
 # Only these may import a library, wherever in the file.
 ONLY_IN = {
-    "ipyparallel": ("engine", "kernels"),
+    "ipyparallel": ("run.engine", "kernels"),
     "paramiko": ("ssh",),
     "boto3": ("providers.aws",),
     "botocore": ("providers.aws",),
@@ -132,6 +64,7 @@ HEAVY = (
 )
 
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+PROCESSES = Path("wire/processes.py")
 
 
 def dotted(path: Path) -> str:
@@ -162,29 +95,62 @@ def _nodes(tree: ast.AST, top_level: bool) -> Iterator[ast.AST]:
         yield from _nodes(node, top_level)
 
 
-def ours(path: Path) -> set[str]:
-    """First part of each module of skymagic that `path` imports; '' is the package itself."""
-    found = set()
-    for name in imports(path):
-        first, _, rest = name.partition(".")
-        if first == "skymagic":
-            found.add(rest.split(".")[0] if rest else "")
-    return found - {path.parts[0].removesuffix(".py")}  # within a package, test_no_circles looks
+def room(module: str) -> str:
+    """The room that a module is in: ``plan.units`` is in ``plan``, ``data.store.store`` in ``data.store``."""
+    parts = module.split(".")
+    inner = ".".join(parts[:2])
+    return inner if inner in (*BOTH, *NOTEBOOK, *NODE) else parts[0]
 
 
-def test_every_module_has_its_place() -> None:
-    first = {path.parts[0].removesuffix(".py") for path in MODULES}
-    assert first - {"__init__", "kernels"} <= set(LEVEL), "give the new module a layer in LAYERS"
+def neighbours(path: Path) -> set[str]:
+    """The rooms that a module knows, by its imports and by the names of modules in its strings; "" is the face."""
+    known = {_module_of(name) for name in imports(path)} | set(named(path))
+    return {room(module) for module in known if module is not None}
+
+
+def named(path: Path) -> set[str]:
+    """Modules of ours that strings of a module name, docstrings left out, and without the `:attribute` of a table."""
+    tree = ast.parse((PACKAGE / path).read_text())
+    documents = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    texts = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents
+    ]
+    found = {name for text in texts for name in re.findall(r"\bskymagic(?:\.\w+)+", text)}
+    return {name.removeprefix("skymagic.") for name in found} & {dotted(module) for module in MODULES}
+
+
+def test_the_root_can_be_drawn() -> None:
+    entries = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
+    assert len(entries) <= MOST_ENTRIES
+
+
+def test_every_module_has_its_room() -> None:
+    rooms = {room(dotted(path)) for path in MODULES} - {"", "data"}
+    assert rooms == {*BOTH, *NOTEBOOK, *NODE}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
 def test_lower_knows_nothing_of_higher(path: Path) -> None:
-    name = path.parts[0].removesuffix(".py")
-    if name == "__init__":
-        return  # the face reaches everything, lazily; see test_import_loads_nothing_heavy
-    allowed = {other for other in LEVEL if LEVEL[other] <= LEVEL.get(name, -1)}
-    allowed = {"kernels": KERNELS_MAY, "plugins": PLUGINS_MAY}.get(name, allowed)
-    assert ours(path) <= allowed
+    own = room(dotted(path))
+    if not own or path == PROCESSES:
+        return  # the face reaches everything, lazily; the table of processes is what this test reads instead
+    part = next(part for part in (BOTH, NOTEBOOK, NODE) if own in part)
+    below = part[: part.index(own) + 1]
+    assert neighbours(path) <= {*below, *(() if part is BOTH else BOTH)}
+
+
+def test_processes_are_named_in_one_table() -> None:
+    """What one process starts in another is a boundary: its module is named in `wire.processes`, and nowhere else."""
+    tables = {PROCESSES, Path("__init__.py"), Path("plugins/__init__.py"), Path("providers/__init__.py")}
+    boundaries = named(PROCESSES)
+    assert boundaries and {module.split(".")[0] for module in boundaries} == {"kernels"}
+    assert not {str(path): found for path in MODULES if path not in tables and (found := named(path))}
 
 
 def test_no_circles() -> None:

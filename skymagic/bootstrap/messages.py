@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.requirements import Wanted
 from skymagic.plan.image import lacking
+from skymagic.plan.units import size
 
 ELSEWHERE = "name a folder where you may write with --env SKYMAGIC_HOME=/path"
 LEAST_KB = 300 * 1024
@@ -95,9 +96,7 @@ ADVICE = (
 
 
 def _size(kb: int | None) -> str:
-    if kb is None:
-        return "nobody could tell how much is"
-    return f"{kb / 1024:.0f} MB" if kb < 10 * 1024 * 1024 else f"{kb / 1024 / 1024:.0f} GB"
+    return "nobody could tell how much is" if kb is None else size(kb * 1024)
 
 
 def refusals(facts: Facts, wanted: Wanted) -> list[str]:

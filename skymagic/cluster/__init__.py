@@ -10,7 +10,7 @@ agents     all of them: start, watch, signal, ask, replace
 
 from skymagic.cluster.cluster import Agents
 from skymagic.cluster.exit_status import describe, status_words
-from skymagic.cluster.link import Link, Transport
+from skymagic.cluster.link import Link
 from skymagic.cluster.nodes import Member, Place, RankState
 
-__all__ = ["Agents", "Link", "Member", "Place", "RankState", "Transport", "describe", "status_words"]
+__all__ = ["Agents", "Link", "Member", "Place", "RankState", "describe", "status_words"]

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from skymagic.cluster.exit_status import describe
-from skymagic.cluster.link import Link, Transport
+from skymagic.cluster.link import Link
 from skymagic.cluster.liveness import Absences
 from skymagic.cluster.nodes import Member, Place, RankState
 from skymagic.cluster.rpc import Questions
-from skymagic.display.text import count
 from skymagic.errors import PoolError, ProvisionError
+from skymagic.plan.units import count
 from skymagic.wire import agent as wire
+from skymagic.wire.transport import Transport
 
 REACH_TIMEOUT = 5.0
 """Seconds in which nodes must say whether they reach another one."""

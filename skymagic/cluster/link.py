@@ -4,25 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 from skymagic.wire import agent as wire
-
-
-class Transport(Protocol):
-    """A pair of byte streams to an agent, made by a provider."""
-
-    def read(self) -> bytes:
-        """Bytes that have come, at least one; b"" at the end. Called by the link's thread only."""
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Send all of these bytes; raises OSError when the other end is gone."""
-
-    def complaint(self) -> str:
-        """What the other end said before it could speak the protocol: a traceback, a shell's error; else ""."""
-
-    def close(self) -> None:
-        """Close the link and wait until the agent has ended (or end it); twice is safe."""
+from skymagic.wire.transport import Transport
 
 
 class Link:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from skymagic.cluster.link import Transport
 from skymagic.wire import agent as wire
+from skymagic.wire.transport import Transport
 
 
 @dataclass

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from skymagic.display import text as display
+from skymagic.plan.units import size
 
 
 class NotebookScreen:
@@ -88,12 +89,12 @@ class Progress:
         self._total = total
         if time.monotonic() - self._begun > self.PATIENCE and name not in self._said:
             self._said.add(name)
-            self._tell(f"[shipping {name}: {display.size(done)} of {display.size(total)}]\n")
+            self._tell(f"[shipping {name}: {size(done)} of {size(total)}]\n")
 
     def finish(self) -> None:
         """Shipping is over."""
         if self._said:
-            self._tell(f"[shipped {display.size(self._total)} in {time.monotonic() - self._begun:.1f} s]\n")
+            self._tell(f"[shipped {size(self._total)} in {time.monotonic() - self._begun:.1f} s]\n")
 
 
 class Copying:
@@ -120,9 +121,7 @@ class Copying:
         seconds = time.monotonic() - self._begun
         if seconds > self._next:
             self._next = seconds + self.EVERY
-            line = (
-                f"[{name}: {display.size(done)} of {display.size(total)}, {display.size(done / seconds)}/s]"
-            )
+            line = f"[{name}: {size(done)} of {size(total)}, {size(done / seconds)}/s]"
             self._write("stderr", "\r" + line.ljust(self._shown))
             self._shown = len(line)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from skymagic.plan import accelerators, duration_text
-from skymagic.run.results import rank_words
+from skymagic.plan.units import rank_words, size
 
 Write = Callable[[str, str], None]
 """Takes a stream's name and text."""
@@ -81,20 +81,6 @@ def untold(hosts: Sequence[str], away: float | None) -> str:
 def log_lines(text: str, label: str) -> str:
     """Lines of a log, each behind a label, as a terminal would have left them."""
     return "".join(f"{label}{last_state(line)}\n" for line in text.splitlines())
-
-
-def size(nbytes: float) -> str:
-    """A number of bytes in words: "1.2 MB"."""
-    for unit in ("bytes", "KB", "MB", "GB"):
-        if nbytes < 1000 or unit == "GB":
-            return f"{nbytes:.0f} {unit}" if unit == "bytes" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    raise AssertionError("unreachable")
-
-
-def count(number: int, noun: str) -> str:
-    """ "1 rank", "4 ranks"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def held_back(rank: int, nbytes: int) -> str:

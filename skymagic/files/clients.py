@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from skymagic.cluster.link import Transport
 from skymagic.errors import SkyError
 from skymagic.files.messages import failed
 from skymagic.wire.files import Ended, Frame, Frames, joined, packed
+from skymagic.wire.transport import Transport
 
 T = TypeVar("T")
 PATIENCE = 5.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from skymagic.display import text as display
 from skymagic.errors import FilesError
+from skymagic.plan.units import count, size
 
 MOST = 20
 """Sentences of an error, and notes, that are shown."""
@@ -41,15 +41,15 @@ def told(copied: Sequence[Copied], seconds: float, *, to_nodes: bool = True) -> 
         files, nbytes, unchanged, removed = counts[0]
     else:
         files, nbytes, unchanged, removed = (sum(each) for each in zip(*counts, strict=True))
-    where = copied[0].hostname if len(copied) == 1 else display.count(len(copied), "node")
+    where = copied[0].hostname if len(copied) == 1 else count(len(copied), "node")
     where += " each" if len(copied) > 1 and len(set(counts)) == 1 else ""
-    done = f"{display.count(files, 'file')} ({display.size(nbytes)}) {'to' if to_nodes else 'from'} {where}"
+    done = f"{count(files, 'file')} ({size(nbytes)}) {'to' if to_nodes else 'from'} {where}"
     if files:
-        speed = f", {display.size(moved / seconds)}/s" if seconds >= 0.5 else ""
+        speed = f", {size(moved / seconds)}/s" if seconds >= 0.5 else ""
         done += f" in {seconds:.1f} s{speed}"
     said = [done]
-    said += [f"{display.count(unchanged, 'file')} there already"] if unchanged else []
-    said += [f"{display.count(removed, 'file')} removed"] if removed else []
+    said += [f"{count(unchanged, 'file')} there already"] if unchanged else []
+    said += [f"{count(removed, 'file')} removed"] if removed else []
     notes = dict.fromkeys(shown(note) for one in copied for note in one.notes)
     return "\n".join(["; ".join(said), *_short(list(notes))])
 

@@ -12,12 +12,13 @@ from skymagic.display import text
 from skymagic.display.screen import NotebookScreen
 from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
 from skymagic.plan import RunRequest
+from skymagic.plan.units import rank_words
 from skymagic.pool import Pool
 from skymagic.pool.messages import without
 from skymagic.pool.states import State
 from skymagic.run import interrupt
 from skymagic.run.report import Limits, Report
-from skymagic.run.results import Failure, Unavailable, error_of, rank_words
+from skymagic.run.results import Failure, Unavailable, error_of
 from skymagic.run.run import Screen, Stop
 from skymagic.run.spec import Order
 from skymagic.wire.order import LAST_VALUE

@@ -20,17 +20,18 @@ from skymagic.display.screen import NotebookScreen
 from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs.workdir import folder_here, folder_on_nodes
-from skymagic.magics.arguments import ShellRequest
 from skymagic.plan import Only, RunRequest
+from skymagic.plan.requests import ShellRequest
+from skymagic.plan.units import count, rank_words
 from skymagic.pool import Pool
 from skymagic.run.report import Limits, RankRun, Report
-from skymagic.run.results import rank_words
 from skymagic.run.run import Screen, Stop
 from skymagic.run.spec import Order
+from skymagic.wire import processes
 from skymagic.wire.order import LAST_VALUE
 
 VARIABLE = "_sky_script"
-SOURCE = f'__import__("importlib").import_module("skymagic.kernels.script.script").run({VARIABLE});'
+SOURCE = f'__import__("importlib").import_module("{processes.SCRIPT}").run({VARIABLE});'
 NNODES = re.compile(r"--nnodes[= ]+[\"']?(\d+)")
 
 
@@ -162,7 +163,7 @@ def too_many_nodes(text: str, nodes: int) -> str:
     if asked <= nodes:
         return ""
     return (
-        f"[--nnodes={asked}, and {display.count(nodes, 'node')} will run the script: torchrun waits for the others. "
+        f"[--nnodes={asked}, and {count(nodes, 'node')} will run the script: torchrun waits for the others. "
         "Write --nnodes=$SKYPILOT_NUM_NODES]\n"
     )
 

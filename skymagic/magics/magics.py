@@ -23,13 +23,13 @@ from skymagic.jobs import cell as broadcast
 from skymagic.jobs import script
 from skymagic.magics import arguments, auto, completion
 from skymagic.magics.config import SkyMagic
-from skymagic.plan import Only, PoolRequest, RunRequest
+from skymagic.plan import Only, PoolRequest, RunRequest, ShellRequest
 from skymagic.plan.suggest import Known
+from skymagic.plan.units import rank_words
 from skymagic.pool import Pool, registry
 from skymagic.providers.local import gpus as local_gpus
 from skymagic.run import interrupt
 from skymagic.run.report import Limits
-from skymagic.run.results import rank_words
 
 T = TypeVar("T")
 LOG_TIMEOUT = 20.0
@@ -189,7 +189,7 @@ class SkyMagics(Magics):
             )
         return self._beside_or_now(request.noblock, lambda: self._script(request, cell))
 
-    def _script(self, request: arguments.ShellRequest, body: str) -> script.Outcome:
+    def _script(self, request: ShellRequest, body: str) -> script.Outcome:
         """Run a script on the nodes; how it ended there is kept also when it failed."""
         one = registry.find(request.pool)
         one.defaults = defaults = self.settings.defaults()

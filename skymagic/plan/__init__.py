@@ -13,7 +13,15 @@ or with every reason why not.
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.planning import fits, plan, plan_over
 from skymagic.plan.plans import Inventory, Plan, Topology, topology
-from skymagic.plan.requests import PROVIDERS, Defaults, PluginSpec, PoolRequest, RunRequest, plugin_specs
+from skymagic.plan.requests import (
+    PROVIDERS,
+    Defaults,
+    PluginSpec,
+    PoolRequest,
+    RunRequest,
+    ShellRequest,
+    plugin_specs,
+)
 from skymagic.plan.selection import Only, ranks
 from skymagic.plan.units import AtLeast, at_least, duration, duration_text, memory
 
@@ -28,6 +36,7 @@ __all__ = [
     "PluginSpec",
     "PoolRequest",
     "RunRequest",
+    "ShellRequest",
     "Topology",
     "at_least",
     "duration",

@@ -195,3 +195,29 @@ class Defaults:
     stall_after: float = 30.0
     grace: float = 2.0
     screen_limit: int = 1_000_000
+
+
+@dataclass(frozen=True)
+class ShellRequest:
+    """%%sky_sh: a script as it is to be run, once on each node.
+
+    Attributes:
+        workdir: a folder that goes along, or None.
+        detach: run on without the notebook.
+        pool: its name, None for the latest one.
+        env: environment variables of the script. secrets: names only; the notebook's environment holds the values.
+        targets: the nodes that run it; None for all. only: the nodes whose output is shown.
+        output: the variable that takes exit codes and last lines, by node.
+        timeout: seconds.
+    """
+
+    workdir: str | None = None
+    detach: bool = False
+    pool: str | None = None
+    env: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[str, ...] = ()
+    timeout: float | None = None
+    targets: Only | None = None
+    only: Only = field(default_factory=Only)
+    output: str | None = None
+    noblock: bool = False

@@ -1,8 +1,9 @@
-"""The units that users write amounts in: durations, numbers of cores, gigabytes; and back to text."""
+"""The units that users write amounts in: durations, numbers of cores, gigabytes; and amounts as people read them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -76,3 +77,26 @@ def at_least(text: str, unit: str = "") -> AtLeast:
 def memory(text: str) -> AtLeast:
     """``"32"``, ``"32+"`` or ``"32GB+"`` as AtLeast in GB. Raises RequestError as `at_least` does."""
     return at_least(text, "GB")
+
+
+def size(nbytes: float) -> str:
+    """A number of bytes in words: "1.2 MB"."""
+    if nbytes < 1000:
+        return f"{nbytes:.0f} bytes"
+    power = 1 if nbytes < 1e6 else 2 if nbytes < 1e9 else 3
+    return f"{nbytes / 1000**power:.1f} {'KMG'[power - 1]}B"
+
+
+def count(number: int, noun: str) -> str:
+    """ "1 rank", "4 ranks"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def rank_words(ranks: Sequence[int]) -> str:
+    """ "rank 3", "ranks 0, 2", "ranks 0–3"."""
+    ordered = sorted(ranks)
+    if len(ordered) == 1:
+        return f"rank {ordered[0]}"
+    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
+        return f"ranks {ordered[0]}–{ordered[-1]}"
+    return "ranks " + ", ".join(map(str, ordered))

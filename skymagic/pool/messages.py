@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from skymagic.cluster import Agents
 from skymagic.plan import Topology
+from skymagic.plan.units import rank_words
 from skymagic.pool.states import State
-from skymagic.run.results import rank_words
 
 
 def rows(topology: Topology, agents: Agents, state: State) -> list[tuple[object, ...]]:

@@ -6,7 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from skymagic.cluster import Agents, Transport
+from skymagic.cluster import Agents
+from skymagic.wire import processes
+from skymagic.wire.transport import Transport
 
 if TYPE_CHECKING:
     from skymagic.data.remote.remote_store import RemoteStore
@@ -37,4 +39,4 @@ def open_store(agents: Agents, remote: bool, tell: Callable[[str], None]) -> Nod
 
 
 def _open_depot(agents: Agents, index: int) -> Transport:
-    return agents.members[index].run("skymagic.kernels.store.server", agents.hellos[index].store)
+    return agents.members[index].run(processes.VALUES, agents.hellos[index].store)

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from skymagic import plugins
 from skymagic.cluster import Agents, describe
-from skymagic.display import text as display
 from skymagic.display.screen import Nowhere, Progress
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
 from skymagic.plan import Defaults, Only, Plan
 from skymagic.plan.lifetime import Lifetime
+from skymagic.plan.units import count, rank_words
 from skymagic.plugins import packing
 from skymagic.pool import specs, states
 from skymagic.pool.messages import rows, variables_then, without
@@ -31,11 +31,11 @@ from skymagic.pool.scheduling import Turns
 from skymagic.pool.states import Event, State
 from skymagic.run import interrupt
 from skymagic.run.report import Limits, Report
-from skymagic.run.results import rank_words
 from skymagic.run.run import Run, Screen, Stop
 from skymagic.run.spec import Order
 from skymagic.run.submission import Submission
 from skymagic.wire import agent as wire
+from skymagic.wire import processes
 
 if TYPE_CHECKING:
     from skymagic.data.remote.remote_store import RemoteStore
@@ -332,7 +332,7 @@ class Pool:
         """Before a run on some ranks of a pool that has released or lost some: whether these are there."""
         if max(ranks, default=0) >= self.world_size:
             raise PoolStateError(
-                f"pool {self.name!r} has {display.count(self.world_size, 'rank')} by now, and the cell was for "
+                f"pool {self.name!r} has {count(self.world_size, 'rank')} by now, and the cell was for "
                 f"{rank_words(list(ranks))}: run it again"
             )
         if self.state is not State.DEGRADED:
@@ -560,7 +560,7 @@ class Pool:
 
         return Files(
             [
-                FileNode(node, member.name, partial(member.run, "skymagic.kernels.files", self._folder))
+                FileNode(node, member.name, partial(member.run, processes.FILES, self._folder))
                 for node, member in enumerate(self.agents.members)
             ]
         )
@@ -581,9 +581,9 @@ class Pool:
     def __repr__(self) -> str:
         shape = self.plan.topology
         names = ", ".join(spec.name for spec in self.plan.request.plugins) or "none"
-        nodes = display.count(shape.nodes, "node")
+        nodes = count(shape.nodes, "node")
         return (
-            f"<Pool {self.name!r}: {nodes} × {display.count(shape.procs_per_node, 'rank')} on {', '.join(self.plan.hosts)}, "
+            f"<Pool {self.name!r}: {nodes} × {count(shape.procs_per_node, 'rank')} on {', '.join(self.plan.hosts)}, "
             f"plugins: {names}, {self.state.value}>"
         )
 

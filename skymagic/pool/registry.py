@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from skymagic import providers
-from skymagic.display import text
 from skymagic.errors import PoolError, RequestError
 from skymagic.plan import Defaults, Plan, PoolRequest, fits
+from skymagic.plan.units import count
 from skymagic.pool import Pool
 
 DEFAULT_NAME = "main"
@@ -99,7 +99,7 @@ def resized(pool: Pool, request: PoolRequest, tell: Callable[[str], None]) -> Po
     provider = providers.serving(wanted)
     try:
         plan = provider.plan(wanted, tell)
-        nodes = text.count(plan.topology.nodes, "node")
+        nodes = count(plan.topology.nodes, "node")
         use(pool)
         if not plan.remote:
             tell(f"pool {pool.name!r} gets {nodes} instead of {pool.plan.topology.nodes} …")
@@ -125,7 +125,7 @@ def _make(pool: Pool, tell: Callable[[str], None]) -> Pool:
     before = _pools.pop(pool.name, None)
     if before is not None and before.ended is not None:
         tell(f"{before.ended}, and its variables are gone")
-    tell(f"starting {text.count(pool.world_size, 'rank')} on {', '.join(pool.plan.hosts)} …")
+    tell(f"starting {count(pool.world_size, 'rank')} on {', '.join(pool.plan.hosts)} …")
     _pools[pool.name] = pool
     try:
         pool.start(tell)

@@ -21,6 +21,7 @@ from skymagic.errors import RequestError
 from skymagic.plan import Inventory, Plan, PoolRequest, image, plan
 from skymagic.plugins import packing
 from skymagic.providers import Say
+from skymagic.wire import processes
 
 ADDRESS = "127.0.0.1"
 
@@ -44,7 +45,7 @@ class Local:
 
     def acquire(self, plan: Plan, job_id: str, say: Say) -> Sequence[Member]:
         """One agent serves all ranks of this machine."""
-        return [Member(socket.gethostname(), ADDRESS, lambda state: run("skymagic.kernels.agent.agent"), run)]
+        return [Member(socket.gethostname(), ADDRESS, lambda state: run(processes.AGENT), run)]
 
     def release(self) -> None:
         """Nothing was acquired."""

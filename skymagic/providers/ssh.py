@@ -12,7 +12,6 @@ from skymagic import plugins
 from skymagic.bootstrap import Facts, Wanted
 from skymagic.bootstrap.provision import Ready, look, setup, wanted
 from skymagic.cluster import Member
-from skymagic.cluster.link import Transport
 from skymagic.cluster.tunnel import Tunnel
 from skymagic.errors import ProvisionError, RequestError
 from skymagic.plan import Plan, PoolRequest, plan_over, topology
@@ -23,6 +22,8 @@ from skymagic.ssh import connecting, hostlist
 from skymagic.ssh.config import Endpoint, Settings
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.process import Process
+from skymagic.wire import processes
+from skymagic.wire.transport import Transport
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -137,7 +138,7 @@ class Machine:
         before, self._tunnel = self._tunnel, None
         if before is not None:
             before.close()
-        command = self._command("skymagic.kernels.daemon.attach", daemon)
+        command = self._command(processes.ATTACH, daemon)
         self._tunnel = Tunnel(lambda: self._line(command), state=state)
         return self._tunnel.agent()
 

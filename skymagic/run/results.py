@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skymagic.errors import RankDied, RankError, RunError
+from skymagic.plan.units import rank_words
 
 CONNECTION_WORDS = (
     "connection closed by peer",
@@ -77,16 +78,6 @@ def first_cause(failures: Sequence[Failure]) -> Failure:
     died = [failure for failure in failures if failure.died]
     causes = [failure for failure in failures if not failure.secondary]
     return (died or causes or list(failures))[0]
-
-
-def rank_words(ranks: Sequence[int]) -> str:
-    """ "rank 3", "ranks 0, 2", "ranks 0–3"."""
-    ordered = sorted(ranks)
-    if len(ordered) == 1:
-        return f"rank {ordered[0]}"
-    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
-        return f"ranks {ordered[0]}–{ordered[-1]}"
-    return "ranks " + ", ".join(map(str, ordered))
 
 
 def summary(cause: Failure, failures: Sequence[Failure], world: int, notes: Sequence[str] = ()) -> str:

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 from skymagic.cluster import Agents
 from skymagic.display import text as display
+from skymagic.plan.units import rank_words
 from skymagic.run.report import Limits, RankRun, Report
-from skymagic.run.results import is_connection_error, rank_words
+from skymagic.run.results import is_connection_error
 from skymagic.run.stall import Stall
 from skymagic.run.submission import Event, Submission
 from skymagic.wire import agent as wire

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skymagic.display import text
-from skymagic.run.results import rank_words
+from skymagic.plan.units import rank_words
 
 WORKING = 0.01
 """Share of the time between two looks which, on the processor, counts as work."""

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skymagic.cluster.link import Transport
 from skymagic.data.remote.remote_store import Node, RemoteStore
 from skymagic.data.store.store import NodeStore, create, digest, overflow, remove
 from skymagic.kernels.store.server import LOCK
 from skymagic.providers.local import ChildTransport
+from skymagic.wire.transport import Transport
 from tests.data.far import Far, Notebook, moved
 
 MB = 1 << 20

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.cluster.link import Transport
 from skymagic.data.remote.remote_store import Node, RemoteStore
 from skymagic.errors import PoolError
 from skymagic.ssh.config import Settings
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hostlist import HostSpec
+from skymagic.wire.transport import Transport
 from tests.data.test_remote_store import MB
 from tests.data.test_remote_store_failing import at
 from tests.lab.machines import Machines, machines

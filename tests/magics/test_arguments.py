@@ -21,7 +21,6 @@ from skymagic.magics.arguments import (
     Names,
     NamesRequest,
     RestartRequest,
-    ShellRequest,
     Token,
     complete,
     parse_attach,
@@ -45,7 +44,16 @@ from skymagic.magics.arguments import (
     usage,
 )
 from skymagic.magics.config import SkyMagic
-from skymagic.plan import AtLeast, Defaults, Only, PluginSpec, PoolRequest, RunRequest, plugin_specs
+from skymagic.plan import (
+    AtLeast,
+    Defaults,
+    Only,
+    PluginSpec,
+    PoolRequest,
+    RunRequest,
+    ShellRequest,
+    plugin_specs,
+)
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.suggest import Known
 

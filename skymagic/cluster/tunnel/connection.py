@@ -7,8 +7,8 @@ import socket
 import threading
 from collections.abc import Callable
 
-from skymagic.cluster.link import Transport
 from skymagic.wire.session.handshake import Answer, Hello
+from skymagic.wire.transport import Transport
 
 READ = 1 << 18
 

@@ -11,13 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from skymagic.cluster.link import Transport
 from skymagic.cluster.tunnel.agent_end import AgentEnd, how_ended
 from skymagic.cluster.tunnel.connection import Connection
 from skymagic.wire.session import frames
 from skymagic.wire.session.frames import Frame, ProtocolError, Session
 from skymagic.wire.session.handshake import Answer, Hello
 from skymagic.wire.session.loop import Loop
+from skymagic.wire.transport import Transport
 
 GREETING = 30.0
 """Seconds that a node has to answer, once it is connected to: a cold disk may hold its Python."""

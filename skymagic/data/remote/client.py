@@ -11,9 +11,9 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from skymagic.cluster.link import Transport
 from skymagic.wire import store
 from skymagic.wire.store import Beat, Looked, Message, Open, Opened, Piece, Read, Size, Stream
+from skymagic.wire.transport import Transport
 
 START = 60.0
 """Seconds that a depot may take to say that it is ready."""

@@ -239,8 +239,10 @@ class NodeStore(Pins):
         """The directory on disk, made when it is needed first."""
         directory = overflow(self.directory)
         private(directory)
+        from skymagic.plan.units import size
+
         self._notify(
-            f"{_size(nbytes)} do not fit in {self.directory.parent}: kept on disk, in {directory.parent}"
+            f"{size(nbytes)} do not fit in {self.directory.parent}: kept on disk, in {directory.parent}"
         )
         return directory
 
@@ -286,11 +288,3 @@ def available(directory: Path) -> int:
     """Bytes that a user may still write to the file system of a directory."""
     status = os.statvfs(directory)
     return status.f_bavail * status.f_frsize
-
-
-def _size(nbytes: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.3g} TB"

@@ -143,11 +143,11 @@ class Receiver:
         need = sum(self._entries[number].size for number in found.want) - sum(old) + max(old, default=0)
         folder = _nearest(self._base)
         free = shutil.disk_usage(folder).free
-        return (
-            [f"{folder}: no room: {_size(need)} more are needed, {_size(free)} are free"]
-            if need > free
-            else []
-        )
+        if need <= free:
+            return []
+        from skymagic.plan.units import size  # when it is needed: a node's end starts for each copy
+
+        return [f"{folder}: no room: {size(need)} more are needed, {size(free)} are free"]
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -314,7 +314,3 @@ def _nearest(path: str) -> str:
     while not os.path.exists(path) and path != os.path.dirname(path):
         path = os.path.dirname(path)
     return path
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -30,6 +30,7 @@ from skymagic.kernels.agent.oom import oom_kills
 from skymagic.kernels.agent.output import Pipe, RankOutput, enlarge
 from skymagic.plan.lifetime import Lifetime
 from skymagic.wire import agent as wire
+from skymagic.wire import processes
 
 GRACE = 1.0
 """Seconds that idle ranks have to run their plugins' teardown before they are killed."""
@@ -169,7 +170,7 @@ class Agent:
             sys.executable,
             *(["-P"] if sys.flags.safe_path else []),
             "-m",
-            "skymagic.kernels.agent.controller",
+            processes.CONTROLLER,
             f"--profile-dir={self.profile}",
             f"--ip={address}",
             f"--IPController.enable_curve={self.spec.curve}",

@@ -18,9 +18,9 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from skymagic.wire import processes
 from skymagic.wire.agent import RankSpec, decode, encode
 
-ENGINE_MODULES = ("skymagic.kernels.rank.entry",)
 PIECE = 1 << 16
 
 
@@ -51,7 +51,7 @@ def _receive_spec(channel: socket.socket) -> tuple[RankSpec, list[int]] | None:
 def preload(modules: Sequence[str]) -> None:
     """Import what ranks will need; a module that fails is left to the rank, which reports it properly."""
     gc.disable()  # a fifth of the time would go into collections, for a megabyte of garbage
-    for name in (*ENGINE_MODULES, *modules):
+    for name in (processes.RANK, *modules):
         try:
             importlib.import_module(name)
         except Exception:
@@ -93,7 +93,7 @@ def _fork(channel: socket.socket, spec: RankSpec, fds: list[int]) -> None:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             channel.close()
-            code = sys.modules["skymagic.kernels.rank.entry"].main(spec, fds)
+            code = sys.modules[processes.RANK].main(spec, fds)
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 1
         except BaseException:

@@ -14,7 +14,7 @@ and a trailing ``;`` are understood here. Each ``parse_…`` raises RequestError
     help      the text of a magic's docstring; completion
 """
 
-from skymagic.magics.arguments.cell_magics import ShellRequest, parse_broadcast, parse_run, parse_sh
+from skymagic.magics.arguments.cell_magics import parse_broadcast, parse_run, parse_sh
 from skymagic.magics.arguments.help import Names, complete, usage
 from skymagic.magics.arguments.line_magics import (
     DownRequest,
@@ -52,7 +52,6 @@ __all__ = [
     "NamesRequest",
     "Option",
     "RestartRequest",
-    "ShellRequest",
     "Token",
     "complete",
     "parse_attach",

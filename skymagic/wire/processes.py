@@ -1,0 +1,22 @@
+"""What one process starts, or looks for, in another, by the module's name: the process boundaries that no import shows.
+
+``python -m`` runs the first five, each in a process of its own; a rank is forked, and what it runs is imported there.
+`tests/test_house.py` reads this table: no other module names one of ours in a string.
+"""
+
+from __future__ import annotations
+
+AGENT = "skymagic.kernels.agent.agent"
+"""A node's agent on this machine: started by the notebook (`providers.local`)."""
+ATTACH = "skymagic.kernels.daemon.attach"
+"""The way to a node's daemon, which keeps its agent: started over each SSH connection (`providers.ssh`)."""
+CONTROLLER = "skymagic.kernels.agent.controller"
+"""ipyparallel's controller: started by the head's agent."""
+VALUES = "skymagic.kernels.store.server"
+"""A node's value server: started by the notebook (`pool.open_store`)."""
+FILES = "skymagic.kernels.files"
+"""A node's end of copying files: started by the notebook, once for each copy (`pool`)."""
+RANK = "skymagic.kernels.rank.entry"
+"""What a rank runs: imported by a node's forkserver before it forks."""
+SCRIPT = "skymagic.kernels.script.script"
+"""What a cell of %%sky_sh runs on a rank (`jobs.script`)."""
