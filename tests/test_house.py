@@ -19,7 +19,7 @@ PACKAGE = ROOT / "skymagic"
 # The rooms from the bottom up: a room knows itself and what stands before it. `data`, `files` and `kernels` are counted by
 # their folders, for one part of them runs on a node and another in the notebook.
 BOTH = (
-    "errors", "wire", "plan", "runtime", "data.store", "data.capture", "data.values", "files.transfer", "plugins",
+    "errors", "wire", "plan", "runtime", "data", "data.store", "data.capture", "data.values", "files.transfer", "plugins",
 )  # fmt: skip
 """What both sides share; `data.shipping`, `data.remote` and the rest of `files` are the notebook's end of it."""
 NOTEBOOK = (
@@ -131,7 +131,7 @@ def test_the_root_can_be_drawn() -> None:
 
 
 def test_every_module_has_its_room() -> None:
-    rooms = {room(dotted(path)) for path in MODULES} - {"", "data"}
+    rooms = {room(dotted(path)) for path in MODULES} - {""}
     assert rooms == {*BOTH, *NOTEBOOK, *NODE}
 
 
@@ -149,7 +149,8 @@ def test_processes_are_named_in_one_table() -> None:
     """What one process starts in another is a boundary: its module is named in `wire.processes`, and nowhere else."""
     tables = {PROCESSES, Path("__init__.py"), Path("plugins/__init__.py"), Path("providers/__init__.py")}
     boundaries = named(PROCESSES)
-    assert boundaries and {module.split(".")[0] for module in boundaries} == {"kernels"}
+    assert boundaries
+    assert {module.split(".")[0] for module in boundaries} == {"kernels"}
     assert not {str(path): found for path in MODULES if path not in tables and (found := named(path))}
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from skymagic.errors import RunInterrupted
 from skymagic.jobs.task import Task, run
+from skymagic.plugins import _joblib
 from skymagic.pool import Pool
 from skymagic.run.run import Stop
 
@@ -45,6 +46,9 @@ def on_ranks(pool: Pool) -> Iterator[None]:
             _open.remove(pool)
             if not _open:
                 _undo.close()
+
+
+_joblib.backend.append(on_ranks)
 
 
 def _register() -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from skymagic.runtime import context
+
 INTERNAL = ("ipykernel", "IPython", "ipyparallel", "tornado", "asyncio", "traitlets", "skymagic")
 """Packages whose frames say nothing about the user's code; frames of other libraries are kept."""
 
@@ -37,8 +39,8 @@ def of_main_thread(kernel: Any) -> dict[str, Any]:
 
 def collectives() -> int | None:
     """How many collectives this rank has begun; None without a process group that counts them."""
-    groups = sys.modules.get("skymagic.plugins._torch.groups")
-    return groups.collectives() if groups is not None else None
+    counts = (plugin.collectives() for plugin in list(context.active_plugins))
+    return next((count for count in counts if count is not None), None)
 
 
 SIGNAL = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2

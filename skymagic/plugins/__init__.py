@@ -75,6 +75,10 @@ def _nothing_lost(info: InstanceInfo) -> Sequence[str]:
     return ()
 
 
+def _uncounted() -> None:
+    return None
+
+
 def _still_there() -> bool:
     return True
 
@@ -102,6 +106,7 @@ class Plugin:
         around_run: ``() -> context manager``: entered around each cell of a rank, when `runtime.participants` says who
             takes part. It must cost microseconds.
         joined: whether what `around_app` set up is still there; asked after each cell.
+        collectives: how many collectives this rank has begun, None where nobody counts. Called on any thread, at any moment.
         preload: modules that each node imports once, before it forks its ranks. Importing them must start no thread
             and touch no GPU.
         before: names of plugins whose `around_app` must come later than this one's, whatever the user's order.
@@ -118,6 +123,7 @@ class Plugin:
     rejoin: Callable[[InstanceInfo], Sequence[str]] | None = _nothing_lost
     around_run: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     joined: Callable[[], bool] = _still_there
+    collectives: Callable[[], int | None] = _uncounted
     preload: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     options: Mapping[str, Any] | None = field(default=None, compare=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from importlib import import_module
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from skymagic.plugins import Cluster, Plugin
@@ -25,9 +25,10 @@ def joblib() -> Plugin:
     return Plugin(name="joblib", transform=transform, around_client=on_ranks, preload=("joblib",))
 
 
+backend: list[Callable[[Any], contextlib.AbstractContextManager[None]]] = []
+"""What sends joblib's tasks to a pool's ranks; `jobs.joblib_backend` puts itself here, for a node must not import it."""
+
+
 def on_ranks(pool: Any) -> contextlib.AbstractContextManager[None]:
-    """Register the backend; by name, for this is the notebook's side, which a node does not load."""
-    context: contextlib.AbstractContextManager[None] = import_module("skymagic.jobs.joblib_backend").on_ranks(
-        pool
-    )
-    return context
+    """Let joblib's tasks run on the pool's ranks while the context is open; in the notebook only."""
+    return backend[-1](pool)

@@ -64,22 +64,23 @@ def process_group(backend: str | None = None) -> Iterator[None]:
         yield
         return
     from skymagic.plugins._torch import plugin as _torch
-    from skymagic.runtime import rendezvous
-    from skymagic.runtime.context import Desk
+    from skymagic.runtime import context, rendezvous
 
     info = among(runtime.participants(), runtime.instance_info())
     hooks = _torch.hooks(backend)
     with rendezvous.aside(f"run {runtime.run_number()}"):
         # a group that others wait in is found by this; it is not formed anew, for the function is over by then
-        plugin = plugins.Plugin("integrations.torch", release=hooks["release"])
-        Desk.hooks.plugins.append(plugin)
+        plugin = plugins.Plugin(
+            "integrations.torch", release=hooks["release"], collectives=hooks["collectives"]
+        )
+        context.active_plugins.append(plugin)
         try:
             with hooks["around_app"](info):
                 if info.rank == 0:
                     rendezvous.withdraw("torch")
                 yield
         finally:
-            Desk.hooks.plugins.remove(plugin)
+            context.active_plugins.remove(plugin)
 
 
 def among(ranks: tuple[int, ...], info: InstanceInfo) -> InstanceInfo:

@@ -8,15 +8,22 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from skymagic.kernels.rank.control import Control
+from typing import Any, Protocol
 
 TIMEOUT = 60.0
 MASTER_PORT = "master port"
 """Key of an offer that holds for all generations."""
 _state: dict[str, Any] = {"control": None, "generation": 0, "aside": ""}
+
+
+class Control(Protocol):
+    """The way to all ranks of the pool: `kernels.rank.control`."""
+
+    def offer(self, key: str, value: Any) -> None:
+        """Tell all ranks a value; None takes back what was told."""
+
+    def wait_for(self, key: str, timeout: float) -> Any:
+        """A value that some rank offers; raises TimeoutError."""
 
 
 def attach(control: Control, generation: int) -> None:

@@ -24,12 +24,12 @@ from traitlets.config import Config
 from skymagic.kernels import stacks
 from skymagic.kernels.network import environment, interfaces
 from skymagic.kernels.rank import tracebacks
+from skymagic.kernels.rank.context import Context
 from skymagic.kernels.rank.control import Control
 from skymagic.kernels.rank.kernel import RankKernel
 from skymagic.kernels.rank.plugin_hooks import Hooks
 from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous
-from skymagic.runtime.context import Desk
 from skymagic.wire import agent as wire
 
 # ipyparallel has no trait for the kernel's class, but looks it up here.
@@ -52,7 +52,7 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
         """Register, then run the plugins' hooks while the controller waits for the first heartbeat."""
         await super().complete_registration(msg, connect, maybe_tunnel)
         kernel = self.kernel
-        Desk.control.answers.update(
+        Context.control.answers.update(
             release=kernel.free,
             interrupt=kernel.interrupt_again,
             leaving=kernel.on_its_way,
@@ -60,15 +60,17 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
             stop=self._stop_idle,
         )
         try:
-            Desk.hooks.enter()
+            Context.hooks.enter()
             if "MASTER_PORT" not in os.environ:  # no plugin has a store of its own
-                os.environ["MASTER_PORT"] = str(rendezvous.master_port(Desk.info.rank, Desk.info.head_addr))
+                os.environ["MASTER_PORT"] = str(
+                    rendezvous.master_port(Context.info.rank, Context.info.head_addr)
+                )
         except BaseException as problem:
-            _cannot_start(Desk.info.rank, problem)
+            _cannot_start(Context.info.rank, problem)
             self.loop.add_callback(self.loop.stop)
             return
         gc.freeze()  # what is here stays: collections look at what cells make
-        Desk.control.send(wire.RankReady(Desk.info.rank))
+        Context.control.send(wire.RankReady(Context.info.rank))
 
     def _stop_idle(self) -> None:
         self.loop.add_callback(self.loop.stop)
@@ -77,7 +79,7 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
         """Serve until stopped, then let the plugins tidy up."""
         self.loop.add_callback(self.register)
         self.loop.start()
-        Desk.hooks.leave()
+        Context.hooks.leave()
 
 
 def main(spec: wire.RankSpec, fds: list[int]) -> int:
@@ -87,7 +89,7 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     control_fd, *writers = fds
     _open_streams(writers)
     info = runtime.InstanceInfo.from_plain(spec.info)
-    Desk.base = {**os.environ, **spec.env}
+    Context.base = {**os.environ, **spec.env}
     os.environ.update({**environment(info), **spec.env})
     os.environ.update(interfaces(info))
     faulthandler.enable(all_threads=False)
@@ -97,14 +99,14 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     runtime.enter(info)
     _silenced_into_log(spec.log)
     _progress_bars_as_text()
-    Desk.control = Control(socket.socket(fileno=control_fd), spec.rank)
-    rendezvous.attach(Desk.control, spec.generation)
+    Context.control = Control(socket.socket(fileno=control_fd), spec.rank)
+    rendezvous.attach(Context.control, spec.generation)
     try:
-        Desk.hooks = Hooks(spec.plugins, info)
+        Context.hooks = Hooks(spec.plugins, info)
     except Exception as problem:
         _cannot_start(spec.rank, problem)
         return 1
-    Desk.info, Desk.store, Desk.log = info, spec.store, spec.log
+    Context.info, Context.store, Context.log = info, spec.store, spec.log
     _run_engine(spec)
     return 0
 
@@ -112,7 +114,7 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
 def _cannot_start(rank: int, problem: BaseException) -> None:
     tb = tracebacks.without_kernel(problem.__traceback__, contextlib.__file__)
     text = "".join(traceback.format_exception(type(problem), problem, tb))
-    Desk.control.send(wire.RankFailed(rank, type(problem).__name__, tracebacks.message(problem), text))
+    Context.control.send(wire.RankFailed(rank, type(problem).__name__, tracebacks.message(problem), text))
 
 
 def _run_engine(spec: wire.RankSpec) -> None:

@@ -22,12 +22,12 @@ from traitlets import Type
 
 from skymagic.kernels import network, stacks
 from skymagic.kernels.rank import tracebacks
+from skymagic.kernels.rank.context import Context
 from skymagic.kernels.rank.namespace import BindError, Hold
 from skymagic.kernels.rank.shell import Flusher, RankShell, flush_text
 from skymagic.kernels.rank.stdio import Stdio
 from skymagic.runtime import info as runtime
 from skymagic.runtime import silence
-from skymagic.runtime.context import Desk
 from skymagic.wire import agent as wire
 from skymagic.wire.order import LAST_VALUE, ORDER
 
@@ -58,7 +58,7 @@ class RankKernel(IPythonParallelKernel):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.shell.cache_size = 0  # Out[…] would hold on to every result, GPU memory included
-        self._hold = Hold(self.shell.user_ns, Desk.store, Desk.info.rank, Desk.info.node)
+        self._hold = Hold(self.shell.user_ns, Context.store, Context.info.rank, Context.info.node)
         self._stdio = Stdio()
         self._flusher = Flusher()
         self._result: Any = None
@@ -85,8 +85,8 @@ class RankKernel(IPythonParallelKernel):
 
     def free(self) -> int:
         """Called on the control thread: let the main thread out of a collective."""
-        Desk.freed = self.busy and not Desk.apart
-        return Desk.hooks.release() if Desk.freed else 0
+        Context.freed = self.busy and not Context.apart
+        return Context.hooks.release() if Context.freed else 0
 
     def leaving(self) -> bool:
         """Called on the control thread: whether the cell is over, or handles an exception."""
@@ -122,14 +122,14 @@ class RankKernel(IPythonParallelKernel):
 
     async def _serve(self, order: dict[str, Any], source: str) -> dict[str, Any]:
         header = {key: str(value) for key, value in self.get_parent("shell")["header"].items()}
-        rank = Desk.info.rank
-        Desk.control.send(wire.Begin(rank, header, rank in order["shown"], order["screen_limit"]))
-        Desk.freed, self.busy, self._interrupted = False, True, False
+        rank = Context.info.rank
+        Context.control.send(wire.Begin(rank, header, rank in order["shown"], order["screen_limit"]))
+        Context.freed, self.busy, self._interrupted = False, True, False
         self._served += 1
         try:
             with (
                 runtime.taking_part(order["ranks"], order.get("run", 0)),
-                Desk.hooks.around_run(),
+                Context.hooks.around_run(),
                 self._flusher,
                 self._main_thread_known(),  # an interrupt may not tear it: no later order would be heard
             ):
@@ -145,7 +145,7 @@ class RankKernel(IPythonParallelKernel):
         silence.end_all()  # a silence that the cell left open
         self._stdio.mend()
         flush_text()
-        Desk.control.send(wire.End(rank))
+        Context.control.send(wire.End(rank))
         return outcome
 
     def pre_handler_hook(self) -> None:
@@ -170,8 +170,8 @@ class RankKernel(IPythonParallelKernel):
     async def _carry_out(self, order: dict[str, Any], source: str) -> dict[str, Any]:
         if order["kind"] == "rejoin":
             self._forget_failure()
-            self._take_place(order.get("infos", {}).get(str(Desk.info.rank)))
-            return {"status": "ok", "notes": Desk.hooks.rejoin(order["generation"])}
+            self._take_place(order.get("infos", {}).get(str(Context.info.rank)))
+            return {"status": "ok", "notes": Context.hooks.rejoin(order["generation"])}
         outcome: dict[str, Any] = {"status": "ok", "bound": False, "joined": True}
         try:
             self._hold.bind(order["cargo"])
@@ -183,7 +183,7 @@ class RankKernel(IPythonParallelKernel):
             outcome.update(self._failure(problem))
         self._hold.leave(order["cargo"])
         outcome["absent"] = self._hold.absent(order["cargo"]) if outcome["bound"] else []
-        outcome["joined"] = Desk.hooks.joined()
+        outcome["joined"] = Context.hooks.joined()
         outcome.setdefault("interrupted", self._interrupted)
         outcome["collectives"] = stacks.collectives()
         return outcome
@@ -191,9 +191,9 @@ class RankKernel(IPythonParallelKernel):
     def _take_place(self, info: dict[str, Any] | None) -> None:
         """The pool has another number of nodes: this rank's place in it."""
         if info is not None:
-            Desk.info = Desk.hooks.info = runtime.InstanceInfo.from_plain(info)
-            os.environ.update(network.environment(Desk.info))
-            runtime.enter(Desk.info)
+            Context.info = Context.hooks.info = runtime.InstanceInfo.from_plain(info)
+            os.environ.update(network.environment(Context.info))
+            runtime.enter(Context.info)
 
     def _forget_failure(self) -> None:
         """Let go of the last error's frames, which hold what the group that broke was used with."""
@@ -222,10 +222,10 @@ class RankKernel(IPythonParallelKernel):
             return
         if shell._last_traceback:  # of something that does not fail a cell, such as a __repr__
             print("\n".join(shell._last_traceback), file=sys.stderr)
-        gather = order["gather"] if Desk.info.rank in order["givers"] else []
+        gather = order["gather"] if Context.info.rank in order["givers"] else []
         wanted = {name: shell.user_ns[name] for name in gather if name in shell.user_ns}
         missing = [name for name in gather if name not in shell.user_ns]
-        if Desk.info.rank in order["want"]:
+        if Context.info.rank in order["want"]:
             wanted[LAST_VALUE] = shell.displayhook.value
         outcome["values"] = self._hold.pack(wanted)
         outcome["values"].update(
@@ -265,7 +265,7 @@ class RankKernel(IPythonParallelKernel):
             "evalue": tracebacks.message(problem),
             "traceback": lines or [],
             "exception": packed,
-            "freed": Desk.freed,
+            "freed": Context.freed,
             "patience": getattr(problem, "patience", 0.0),
             "interrupted": isinstance(problem, (KeyboardInterrupt, asyncio.CancelledError)),
         }

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from skymagic.plugins import packing
-from skymagic.runtime import rendezvous
+from skymagic.runtime import context, rendezvous
 from skymagic.runtime.info import InstanceInfo
 
 
@@ -16,7 +16,8 @@ class Hooks:
 
     def __init__(self, specs: Sequence[dict[str, Any]], info: InstanceInfo) -> None:
         self.info = info
-        self.plugins = [packing.unpacked(spec) for spec in specs]
+        self.plugins = context.active_plugins
+        self.plugins[:] = [packing.unpacked(spec) for spec in specs]
         self._stack = contextlib.ExitStack()
 
     def enter(self) -> None:

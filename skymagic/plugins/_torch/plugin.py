@@ -90,8 +90,18 @@ def hooks(backend: str | None) -> dict[str, Any]:
 
         return is_formed()
 
+    def collectives() -> int | None:
+        if not made:
+            return None
+        from skymagic.plugins._torch.groups import (
+            collectives as begun,  # imported with the group: no lock is waited for
+        )
+
+        return begun()
+
     return {
         "around_app": around_app,
+        "collectives": collectives,
         "release": lambda: sum(group.free() for group in made),
         "rejoin": lambda info: [note for group in made for note in group.form_anew(info)],
         "joined": joined,
