@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from skymagic.plugins import Cluster, Plugin
+from skymagic.plugins.plugin import Cluster, Plugin
 from skymagic.runtime.info import InstanceInfo
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from skymagic.plugins import Cluster, Plugin
+from skymagic.plugins.plugin import Cluster, Plugin
 
 if TYPE_CHECKING:
     from skymagic.plan.image import Image

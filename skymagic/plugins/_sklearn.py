@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skymagic.plugins import Cluster, Plugin
+from skymagic.plugins.plugin import Cluster, Plugin
 
 if TYPE_CHECKING:
     from skymagic.plan.image import Image

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, overload
 
-from skymagic import plugins
+from skymagic.plugins.plugin import Plugin
 from skymagic.runtime import info as runtime
 from skymagic.runtime.info import InstanceInfo
 
@@ -70,9 +70,7 @@ def process_group(backend: str | None = None) -> Iterator[None]:
     hooks = _torch.hooks(backend)
     with rendezvous.aside(f"run {runtime.run_number()}"):
         # a group that others wait in is found by this; it is not formed anew, for the function is over by then
-        plugin = plugins.Plugin(
-            "integrations.torch", release=hooks["release"], collectives=hooks["collectives"]
-        )
+        plugin = Plugin("integrations.torch", release=hooks["release"], collectives=hooks["collectives"])
         context.active_plugins.append(plugin)
         try:
             with hooks["around_app"](info):

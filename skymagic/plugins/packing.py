@@ -12,7 +12,8 @@ from typing import Any
 from skymagic.errors import RequestError
 from skymagic.plan import PluginSpec
 from skymagic.plan.image import Image
-from skymagic.plugins import Cluster, Plugin, load, resolve
+from skymagic.plugins.plugin import Cluster, Plugin
+from skymagic.plugins.table import load, resolve
 
 
 def image_for(asked: Iterable[Plugin | PluginSpec], image: Image, cluster: Cluster) -> Image:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from skymagic.errors import RequestError
-from skymagic.plugins import Cluster, Plugin
+from skymagic.plugins.plugin import Cluster, Plugin
 from skymagic.runtime.info import InstanceInfo
 
 if TYPE_CHECKING:

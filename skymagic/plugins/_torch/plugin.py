@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from skymagic.plugins import Cluster, Plugin
+from skymagic.plugins.plugin import Cluster, Plugin
 from skymagic.runtime.info import InstanceInfo
 
 if TYPE_CHECKING:

@@ -1,0 +1,238 @@
+"""The table of plugins: names, factories and their options, entry points of other packages, and the order of hooks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import typing
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from skymagic.errors import RequestError
+from skymagic.plan import PluginSpec
+from skymagic.plan.suggest import did_you_mean
+from skymagic.plugins.plugin import Plugin
+
+GROUP = "skymagic.plugins"
+
+TABLE: dict[str, str] = {
+    # The files have an underscore: sky.plugins.torch is the factory, and a module of that name would take its place.
+    "torch": "skymagic.plugins._torch.plugin:torch",
+    "jax": "skymagic.plugins._jax:jax",
+    "keras": "skymagic.plugins._keras.plugin:keras",
+    "huggingface": "skymagic.plugins._huggingface:huggingface",
+    "joblib": "skymagic.plugins._joblib:joblib",
+    "sklearn": "skymagic.plugins._sklearn:sklearn",
+}
+"""Our own plugins: name → ``module:factory``."""
+
+Factory = Callable[..., "Plugin"]
+
+
+def names() -> list[str]:
+    """All plugins that can be asked for, sorted; warns of entry points that are broken, once, and leaves them out."""
+    return sorted({*TABLE, *(point.name for point in _entry_points() if _works(point))})
+
+
+def factory(name: str) -> Factory:
+    """The function that makes the plugin `name`; what it makes remembers its options.
+
+    Raises:
+        RequestError: no plugin has this name (the message holds the nearest one), or its code cannot be imported.
+    """
+    try:
+        make = _find(name)
+    except RequestError:
+        raise
+    except Exception as problem:
+        raise RequestError(f"the plugin {name!r} cannot be loaded: {_words(problem)}") from problem
+
+    @functools.wraps(make)
+    def remembering(*args: Any, **kwargs: Any) -> Plugin:
+        given = inspect.signature(make).bind(*args, **kwargs).arguments
+        plugin = make(*args, **kwargs)
+        if not isinstance(plugin, Plugin):
+            raise RequestError(f"the plugin {name!r} is broken: its factory returns {plugin!r}, not a Plugin")
+        return replace(plugin, name=name, options=given)
+
+    return remembering
+
+
+def load(spec: PluginSpec) -> Plugin:
+    """The plugin that `spec` asks for, its options read as the types that the factory's parameters are annotated with.
+
+    Raises:
+        RequestError: an unknown plugin, options that it does not have, values of the wrong type; all at once.
+    """
+    make = factory(spec.name)
+    known = inspect.signature(make).parameters
+    types = _annotations(make)
+    values, mistakes = {}, []
+    for option, value in spec.options.items():
+        if option not in known:
+            mistakes.append(
+                f"the plugin {spec.name!r} has no option {option!r}{_alternatives(option, known)}"
+            )
+            continue
+        try:
+            values[option] = _read(value, types.get(option, str))
+        except ValueError as problem:
+            mistakes.append(f"the plugin {spec.name!r}: {option}={value!r} {problem}")
+    missing = [p.name for p in known.values() if p.default is p.empty and p.name not in spec.options]
+    mistakes += [f"the plugin {spec.name!r} needs the option {option!r}" for option in missing]
+    if mistakes:
+        raise RequestError(mistakes)
+    try:
+        return make(**values)
+    except RequestError:
+        raise
+    except Exception as problem:
+        raise RequestError(f"the plugin {spec.name!r} cannot be made: {_words(problem)}") from problem
+
+
+def resolve(asked: Iterable[Plugin | PluginSpec]) -> tuple[Plugin, ...]:
+    """The plugins of a pool: each loaded, and in the order in which their hooks run.
+
+    Raises:
+        RequestError: what `load` refuses, one plugin asked for twice, an order that cannot be; all at once.
+    """
+    found: list[Plugin] = []
+    mistakes: list[str] = []
+    for item in asked:
+        try:
+            found.append(load(item) if isinstance(item, PluginSpec) else item)
+        except RequestError as wrong:
+            mistakes += wrong.mistakes
+    every = [plugin.name for plugin in found]
+    twice = [name for name in dict.fromkeys(every) if every.count(name) > 1]
+    mistakes += [
+        f"the plugin {name!r} is asked for twice: write it once, with all its options" for name in twice
+    ]
+    if mistakes:
+        raise RequestError(mistakes)
+    return order(found)
+
+
+def order(plugins: Iterable[Plugin]) -> tuple[Plugin, ...]:
+    """The user's order, changed only as far as `Plugin.before` asks: JAX must be set up before Keras sees it.
+
+    Raises:
+        RequestError: plugins that each want to be before the other.
+    """
+    waiting, done = list(plugins), list[Plugin]()
+    while waiting:
+        first = next((p for p in waiting if not any(p.name in other.before for other in waiting)), None)
+        if first is None:
+            circle = " and ".join(plugin.name for plugin in waiting)
+            raise RequestError(
+                f"the plugins {circle} each want to be set up before the other: use one of them"
+            )
+        waiting.remove(first)
+        done.append(first)
+    return tuple(done)
+
+
+def attribute(name: str) -> Factory:
+    """``sky.plugins.NAME``: a module's ``__getattr__`` (PEP 562), so that a plugin is found when it is used."""
+    if name.startswith("_"):
+        raise AttributeError(f"module {GROUP!r} has no attribute {name!r}")
+    try:
+        return factory(name)
+    except RequestError as unknown:
+        raise AttributeError(str(unknown)) from unknown.__cause__
+
+
+def attributes() -> list[str]:
+    """``dir(sky.plugins)``: every plugin, also one whose package is broken."""
+    return sorted({"Cluster", "Plugin", *TABLE, *(point.name for point in _entry_points())})
+
+
+# --------------------------------------------------------------------------------------------- finding
+
+
+def _entry_points() -> list[EntryPoint]:
+    """Other packages' plugins; names that are ours stay ours."""
+    return [point for point in entry_points(group=GROUP) if point.name not in TABLE]
+
+
+@functools.cache  # names() is asked for each magic line
+def _works(point: EntryPoint) -> bool:
+    try:
+        point.load()
+    except Exception as problem:
+        package = f" of {point.dist.name}" if point.dist else ""
+        warnings.warn(
+            f"the plugin {point.name!r}{package} ({point.value}) is broken: {_words(problem)}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+def _find(name: str) -> Factory:
+    if name in TABLE:
+        module, _, attribute = TABLE[name].partition(":")
+        make: Factory = getattr(import_module(module), attribute)
+        return make
+    points = _entry_points()
+    for point in points:
+        if point.name == name:
+            return point.load()  # type: ignore[no-any-return]
+    known = [*TABLE, *(point.name for point in points)]
+    nearest = did_you_mean(name, known) or f"; there are {', '.join(sorted(known))}"
+    raise RequestError(f"no plugin is called {name!r}{nearest}")
+
+
+def _words(problem: BaseException) -> str:
+    return f"{type(problem).__name__}: {problem}"
+
+
+# --------------------------------------------------------------------------------------------- options
+
+
+def _alternatives(option: str, known: Iterable[str]) -> str:
+    every = list(known)
+    if not every:
+        return "; it has none"
+    return f"{did_you_mean(option, every).removesuffix('?')}; it has {', '.join(every)}"
+
+
+def _annotations(make: Factory) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(inspect.unwrap(make))
+    except NameError:  # names that only type checkers see: then options stay text
+        return {}
+
+
+def _read(value: Any, annotation: Any) -> Any:
+    """A text as the first type of `annotation` that it fits. Raises ValueError with the end of a sentence."""
+    if not isinstance(value, str):
+        return value
+    types = typing.get_args(annotation) or (annotation,)
+    if bool in types and value.lower() in _TRUTH:
+        return _TRUTH[value.lower()]
+    for kind in (int, float):
+        if kind in types:
+            with contextlib.suppress(ValueError):
+                return kind(value)
+    if not {bool, int, float} & set(types) or str in types:
+        return value
+    raise ValueError("is not a yes or no: write true or false" if bool in types else "is not a number")
+
+
+_TRUTH = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
