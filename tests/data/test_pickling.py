@@ -596,7 +596,7 @@ def test_wrapper_of_a_library_does_not_bring_the_library_along() -> None:
     )
     pickled = pickling.dumps(here["quiet"], here)
     assert len(pickled.header) < 5000
-    quiet = pickling.loads(pickled.header, [], {"__name__": "__main__"})
+    quiet = pickling.loads([pickled.header], [], {"__name__": "__main__"})
     assert quiet(torch.ones(1, requires_grad=True)) is False
     with carried(here["open_it"], here, {})() as got:
         assert got == 5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import importlib.metadata
 import sys
 import types
@@ -11,13 +10,11 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
-from skymagic.data.store.index import Part, Shelf
+from skymagic.data.store.bundle import INLINE, Location, described, inline
+from skymagic.data.store.index import Part, Place, Shelf
 from skymagic.data.store.store import LARGE, digest
 from skymagic.data.values.pickled import Pickled
 from skymagic.data.values.pickling import together
-
-INLINE = 64 << 10
-"""What is left of a value after its large parts travels in the orders themselves below this many bytes."""
 
 INLINE_IN_ALL = 1 << 20
 """Small values of more than this many bytes together are written to one file."""
@@ -97,17 +94,15 @@ class Parcel:
     imports: list[str] = field(default_factory=list)
     same: str | None = None
     """A name that is bound to this very object on the ranks already."""
-    spots: list[Any] = field(default_factory=list)
-    """For each part: base64 text, or file number, offset and length."""
+    locations: list[Location] = field(default_factory=list)
+    """Of the parts, once they are written."""
 
     def plain(self) -> dict[str, Any]:
         """As values that JSON can hold."""
-        count = len(self.pickled.pieces)
         return {
             "names": self.names,
             "ranks": self.ranks,
-            "header": self.spots[:count],
-            "buffers": self.spots[count:],
+            **described(self.locations, len(self.pickled.pieces)),
             "imports": self.imports,
             "same": self.same,
             "code": self.pickled.code,
@@ -150,7 +145,7 @@ class Loading:
         """Write a parcel's large parts; its small ones wait for ``finish``."""
         name = ", ".join(parcel.names)
         self.needs.update({each: set() for each in parcel.names})
-        parcel.spots = [None] * len(parcel.parts)
+        parcel.locations = [""] * len(parcel.parts)
         rest = []
         for index, part in enumerate(parcel.parts):
             self.shelf.identify([part], lazily=True)  # again: its like may just have been written
@@ -161,7 +156,7 @@ class Loading:
             if place is None:
                 rest.append(index)
             else:
-                parcel.spots[index] = self._spot(parcel, place)
+                parcel.locations[index] = self._locate(parcel, place)
                 self._done += part.nbytes
         self._tell(name, 0)
         if sum(parcel.parts[index].nbytes for index in rest) < INLINE:
@@ -177,16 +172,16 @@ class Loading:
         else:
             self.nbytes += size
             for parcel, index in self._small:
-                parcel.spots[index] = base64.b64encode(parcel.parts[index].data).decode()
+                parcel.locations[index] = inline(parcel.parts[index].data)
         self.shelf.store.settle()
 
     def _pack(self, parts: list[tuple[Parcel, int]]) -> None:
         places = self.shelf.pack(parcel.parts[index] for parcel, index in parts)
         for (parcel, index), place in zip(parts, places, strict=True):
-            parcel.spots[index] = self._spot(parcel, place)
+            parcel.locations[index] = self._locate(parcel, place)
             self.nbytes += place.nbytes
 
-    def _spot(self, parcel: Parcel, place: tuple[str, int, int]) -> list[int]:
+    def _locate(self, parcel: Parcel, place: Place) -> Location:
         key, offset, nbytes = place
         if key not in self._files:
             self.shelf.store.pin([key])  # until the cargo is gone, or the loading failed

@@ -11,7 +11,6 @@ from skymagic.data.capture import modules
 from skymagic.data.capture.names import CellNames, cell_names, reach
 from skymagic.data.shipping.bindings import Holdings
 from skymagic.data.shipping.bundles import (
-    INLINE,
     Loading,
     Parcel,
     Progress,
@@ -24,6 +23,7 @@ from skymagic.data.shipping.bundles import (
 from skymagic.data.shipping.manifest import Cargo, Item
 from skymagic.data.shipping.refusal import Refusal, heavy, message, no_room, refusal
 from skymagic.data.shipping.unpacking import Unpacking
+from skymagic.data.store.bundle import INLINE
 from skymagic.data.store.index import Shelf, Store
 from skymagic.data.values import pickling
 from skymagic.data.values.kinds import type_name

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from skymagic.data.store import bundle
 from skymagic.data.store.index import Store
 from skymagic.data.values import pickling
 
@@ -76,9 +76,5 @@ class Unpacking:
             self._groups.pop(ref["group"], None)
 
     def _open(self, ref: Mapping[str, Any]) -> Any:
-        view = self.store.take(ref["file"], ref.get("node", 0)) if ref["file"] else memoryview(b"")
-        parts = [
-            base64.b64decode(spot) if isinstance(spot, str) else view[spot[0] : spot[0] + spot[1]]
-            for spot in ref["parts"]
-        ]
-        return pickling.loads(parts[: ref["pieces"]], parts[ref["pieces"] :], self.namespace)
+        header, buffers = bundle.read(ref, lambda _: self.store.take(ref["file"], ref.get("node", 0)))
+        return pickling.loads(header, buffers, self.namespace)

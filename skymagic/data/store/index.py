@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from skymagic.data.store.bundle import align
 from skymagic.data.store.store import LARGE, Buffer, digest
-
-_ALIGN = 64
 
 
 class Store(Protocol):
@@ -153,15 +152,9 @@ class Shelf:
 
     def pack(self, parts: Iterable[Part]) -> list[Place]:
         """Write parts one after the other into one file."""
-        rest: list[Buffer] = []
-        offsets = []
-        offset = 0
         parts = list(parts)
-        for part in parts:
-            offsets.append(offset)
-            rest += [part.data, bytes(-part.nbytes % _ALIGN)]
-            offset += part.nbytes + -part.nbytes % _ALIGN
-        key = self.store.put(None, rest, offset)
+        pieces, offsets, nbytes = align([part.data for part in parts])
+        key = self.store.put(None, pieces, nbytes)
         places = [Place(key, start, part.nbytes) for start, part in zip(offsets, parts, strict=True)]
         self._places.update(
             {part.hash: place for part, place in zip(parts, places, strict=True) if part.blob and part.hash}

@@ -239,10 +239,8 @@ class NodeStore(Pins):
         """The directory on disk, made when it is needed first."""
         directory = overflow(self.directory)
         private(directory)
-        from skymagic.plan.units import size
-
         self._notify(
-            f"{size(nbytes)} do not fit in {self.directory.parent}: kept on disk, in {directory.parent}"
+            f"{nbytes / 1e6:,.0f} MB do not fit in {self.directory.parent}: kept on disk, in {directory.parent}"
         )
         return directory
 

@@ -70,16 +70,16 @@ def together(pickles: Sequence[Pickled]) -> list[list[int]]:
     return groups(pickles, [_containers(each.keep) if each.marks is None else each.marks for each in pickles])
 
 
-def loads(header: Buffer | Sequence[Buffer], buffers: Iterable[Buffer], namespace: dict[str, Any]) -> Any:
+def loads(header: Sequence[Buffer], buffers: Iterable[Buffer], namespace: dict[str, Any]) -> Any:
     """Rebuild a value; its functions get ``namespace`` as their globals.
 
     Args:
-        header: the pickle stream, or its pieces.
+        header: the pieces of the pickle stream.
     """
     before, here.namespace = here.namespace, namespace
     try:
-        if isinstance(header, bytes | bytearray | memoryview):
-            return pickle.loads(header, buffers=buffers)
+        if len(header) == 1:
+            return pickle.loads(header[0], buffers=buffers)
         return pickle.Unpickler(Rope(header), buffers=buffers).load()
     finally:
         here.namespace = before

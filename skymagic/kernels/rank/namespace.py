@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import importlib
 import importlib.metadata
 import linecache
@@ -12,14 +11,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from skymagic.data.store.store import Buffer, NodeStore
+from skymagic.data.store import bundle
+from skymagic.data.store.store import NodeStore
 from skymagic.data.values import pickling
 from skymagic.data.values.kinds import type_name
 from skymagic.data.values.pickled import Pickled
 from skymagic.kernels.rank.importer import Served
-
-_INLINE = 64 << 10
-_ALIGN = 64
 
 
 class BindError(Exception):
@@ -131,26 +128,11 @@ class Hold:
             _check_python(orders["python"], parcel["code"])
             for module in parcel["imports"]:
                 importlib.import_module(module)
-            maps: dict[int, memoryview] = {}
-            used: set[tuple[int, int]] = set()
-            header = [self._part(spot, orders, maps, used) for spot in parcel["header"]]
-            buffers = [self._part(spot, orders, maps, used) for spot in parcel["buffers"]]
-            value = pickling.loads(header[0] if len(header) == 1 else header, buffers, self.namespace)
+            header, buffers = bundle.read(parcel, lambda number: self.store.map(orders["files"][number]))
+            value = pickling.loads(header, buffers, self.namespace)
         except Exception as problem:
             raise self._bind_error(names, problem, parcel, orders) from problem
         return {names[0]: value} if len(names) == 1 else dict(zip(names, value, strict=True))
-
-    def _part(
-        self, spot: Any, orders: Mapping[str, Any], maps: dict[int, memoryview], used: set[tuple[int, int]]
-    ) -> Buffer:
-        if isinstance(spot, str):
-            return bytearray(base64.b64decode(spot))
-        number, offset, nbytes = spot
-        # Equal arrays lie in one place; each gets a mapping of its own, for they are not the same array.
-        if number not in maps or (number, offset) in used:
-            maps[number] = self.store.map(orders["files"][number])
-        used.add((number, offset))
-        return maps[number][offset : offset + nbytes]
 
     def _bind_error(
         self, names: list[str], problem: Exception, parcel: Mapping[str, Any], orders: Mapping[str, Any]
@@ -194,23 +176,9 @@ class Hold:
         return {name: {**ref, "index": index, "count": len(names)} for index, name in enumerate(names)}
 
     def _write(self, pickled: Pickled) -> dict[str, Any]:
-        parts = [*pickled.pieces, *pickled.buffers]
-        inline = {index for index, part in enumerate(parts) if len(part) < _INLINE}
-        if sum(len(parts[index]) for index in inline) >= _INLINE:
-            inline = set()
-        spots: list[Any] = []
-        rest: list[Buffer] = []
-        offset = 0
-        for index, part in enumerate(parts):
-            if index in inline:
-                spots.append(base64.b64encode(part).decode())
-                continue
-            spots.append([offset, len(part)])
-            rest += [part, bytes(-len(part) % _ALIGN)]
-            offset += len(part) + -len(part) % _ALIGN
-        file = self.store.give(rest, offset) if rest else None
-        where = {"file": file, "node": self.node}
-        return {**where, "parts": spots, "pieces": len(pickled.pieces), "nbytes": pickled.nbytes}
+        file, locations = bundle.write([*pickled.pieces, *pickled.buffers], self.store.give)
+        where = {"file": file, "node": self.node, "nbytes": pickled.nbytes}
+        return {**where, **bundle.described(locations, len(pickled.pieces))}
 
 
 class _OtherPython(Exception):
