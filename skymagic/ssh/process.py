@@ -114,18 +114,26 @@ class Process:
         """Send all of these bytes to its standard input.
 
         Raises:
-            OSError: it has ended, or the connection is lost.
+            BrokenPipeError: it has ended, or the connection is lost.
         """
         view = memoryview(data).cast("B")
         while view:
+            # A process that ends while it is fed is met in two ways: paramiko returns 0 when it saw the end while it waited for
+            # room, and raises "Socket is closed" when it saw it before.
             try:
                 # paramiko copies what it is given before it cuts off a packet
                 sent = self._channel.send(view[:PIECE])  # type: ignore[arg-type]
-            except EOFError as problem:
-                raise BrokenPipeError(f"{self.host}: the connection is lost") from problem
+            except TimeoutError:  # the login shell's time is over
+                raise
+            except (EOFError, OSError) as problem:
+                raise self._broken_pipe() from problem
             if sent == 0:
-                raise BrokenPipeError(f"{self.host}: the input of the process is closed")
+                raise self._broken_pipe()
             view = view[sent:]
+
+    def _broken_pipe(self) -> BrokenPipeError:
+        reason = "the input of the process is closed" if self.alive else "the connection is lost"
+        return BrokenPipeError(f"{self.host}: {reason}")
 
     def complaint(self) -> str:
         """The end of what it wrote to standard error."""

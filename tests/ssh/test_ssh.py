@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -119,9 +120,19 @@ def test_what_a_process_complains(connection: Connection) -> None:
     assert process.read() == b""
     process.finish()
     assert (process.complaint(), process.status()) == ("no such module", 1)
-    with pytest.raises(OSError, match="closed"):
+    with pytest.raises(BrokenPipeError, match="closed"):
         process.write(b"x" * 50_000_000)
     process.close()
+
+
+def test_a_process_that_ends_while_it_is_fed(connection: Connection) -> None:
+    """Its end is met between two writes or within one: the same error either way."""
+    for _ in range(100):
+        process = connection.open("exit 3")
+        with pytest.raises(BrokenPipeError, match="h1: the input of the process is closed"):
+            list(map(process.write, itertools.repeat(bytes(1 << 16))))
+        assert process.finish(20.0) == 3
+        process.close()
 
 
 def test_closing_ends_a_process_that_does_not_listen(hosts: Hosts, connection: Connection) -> None:
