@@ -74,8 +74,8 @@ def run(
     """Run a cell on all ranks; the value of its last expression by rank. Raises what the cell raises."""
     cell = broadcast.Cell(body)
     request = RunRequest(output="result", only=Only(only), timeout=timeout)
-    order = broadcast.order_of(request, one, cell, broadcast.check_syntax(cell.source, lambda source: source))
-    return broadcast.broadcast(one, order, Limits(timeout=timeout), screen or Quiet()).value
+    spec = broadcast.spec_of(request, one, cell, broadcast.check_syntax(cell.source, lambda source: source))
+    return broadcast.broadcast(one, spec, Limits(timeout=timeout), screen or Quiet()).value
 
 
 @contextmanager

@@ -60,9 +60,9 @@ def figures() -> Iterator[Figure]:
 def by_script(one: Pool, folder: str, label: str = "reduced") -> float:
     """Seconds from the cell's start to what the script says; for "killed", from there to the cell's end."""
     screen = cluster.Quiet()
-    order = script.order_of(parse_sh(f"--workdir {folder} --only all"), one, cell.Cell(SCRIPT))
+    spec = script.spec_of(parse_sh(f"--workdir {folder} --only all"), one, cell.Cell(SCRIPT))
     begun = time.time()
-    script.run(one, order, Limits(), screen)
+    script.run(one, spec, Limits(), screen)
     ended = time.time()
     texts: dict[int, str] = {}
     for node, piece in screen.pieces:  # a word may come in two

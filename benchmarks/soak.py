@@ -211,7 +211,7 @@ class Soak:
             if not fault.press:
                 cluster.run(self.pool, body, timeout=fault.timeout)
                 return
-            with interrupt.here(), cluster.stop_button(after):
+            with interrupt.deferred(), cluster.stop_button(after):
                 cluster.run(self.pool, body, timeout=fault.timeout)
                 if fault.may:
                     time.sleep(1.0)  # here the press comes when the cell is over

@@ -17,10 +17,11 @@ from skymagic.pool import Pool
 from skymagic.pool.messages import without
 from skymagic.pool.states import State
 from skymagic.run import interrupt
+from skymagic.run.interrupt import StopSignal
 from skymagic.run.report import Limits, Report
 from skymagic.run.results import Failure, Unavailable, error_of
-from skymagic.run.run import Screen, Stop
-from skymagic.run.spec import Order
+from skymagic.run.run import Screen
+from skymagic.run.spec import RunSpec
 from skymagic.wire.order import LAST_VALUE
 
 
@@ -98,18 +99,18 @@ def syntax_words(wrong: Exception) -> str:
     return f"{wrong.msg} (line {wrong.lineno} of the cell)\n    {line}\n    {pointer}"
 
 
-def order_of(request: RunRequest, pool: Pool, cell: Cell, plain: str) -> Order:
-    """The order that a request makes of a cell, whose text is `plain` without IPython's syntax. Raises RequestError."""
-    ranks, shown = request.who(pool.world_size)
+def spec_of(request: RunRequest, pool: Pool, cell: Cell, source_without_magics: str) -> RunSpec:
+    """The run that a request makes of a cell. Raises RequestError."""
+    ranks, visible = request.who(pool.world_size)
     senders = ranks[:1] if request.head else ranks
-    return Order(
+    return RunSpec(
         source=cell.source,
-        plain=plain,
+        source_without_magics=source_without_magics,
         ranks=ranks,
-        shown=shown,
-        want=senders if request.output else (),
+        visible_ranks=visible,
+        value_ranks=senders if request.output else (),
         gather=request.gather,
-        givers=senders if request.gather else (),
+        gather_ranks=senders if request.gather else (),
         push=request.push,
         no_push=request.no_push,
         fresh=request.fresh,
@@ -119,13 +120,13 @@ def order_of(request: RunRequest, pool: Pool, cell: Cell, plain: str) -> Order:
 
 def broadcast(
     pool: Pool,
-    order: Order,
+    spec: RunSpec,
     limits: Limits,
     screen: Screen | None = None,
     *,
-    stop: Stop | None = None,
+    stop: StopSignal | None = None,
 ) -> Values:
-    """Run an order and bring its values back.
+    """Run a cell and bring its values back.
 
     Args:
         screen: where output goes; the notebook unless said.
@@ -135,16 +136,16 @@ def broadcast(
         RunError: a rank failed, died or was interrupted; the time was over; or values could not come back.
         CaptureError: names cannot travel.
     """
-    notebook = NotebookScreen(order.shown)
-    with interrupt.here() as stop_button:
-        report = pool.run(order, screen or notebook, limits, stop)
+    notebook = NotebookScreen(spec.visible_ranks)
+    with interrupt.deferred() as interrupts:
+        report = pool.run(spec, screen or notebook, limits, stop)
         notebook.finish()
         if not report.good:
             discard(report, pool)
             raise failure(report, pool, limits)
         try:
-            with stop_button.breakable():
-                return collect(report, order, pool)
+            with interrupts.interruptible():
+                return collect(report, spec, pool)
         except KeyboardInterrupt:
             discard(report, pool)
             raise
@@ -157,10 +158,10 @@ def discard(report: Report, pool: Pool) -> None:
             pool.shipper.discard(ref)
 
 
-def collect(report: Report, order: Order, pool: Pool) -> Values:
+def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
     """Unpack what the ranks sent. A value that could not come back is replaced by `Unavailable` and named in `problems`."""
     problems: list[str] = []
-    sent = [(report.ranks[rank].outcome or {}).get("values", {}) for rank in order.ranks]
+    sent = [(report.ranks[rank].outcome or {}).get("values", {}) for rank in spec.ranks]
     pool.shipper.bring(ref for values in sent for ref in values.values())
 
     def fetch(rank: int, name: str) -> Any:
@@ -179,9 +180,9 @@ def collect(report: Report, order: Order, pool: Pool) -> Values:
         )
         return Unavailable(rank, reason)
 
-    values = Values(order.ranks)
-    values.value = [fetch(rank, LAST_VALUE) for rank in order.want]
-    values.variables = {name: [fetch(rank, name) for rank in order.givers] for name in order.gather}
+    values = Values(spec.ranks)
+    values.value = [fetch(rank, LAST_VALUE) for rank in spec.value_ranks]
+    values.variables = {name: [fetch(rank, name) for rank in spec.gather_ranks] for name in spec.gather}
     values.problems = tuple(problems)
     return values
 

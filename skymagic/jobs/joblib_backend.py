@@ -19,7 +19,7 @@ from skymagic.errors import RunInterrupted
 from skymagic.jobs.task import Task, run
 from skymagic.plugins import _joblib
 from skymagic.pool import Pool
-from skymagic.run.run import Stop
+from skymagic.run.interrupt import StopSignal
 
 NAME = "skymagic"
 _open: list[Pool] = []
@@ -74,7 +74,7 @@ class Crew:
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         for rank in pool.turns.lightest(pool.world_size, width):
             self._free.put(rank)
-        self._stops: set[Stop] = set()
+        self._stops: set[StopSignal] = set()
         self._ended = False
 
     def submit(self, batch: Any) -> Future[Any]:
@@ -83,7 +83,7 @@ class Crew:
         return self._threads.submit(context.run, self._run, batch)
 
     def _run(self, batch: Any) -> Any:
-        rank, stop = self._free.get(), Stop()
+        rank, stop = self._free.get(), StopSignal()
         self._stops.add(stop)
         try:
             if self._ended:
@@ -98,7 +98,7 @@ class Crew:
         if stop:
             self._ended = True
             for one in list(self._stops):
-                one.press()
+                one.send()
         self._threads.shutdown(wait=True, cancel_futures=stop)
 
 

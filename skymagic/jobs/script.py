@@ -1,6 +1,6 @@
 """``%%sky_sh``: a shell script on every node of a pool, from a request to how it ended there, node by node.
 
-A script is an order to the first rank of each node, whose code runs it beside the rank (`skymagic.kernels.script.script`): it shares with
+A script is a run on the first rank of each node, whose code runs it beside the rank (`skymagic.kernels.script.script`): it shares with
 cells how they are shown, limited, stopped, and ended when another one has failed.
 """
 
@@ -24,9 +24,10 @@ from skymagic.plan import Only, RunRequest
 from skymagic.plan.requests import ShellRequest
 from skymagic.plan.units import count, rank_words
 from skymagic.pool import Pool
+from skymagic.run.interrupt import StopSignal
 from skymagic.run.report import Limits, RankRun, Report
-from skymagic.run.run import Screen, Stop
-from skymagic.run.spec import Order
+from skymagic.run.run import Screen
+from skymagic.run.spec import RunSpec
 from skymagic.wire import processes
 from skymagic.wire.order import LAST_VALUE
 
@@ -103,8 +104,8 @@ class NodeScreen:
         self._inner.note(text)
 
 
-def order_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> Order:
-    """The order that runs a script; its folder is on the nodes when this returns.
+def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
+    """The run of a script; its folder is on the nodes when this returns.
 
     Raises:
         RequestError: nodes, a folder or variables that are not there; all mistakes.
@@ -136,9 +137,9 @@ def order_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> Order:
         "grace": pool.defaults.grace,
     }
     first = [pool.plan.topology.ranks_on(node)[0] for node in part]
-    return Order(
-        source=SOURCE, plain=SOURCE, ranks=tuple(first), want=tuple(first),
-        shown=tuple(rank for rank, node in zip(first, part, strict=True) if node in shown),
+    return RunSpec(
+        source=SOURCE, source_without_magics=SOURCE, ranks=tuple(first), value_ranks=tuple(first),
+        visible_ranks=tuple(rank for rank, node in zip(first, part, strict=True) if node in shown),
         execution_count=cell.execution_count, extra={VARIABLE: asked},
     )  # fmt: skip
 
@@ -169,7 +170,7 @@ def too_many_nodes(text: str, nodes: int) -> str:
 
 
 def run(
-    pool: Pool, order: Order, limits: Limits, screen: Screen | None = None, *, stop: Stop | None = None
+    pool: Pool, spec: RunSpec, limits: Limits, screen: Screen | None = None, *, stop: StopSignal | None = None
 ) -> Outcome:
     """Run a script to its end on all nodes; what went wrong is in the outcome.
 
@@ -182,15 +183,15 @@ def run(
         RunInterrupted: it was stopped before it began.
     """
     node_of = pool.plan.topology.node_of
-    notebook = NotebookScreen([node_of(rank) for rank in order.shown])
+    notebook = NotebookScreen([node_of(rank) for rank in spec.visible_ranks])
     shown = screen or notebook
-    if note := too_many_nodes(order.extra[VARIABLE]["text"], len(order.ranks)):
+    if note := too_many_nodes(spec.extra[VARIABLE]["text"], len(spec.ranks)):
         shown.note(note)
     # a script that says nothing for a while is none of our business: its processes are not ours to look into
     patient = Limits(limits.timeout, limits.grace, stall_after=math.inf)
-    report = pool.run(order, NodeScreen(shown, node_of), patient, stop)
+    report = pool.run(spec, NodeScreen(shown, node_of), patient, stop)
     notebook.finish()
-    ends = [end_of(rank, report.ranks[rank], pool) for rank in order.ranks]
+    ends = [end_of(rank, report.ranks[rank], pool) for rank in spec.ranks]
     for end in ends:
         if end.left:
             shown.note(

@@ -1,6 +1,6 @@
 """A task: a function with its arguments, and how it runs on all ranks, on one, or beside others.
 
-A task is an order whose source is one generated line. The function and its arguments travel beside the notebook's
+A task is a run whose source is one generated line. The function and its arguments travel beside the notebook's
 variables under names of their own, and the ranks forget them when the task is over.
 """
 
@@ -21,9 +21,10 @@ from skymagic.errors import CaptureError, RankError, RunInterrupted
 from skymagic.jobs import cell
 from skymagic.pool import Pool
 from skymagic.run import interrupt
+from skymagic.run.interrupt import StopSignal
 from skymagic.run.report import Limits
-from skymagic.run.run import Screen, Stop
-from skymagic.run.spec import Order
+from skymagic.run.run import Screen
+from skymagic.run.spec import RunSpec
 
 FUNCTION = "_sky_call"
 ARGUMENT = "_sky_arg_"
@@ -60,7 +61,11 @@ def on_one(task: Task, pool: Pool) -> Any:
 
 
 def run(
-    task: Task, pool: Pool, ranks: tuple[int, ...], screen: Screen | None = None, stop: Stop | None = None
+    task: Task,
+    pool: Pool,
+    ranks: tuple[int, ...],
+    screen: Screen | None = None,
+    stop: StopSignal | None = None,
 ) -> list[Any]:
     """The task on these ranks; the values in their order.
 
@@ -71,11 +76,11 @@ def run(
     defaults = pool.defaults
     limits = Limits(task.timeout or defaults.timeout, defaults.grace, defaults.stall_after)
     try:
-        with interrupt.here() as stop_button:
-            values = cell.broadcast(pool, order_of(task, ranks), limits, screen, stop=stop)
+        with interrupt.deferred() as interrupts:
+            values = cell.broadcast(pool, spec_of(task, ranks), limits, screen, stop=stop)
             if values.problems:
                 raise cell.result_error(values, [])
-            stop_button.values = values.value
+            interrupts.values = values.value
             return values.value
     except CaptureError as refused:
         raise CaptureError(str(refused).replace(ARGUMENT, "argument ").replace(FUNCTION, task.name)) from None
@@ -87,8 +92,8 @@ def run(
         raise
 
 
-def order_of(task: Task, ranks: tuple[int, ...]) -> Order:
-    """The order that carries out a task: one line that names the function and each argument."""
+def spec_of(task: Task, ranks: tuple[int, ...]) -> RunSpec:
+    """The run that carries out a task: one line that names the function and each argument."""
     names = parameters(task)
     extra: dict[str, Any] = {FUNCTION: task.function}
     extra.update({ARGUMENT + name: value for name, value in zip(names, task.args, strict=False)})
@@ -97,8 +102,8 @@ def order_of(task: Task, ranks: tuple[int, ...]) -> Order:
     wait = "await " if inspect.iscoroutinefunction(task.function) else ""
     # the semicolon keeps the value from being shown; who wants it has it
     source = f"{wait}{FUNCTION}({', '.join(written)});  # {task.name}"
-    return Order(
-        source=source, plain=source, ranks=ranks, shown=ranks, want=ranks,
+    return RunSpec(
+        source=source, source_without_magics=source, ranks=ranks, visible_ranks=ranks, value_ranks=ranks,
         execution_count=execution_count(), extra=extra,
     )  # fmt: skip
 
@@ -175,7 +180,7 @@ class Crew:
         self._screen = Together(ranks)
         self._waiting: Iterator[tuple[int, Task]] = iter(enumerate(tasks))
         self._next = threading.Lock()
-        self._stops: dict[int, Stop] = {rank: Stop() for rank in ranks}
+        self._stops: dict[int, StopSignal] = {rank: StopSignal() for rank in ranks}
         self._news: queue.SimpleQueue[tuple[int, Any, BaseException | None] | None] = queue.SimpleQueue()
         self._values: list[Any] = [None] * len(tasks)
         self._stopped = False
@@ -212,7 +217,7 @@ class Crew:
     def _press(self) -> None:
         self._stopped = True
         for stop in self._stops.values():
-            stop.press()
+            stop.send()
 
     def _work(self, rank: int) -> None:
         try:

@@ -193,9 +193,9 @@ class SkyMagics(Magics):
         """Run a script on the nodes; how it ended there is kept also when it failed."""
         one = registry.find(request.pool)
         one.defaults = defaults = self.settings.defaults()
-        order = usage(lambda: script.order_of(request, one, self._cell(body)))
-        with interrupt.here():
-            outcome = script.run(one, order, Limits(request.timeout, defaults.grace))
+        spec = usage(lambda: script.spec_of(request, one, self._cell(body)))
+        with interrupt.deferred():
+            outcome = script.run(one, spec, Limits(request.timeout, defaults.grace))
             if request.output:
                 self.shell.user_ns[request.output] = outcome.value
             if outcome.error is not None:
@@ -215,7 +215,7 @@ class SkyMagics(Magics):
             pool=named(request.pool), targets=request.targets, gather=request.names, head=request.head
         )
         name = request.output
-        with interrupt.here():
+        with interrupt.deferred():
             self._keep(self._values(run, ""), run, renamed={request.names[0]: name} if name else {})
 
     def _run(self, request: RunRequest, body: str) -> Any:
@@ -244,7 +244,7 @@ class SkyMagics(Magics):
             raise
 
     def _run_now(self, request: RunRequest, body: str) -> broadcast.Values | None:
-        with interrupt.here():
+        with interrupt.deferred():
             values = self._values(request, body)
             if values is not None:
                 self._keep(values, request)
@@ -253,15 +253,15 @@ class SkyMagics(Magics):
     def _values(self, request: RunRequest, body: str) -> broadcast.Values | None:
         cell = self._cell(body)
         with self.auto.paused():
-            plain = broadcast.check_syntax(cell.source, self.shell.transform_cell)
+            source = broadcast.check_syntax(cell.source, self.shell.transform_cell)
         one = self._pool_of(request.pool)
         one.defaults = defaults = self.settings.defaults()  # %config counts from the next cell on
-        order = usage(lambda: broadcast.order_of(request, one, cell, plain))
+        spec = usage(lambda: broadcast.spec_of(request, one, cell, source))
         if request.dry_run:
-            print(display.shipment(one.preview(order).items))
+            print(display.shipment(one.preview(spec).items))
             return None
         limits = Limits(request.timeout, defaults.grace, defaults.stall_after)
-        return broadcast.broadcast(one, order, limits)
+        return broadcast.broadcast(one, spec, limits)
 
     def _cell(self, body: str) -> broadcast.Cell:
         """The body in its place in the cell that the user sees."""

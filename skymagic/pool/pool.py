@@ -10,7 +10,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -30,12 +30,14 @@ from skymagic.pool.recovery import Mending
 from skymagic.pool.scheduling import Turns
 from skymagic.pool.states import Event, State
 from skymagic.run import interrupt
+from skymagic.run.interrupt import StopSignal
 from skymagic.run.report import Limits, Report
-from skymagic.run.run import Run, Screen, Stop
-from skymagic.run.spec import Order
+from skymagic.run.run import Run, Screen
+from skymagic.run.spec import RunSpec
 from skymagic.run.submission import Submission
 from skymagic.wire import agent as wire
 from skymagic.wire import processes
+from skymagic.wire.order import Order, RunCell
 
 if TYPE_CHECKING:
     from skymagic.data.remote.remote_store import RemoteStore
@@ -304,8 +306,8 @@ class Pool:
 
     # -- runs --------------------------------------------------------------------------------------------------------
 
-    def run(self, order: Order, screen: Screen, limits: Limits, stop: Stop | None = None) -> Report:
-        """Ship what the order needs, carry it out, and mend what broke; waits for its ranks first.
+    def run(self, spec: RunSpec, screen: Screen, limits: Limits, stop: StopSignal | None = None) -> Report:
+        """Ship what the run needs, carry it out, and mend what broke; waits for its ranks first.
 
         Args:
             stop: ends the run from another thread.
@@ -315,14 +317,14 @@ class Pool:
             PoolStateError: the pool is stopped or lost.
             RunInterrupted: it was stopped before it began.
         """
-        with self.turns.ask(order.ranks):
+        with self.turns.ask(spec.ranks):
             self.check_ended()
             self._mending.check()
-            self._check_there(order.ranks)
+            self._check_there(spec.ranks)
             self._show_notes(screen)
             with self._counted():
-                cargo = self._load(order, screen)
-                report = self._carry_out(order, cargo, screen, limits, stop or Stop())
+                cargo = self._load(spec, screen)
+                report = self._carry_out(spec, cargo, screen, limits, stop or StopSignal())
             self._mend_after(report)
         if not report.good and self._mending.wait(TOLD_AT_ONCE):
             report.notes, self._notes = self._notes, []
@@ -370,39 +372,40 @@ class Pool:
                     if self.agents.gone:
                         self.move(Event.DEGRADE)
 
-    def _load(self, order: Order, screen: Screen, *, dry_run: bool = False) -> Cargo:
-        """What the order needs on its ranks, written into the store; says so when it takes long."""
+    def _load(self, spec: RunSpec, screen: Screen, *, dry_run: bool = False) -> Cargo:
+        """What the run needs on its ranks, written into the store; says so when it takes long."""
         progress = Progress(screen.note)
         cargo = self.shipper.prepare(
-            order.plain, order.ranks, push=order.push, no_push=order.no_push, fresh=order.fresh,
-            extra=order.extra, dry_run=dry_run, progress=progress, warn=lambda said: screen.note(f"[{said}]\n"),
+            spec.source_without_magics, spec.ranks, push=spec.push, no_push=spec.no_push, fresh=spec.fresh,
+            extra=spec.extra, dry_run=dry_run, progress=progress, warn=lambda said: screen.note(f"[{said}]\n"),
         )  # fmt: skip
         progress.finish()
         return cargo
 
-    def preview(self, order: Order) -> Cargo:
-        """What a run of this order would ship; nothing is written or sent."""
-        return self._load(order, Nowhere(), dry_run=True)
+    def preview(self, spec: RunSpec) -> Cargo:
+        """What a run would ship; nothing is written or sent."""
+        return self._load(spec, Nowhere(), dry_run=True)
 
-    def _carry_out(self, order: Order, cargo: Cargo, screen: Screen, limits: Limits, stop: Stop) -> Report:
-        envelope = {
-            "kind": "cell",
-            "run": next(self._numbers),
-            "ranks": list(order.ranks),
-            "shown": list(order.shown),
-            "screen_limit": self.defaults.screen_limit,
-            "execution_count": order.execution_count,
-            "cargo": cargo.orders,
-            "gather": list(order.gather),
-            "givers": list(order.givers),
-            "want": list(order.want),
-        }
-        if stop.pressed:
+    def _carry_out(
+        self, spec: RunSpec, cargo: Cargo, screen: Screen, limits: Limits, stop: StopSignal
+    ) -> Report:
+        order = RunCell(
+            run=next(self._numbers),
+            ranks=spec.ranks,
+            visible_ranks=spec.visible_ranks,
+            screen_limit=self.defaults.screen_limit,
+            execution_count=spec.execution_count,
+            manifest=cargo.orders,
+            gather=spec.gather,
+            gather_ranks=spec.gather_ranks,
+            value_ranks=spec.value_ranks,
+        )
+        if stop.sent:
             raise RunInterrupted("stopped before it began")
-        submission = Submission(order.ranks)
-        stop.aim(submission)
-        with interrupt.here() as stop_button, stop_button.aimed(submission):
-            report = self.send(submission, envelope, order.source, screen, limits)
+        submission = Submission(spec.ranks)
+        stop.attach(submission)
+        with interrupt.deferred() as interrupts, interrupts.sent_to(submission):
+            report = self.send(submission, order, spec.source, screen, limits)
         for number, rank in report.ranks.items():
             if rank.outcome is not None and rank.outcome.get("bound"):
                 self.shipper.landed(cargo, number)
@@ -410,14 +413,14 @@ class Pool:
         return report
 
     def send(
-        self, submission: Submission, envelope: Mapping[str, Any], source: str, screen: Screen, limits: Limits
+        self, submission: Submission, order: Order, source: str, screen: Screen, limits: Limits
     ) -> Report:
         """Have an order carried out by ranks whose turn it is; waits for them."""
         assert self._engine is not None
         try:
             self._lifetime.begin(id(submission))
             with self.agents.busy(submission.ranks):
-                self._submit(submission, envelope, source)
+                self._submit(submission, order, source)
                 report = Run(submission, self.agents, screen, limits).wait()
         finally:
             self._lifetime.end(id(submission), time.time())
@@ -428,7 +431,7 @@ class Pool:
         self._engine.purge(submission)
         return report
 
-    def _submit(self, submission: Submission, envelope: Mapping[str, Any], source: str) -> None:
+    def _submit(self, submission: Submission, order: Order, source: str) -> None:
         """Send an order; from now on a rank's death is news for whoever waits for it, also if it died just before."""
         assert self._engine is not None
         with self._news:
@@ -439,7 +442,7 @@ class Pool:
             if exited is not None:
                 submission.put("died", rank, {"exited": exited})
         try:
-            self._engine.submit(submission, envelope, source)
+            self._engine.submit(submission, order, source)
         except BaseException:
             self._under_way.discard(submission)
             raise

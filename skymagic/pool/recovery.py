@@ -13,6 +13,7 @@ from skymagic.pool.scheduling import Turn, Turns
 from skymagic.pool.states import Event
 from skymagic.run.report import Limits, Report
 from skymagic.run.submission import Submission
+from skymagic.wire.order import Order, Rejoin
 
 REJOIN_TIMEOUT = 20.0
 TIMEOUT = 120.0
@@ -39,7 +40,7 @@ class Patient(Protocol):
     def send(
         self,
         submission: Submission,
-        envelope: Mapping[str, Any],
+        order: Order,
         source: str,
         screen: Nowhere,
         limits: Limits,
@@ -167,12 +168,11 @@ class Mending:
         """Let ranks that live form a new group; why that did not work, or None."""
         if not alive:
             return None
-        envelope = {  # those that are being replaced take part too, from their side
-            "kind": "rejoin", "ranks": list(range(self._world_size)), "shown": [], "screen_limit": 1,
-            "generation": self._generation, "infos": {str(rank): info for rank, info in self._infos.items()},
-        }  # fmt: skip
+        # those that are being replaced take part too, from their side
+        infos = {str(rank): info for rank, info in self._infos.items()}
+        order = Rejoin(ranks=tuple(range(self._world_size)), generation=self._generation, infos=infos)
         limits = Limits(timeout=REJOIN_TIMEOUT, grace=0.1)
-        report = self._pool.send(Submission(alive), envelope, "", Nowhere(), limits)
+        report = self._pool.send(Submission(alive), order, "", Nowhere(), limits)
         for number, rank in report.ranks.items():
             outcome = rank.outcome or {}
             if rank.failed and not rank.stopped:

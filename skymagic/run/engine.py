@@ -6,7 +6,6 @@ The rank → engine map is kept here: engine ids come in any order and grow with
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import socket
 import threading
@@ -18,7 +17,7 @@ import ipyparallel as ipp
 
 from skymagic.errors import ProvisionError
 from skymagic.run.submission import Submission
-from skymagic.wire.order import ORDER
+from skymagic.wire.order import Order, encode
 
 ASK_AGAIN = 0.5
 """Seconds without news after which the hub is asked which ranks have registered."""
@@ -111,10 +110,10 @@ class Engine:
                     client.ask_who_is_there()
         self._engines.update({rank: known[ident] for rank, ident in idents.items()})
 
-    def submit(self, submission: Submission, order: Mapping[str, Any], source: str) -> None:
+    def submit(self, submission: Submission, order: Order, source: str) -> None:
         """Send an order to the submission's ranks; returns at once."""
         ranks = submission.ranks
-        code = f"{ORDER}{json.dumps(order, separators=(',', ':'))}\n{source}"
+        code = encode(order, source)
         submission.nbytes = len(code) * len(ranks)
         by_engine = {self._engines[rank]: rank for rank in ranks}
         pending = iter(ranks)  # DirectView sends to its targets in their order

@@ -1,4 +1,12 @@
-"""The stop button: news while a cell runs on the ranks, and never a tear in what comes after it."""
+"""Interrupts: deferred delivery of SIGINT while a cell runs on the ranks, and the signal that stops one run from another thread.
+
+Where a press of the stop button falls decides what becomes of it::
+
+    with deferred()      │ before the cell │ cell on the ranks │ collecting values │ last lines of the block
+    a press becomes      │ RunInterrupted, │ a "stop" event of │ RunInterrupted at │ RunInterrupted at the end,
+                         │ at once         │ the submission    │ once, if it takes │ with the values: they are
+                         │                 │                   │ long              │ kept
+"""
 
 from __future__ import annotations
 
@@ -13,50 +21,72 @@ from typing import Any
 from skymagic.errors import RunInterrupted, SkyError
 from skymagic.run.submission import Submission
 
-BEFORE = "stopped before the cell began"
-LATE = "stopped when the cell had ended on every rank: what came back is kept"
-BROKEN = "stopped while values came back: they are not kept"
-SOON = 0.3
-"""Seconds in which most values have come back: a press within them waits for that."""
+STOPPED_BEFORE = "stopped before the cell began"
+STOPPED_AFTER = "stopped when the cell had ended on every rank: what came back is kept"
+STOPPED_COLLECTING = "stopped while values came back: they are not kept"
+COLLECT_GRACE = 0.3
+"""Seconds in which most values have come back: an interrupt within them is deferred."""
 
 
-class Button:
-    """Owns SIGINT of the main thread until the block ends, where a cell's values are kept.
+class StopSignal:
+    """Cancellation of one run from another thread, as the stop button does it: once interrupts, twice kills."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self._submission: Submission | None = None
+        self._lock = threading.Lock()
+
+    def send(self) -> None:
+        """Stop the run; one that has not begun does not begin."""
+        with self._lock:
+            self.sent += 1
+            if self._submission is not None:
+                self._submission.put("stop", -1)
+
+    def attach(self, submission: Submission) -> None:
+        """This is the run; what was sent before reaches it now."""
+        with self._lock:
+            self._submission = submission
+            for _ in range(self.sent):
+                submission.put("stop", -1)
+
+
+class DeferredInterrupts:
+    """Deferred delivery of SIGINT: owns its handler on the main thread until the block ends, where a cell's values are kept.
 
     Before the cell is sent an interrupt falls where it falls, and leaves the block as `RunInterrupted`; where Python loses
-    the exception, in a destructor or a callback, the press stops the cell as soon as it is sent. A press that no run took
-    is remembered, and raises `RunInterrupted` when the block ends, so that a loop of cells ends too. Blocks may be
+    the exception, in a destructor or a callback, it stops the cell as soon as it is sent. An interrupt that no run took
+    stays pending, and raises `RunInterrupted` when the block ends, so that a loop of cells ends too. Blocks may be
     nested: the outermost counts.
 
     Args:
-        listens: whether there is anything to press: not so on other threads.
+        installs: whether SIGINT is to be handled: Python lets only the main thread do so.
 
     Attributes:
-        values: what the error for a late press carries.
+        values: what the error for a late interrupt carries.
     """
 
-    def __init__(self, *, listens: bool = True) -> None:
-        self._listens = listens
+    def __init__(self, *, installs: bool = True) -> None:
+        self._installs = installs
         self._depth = 0
         self._reset()
 
     def _reset(self) -> None:
         self.values: Any = None
-        self._pressed = 0
-        """For nobody so far."""
-        self._begun = False
+        self._pending = 0
+        """Interrupts that no run has taken so far."""
+        self._sent = False
         """Whether a cell has been sent."""
         self._submission: Submission | None = None
-        self._before: Any = None
-        """The handler that will be there again."""
-        self._breaks_at: float | None = None
+        self._previous_handler: Any = None
+        self._interruptible_from: float | None = None
 
-    def __enter__(self) -> Button:
+    def __enter__(self) -> DeferredInterrupts:
         self._depth += 1
-        if self._depth == 1 and self._listens:
-            self._before = signal.getsignal(signal.SIGINT)
-            if self._before is not None:  # None: it was not set from Python
-                signal.signal(signal.SIGINT, self._on_press)
+        if self._depth == 1 and self._installs:
+            self._previous_handler = signal.getsignal(signal.SIGINT)
+            if self._previous_handler is not None:  # None: it was not set from Python
+                signal.signal(signal.SIGINT, self._on_sigint)
         return self
 
     def __exit__(
@@ -65,63 +95,66 @@ class Button:
         self._depth -= 1
         if self._depth:
             return
-        begun, pressed, values = self._close()
+        sent, pending, values = self._close()
         if isinstance(problem, KeyboardInterrupt) and not isinstance(problem, SkyError):
-            raise RunInterrupted(BROKEN if begun else BEFORE) from None
-        if problem is None and pressed:
-            late = RunInterrupted(LATE)
+            raise RunInterrupted(STOPPED_COLLECTING if sent else STOPPED_BEFORE) from None
+        if problem is None and pending:
+            late = RunInterrupted(STOPPED_AFTER)
             late.values = values
             raise late
 
     @contextlib.contextmanager
-    def aimed(self, submission: Submission) -> Iterator[None]:
-        """Inside, a press is news of this submission; what it has not read at the end is remembered."""
+    def sent_to(self, submission: Submission) -> Iterator[None]:
+        """Inside, an interrupt is an event of this submission; what it has not read at the end is pending again."""
         self._submission = submission
-        while self._pressed and not self._begun:
-            self._pressed -= 1
+        while self._pending and not self._sent:
+            self._pending -= 1
             submission.put("stop", -1)
-        self._begun = True
+        self._sent = True
         try:
             yield
         finally:
             self._submission = None
-            self._pressed += submission.late()
+            self._pending += submission.undelivered_stops()
 
     @contextlib.contextmanager
-    def breakable(self) -> Iterator[None]:
-        """Inside, values come back: when that takes long, a press ends it."""
-        self._breaks_at = time.monotonic() + SOON
+    def interruptible(self) -> Iterator[None]:
+        """Inside, values come back: when that takes long, an interrupt ends it."""
+        self._interruptible_from = time.monotonic() + COLLECT_GRACE
         try:
             yield
         finally:
-            self._breaks_at = None
+            self._interruptible_from = None
 
-    def _on_press(self, signum: int, frame: FrameType | None) -> None:
+    def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
+        # Python runs this between two bytecodes of the main thread: no lock may be taken that the thread may hold
         if self._submission is not None:
             self._submission.put("stop", -1)
             return
-        self._pressed += 1
-        if not self._begun and callable(self._before):
-            self._before(signum, frame)
-        if self._breaks_at is not None and (self._pressed > 1 or time.monotonic() > self._breaks_at):
+        self._pending += 1
+        if not self._sent and callable(self._previous_handler):
+            self._previous_handler(signum, frame)
+        since = self._interruptible_from
+        if since is not None and (self._pending > 1 or time.monotonic() > since):
             raise KeyboardInterrupt
 
     def _close(self) -> tuple[bool, int, Any]:
-        """Whether there was a cell, how often the button was pressed for nobody, and the values."""
-        before, late = self._before, 0
-        if before is not None:
+        """(whether there was a cell, pending interrupts, the values); the previous handler is there again."""
+        late = 0
+        if self._previous_handler is not None:
             try:
-                signal.signal(signal.SIGINT, before)
-            except KeyboardInterrupt:  # the last moment
+                signal.signal(signal.SIGINT, self._previous_handler)
+            except KeyboardInterrupt:  # it came when the previous handler was back already
                 late = 1
-        found = self._begun, self._pressed + late, self.values
+        found = self._sent, self._pending + late, self.values
         self._reset()
         return found
 
 
-_main = Button()
+_main = DeferredInterrupts()
 
 
-def here() -> Button:
-    """The button of this thread, to be entered: the notebook's on the main thread; elsewhere nobody presses it."""
-    return _main if threading.current_thread() is threading.main_thread() else Button(listens=False)
+def deferred() -> DeferredInterrupts:
+    """This thread's interrupts, as a block to enter: the notebook's on the main thread; elsewhere there are none."""
+    on_main = threading.current_thread() is threading.main_thread()
+    return _main if on_main else DeferredInterrupts(installs=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -45,29 +44,6 @@ class Screen(Protocol):
 
     def note(self, text: str) -> None:
         """A line of skymagic's own."""
-
-
-class Stop:
-    """Ends one run from another thread, as the stop button does: once interrupts, twice kills."""
-
-    def __init__(self) -> None:
-        self.pressed = 0
-        self._submission: Submission | None = None
-        self._lock = threading.Lock()
-
-    def press(self) -> None:
-        """Stop the run; one that has not begun does not begin."""
-        with self._lock:
-            self.pressed += 1
-            if self._submission is not None:
-                self._submission.put("stop", -1)
-
-    def aim(self, submission: Submission) -> None:
-        """This is the run."""
-        with self._lock:
-            self._submission = submission
-            for _ in range(self.pressed):
-                submission.put("stop", -1)
 
 
 class Run:
@@ -114,7 +90,7 @@ class Run:
         if self.report.interrupted and not any(rank.failed for rank in ranks):
             self.report.interrupted = False  # it ended well in spite of it
             if not any(rank.outcome and rank.outcome.get("interrupted") for rank in ranks):
-                self._submission.miss()  # the interrupt came too late everywhere; else the cell took it as it liked
+                self._submission.stop_was_late()  # the interrupt came too late everywhere; else the cell took it as it liked
         return self.report
 
     # -- one step ----------------------------------------------------------------------------------------------------
@@ -260,7 +236,7 @@ class Run:
         """The stop button: once interrupts, and frees after the grace period; twice kills."""
         open_ranks = self._unfinished()
         if not open_ranks:  # the cell is over, and only its last output is to come
-            self._submission.miss()
+            self._submission.stop_was_late()
             return
         if self.report.interrupted:
             self._kill(open_ranks)

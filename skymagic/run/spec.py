@@ -8,24 +8,25 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a run asks of the ranks that take part."""
+class RunSpec:
+    """One run: the source, who executes it, what is shipped before it and gathered after it."""
 
     source: str
     """What the ranks execute."""
-    plain: str
-    """The same as plain Python, without IPython's syntax."""
+    source_without_magics: str
+    """The same as plain Python, without IPython's syntax: what it needs of the notebook is found in it."""
     ranks: tuple[int, ...]
-    shown: tuple[int, ...]
-    want: tuple[int, ...] = ()
+    visible_ranks: tuple[int, ...]
+    """Ranks whose output is shown."""
+    value_ranks: tuple[int, ...] = ()
     """Ranks that send back the value of the cell's last expression."""
     gather: tuple[str, ...] = ()
     """Variables that come back."""
-    givers: tuple[int, ...] = ()
+    gather_ranks: tuple[int, ...] = ()
     """Ranks that send them."""
     push: tuple[str, ...] = ()
     no_push: bool | tuple[str, ...] = False
     fresh: bool = False
     execution_count: int = 1
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Values by name that only this order brings: arguments of a call. The ranks forget them afterwards."""
+    """Values by name that only this run brings: arguments of a call. The ranks forget them afterwards."""

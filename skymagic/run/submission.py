@@ -1,4 +1,4 @@
-"""One order on its way to some ranks, and the events that come back."""
+"""One request on its way to some ranks, and the mailbox of events that come back."""
 
 from __future__ import annotations
 
@@ -18,28 +18,33 @@ class Event:
 
 
 class Submission:
-    """One order on its way: events as they come, in a queue."""
+    """The mailbox of one run: many threads put events into its queue, the run's own thread reads them.
+
+    Attributes:
+        futures: ipyparallel's future of each rank.
+        nbytes: what was sent, to all ranks together.
+    """
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = tuple(ranks)
+        # SimpleQueue.put is reentrant: a signal handler may interrupt a put (Queue.put would deadlock)
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.futures: dict[int, Any] = {}
-        self._missed = 0
-        self._unread: list[Event] = []
         self.nbytes = 0
-        """What was sent, to all ranks together."""
+        self._late_stops = 0
+        self._unread: list[Event] = []
 
     def put(self, kind: str, rank: int, content: Mapping[str, Any] | None = None) -> None:
         """Add an event; safe on any thread, and in a signal handler."""
         self.events.put(Event(kind, rank, content or {}))
 
-    def miss(self) -> None:
-        """A press of the stop button came too late."""
-        self._missed += 1
+    def stop_was_late(self) -> None:
+        """Count a stop that was read when there was nothing left to stop."""
+        self._late_stops += 1
 
-    def late(self) -> int:
-        """How many came too late; asked when nobody reads events any more."""
-        return self._missed + len(self.unread("stop"))
+    def undelivered_stops(self) -> int:
+        """How many stops were late or never read; called when nobody reads events any more."""
+        return self._late_stops + len(self.unread("stop"))
 
     def unread(self, kind: str) -> list[Event]:
         """The events of a kind that came when nobody read any more."""

@@ -1,6 +1,74 @@
-"""What notebook and rank agree on: how an order is marked, and the name of a cell's value in its outcome."""
+"""Notebook → ranks: the request that a run sends through ipyparallel, as the first line of its code.
 
-ORDER = "#%sky "
-"""The first line of the code sent to a rank begins with it."""
+::
+
+    notebook                                   rank
+       │  execute_request                       │
+       │  #%sky ["RunCell",{…}]⏎ source  ─────▶ │  binds what came, runs the source, packs the values
+       │                                        │  (its output comes by way of the node's agent: `wire.agent`)
+       │ ◀─────  execute_reply, content["sky"]  │  the outcome, as plain values
+
+To IPython the first line is a comment.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PREFIX = "#%sky "
 LAST_VALUE = "the value of the last expression"
 """Among the variables that come back; no variable can be called so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What every order says."""
+
+    ranks: tuple[int, ...]
+    """The ranks that take part."""
+    run: int = 0
+    visible_ranks: tuple[int, ...] = ()
+    """Ranks whose output is shown."""
+    screen_limit: int = 1
+    """Bytes of a rank's output that may be shown; the log holds all of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCell(Order):
+    """Bind what travels, run the source, send values back."""
+
+    execution_count: int
+    manifest: Mapping[str, Any]
+    """What is to be bound before the cell, and forgotten after it."""
+    gather: tuple[str, ...] = ()
+    """Variables that come back, from `gather_ranks`."""
+    gather_ranks: tuple[int, ...] = ()
+    value_ranks: tuple[int, ...] = ()
+    """Ranks that send the value of the last expression."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejoin(Order):
+    """Form the process group anew, with ranks that were replaced."""
+
+    generation: int
+    infos: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Rank → its new place, where that changes (``InstanceInfo.plain()``)."""
+
+
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (RunCell, Rejoin)}
+
+
+def encode(order: Order, source: str) -> str:
+    """The code of a request."""
+    return f"{PREFIX}{json.dumps([type(order).__name__, vars(order)], separators=(',', ':'))}\n{source}"
+
+
+def decode(code: str) -> tuple[RunCell | Rejoin, str]:
+    """(order, source) of a request whose code begins with `PREFIX`."""
+    line, _, source = code.partition("\n")
+    kind, values = json.loads(line.removeprefix(PREFIX))
+    return _KINDS[kind](**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}), source

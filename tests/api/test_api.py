@@ -258,9 +258,9 @@ def test_a_large_argument_is_written_once(pool: Any) -> None:
     array = np.ones(3_000_000)
     sizes = []
     for _ in range(2):
-        order = task.order_of(total(array), (0, 1, 2, 3))
-        pool.pool.run(order, task.Together([0, 1, 2, 3]), Limits())
-        sizes.append(pool.pool.shipper.prepare(order.source, order.ranks, extra=order.extra).nbytes)
+        spec = task.spec_of(total(array), (0, 1, 2, 3))
+        pool.pool.run(spec, task.Together([0, 1, 2, 3]), Limits())
+        sizes.append(pool.pool.shipper.prepare(spec.source, spec.ranks, extra=spec.extra).nbytes)
     assert max(sizes) < 100_000
     array[0] = 2
     assert total(array) @ pool == [3_000_001.0] * 4

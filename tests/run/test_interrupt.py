@@ -48,18 +48,18 @@ def presses(submission: Submission) -> int:
 
 def test_a_press_that_python_loses_before_the_cell_stops_the_cell() -> None:
     submission = Submission([0])
-    with interrupt.here() as one, deafness(), one.aimed(submission):
+    with interrupt.deferred() as one, deafness(), one.sent_to(submission):
         assert presses(submission) == 1
 
 
 def test_a_press_before_the_cell_is_an_interrupt_of_the_cell() -> None:
-    with pytest.raises(RunInterrupted, match="before the cell began"), interrupt.here():
+    with pytest.raises(RunInterrupted, match="before the cell began"), interrupt.deferred():
         signal.raise_signal(signal.SIGINT)
 
 
 def test_a_press_while_the_cell_runs_is_its_news() -> None:
     submission = Submission([0])
-    with interrupt.here() as one, one.aimed(submission):
+    with interrupt.deferred() as one, one.sent_to(submission):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         assert presses(submission) == 2
@@ -67,8 +67,8 @@ def test_a_press_while_the_cell_runs_is_its_news() -> None:
 
 def test_a_late_press_is_told_at_the_end() -> None:
     def late() -> None:
-        with interrupt.here() as one:
-            with one.aimed(Submission([0])):
+        with interrupt.deferred() as one:
+            with one.sent_to(Submission([0])):
                 pass
             signal.raise_signal(signal.SIGINT)
 
@@ -78,7 +78,7 @@ def test_a_late_press_is_told_at_the_end() -> None:
 
 def test_afterwards_all_is_as_it_was() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with interrupt.here() as one, one.aimed(Submission([0])):
+    with interrupt.deferred() as one, one.sent_to(Submission([0])):
         assert signal.getsignal(signal.SIGINT) != before
     assert signal.getsignal(signal.SIGINT) == before
     with pytest.raises(KeyboardInterrupt):

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -29,7 +28,7 @@ from skymagic.kernels.rank.stdio import Stdio
 from skymagic.runtime import info as runtime
 from skymagic.runtime import silence
 from skymagic.wire import agent as wire
-from skymagic.wire.order import LAST_VALUE, ORDER
+from skymagic.wire.order import LAST_VALUE, PREFIX, Rejoin, RunCell, decode
 
 INPUT_REFUSED = "input() cannot ask from a rank: ask in a plain cell of the notebook, and use the variable in the broadcast cell"
 
@@ -109,32 +108,31 @@ class RankKernel(IPythonParallelKernel):
         return True
 
     async def do_execute(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        if not code.startswith(ORDER):
+        if not code.startswith(PREFIX):
             reply: dict[str, Any] = await super().do_execute(code, silent, *args, **kwargs)
             return reply
-        line, _, source = code.partition("\n")
-        order = json.loads(line[len(ORDER) :])
+        order, source = decode(code)
         try:
             outcome = await self._serve(order, source)
         except BaseException as problem:
             outcome = self._failure(problem)
         return {"status": "ok", "execution_count": 0, "user_expressions": {}, "payload": [], "sky": outcome}
 
-    async def _serve(self, order: dict[str, Any], source: str) -> dict[str, Any]:
+    async def _serve(self, order: RunCell | Rejoin, source: str) -> dict[str, Any]:
         header = {key: str(value) for key, value in self.get_parent("shell")["header"].items()}
         rank = Context.info.rank
-        Context.control.send(wire.Begin(rank, header, rank in order["shown"], order["screen_limit"]))
+        Context.control.send(wire.Begin(rank, header, rank in order.visible_ranks, order.screen_limit))
         Context.freed, self.busy, self._interrupted = False, True, False
         self._served += 1
         try:
             with (
-                runtime.taking_part(order["ranks"], order.get("run", 0)),
+                runtime.taking_part(order.ranks, order.run),
                 Context.hooks.around_run(),
                 self._flusher,
                 self._main_thread_known(),  # an interrupt may not tear it: no later order would be heard
             ):
                 try:
-                    self._interruptible = order["kind"] == "cell"
+                    self._interruptible = isinstance(order, RunCell)
                     outcome = await self._carry_out(order, source)
                 finally:
                     self._interruptible = False
@@ -167,28 +165,28 @@ class RankKernel(IPythonParallelKernel):
         self._interrupted = True
         raise KeyboardInterrupt
 
-    async def _carry_out(self, order: dict[str, Any], source: str) -> dict[str, Any]:
-        if order["kind"] == "rejoin":
+    async def _carry_out(self, order: RunCell | Rejoin, source: str) -> dict[str, Any]:
+        if isinstance(order, Rejoin):
             self._forget_failure()
-            self._take_place(order.get("infos", {}).get(str(Context.info.rank)))
-            return {"status": "ok", "notes": Context.hooks.rejoin(order["generation"])}
+            self._take_place(order.infos.get(str(Context.info.rank)))
+            return {"status": "ok", "notes": Context.hooks.rejoin(order.generation)}
         outcome: dict[str, Any] = {"status": "ok", "bound": False, "joined": True}
         try:
-            self._hold.bind(order["cargo"])
+            self._hold.bind(order.manifest)
             outcome["bound"] = True
             await self._run(order, source, outcome)
         except BindError as problem:
             outcome.update(self._failure(problem, phase="bind"))
         except BaseException as problem:  # an interrupt between binding and running
             outcome.update(self._failure(problem))
-        self._hold.leave(order["cargo"])
-        outcome["absent"] = self._hold.absent(order["cargo"]) if outcome["bound"] else []
+        self._hold.leave(order.manifest)
+        outcome["absent"] = self._hold.absent(order.manifest) if outcome["bound"] else []
         outcome["joined"] = Context.hooks.joined()
         outcome.setdefault("interrupted", self._interrupted)
         outcome["collectives"] = stacks.collectives()
         return outcome
 
-    def _take_place(self, info: dict[str, Any] | None) -> None:
+    def _take_place(self, info: Mapping[str, Any] | None) -> None:
         """The pool has another number of nodes: this rank's place in it."""
         if info is not None:
             Context.info = Context.hooks.info = runtime.InstanceInfo.from_plain(info)
@@ -203,9 +201,9 @@ class RankKernel(IPythonParallelKernel):
             if hasattr(sys, name):
                 delattr(sys, name)
 
-    async def _run(self, order: dict[str, Any], source: str, outcome: dict[str, Any]) -> None:
+    async def _run(self, order: RunCell, source: str, outcome: dict[str, Any]) -> None:
         shell = self.shell
-        shell.execution_count = order["execution_count"]
+        shell.execution_count = order.execution_count
         shell.displayhook.value = self._result = None
         shell.displayhook.cell = source
         shell._last_traceback = None
@@ -222,10 +220,10 @@ class RankKernel(IPythonParallelKernel):
             return
         if shell._last_traceback:  # of something that does not fail a cell, such as a __repr__
             print("\n".join(shell._last_traceback), file=sys.stderr)
-        gather = order["gather"] if Context.info.rank in order["givers"] else []
+        gather = order.gather if Context.info.rank in order.gather_ranks else ()
         wanted = {name: shell.user_ns[name] for name in gather if name in shell.user_ns}
         missing = [name for name in gather if name not in shell.user_ns]
-        if Context.info.rank in order["want"]:
+        if Context.info.rank in order.value_ranks:
             wanted[LAST_VALUE] = shell.displayhook.value
         outcome["values"] = self._hold.pack(wanted)
         outcome["values"].update(
