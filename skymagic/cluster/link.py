@@ -39,10 +39,10 @@ class Link:
                 return
 
     def _listen(self) -> None:
-        lines = wire.Lines()
+        decoder = wire.decoder()
         try:
             while data := self._transport.read():
-                for message in lines.feed(data):
+                for message in decoder.feed(data):
                     self._heard(self.node, message)
         except (OSError, ValueError):
             pass

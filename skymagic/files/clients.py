@@ -7,11 +7,27 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from skymagic.errors import SkyError
 from skymagic.files.messages import failed
-from skymagic.wire.files import Ended, Frame, Frames, joined, packed
+from skymagic.wire.files import (
+    Cancel,
+    DiskFull,
+    EndOfFiles,
+    FileChunk,
+    FileFailed,
+    FileMessage,
+    FileStart,
+    Message,
+    Send,
+    SendReply,
+    Write,
+    WriteReply,
+    encode,
+    joined,
+    messages,
+)
 from skymagic.wire.transport import Transport
 
 T = TypeVar("T")
@@ -58,31 +74,31 @@ class Line:
         self.node = node
         self._stop = stop
         self._transport = node.open()
-        self._frames = Frames(self._transport.read)
+        self._messages = messages(self._transport.read)
         self._writing = threading.Lock()
         self._sending = False
 
-    def ask(self, name: str, **values: Any) -> dict[str, Any]:
-        """A question, and its answer."""
-        self._write(packed(name, values))
-        while (frame := self._frames.next()).name != name:
+    def ask(self, request: Message, reply: type[T]) -> T:
+        """A request, and its reply of this type."""
+        self._write(encode(request))
+        while not isinstance(message := next(self._messages)[0], reply):
             pass
         self._check()
-        return frame.values
+        return message
 
-    def send(self, want: Sequence[int], equal: Sequence[int], frames: Iterator[bytes]) -> dict[str, Any]:
-        """Send frames of files; returns what the node says at the end, or when its disk is full."""
-        answers: list[dict[str, Any] | BaseException] = []
+    def send(self, request: Write, frames: Iterator[bytes]) -> WriteReply:
+        """Send files, as encoded messages; returns what the node says at the end, or when its disk is full."""
+        answers: list[WriteReply | BaseException] = []
         full = threading.Event()
         hearing = threading.Thread(target=self._hear, args=(answers, full), daemon=True)
         self._sending = True
-        self._write(packed("write", {"want": list(want), "equal": list(equal)}))
+        self._write(encode(request))
         hearing.start()
         with contextlib.suppress(OSError):  # the other thread hears why
             for data in joined(frames):
                 self._check()
                 if full.is_set():
-                    self._write(packed("end"))
+                    self._write(encode(EndOfFiles()))
                     break
                 self._write(data)
         while hearing.is_alive():
@@ -92,21 +108,24 @@ class Line:
             raise answers[0]
         return answers[0]
 
-    def _hear(self, answers: list[dict[str, Any] | BaseException], full: threading.Event) -> None:
+    def _hear(self, answers: list[WriteReply | BaseException], full: threading.Event) -> None:
         try:
-            while (frame := self._frames.next()).name != "write":
-                full.set()
-            answers.append(frame.values)
+            while not isinstance(message := next(self._messages)[0], WriteReply):
+                if isinstance(message, DiskFull):
+                    full.set()
+            answers.append(message)
         except BaseException as problem:
             answers.append(problem)
 
-    def receive(self, numbers: Sequence[int], take: Callable[[Frame], bool]) -> None:
-        """Have the node send files; `take` gets each frame, and says whether more are wanted."""
-        self._write(packed("send", {"numbers": list(numbers)}))
+    def receive(self, request: Send, take: Callable[[FileMessage, bytes | memoryview], bool]) -> None:
+        """Have the node send files; `take` gets each message and its payload, and says whether more are wanted."""
+        self._write(encode(request))
         more = True
-        while (frame := self._frames.next()).name != "send":
-            if more and frame.name != "end":
-                more = take(frame) and not self._stop.is_set()
+        for message, payload in self._messages:
+            if isinstance(message, SendReply):
+                break
+            if more and isinstance(message, FileStart | FileChunk | FileFailed):
+                more = take(message, payload) and not self._stop.is_set()
                 if not more:
                     self.halt()
         self._check()
@@ -117,7 +136,7 @@ class Line:
             return
         with contextlib.suppress(OSError):
             try:
-                self._transport.write(packed("stop"))
+                self._transport.write(encode(Cancel()))
             finally:
                 self._writing.release()
 
@@ -228,7 +247,7 @@ class Lines:
             return problem.args
         if isinstance(problem, SkyError):
             return [str(problem)]
-        if not isinstance(problem, OSError | Ended | ValueError | LookupError | TypeError):
+        if not isinstance(problem, OSError | EOFError | ValueError | LookupError | TypeError):
             raise problem
         line = next((line for line in self._lines if line.node is node), None)
         said = (line.complaint() if line is not None else "") or str(problem)

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from skymagic.errors import RequestError
 from skymagic.files.clients import FileNode, Line, Lines, Trouble
@@ -18,7 +17,20 @@ from skymagic.files.transfer.entries import FILE, FOLDER, Entry, renamed, strang
 from skymagic.files.transfer.listing import Listing, absolute, digests, listing
 from skymagic.files.transfer.receiving import Difference, Receiver
 from skymagic.files.transfer.sending import sent
-from skymagic.wire.files import Frame
+from skymagic.wire.files import (
+    Compare,
+    CompareReply,
+    FileMessage,
+    FileStart,
+    Hash,
+    HashReply,
+    List,
+    ListReply,
+    Send,
+    Stat,
+    StatReply,
+    Write,
+)
 
 Progress = Callable[[str, int, int], None]
 """Takes the path of a file under way, and how many bytes of how many are on their way or there."""
@@ -157,10 +169,10 @@ class _Place:
     """Where a node has what the user calls `path`."""
 
     def __init__(self, line: Line, path: str) -> None:
-        answer = line.ask("look", path=path)
-        if "problem" in answer:
-            raise Trouble(answer["problem"])
-        self.node, self.path, self.kind = line.node, str(answer["path"]), str(answer["kind"])
+        found = line.ask(Stat(path), StatReply)
+        if found.problem:
+            raise Trouble(found.problem)
+        self.node, self.path, self.kind = line.node, found.path, found.kind
 
 
 def _checked(found: Listing) -> Listing:
@@ -179,35 +191,27 @@ def _bring(
     mirror: bool = False,
 ) -> tuple[Copied, ...]:
     """Bring entries to all nodes."""
-    asked = {
-        "entries": [entry.plain() for entry in entries],
-        "tops": [vars(top) for top in found.tops],
-        "contents": found.contents,
-        "origin": found.machine,
-        "mirror": mirror,
-    }
+    plain, tops = [entry.plain() for entry in entries], [vars(top) for top in found.tops]
 
-    def compare(line: Line) -> tuple[FileNode, dict[str, Any]]:
-        answer = line.ask("compare", base=base(line), **asked)
-        if answer["problems"]:
-            raise Trouble(*answer["problems"])
+    def compare(line: Line) -> tuple[FileNode, CompareReply]:
+        request = Compare(base(line), plain, tops, found.contents, found.machine, mirror)
+        answer = line.ask(request, CompareReply)
+        if answer.problems:
+            raise Trouble(*answer.problems)
         return line.node, answer
 
     answers = dict(lines.each(compare))
-    known = _hashes(found.paths, {number for answer in answers.values() for number in answer["ask"]})
-    works = {
-        node: _work(answer["want"], answer["ask"], answer["hashes"], known)
-        for node, answer in answers.items()
-    }
+    known = _hashes(found.paths, {number for answer in answers.values() for number in answer.ask})
+    works = {node: _work(answer.want, answer.ask, answer.hashes, known) for node, answer in answers.items()}
     meter.total = sum(entries[number].size for work in works.values() for number in work.want)
 
     def write(line: Line) -> Copied:
         work = works[line.node]
         frames = sent(((number, entries[number], found.paths[number]) for number in work.want), meter.add)
-        answer = line.send(work.want, work.equal, frames)
-        if answer["problems"]:
-            raise Trouble(*answer["problems"])
-        return _copied(line.node, entries, work.want, answer["removed"], found.notes)
+        answer = line.send(Write(work.want, work.equal), frames)
+        if answer.problems:
+            raise Trouble(*answer.problems)
+        return _copied(line.node, entries, work.want, answer.removed, found.notes)
 
     return tuple(lines.each(write, PART))
 
@@ -261,7 +265,7 @@ class _Fetch:
 
     def __init__(self, line: Line, src: str, goal: _Goal) -> None:
         self.node = line.node
-        self._found = Listing.of(line.ask("list", path=src)["listing"])
+        self._found = Listing.of(line.ask(List(src), ListReply).listing)
         if problems := [*self._found.problems, *strange(self._found.entries), *unasked(self._found, src)]:
             raise Trouble(*problems)
         base, name = goal.of(self.node, self._found)
@@ -277,7 +281,7 @@ class _Fetch:
 
     def _compared(self, line: Line, difference: Difference) -> _Work:
         here = {number: self._receiver.path(self._entries[number]) for number in difference.ask}
-        theirs = line.ask("hash", numbers=difference.ask)["hashes"] if difference.ask else []
+        theirs = line.ask(Hash(difference.ask), HashReply).hashes if difference.ask else []
         known = dict(zip(here, digests(here.values()), strict=True))
         return _work(difference.want, difference.ask, theirs, known)
 
@@ -290,17 +294,17 @@ class _Fetch:
         receiver = self._receiver
         path = ""
 
-        def take(frame: Frame) -> bool:
+        def take(message: FileMessage, payload: bytes | memoryview) -> bool:
             nonlocal path
-            receiver.take(frame)
-            if frame.name == "file":
-                path = self._entries[frame.values["i"]].path
-            meter.add(path, len(frame.body))
+            receiver.take(message, payload)
+            if isinstance(message, FileStart):
+                path = self._entries[message.number].path
+            meter.add(path, len(payload))
             return not receiver.full
 
         try:
             receiver.begin(self._work.want)
-            line.receive(self._work.want, take)
+            line.receive(Send(self._work.want), take)
             receiver.end(self._work.equal)
         finally:
             receiver.abort()

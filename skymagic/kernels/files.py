@@ -8,15 +8,13 @@ from __future__ import annotations
 import os
 import select
 import sys
-from typing import Any
 
 from skymagic.files.transfer.entries import FOLDER, Entry, Top
 from skymagic.files.transfer.listing import Listing, absolute, digests, listing
 from skymagic.files.transfer.receiving import Receiver
 from skymagic.files.transfer.sending import sent
-from skymagic.wire.files import STEP, Ended, Frame, Frames, joined, packed
-
-Answer = dict[str, Any]
+from skymagic.wire import files as wire
+from skymagic.wire.transport import write_all
 
 
 class Porter:
@@ -29,95 +27,89 @@ class Porter:
 
     def __init__(self, root: str, source: int, sink: int) -> None:
         self._root, self._source, self._sink = root, source, sink
-        self._frames = Frames(lambda: os.read(source, STEP))
+        self._messages = wire.messages(lambda: os.read(source, wire.CHUNK))
         self._listing = Listing()
         self._receiver: Receiver | None = None
 
     def serve(self) -> None:
         """Answer until the notebook is gone; then leave no half file."""
         try:
-            while True:
-                frame = self._frames.next()
-                if frame.name != "stop":  # one that came too late
-                    self._say(frame.name, self._answer(frame))
-        except (Ended, BrokenPipeError):
+            for message, _ in self._messages:
+                if not isinstance(message, wire.Cancel):  # one that came too late
+                    self._say(self._answer(message))
+        except (EOFError, BrokenPipeError):
             pass
         finally:
             if self._receiver is not None:
                 self._receiver.abort()
 
-    def _answer(self, frame: Frame) -> Answer:
-        values = frame.values
-        match frame.name:
-            case "look":
-                return self._look(values["path"])
-            case "list":
-                self._listing = listing(values["path"], self._root, self._stopped)
-                return {"listing": self._listing.plain()}
-            case "hash":
-                paths = [self._listing.paths[number] for number in values["numbers"]]
-                return {"hashes": list(digests(paths, self._stopped))}
-            case "compare":
-                return self._compare(values)
-            case "write":
-                return self._write(values)
-            case "send":
-                return self._send(values["numbers"])
-        raise ValueError(f"nobody asks for {frame.name!r}")
+    def _answer(self, request: wire.Message) -> wire.Message:
+        match request:
+            case wire.Stat():
+                return self._stat(request.path)
+            case wire.List():
+                self._listing = listing(request.path, self._root, self._stopped)
+                return wire.ListReply(self._listing.plain())
+            case wire.Hash():
+                paths = [self._listing.paths[number] for number in request.numbers]
+                return wire.HashReply(list(digests(paths, self._stopped)))
+            case wire.Compare():
+                return self._compare(request)
+            case wire.Write():
+                return self._write(request)
+            case wire.Send():
+                return self._send(request.numbers)
+        raise ValueError(f"not a request: {request!r}")
 
     def _stopped(self) -> bool:
         """Whether the notebook says something, or is gone: it waits for an answer only while it wants one."""
         return bool(select.select([self._source], [], [], 0)[0])
 
-    def _say(self, name: str, values: Answer) -> None:
-        self._write_all(packed(name, values))
-
-    def _write_all(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._sink, view) :]
+    def _say(self, message: wire.Message) -> None:
+        write_all(self._sink, wire.encode(message))
 
     # -- taking ------------------------------------------------------------------------------------------------------
 
-    def _look(self, path: str) -> Answer:
+    def _stat(self, path: str) -> wire.StatReply:
         try:
             full = absolute(path, self._root)
         except LookupError as problem:
-            return {"problem": str(problem)}
+            return wire.StatReply(problem=str(problem))
         kind = FOLDER if os.path.isdir(full) else "file" if os.path.lexists(full) else ""
-        return {"path": full, "kind": kind}
+        return wire.StatReply(full, kind)
 
-    def _compare(self, values: Answer) -> Answer:
-        entries = [Entry(*plain) for plain in values["entries"]]
-        self._receiver = Receiver(values["base"], entries, mirror=values["mirror"])
-        found = self._receiver.compare(
-            values["origin"], [Top(**top) for top in values["tops"]], contents=values["contents"]
-        )
+    def _compare(self, request: wire.Compare) -> wire.CompareReply:
+        entries = [Entry(*plain) for plain in request.entries]
+        self._receiver = Receiver(request.base, entries, mirror=request.mirror)
+        tops = [Top(**top) for top in request.tops]
+        found = self._receiver.compare(request.origin, tops, contents=request.contents)
         hashes = list(digests([self._receiver.path(entries[number]) for number in found.ask], self._stopped))
-        return {**vars(found), "hashes": hashes}
+        return wire.CompareReply(**vars(found), hashes=hashes)
 
-    def _write(self, values: Answer) -> Answer:
+    def _write(self, request: wire.Write) -> wire.WriteReply:
         receiver = self._receiver
         assert receiver is not None
-        receiver.begin(values["want"])
+        receiver.begin(request.want)
         told = False
-        while (frame := self._frames.next()).name != "end":
-            receiver.take(frame)
+        for message, payload in self._messages:
+            if not isinstance(message, wire.FileStart | wire.FileChunk | wire.FileFailed):
+                break
+            receiver.take(message, payload)
             if receiver.full and not told:
                 told = True
-                self._say("full", {})
-        receiver.end(values["equal"])
-        return {"files": receiver.files, "removed": receiver.removed, "problems": receiver.problems}
+                self._say(wire.DiskFull())
+        receiver.end(request.equal)
+        return wire.WriteReply(receiver.files, receiver.removed, receiver.problems)
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
-    def _send(self, numbers: list[int]) -> Answer:
+    def _send(self, numbers: list[int]) -> wire.SendReply:
         chosen = [(number, self._listing.entries[number], self._listing.paths[number]) for number in numbers]
-        for data in joined(sent(chosen)):
+        for data in wire.joined(sent(chosen)):
             if self._stopped():
                 break
-            self._write_all(data)
-        return {}
+            write_all(self._sink, data)
+        return wire.SendReply()
 
 
 def main() -> None:

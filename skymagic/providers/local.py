@@ -22,6 +22,7 @@ from skymagic.plan import Inventory, Plan, PoolRequest, image, plan
 from skymagic.plugins import packing
 from skymagic.providers import Say
 from skymagic.wire import processes
+from skymagic.wire.transport import write_all
 
 ADDRESS = "127.0.0.1"
 
@@ -78,9 +79,7 @@ class ChildTransport:
 
     def write(self, data: bytes | memoryview) -> None:
         """Bytes to the agent."""
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._in, view) :]
+        write_all(self._in, data)
 
     def complaint(self) -> str:
         """What the agent wrote to standard error before it had a log."""

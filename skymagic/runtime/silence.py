@@ -19,6 +19,8 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from typing import Any
 
+from skymagic.wire.transport import write_all
+
 target: dict[str, int] = {}
 """Descriptor that takes what is silenced, by stream (``"stdout"``, ``"stderr"``), in place of the null device.
 
@@ -131,7 +133,7 @@ class Voice:
             return self.original.write(text) if self.original is not None else len(text)
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        _write_all(descriptor, text.encode(self.encoding, "backslashreplace"))
+        write_all(descriptor, text.encode(self.encoding, "backslashreplace"))
         return len(text)
 
     def writelines(self, lines: Iterator[str]) -> None:
@@ -179,7 +181,7 @@ class Bytes:
         if descriptor is None:
             written: int = self._voice.original.buffer.write(data)
             return written
-        _write_all(descriptor, data)
+        write_all(descriptor, data)
         return len(data)
 
     def flush(self) -> None:
@@ -308,12 +310,6 @@ def _null() -> int:
     if _null_descriptor < 0:
         _null_descriptor = os.open(os.devnull, os.O_WRONLY)
     return _null_descriptor
-
-
-def _write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
-    view = memoryview(data).cast("B")
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def flush_c(name: str) -> None:

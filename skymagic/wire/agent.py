@@ -6,13 +6,10 @@ socket* joins a node agent to each of its ranks. Cells and their outcomes do not
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-MAX_LINE = 256 * 1024 * 1024
-"""Longest line accepted, in bytes: rich output (figures, tables) travels in a line."""
+from skymagic.wire.codec import Codec
 
 
 @dataclass(frozen=True)
@@ -205,11 +202,20 @@ class AgentFailed:
 
 @dataclass(frozen=True)
 class RankForked:
-    """Agent → notebook: the rank's process exists; its engine registers under this identity."""
+    """Forkserver → agent → notebook: the rank's process exists; its engine registers under this identity."""
 
     rank: int
     pid: int
     ident: str
+
+
+@dataclass(frozen=True)
+class ChildExited:
+    """Forkserver → agent: a process that it forked has ended."""
+
+    pid: int
+    status: int
+    """Exit code; negative for a signal."""
 
 
 @dataclass(frozen=True)
@@ -276,84 +282,11 @@ class Done:
 
 
 Message = (
-    AgentSpec | Hello | Reach | Reached | Lead | RankSpec | Spawn | Signal | Ask | ReadLog | Answer | Offer | Shutdown | Away | Back | Elsewhere | PoolEnded | ControllerUp | AgentFailed
-    | RankForked | RankReady | RankFailed | RankExited | Begin | Publish | End | Done
+    AgentSpec | Hello | Reach | Reached | Lead | RankSpec | Spawn | Signal | Ask | ReadLog | Answer | Offer | Shutdown | Away
+    | Back | Elsewhere | PoolEnded | ControllerUp | AgentFailed | RankForked | ChildExited | RankReady | RankFailed | RankExited
+    | Begin | Publish | End | Done
 )  # fmt: skip
 
-KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        AgentSpec,
-        Hello,
-        Reach,
-        Reached,
-        Lead,
-        RankSpec,
-        Spawn,
-        Signal,
-        Ask,
-        ReadLog,
-        Answer,
-        Offer,
-        Shutdown,
-        Away,
-        Back,
-        Elsewhere,
-        PoolEnded,
-        ControllerUp,
-        AgentFailed,
-        RankForked,
-        RankReady,
-        RankFailed,
-        RankExited,
-        Begin,
-        Publish,
-        End,
-        Done,
-    )  # fmt: skip
-}
-
-
-def encode(message: Message) -> bytes:
-    """The message as one line, newline included."""
-    return json.dumps([type(message).__name__, vars(message)], separators=(",", ":")).encode() + b"\n"
-
-
-def decode(line: bytes) -> Any:
-    """The message that a line holds.
-
-    Raises:
-        ValueError: the line is no message of this version.
-    """
-    try:
-        kind, values = json.loads(line)
-        return KINDS[kind](
-            **{k: tuple(v) if isinstance(v, list) and k in _TUPLES else v for k, v in values.items()}
-        )
-    except (KeyError, TypeError, json.JSONDecodeError) as problem:
-        raise ValueError(f"not a message of this skymagic: {line[:80]!r} ({problem})") from None
-
-
-_TUPLES = {"ranks", "preload", "plugins"}
-
-
-class Lines:
-    """Cuts a stream of bytes into messages."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._size = 0
-
-    def feed(self, data: bytes) -> Iterator[Any]:
-        """Messages that are complete with these bytes; malformed lines raise ValueError."""
-        *ended, rest = data.split(b"\n")
-        for piece in ended:
-            line = b"".join([*self._pieces, piece])
-            self._pieces, self._size = [], 0
-            if line:
-                yield decode(line)
-        if rest:
-            self._pieces.append(rest)
-            self._size += len(rest)
-            if self._size > MAX_LINE:
-                raise ValueError(f"a line is longer than {MAX_LINE} bytes")
+CODEC: Codec[Message] = Codec(Message, max_line=256 << 20)
+"""Lines are this long because rich output (figures, tables) travels in a line."""
+encode, decode, decoder = CODEC.encode, CODEC.decode, CODEC.decoder

@@ -1,35 +1,174 @@
-"""Headers and bytes on a pair of streams: a JSON line ``[name, values, n]``, and after it `n` bytes."""
+"""The protocol of copying files between the notebook and a process on a node: requests, replies, and files in chunks.
+
+notebook                                     node
+Stat, List, Hash, Compare           →
+                                    ←   StatReply, ListReply, HashReply, CompareReply
+Write, (FileStart, FileChunk…)…, EndOfFiles →
+                                    ←   DiskFull?, WriteReply
+Send                                →
+                                    ←   (FileStart, FileChunk… | FileFailed)…, EndOfFiles, SendReply
+Cancel (at any time but in a Write) →   the reply comes early, and is incomplete
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-STEP = 1 << 20
-"""Most bytes after one header, and most that are written at once."""
-LONGEST = 1 << 30
-"""Longest header; the listing of a million files is a tenth of it."""
-Buffer = bytes | bytearray | memoryview
+from skymagic.wire.codec import Codec, WithPayload
 
-
-class Ended(Exception):
-    """The other end is gone."""
+CHUNK = 1 << 20
+"""Most bytes after one message, and most that are written at once."""
 
 
 @dataclass(frozen=True)
-class Frame:
-    """A header, and the bytes that came with it."""
+class Stat:
+    """What is at this path?"""
 
-    name: str
-    values: dict[str, Any] = field(default_factory=dict)
-    body: memoryview = field(default_factory=lambda: memoryview(b""))
+    path: str
 
 
-def packed(name: str, values: dict[str, Any] | None = None, body: Buffer = b"") -> bytes:
-    """A frame as bytes."""
-    return json.dumps([name, values or {}, len(body)], separators=(",", ":")).encode() + b"\n" + body
+@dataclass(frozen=True)
+class StatReply:
+    """The path in full, and what is there: "file", "folder" or ""; or why the path means nothing."""
+
+    path: str = ""
+    kind: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class List:
+    """List a source; later requests mean its entries by their numbers."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class ListReply:
+    """A `files.transfer.listing.Listing` as plain values."""
+
+    listing: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Hash:
+    """Hash these files of the listing."""
+
+    numbers: list[int]
+
+
+@dataclass(frozen=True)
+class HashReply:
+    """The xxh3-128 of each, in hex; "" for one that cannot be read."""
+
+    hashes: list[str]
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Compare these entries, which come from `tops` on the machine `origin`, with what is in the folder `base`."""
+
+    base: str
+    entries: list[list[Any]]
+    tops: list[dict[str, Any]]
+    contents: bool
+    origin: str
+    mirror: bool
+
+
+@dataclass(frozen=True)
+class CompareReply:
+    """A `files.transfer.receiving.Difference`, and the hashes of the files in `ask`."""
+
+    want: list[int]
+    ask: list[int]
+    problems: list[str]
+    hashes: list[str]
+
+
+@dataclass(frozen=True)
+class Write:
+    """Files come that the last `Compare` named: these by number; those in `equal` need only their times."""
+
+    want: list[int]
+    equal: list[int]
+
+
+@dataclass(frozen=True)
+class WriteReply:
+    """How many files were written and removed, and what went wrong."""
+
+    files: int
+    removed: int
+    problems: list[str]
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send these files of the listing."""
+
+    numbers: list[int]
+
+
+@dataclass(frozen=True)
+class SendReply:
+    """That was all of them."""
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Come to an end with what you are doing."""
+
+
+@dataclass(frozen=True)
+class DiskFull:
+    """Nothing more can be written: send no more."""
+
+
+@dataclass(frozen=True)
+class FileStart(WithPayload):
+    """A file begins, with its first bytes; small ones are whole with it."""
+
+    number: int
+    mtime: int
+    """Nanoseconds; from before the file was read, so that a later change shows."""
+    last: bool
+    """Whether these are all of its bytes."""
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class FileChunk(WithPayload):
+    """More bytes of the file."""
+
+    last: bool
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class FileFailed:
+    """The file cannot be read, or not to its end."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class EndOfFiles:
+    """No more files come."""
+
+
+FileMessage = FileStart | FileChunk | FileFailed
+Message = (
+    Stat | StatReply | List | ListReply | Hash | HashReply | Compare | CompareReply | Write | WriteReply | Send | SendReply
+    | Cancel | DiskFull | FileStart | FileChunk | FileFailed | EndOfFiles
+)  # fmt: skip
+
+CODEC: Codec[Message] = Codec(Message, max_line=1 << 30, max_payload=CHUNK)
+"""The listing of a million files is a tenth of the longest line."""
+encode, messages = CODEC.encode, CODEC.messages
 
 
 def joined(frames: Iterable[bytes]) -> Iterator[bytes]:
@@ -37,54 +176,10 @@ def joined(frames: Iterable[bytes]) -> Iterator[bytes]:
     waiting: list[bytes] = []
     size = 0
     for frame in frames:
-        if size + len(frame) > STEP and waiting:
+        if size + len(frame) > CHUNK and waiting:
             yield b"".join(waiting)
             waiting, size = [], 0
         waiting.append(frame)
         size += len(frame)
     if waiting:
         yield b"".join(waiting)
-
-
-class Frames:
-    """Reads frames from a stream.
-
-    Args:
-        read: bytes that have come, at least one; b"" at the end.
-    """
-
-    def __init__(self, read: Callable[[], bytes]) -> None:
-        self._read = read
-        self._have = bytearray()
-
-    def next(self) -> Frame:
-        """The next frame.
-
-        Raises:
-            Ended: the stream ended.
-            ValueError: this is not a frame: something else speaks there.
-        """
-        looked = 0
-        while (end := self._have.find(b"\n", looked)) < 0:
-            looked = len(self._have)
-            if looked > LONGEST:
-                raise ValueError("a header without an end")
-            self._more()
-        name, values, size = json.loads(self._take(end + 1))
-        if not isinstance(name, str) or not isinstance(values, dict) or not 0 <= size <= STEP:
-            raise ValueError("not a header")
-        while len(self._have) < size:
-            self._more()
-        return Frame(name, values, memoryview(self._take(size)))
-
-    def _more(self) -> None:
-        data = self._read()
-        if not data:
-            raise Ended("the other end is gone")
-        self._have += data
-
-    def _take(self, count: int) -> bytes:
-        with memoryview(self._have) as view:
-            taken = bytes(view[:count])
-        del self._have[:count]
-        return taken

@@ -1,18 +1,12 @@
-"""What the notebook and a node's depot say to each other: messages in lines of JSON, some with raw bytes behind them.
-
-A message is ``[kind, values]`` and a newline; ``Piece`` and ``Body`` are followed by as many raw bytes as they say.
-"""
+"""What the notebook and a node's depot say to each other: messages (`wire.codec`), of which `Body` and `Piece` have raw bytes behind them."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-MAX_LINE = 64 << 20
-"""Longest line accepted, in bytes."""
+from skymagic.wire.codec import Codec, WithPayload
 
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}")
 _KEY = re.compile(r"[0-9a-f]{32}")
@@ -55,7 +49,7 @@ class Put:
 
 
 @dataclass(frozen=True)
-class Body:
+class Body(WithPayload):
     """Raw bytes of a value follow."""
 
     name: str
@@ -161,7 +155,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Piece(WithPayload):
     """Raw bytes follow: a piece of a file that is read."""
 
     number: int
@@ -182,13 +176,6 @@ Message = (
     | Opened | Looked | Landed | Failed | Size | Piece | Beat
 )  # fmt: skip
 
-_KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        Open, Look, Put, Body, Seal, Follow, Abandon, Drop, Read, Stop, Opened, Looked, Landed, Failed, Size, Piece, Beat
-    )
-}  # fmt: skip
-
 
 def is_name(text: object) -> bool:
     """Whether this is the name of a file in a store: 16 and 32 hexadecimal digits, so that it leads nowhere else."""
@@ -198,26 +185,6 @@ def is_name(text: object) -> bool:
 def is_key(text: object) -> bool:
     """Whether this is an xxh3-128 in hex."""
     return isinstance(text, str) and _KEY.fullmatch(text) is not None
-
-
-def encode(message: Message) -> bytes:
-    """The message as one line, newline included."""
-    return json.dumps([type(message).__name__, asdict(message)], separators=(",", ":")).encode() + b"\n"
-
-
-def decode(line: bytes) -> Any:
-    """The message that a line holds.
-
-    Raises:
-        ValueError: the line is no message of this version, or names a file that no store has.
-    """
-    try:
-        kind, values = json.loads(line)
-        message = _KINDS[kind](**values)
-    except (KeyError, TypeError, ValueError) as problem:
-        raise ValueError(f"not a message of this skymagic: {line[:200]!r} ({problem})") from None
-    _check(message)
-    return message
 
 
 def _check(message: Any) -> None:
@@ -230,52 +197,5 @@ def _check(message: Any) -> None:
         raise ValueError(f"not a name of a store: {[*names, *keys]!r}")
 
 
-class Stream:
-    """Cuts a stream of bytes into messages and the raw bytes behind them.
-
-    Args:
-        noise: skip lines that are no messages until the first that is: a login shell may print what it likes.
-    """
-
-    def __init__(self, *, noise: bool = False) -> None:
-        self._noise = noise
-        self._line: list[bytes] = []
-        self._size = 0
-        self._raw = 0
-
-    def feed(self, data: bytes) -> Iterator[Any]:
-        """Messages that are complete with these bytes, and views of raw bytes as far as they have come.
-
-        Raises:
-            ValueError: a line is too long or no message.
-        """
-        view, start = memoryview(data), 0
-        while start < len(data):
-            if self._raw:
-                piece = view[start : start + self._raw]
-                self._raw -= len(piece)
-                start += len(piece)
-                yield piece
-                continue
-            end = data.find(b"\n", start)
-            self._line.append(data[start : end if end >= 0 else len(data)])
-            self._size += len(self._line[-1])
-            if self._size > MAX_LINE:
-                raise ValueError(f"a line is longer than {MAX_LINE} bytes")
-            if end < 0:
-                return
-            line, self._line, self._size = b"".join(self._line), [], 0
-            start = end + 1
-            if line and (message := self._decode(line)) is not None:
-                self._raw = max(0, message.nbytes) if isinstance(message, Body | Piece) else 0
-                yield message
-
-    def _decode(self, line: bytes) -> Any:
-        try:
-            message = decode(line)
-        except ValueError:
-            if self._noise:
-                return None
-            raise
-        self._noise = False
-        return message
+CODEC: Codec[Message] = Codec(Message, max_line=64 << 20, check=_check)
+encode, decode, decoder = CODEC.encode, CODEC.decode, CODEC.decoder

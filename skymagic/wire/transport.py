@@ -1,7 +1,8 @@
-"""What carries a protocol: a pair of byte streams to a process, on this machine or another."""
+"""What carries a protocol: a pair of byte streams to a process, on this machine or another, and whole reads and writes on one."""
 
 from __future__ import annotations
 
+import os
 from typing import Protocol
 
 
@@ -19,3 +20,21 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Close the link and wait until the agent has ended (or end it); twice is safe."""
+
+
+def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
+    """`os.write` until everything is written: it may write a part only."""
+    view = memoryview(data).cast("B")
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def read_line(descriptor: int) -> bytes:
+    """One line, newline included; read byte by byte, for what follows belongs to another reader. Ends the process at an early end."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(descriptor, 1)
+        if not byte:
+            raise SystemExit(0)
+        line += byte
+    return line

@@ -31,7 +31,7 @@ def store() -> Iterator[Path]:
 
 def said(depot: ChildTransport) -> list[object]:
     """All that a depot says until it ends."""
-    stream, found = freight.Stream(noise=True), []
+    stream, found = freight.decoder(noise=True), []
     while data := depot.read():
         found += list(stream.feed(data))
     return found
@@ -136,7 +136,7 @@ def test_a_follower_trusts_the_pool_alone(store: Path) -> None:
     depot = ChildTransport([sys.executable, "-m", "skymagic.kernels.store.server", str(store)])
     depot.write(freight.encode(freight.Open("127.0.0.1", public, secret)))
     depot.write(freight.encode(freight.Follow(NAME, 1, "127.0.0.1", port)))
-    stream = freight.Stream(noise=True)
+    stream = freight.decoder(noise=True)
     while not (failed := [each for each in stream.feed(depot.read()) if isinstance(each, freight.Failed)]):
         pass
     assert failed == [freight.Failed(NAME, f"no word from 127.0.0.1:{port}")]
@@ -216,7 +216,7 @@ def test_frames_in_any_pieces() -> None:
         ]
     )
     for step in range(1, len(whole)):
-        stream = freight.Stream(noise=True)
+        stream = freight.decoder(noise=True)
         found = [each for n in range(0, len(whole), step) for each in stream.feed(whole[n : n + step])]
         messages = [each for each in found if not isinstance(each, memoryview)]
         assert messages == [
@@ -227,4 +227,4 @@ def test_frames_in_any_pieces() -> None:
         ]
         assert b"".join(each for each in found if isinstance(each, memoryview)) == b"a\nb\nc"
     with pytest.raises(ValueError, match="not a message"):
-        list(freight.Stream().feed(whole))
+        list(freight.decoder().feed(whole))

@@ -21,7 +21,7 @@ from skymagic.files import Copied, FileNode, Files, told
 from skymagic.files.messages import failed
 from skymagic.files.transfer.entries import LINK, Entry, stays, strange
 from skymagic.providers.local import ChildTransport
-from skymagic.wire.files import packed
+from skymagic.wire.files import FileStart, ListReply, SendReply, encode
 from tests.lab.notebook import opened
 
 MODULE = "skymagic.kernels.files"
@@ -456,10 +456,10 @@ def hostile(entries: list[Entry], *, contents: bool, sent: int | None = None) ->
         "entries": [entry.plain() for entry in entries],
         "tops": [top], "contents": contents, "notes": [], "problems": [], "machine": "elsewhere",
     }  # fmt: skip
-    answers = [packed("list", {"listing": listing}).decode()]
+    answers = [encode(ListReply(listing)).decode()]
     if sent is not None:
-        answers.append(packed("file", {"i": sent, "mtime": 0, "last": True}, b"evil").decode())
-        answers.append(packed("send").decode())
+        answers.append(encode(FileStart(sent, 0, True, 4), b"evil").decode())
+        answers.append(encode(SendReply()).decode())
     return f"import sys\nfor answer in {answers!r}:\n    input(); sys.stdout.write(answer); sys.stdout.flush()\ninput()"
 
 

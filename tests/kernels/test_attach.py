@@ -12,7 +12,7 @@ import pytest
 
 from skymagic.kernels.daemon import rundir
 from skymagic.kernels.daemon.rundir import BerthError
-from skymagic.wire.session.handshake import Answer, Hello
+from skymagic.wire.session.handshake import REPLY, REQUEST, HandshakeRequest
 
 
 @pytest.fixture
@@ -114,24 +114,24 @@ def test_nothing_of_the_login_is_held() -> None:
     agent = "import sys; sys.stdin.read()"
     command = [sys.executable, "-m", "skymagic.kernels.daemon.attach", daemon, sys.executable, "-c", agent]
     extra, kept = os.pipe()
-    word = "0123456789abcdef"
+    secret = "0123456789abcdef"
 
     def hello(attempt: int) -> bytes:
-        return Hello(word, attempt > 1, attempt, 0).encode()
+        return REQUEST.encode(HandshakeRequest(secret, attempt > 1, attempt, 0))
 
     done = subprocess.run(command, input=hello(1), capture_output=True, pass_fds=[kept], timeout=60)
     os.close(kept)
     assert os.read(extra, 1) == b""
     os.close(extra)
-    found = Answer.find(done.stdout)
+    found = REPLY.first(done.stdout, noise=True)
     assert found is not None
     assert found[0].error == ""
     assert done.stderr == b""
     again = subprocess.run(command, input=hello(2), capture_output=True, timeout=60)
-    assert b'"error": ""' in again.stdout
+    assert b'"error":""' in again.stdout
     old = subprocess.run(command, input=hello(2), capture_output=True, timeout=60)
     assert b"a newer connection has taken its place" in old.stdout
-    wrong = Hello("somebody else", True, 3, 0).encode()
+    wrong = REQUEST.encode(HandshakeRequest("somebody else", True, 3, 0))
     assert (
         b"serves another notebook"
         in subprocess.run(command, input=wrong, capture_output=True, timeout=60).stdout
@@ -139,7 +139,7 @@ def test_nothing_of_the_login_is_held() -> None:
     end = hello(3) + FINISH
     gate = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     out, _ = communicate_until_end(gate, end)
-    assert b'"status": 0' in out
+    assert b'"status":0' in out
 
 
 def communicate_until_end(gate: subprocess.Popen[bytes], data: bytes) -> tuple[bytes, int]:
@@ -184,8 +184,8 @@ def test_without_a_greeting_nothing_starts() -> None:
     ]
     assert subprocess.run(command, input=b"", capture_output=True, timeout=60).stdout == b""
     done = subprocess.run(command, input=b"{}\n", capture_output=True, timeout=60)
-    assert b"not a greeting" in done.stdout
-    resume = Hello("w", True, 1, 0).encode()
+    assert b"not a message" in done.stdout
+    resume = REQUEST.encode(HandshakeRequest("w", True, 1, 0))
     done = subprocess.run(command, input=resume, capture_output=True, timeout=60)
     assert b"killed from outside" in done.stdout
-    assert b'"gone": true' in done.stdout
+    assert b'"gone":true' in done.stdout

@@ -7,19 +7,19 @@ import socket
 import threading
 from collections.abc import Callable
 
-from skymagic.wire.session.handshake import Answer, Hello
+from skymagic.wire.session.handshake import REPLY, REQUEST, HandshakeReply, HandshakeRequest
 from skymagic.wire.transport import Transport
 
 READ = 1 << 18
 
 
 class Connection:
-    """Opens a transport, greets the daemon, and carries bytes both ways; a transport may block, the loop may not.
+    """Opens a transport, does the handshake, and carries bytes both ways; a transport may block, the loop may not.
 
     Args:
-        connect: opens a transport to the gate; may take its time, and may raise.
-        hello: asked for the greeting once the transport is open.
-        answered: called with the answer and the bytes that came after it.
+        connect: opens a transport to the attach process; may take its time, and may raise.
+        request: called once the transport is open.
+        replied: called with the reply and the bytes that came after it.
         ended: called last, once, with what is known of the reason.
 
     The calls come on threads of the connection. Closing `near` gives it up.
@@ -28,13 +28,13 @@ class Connection:
     def __init__(
         self,
         connect: Callable[[], Transport],
-        hello: Callable[[], Hello],
-        answered: Callable[[Connection, Answer, bytes], None],
+        request: Callable[[], HandshakeRequest],
+        replied: Callable[[Connection, HandshakeReply, bytes], None],
         ended: Callable[[Connection, str], None],
     ) -> None:
         self.near, self._far = socket.socketpair()
-        self._connect, self._hello = connect, hello
-        self._answered, self._ended = answered, ended
+        self._connect, self._request = connect, request
+        self._replied, self._ended = replied, ended
         self._transport: Transport | None = None
         self._closing = threading.Lock()
         self._unwanted = False
@@ -89,16 +89,16 @@ class Connection:
             self._close()  # last, for it may take its time
 
     def _inward(self, transport: Transport) -> None:
-        transport.write(self._hello().encode())
+        transport.write(REQUEST.encode(self._request()))
         data = b""
-        while (found := Answer.find(data)) is None:
+        while (found := REPLY.first(data, noise=True)) is None:
             piece = transport.read()
             if not piece:
                 return
             data += piece
-        answer, rest = found
-        self._answered(self, answer, rest)
-        if not answer.error:
+        reply, rest = found
+        self._replied(self, reply, rest)
+        if not reply.error:
             while data := transport.read():
                 self._far.sendall(data)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import socket
 import threading
@@ -15,11 +14,11 @@ from skymagic.cluster.tunnel.agent_end import AgentEnd, how_ended
 from skymagic.cluster.tunnel.connection import Connection
 from skymagic.wire.session import frames
 from skymagic.wire.session.frames import Frame, ProtocolError, Session
-from skymagic.wire.session.handshake import Answer, Hello
+from skymagic.wire.session.handshake import EXIT, OPEN, HandshakeReply, HandshakeRequest, OpenChannel
 from skymagic.wire.session.loop import Loop
 from skymagic.wire.transport import Transport
 
-GREETING = 30.0
+HANDSHAKE_TIMEOUT = 30.0
 """Seconds that a node has to answer, once it is connected to: a cold disk may hold its Python."""
 FIRST_TRIES = 3
 """Connections after which a tunnel that never was there is lost."""
@@ -54,16 +53,16 @@ class Tunnel:
         self.reason = ""
         """Why it is not connected."""
         self._connect, self._told = connect, state
-        self._word = secrets.token_hex(16)
+        self._secret = secrets.token_hex(16)
         self._session = Session()
         self._loop = Loop(self._session, self._on_frame, self._lose_connection)
         self._agent = AgentEnd(lambda data: self._post(lambda: self._put(data)), self._finish)
         self._connection: Connection | None = None
         self._former: list[Connection] = []
-        self._answered = False
-        """Whether the node has answered this connection."""
+        self._replied = False
+        """Whether the node has replied on this connection."""
         self._attempt = self._tries = 0
-        self._boot = ""
+        self._boot_id = ""
         self._progress = 0
         """The session's, when a connection was last seen to be of use."""
         self._next: float | None = None
@@ -96,7 +95,7 @@ class Tunnel:
         listener.setblocking(False)
         here: int = listener.getsockname()[1]
         self._ports[address, port] = here
-        target = json.dumps([address, port]).encode()
+        target = OPEN.encode(OpenChannel(address, port))
 
         self._listeners.append(listener)
         self._post(lambda: self._loop.watch(listener, lambda _: self._accept(listener, target)))
@@ -163,52 +162,52 @@ class Tunnel:
 
     def _begin(self) -> None:
         self._next = None
-        self._answered = False
+        self._replied = False
         self._attempt += 1
         self._connection = Connection(
             self._connect,
-            self._hello,
-            lambda connection, answer, rest: self._post(lambda: self._on_answer(connection, answer, rest)),
+            self._request,
+            lambda connection, reply, rest: self._post(lambda: self._on_reply(connection, reply, rest)),
             lambda connection, why: self._post(lambda: self._on_end(connection, why)),
         )
 
-    def _hello(self) -> Hello:
-        self._post(lambda: self._wait(GREETING))
-        return Hello(self._word, bool(self._boot), self._attempt, self._session.received)
+    def _request(self) -> HandshakeRequest:
+        self._post(lambda: self._wait(HANDSHAKE_TIMEOUT))
+        return HandshakeRequest(self._secret, bool(self._boot_id), self._attempt, self._session.received)
 
     def _wait(self, seconds: float) -> None:
-        if not self._answered:
+        if not self._replied:
             self._next = time.monotonic() + seconds
 
     def _due(self) -> None:
         if self._connection is None:
             self._begin()
         else:
-            self._lose_connection(f"the node did not answer within {GREETING:.0f} s")
+            self._lose_connection(f"the node did not answer within {HANDSHAKE_TIMEOUT:.0f} s")
 
-    def _on_answer(self, connection: Connection, answer: Answer, rest: bytes) -> None:
+    def _on_reply(self, connection: Connection, reply: HandshakeReply, rest: bytes) -> None:
         if connection is not self._connection:
             return
         self._next = None
-        if answer.error:
-            self._refused(answer)
+        if reply.error:
+            self._refused(reply)
             return
-        self._answered = True
-        self._boot = answer.boot
+        self._replied = True
+        self._boot_id = reply.boot_id
         try:
-            self._loop.attach(connection.near, answer.received, read=rest)
+            self._loop.attach(connection.near, reply.received, read=rest)
         except ProtocolError as problem:
             self._lose(f"{GONE}: {problem}")
             return
         if self._loop.attached and self._until is None:
             self._become("connected")
 
-    def _refused(self, answer: Answer) -> None:
-        if answer.gone:
-            restarted = self._boot and answer.boot != self._boot
-            self._lose(RESTARTED if restarted else answer.error)
+    def _refused(self, reply: HandshakeReply) -> None:
+        if reply.gone:
+            restarted = self._boot_id and reply.boot_id != self._boot_id
+            self._lose(RESTARTED if restarted else reply.error)
         else:
-            self._lose_connection(answer.error)
+            self._lose_connection(reply.error)
 
     def _on_end(self, connection: Connection, why: str) -> None:
         if connection is self._connection and not self._loop.attached:
@@ -228,7 +227,7 @@ class Tunnel:
             return
         if self._session.progress > self._progress:
             self._tries, self._progress = 0, self._session.progress
-        if not self._boot and self._tries + 1 >= FIRST_TRIES:
+        if not self._boot_id and self._tries + 1 >= FIRST_TRIES:
             self._lose(why)
             return
         self._next = time.monotonic() + PAUSES[min(self._tries, len(PAUSES) - 1)]
@@ -248,8 +247,8 @@ class Tunnel:
         if frame.kind == frames.DATA:
             self._agent.heard(frame.data)
         elif frame.kind == frames.EXIT:
-            values = json.loads(frame.data)
-            self._become("lost", how_ended(values["status"], values["said"]))
+            end = EXIT.decode(frame.data)
+            self._become("lost", how_ended(end.status, end.stderr))
             self._until = time.monotonic() + LAST  # the daemon goes when it knows that this has come
             self._loop.acknowledge()
         elif frame.kind == frames.GONE:

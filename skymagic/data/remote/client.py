@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from skymagic.wire import store
-from skymagic.wire.store import Beat, Looked, Message, Open, Opened, Piece, Read, Size, Stream
+from skymagic.wire.store import Beat, Looked, Message, Open, Opened, Piece, Read, Size
 from skymagic.wire.transport import Transport
 
 START = 60.0
@@ -70,7 +70,7 @@ class Fetch:
             except (OSError, ValueError, MemoryError) as problem:
                 self.problem = problem
 
-    def piece(self, piece: Piece, data: bytes) -> None:
+    def piece(self, piece: Piece, data: bytes | memoryview) -> None:
         """A piece has come."""
         import xxhash
 
@@ -265,26 +265,21 @@ class DepotLine:
                 self.silent()
 
     def _listen(self, transport: Transport) -> None:
-        stream = Stream(noise=True)
-        piece: Piece | None = None
-        parts: list[bytes] = []
-        size = 0
+        def read() -> bytes:
+            if self._transport is not transport:
+                return b""
+            data = transport.read()
+            self._last = time.monotonic()
+            return data
+
         try:
-            while self._transport is transport and (data := transport.read()):
-                self._last = time.monotonic()
-                for each in stream.feed(data):
-                    if isinstance(each, memoryview) and piece is not None:
-                        parts.append(bytes(each))
-                        size += len(each)
-                        if size == piece.nbytes:
-                            self._take_in(piece, b"".join(parts))
-                            piece, parts, size = None, [], 0
-                    elif isinstance(each, Piece):
-                        piece = each
-                    elif isinstance(each, Opened | Looked | Size | Beat):
-                        self._answer(each)
-                    else:
-                        self._heard(self.number, each)
+            for message, payload in store.CODEC.messages(read, noise=True):
+                if isinstance(message, Piece):
+                    self._take_in(message, payload)
+                elif isinstance(message, Opened | Looked | Size | Beat):
+                    self._answer(message)
+                else:
+                    self._heard(self.number, message)
         except Exception:  # whatever it was, nothing more can be understood of this line
             pass
         with contextlib.suppress(OSError, ValueError):  # it is being closed
@@ -304,7 +299,7 @@ class DepotLine:
                 self._fetches[message.number].size(message.nbytes)
             self._news.notify_all()
 
-    def _take_in(self, piece: Piece, data: bytes) -> None:
+    def _take_in(self, piece: Piece, data: bytes | memoryview) -> None:
         fetch = self._fetches.get(piece.number)
         if fetch is not None:
             fetch.piece(piece, data)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import PurePosixPath, PureWindowsPath
@@ -62,13 +60,6 @@ def renamed(entries: Iterable[Entry], name: str | None) -> list[Entry]:
     if name is None:
         return list(entries)
     return [replace(entry, path="/".join([name, *entry.path.split("/")[1:]])) for entry in entries]
-
-
-def machine() -> str:
-    """The same text for all processes of one running system, where file numbers mean the same."""
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
-    return f"{platform.node()} {platform.system()}"
 
 
 def strange(entries: Sequence[Entry]) -> list[str]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skymagic.files.transfer.entries import FILE, FOLDER, LINK, OURS, Entry, Top, machine, stays
+from skymagic.files.transfer.entries import FILE, FOLDER, LINK, OURS, Entry, Top, stays
+from skymagic.wire.boot import boot_id
 
 Skip = Callable[[str, bool], bool]
 """Whether a path below the source, which is a folder or not, stays behind."""
@@ -35,7 +36,7 @@ class Listing:
     contents: bool = False
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    machine: str = field(default_factory=machine)
+    machine: str = field(default_factory=boot_id)
 
     def plain(self) -> dict[str, Any]:
         """As JSON takes it, without `paths`; `of` gives it back."""

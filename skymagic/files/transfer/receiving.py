@@ -1,4 +1,4 @@
-"""Frames as files: what is there is compared first; what comes is written beside it, and renamed when it is whole."""
+"""Messages as files: what is there is compared first; what comes is written beside it, and renamed when it is whole."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skymagic.files.transfer.entries import FILE, FOLDER, LINK, OURS, Entry, Top, machine, strange
+from skymagic.files.transfer.entries import FILE, FOLDER, LINK, OURS, Entry, Top, strange
 from skymagic.files.transfer.listing import trouble
-from skymagic.wire.files import Frame
+from skymagic.wire.boot import boot_id
+from skymagic.wire.files import FileFailed, FileMessage, FileStart
+from skymagic.wire.transport import write_all
 
 RECORD = f"{OURS}sync"
 """What the last mirroring brought into a folder: only that may a later one remove."""
@@ -71,7 +73,7 @@ class Receiver:
         found = Difference(problems=list(self.problems))
         if found.problems:
             return found
-        if origin == machine():
+        if origin == boot_id():
             found.problems += self._onto_itself(tops, contents)
         if os.path.lexists(self._base) and not os.path.isdir(self._base):
             found.problems.append(f"{self._base} is a file, and no folder")
@@ -163,27 +165,25 @@ class Receiver:
             except OSError as problem:
                 self._wrong(path, problem)
 
-    def take(self, frame: Frame) -> None:
-        """Take a frame of a file; what goes wrong is noted, and the rest of that file ignored.
+    def take(self, message: FileMessage, view: bytes | memoryview) -> None:
+        """Take a message of a file, and its payload; what goes wrong is noted, and the rest of that file ignored.
 
         Raises:
             ValueError: a file that nobody wanted.
         """
-        if frame.name == "fail":
+        if isinstance(message, FileFailed):
             self.abort()
-            self.problems.append(str(frame.values["why"]))
+            self.problems.append(str(message.reason))
             return
         path = ""
         try:
-            if frame.name == "file":
-                self._open(int(frame.values["i"]), int(frame.values["mtime"]))
+            if isinstance(message, FileStart):
+                self._open(message.number, message.mtime)
             if self._descriptor < 0:
                 return
             path = self.path(self._entries[self._current[0]])
-            view = frame.body
-            while view:
-                view = view[os.write(self._descriptor, view) :]
-            if frame.values["last"]:
+            write_all(self._descriptor, view)
+            if message.last:
                 self._finish(path)
         except OSError as problem:
             self.abort()

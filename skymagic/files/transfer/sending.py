@@ -1,4 +1,4 @@
-"""Files as frames: ``file`` begins one, ``more`` goes on, ``fail`` gives one up, ``end`` is the end of all."""
+"""Files as encoded messages of `wire.files`: `FileStart`, `FileChunk`, `FileFailed`, and `EndOfFiles` at the end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from skymagic.files.transfer.entries import Entry
 from skymagic.files.transfer.listing import trouble
-from skymagic.wire.files import STEP, packed
+from skymagic.wire.files import CHUNK, EndOfFiles, FileChunk, FileFailed, FileStart, encode
 
 Told = Callable[[str, int], None]
 """Told of bytes that are on their way, with the path of their file."""
@@ -24,19 +24,18 @@ def sent(files: Iterable[tuple[int, Entry, str]], told: Told = lambda name, coun
             with open(path, "rb", buffering=0) as file:
                 state = os.fstat(file.fileno())
                 left = state.st_size
-                start = {"i": number, "mtime": state.st_mtime_ns}
-                name = "file"
-                while True:
-                    piece = _read(file.fileno(), min(left, STEP))
+                piece = _read(file.fileno(), min(left, CHUNK))
+                left = left - len(piece) if piece else 0
+                yield encode(FileStart(number, state.st_mtime_ns, left == 0, len(piece)), piece)
+                told(entry.path, len(piece))
+                while left:
+                    piece = _read(file.fileno(), min(left, CHUNK))
                     left = left - len(piece) if piece else 0
-                    yield packed(name, {**start, "last": left == 0}, piece)
+                    yield encode(FileChunk(left == 0, len(piece)), piece)
                     told(entry.path, len(piece))
-                    if left == 0:
-                        break
-                    name, start = "more", {}
         except OSError as problem:
-            yield packed("fail", {"i": number, "why": trouble(path, problem)})
-    yield packed("end")
+            yield encode(FileFailed(number, trouble(path, problem)))
+    yield encode(EndOfFiles())
 
 
 def _read(descriptor: int, count: int) -> bytes:

@@ -31,6 +31,7 @@ from skymagic.kernels.agent.output import Pipe, RankOutput, enlarge
 from skymagic.plan.lifetime import Lifetime
 from skymagic.wire import agent as wire
 from skymagic.wire import processes
+from skymagic.wire.transport import read_line, write_all
 
 GRACE = 1.0
 """Seconds that idle ranks have to run their plugins' teardown before they are killed."""
@@ -47,7 +48,7 @@ class Rank:
         self.ident = ident
         self.control = control
         self.output = output
-        self.lines = wire.Lines()
+        self.decoder = wire.decoder()
         self.pid: int | None = None
         self.ready = False
         """Whether it has run its plugins' hooks."""
@@ -79,7 +80,7 @@ class Agent:
         self.ranks_profile = self.directory / "ipython"
         self.ranks_profile.mkdir()
         self.select = selectors.DefaultSelector()
-        self.link_lines = wire.Lines()
+        self.link_decoder = wire.decoder()
         self.ranks: dict[int, Rank] = {}
         self.leaving: dict[int, Rank] = {}
         """By pid: ranks that were replaced and have not ended yet."""
@@ -199,7 +200,7 @@ class Agent:
                 os._exit(code)
         theirs.close()
         self.forkserver = ours
-        self.forkserver_lines = b""
+        self.forkserver_decoder = wire.decoder()
         self._watch(ours, self._on_forkserver)
 
     def _controller_fds(self) -> set[int]:
@@ -246,10 +247,8 @@ class Agent:
 
     def tell(self, message: wire.Message) -> None:
         """Write to the notebook."""
-        view = memoryview(wire.encode(message))
         try:
-            while view:
-                view = view[os.write(self.link_out, view) :]
+            write_all(self.link_out, wire.encode(message))
         except OSError:
             self._link_lost()
 
@@ -264,7 +263,7 @@ class Agent:
         if not data:
             self._link_lost()
             return
-        for message in self.link_lines.feed(data):
+        for message in self.link_decoder.feed(data):
             self._obey(message)
 
     def _obey(self, message: wire.Message) -> None:
@@ -457,7 +456,7 @@ class Agent:
         if not data:
             self._unwatch(rank.control)
             return
-        for message in rank.lines.feed(data):
+        for message in rank.decoder.feed(data):
             self._heard(rank, message)
 
     def _heard(self, rank: Rank, message: wire.Message) -> None:
@@ -497,22 +496,20 @@ class Agent:
             self._unwatch(self.forkserver)
             self.tell(wire.AgentFailed("the process that forks ranks ended"))
             return
-        *lines, self.forkserver_lines = (self.forkserver_lines + data).split(b"\n")
-        for line in lines:
-            event = json.loads(line)
-            if "forked" in event:
-                self._forked(event["forked"], event["pid"], event["ident"])
+        for message in self.forkserver_decoder.feed(data):
+            if isinstance(message, wire.RankForked):
+                self._forked(message)
             else:
-                self._exited(event["exited"], event["status"])
+                self._exited(message.pid, message.status)
 
-    def _forked(self, number: int, pid: int, ident: str) -> None:
-        rank = self.ranks.get(number)
-        if rank is None or rank.ident != ident:  # replaced before it was there
+    def _forked(self, message: wire.RankForked) -> None:
+        rank = self.ranks.get(message.rank)
+        if rank is None or rank.ident != message.ident:  # replaced before it was there
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(message.pid, signal.SIGKILL)
             return
-        rank.pid = pid
-        self.tell(wire.RankForked(number, pid, rank.ident))
+        rank.pid = message.pid
+        self.tell(message)
 
     def _exited(self, pid: int, status: int) -> None:
         with contextlib.suppress(OSError):
@@ -559,18 +556,6 @@ class Agent:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def read_spec(link: int) -> wire.AgentSpec:
-    """The first line of the link; read byte by byte, for the rest belongs to the event loop."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(link, 1)
-        if not byte:
-            raise SystemExit(0)
-        line += byte
-    spec: wire.AgentSpec = wire.decode(line)
-    return spec
-
-
 def main() -> None:
     """Run the agent on standard input and output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -578,7 +563,9 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    agent = Agent(read_spec(link_in), link_in, link_out)
+    spec = wire.decode(read_line(link_in))  # the rest belongs to the event loop
+    assert isinstance(spec, wire.AgentSpec)
+    agent = Agent(spec, link_in, link_out)
     try:
         agent.start()
     except BaseException:

@@ -6,11 +6,11 @@ import contextlib
 import ipaddress
 import os
 import socket
-import sys
 import threading
 from collections.abc import Iterable, Mapping
 
 from skymagic.kernels.network import interface_addresses
+from skymagic.wire.boot import boot_id
 
 PATIENCE = 2.0
 """Seconds in which a place must answer."""
@@ -18,9 +18,9 @@ PATIENCE = 2.0
 
 def machine() -> str:
     """The same text for all processes that reach each other by 127.0.0.1, and for no others."""
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
-    return f"{socket.gethostname()} {sys.platform}"
+    with contextlib.suppress(OSError):
+        return f"{boot_id()} {os.readlink('/proc/self/ns/net')}"
+    return f"{boot_id()} {socket.gethostname()}"
 
 
 def addresses() -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
 import os
 import selectors
 import signal
@@ -19,7 +18,7 @@ import traceback
 from collections.abc import Sequence
 
 from skymagic.wire import processes
-from skymagic.wire.agent import RankSpec, decode, encode
+from skymagic.wire.agent import ChildExited, Message, RankForked, RankSpec, decode, encode
 
 PIECE = 1 << 16
 
@@ -44,7 +43,8 @@ def _receive_spec(channel: socket.socket) -> tuple[RankSpec, list[int]] | None:
         if not piece:
             return None
         line += piece
-    spec: RankSpec = decode(line)
+    spec = decode(line)
+    assert isinstance(spec, RankSpec)
     return spec, fds
 
 
@@ -105,7 +105,7 @@ def _fork(channel: socket.socket, spec: RankSpec, fds: list[int]) -> None:
             os._exit(code)
     for fd in fds:
         os.close(fd)
-    _report(channel, {"forked": spec.rank, "pid": pid, "ident": spec.env["SKYMAGIC_IDENT"]})
+    _report(channel, RankForked(spec.rank, pid, spec.env["SKYMAGIC_IDENT"]))
 
 
 def _reap(channel: socket.socket) -> None:
@@ -116,9 +116,9 @@ def _reap(channel: socket.socket) -> None:
             return
         if pid == 0:
             return
-        _report(channel, {"exited": pid, "status": os.waitstatus_to_exitcode(status)})
+        _report(channel, ChildExited(pid, os.waitstatus_to_exitcode(status)))
 
 
-def _report(channel: socket.socket, event: dict[str, int | str]) -> None:
+def _report(channel: socket.socket, message: Message) -> None:
     with contextlib.suppress(OSError):
-        channel.sendall(json.dumps(event).encode() + b"\n")
+        channel.sendall(encode(message))

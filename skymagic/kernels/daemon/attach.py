@@ -3,7 +3,7 @@
 It starts the daemon NAME, or finds it again, and relays between its standard input and output and the daemon's socket until either
 ends. The daemon owns the agent (or COMMAND in its place), so that the agent outlives the connection.
 
-The first line of the input is a `greeting.Hello`; the daemon, or the gate when there is none, answers it.
+The first line of the input is a `handshake.HandshakeRequest`; the daemon, or the gate when there is none, answers it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import sys
 
 from skymagic.kernels.daemon import rundir
 from skymagic.kernels.daemon.fork import close_from
-from skymagic.kernels.daemon.rundir import Berth, BerthError, boot
-from skymagic.wire.session.handshake import Answer, Hello
+from skymagic.kernels.daemon.rundir import Berth, BerthError
+from skymagic.wire.boot import boot_id
+from skymagic.wire.session.handshake import REPLY, REQUEST, HandshakeReply, HandshakeRequest
+from skymagic.wire.transport import read_line, write_all
 
 VANISHED = (
     "its daemon is not there any more: it was killed from outside (out of memory, an administrator, or systemd with "
@@ -28,9 +30,10 @@ VANISHED = (
 def main(arguments: list[str]) -> int:
     """Attach to the daemon, starting it if it may be new."""
     name, *command = arguments
-    line = _read_line(0)
+    line = read_line(0)
+    os.write(1, b"\n")  # ends what a login shell has printed: the reply begins a line
     try:
-        sock = _attach(name, command, Hello.decode(line))
+        sock = _attach(name, command, REQUEST.decode(line))
     except BerthError as problem:
         return _refuse(str(problem), gone=True)
     except (ValueError, OSError) as problem:
@@ -44,26 +47,15 @@ def main(arguments: list[str]) -> int:
 
 
 def _refuse(reason: str, gone: bool) -> int:
-    os.write(1, Answer(boot(), error=reason, gone=gone).encode())
+    write_all(1, REPLY.encode(HandshakeReply(boot_id(), error=reason, gone=gone)))
     return 1
 
 
-def _read_line(fd: int) -> bytes:
-    """Byte by byte, for what follows is relayed."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(fd, 1)
-        if not byte:
-            raise SystemExit(0)
-        line += byte
-    return line
-
-
-def _attach(name: str, command: list[str], hello: Hello) -> socket.socket | None:
-    if not hello.resume:
+def _attach(name: str, command: list[str], request: HandshakeRequest) -> socket.socket | None:
+    if not request.resume:
         place = rundir.make(name)
         with place.locked():
-            return place.connect() or _start(place, command, hello.session)
+            return place.connect() or _start(place, command, request.secret)
     found = rundir.find(name)
     if found is None or (sock := found.connect()) is not None:
         return None if found is None else sock
@@ -74,7 +66,7 @@ def _attach(name: str, command: list[str], hello: Hello) -> socket.socket | None
     return None
 
 
-def _start(place: Berth, command: list[str], session: str) -> socket.socket | None:
+def _start(place: Berth, command: list[str], secret: str) -> socket.socket | None:
     """Fork the daemon; it listens before anybody connects."""
     listener = place.listen()
     if os.fork() == 0:
@@ -83,7 +75,7 @@ def _start(place: Berth, command: list[str], session: str) -> socket.socket | No
             _leave(place, listener)
             from skymagic.kernels.daemon.daemon import Daemon
 
-            Daemon(listener, place, command, session).run()
+            Daemon(listener, place, command, secret).run()
             code = 0
         except BaseException:
             import traceback
@@ -121,9 +113,7 @@ def _relay(sock: socket.socket) -> None:
 
     threading.Thread(target=inward, daemon=True).start()
     while data := sock.recv(1 << 18):
-        view = memoryview(data)
-        while view:
-            view = view[os.write(1, view) :]
+        write_all(1, data)
 
 
 if __name__ == "__main__":

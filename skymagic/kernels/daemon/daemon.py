@@ -6,7 +6,6 @@ has ended and the notebook knows of it, or nobody has come for `FORSAKEN` second
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -16,11 +15,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from skymagic.kernels.daemon.fork import Forked
-from skymagic.kernels.daemon.rundir import Berth, boot, sweep
+from skymagic.kernels.daemon.rundir import Berth, sweep
 from skymagic.wire import agent as wire
+from skymagic.wire.boot import boot_id
 from skymagic.wire.session import frames
 from skymagic.wire.session.frames import Frame, ProtocolError, Session
-from skymagic.wire.session.handshake import LONGEST, Answer, Hello
+from skymagic.wire.session.handshake import (
+    EXIT,
+    OPEN,
+    REPLY,
+    REQUEST,
+    AgentExit,
+    HandshakeReply,
+    HandshakeRequest,
+)
 from skymagic.wire.session.loop import Loop
 from skymagic.wire.session.streams import WRITABLE
 
@@ -38,12 +46,12 @@ class Daemon:
         listener: where gates connect.
         place: the folder, removed at the end.
         command: what is run in the place of the agent; empty for the agent.
-        session: the word that a notebook must know.
+        secret: what a notebook must know.
     """
 
-    def __init__(self, listener: socket.socket, place: Berth, command: Sequence[str], session: str) -> None:
+    def __init__(self, listener: socket.socket, place: Berth, command: Sequence[str], secret: str) -> None:
         self.place = place
-        self.word = session
+        self.secret = secret
         self.session = Session()
         self.loop = Loop(self.session, self._on_frame, lambda _: self._tell_agent(wire.Away()))
         self.attempt = 0
@@ -138,9 +146,9 @@ class Daemon:
             sock, _address = self.listener.accept()
             sock.setblocking(False)
             line = bytearray()
-            self.loop.watch(sock, lambda _: self._on_hello(sock, line))
+            self.loop.watch(sock, lambda _: self._on_request(sock, line))
 
-    def _on_hello(self, sock: socket.socket, line: bytearray) -> None:
+    def _on_request(self, sock: socket.socket, line: bytearray) -> None:
         try:
             data = sock.recv(4096)
         except BlockingIOError:
@@ -148,32 +156,32 @@ class Daemon:
         except OSError:
             data = b""
         line += data
-        if data and b"\n" not in line and len(line) < LONGEST:
-            return
-        self.loop.watch(sock, lambda _: None, 0)
-        first, _, rest = bytes(line).partition(b"\n")
         try:
-            hello = Hello.decode(first)
+            found = REQUEST.first(bytes(line))
         except ValueError as problem:
+            self.loop.watch(sock, lambda _: None, 0)
             self._refuse(sock, str(problem))
             return
-        self._attach(sock, hello, rest)
+        if found is not None or not data:
+            self.loop.watch(sock, lambda _: None, 0)
+            self._attach(sock, *found) if found is not None else sock.close()
 
     def _refuse(self, sock: socket.socket, why: str, gone: bool = True) -> None:
         with suppress(OSError):
-            sock.send(Answer(boot(), error=why, gone=gone).encode())
+            sock.send(REPLY.encode(HandshakeReply(boot_id(), error=why, gone=gone)))
         sock.close()
 
-    def _attach(self, sock: socket.socket, hello: Hello, rest: bytes) -> None:
-        if hello.session != self.word:
+    def _attach(self, sock: socket.socket, request: HandshakeRequest, rest: bytes) -> None:
+        if request.secret != self.secret:
             self._refuse(sock, "a daemon of this name serves another notebook")
-        elif hello.attempt <= self.attempt:
+        elif request.attempt <= self.attempt:
             self._refuse(sock, "a newer connection has taken its place", gone=False)
         else:
-            self.attempt = hello.attempt
+            self.attempt = request.attempt
             was_attached = self.loop.attached
             try:
-                self.loop.attach(sock, hello.received, Answer(boot(), self.session.received).encode(), rest)
+                reply = REPLY.encode(HandshakeReply(boot_id(), self.session.received))
+                self.loop.attach(sock, request.received, reply, rest)
             except ProtocolError as problem:
                 self._refuse(sock, str(problem))
                 return
@@ -268,16 +276,16 @@ class Daemon:
         with open(self.place.errors, errors="replace") as file:
             self._say_end(status, file.read()[-4000:].strip())
 
-    def _say_end(self, status: int, words: str) -> None:
+    def _say_end(self, status: int, stderr: str) -> None:
         self.status = status
-        self.session.put(frames.EXIT, 0, json.dumps({"status": status, "said": words}).encode())
+        self.session.put(frames.EXIT, 0, EXIT.encode(AgentExit(status, stderr)))
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
     def _open(self, frame: Frame) -> None:
         try:
-            address, port = json.loads(frame.data)
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            target = OPEN.decode(frame.data)
+            family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
             sock = socket.socket(family, socket.SOCK_STREAM)
         except (ValueError, OSError):
             self.loop.channels.reset(frame.channel)
@@ -285,7 +293,7 @@ class Daemon:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            sock.connect((address, port))
+            sock.connect((target.address, target.port))
         except BlockingIOError:
             pass
         except OSError:

@@ -90,13 +90,6 @@ class Berth:
             os.rmdir(self.path)
 
 
-def boot() -> str:
-    """A word that changes when this machine starts anew."""
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
-    return socket.gethostname()
-
-
 def places(name: str) -> list[str]:
     """Where a daemon's folder may lie, the best first."""
     if not NAME.fullmatch(name):

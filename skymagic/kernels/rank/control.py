@@ -80,7 +80,7 @@ class Control:
             self._offered.notify_all()
 
     def _listen(self) -> None:
-        lines = wire.Lines()
+        decoder = wire.decoder()
         while True:
             try:
                 data = self._socket.recv(1 << 16)
@@ -88,7 +88,7 @@ class Control:
                 data = b""
             if not data:
                 os.kill(os.getpid(), signal.SIGKILL)
-            for message in lines.feed(data):
+            for message in decoder.feed(data):
                 self._heard(message)
 
     def _heard(self, message: wire.Message) -> None:

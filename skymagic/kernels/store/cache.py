@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from skymagic.data.store.store import LARGE, private
+from skymagic.wire.transport import write_all
 
 AGE = 30 * 86400.0
 """Seconds after which a value that no pool has asked for is removed."""
@@ -81,8 +82,7 @@ class Cellar:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             for data in pieces(source):
-                while data:
-                    data = data[os.write(descriptor, data) :]
+                write_all(descriptor, data)
             part.rename(self._folder / key)
         finally:
             os.close(descriptor)

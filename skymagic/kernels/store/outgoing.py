@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from skymagic.wire.store import Message, Piece, Read, Size, encode
+from skymagic.wire.transport import write_all
 
 PIECE = 1 << 19
 """Bytes of a file that are sent at a time."""
@@ -72,20 +73,15 @@ class Outlet:
                     self._news.wait_for(lambda: self._items)
                     line, data = self._items.popleft()
                     self._writing = True
-                self._all(line)
+                write_all(self._descriptor, line)
                 if data is not None:
-                    self._all(data)
+                    write_all(self._descriptor, data)
                 with self._news:
                     self._writing = False
                     self._pieces -= data is not None
                     self._news.notify_all()
         except OSError:
             self._gone()
-
-    def _all(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._descriptor, view) :]
 
 
 class Reading:

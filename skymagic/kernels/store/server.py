@@ -40,7 +40,7 @@ from skymagic.wire.store import (
     Read,
     Seal,
     Stop,
-    Stream,
+    decoder,
 )
 
 LOCK = ".depot"
@@ -239,9 +239,9 @@ class Depot:
 
 def orders(descriptor: int) -> Iterator[Any]:
     """Messages and raw bytes that the notebook sends, until it has closed."""
-    stream = Stream()
+    cutter = decoder()
     while data := os.read(descriptor, 1 << 18):
-        yield from stream.feed(data)
+        yield from cutter.feed(data)
 
 
 def _beat(outlet: Outlet, directory: Path, end: threading.Event) -> None:

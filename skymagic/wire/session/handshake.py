@@ -1,22 +1,21 @@
-"""How a connection to a daemon begins: the notebook says who it is, the node answers; one line each way, then frames."""
+"""The messages of a session that are JSON: the handshake, one line each way, and what OPEN and EXIT frames carry."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
-MARK = b"\x01skymagic-gate:"
-"""Begins the answer: a login shell may print before it."""
+from skymagic.wire.codec import Codec
+
 LONGEST = 1 << 16
-"""Bytes that a greeting, or a login shell, may take."""
+"""Bytes that a request or a reply, or what a login shell prints before it, may take."""
 
 
 @dataclass(frozen=True)
-class Hello:
-    """The notebook's line."""
+class HandshakeRequest:
+    """Notebook → daemon: who attaches."""
 
-    session: str = field(repr=False)
-    """A word that only this notebook and its daemon know."""
+    secret: str = field(repr=False)
+    """Known to this notebook and its daemon only."""
     resume: bool
     """Whether the daemon must be there already."""
     attempt: int
@@ -24,29 +23,12 @@ class Hello:
     received: int
     """Frames that the notebook has."""
 
-    def encode(self) -> bytes:
-        """The line."""
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-    @staticmethod
-    def decode(line: bytes) -> Hello:
-        """From a line.
-
-        Raises:
-            ValueError: it is no greeting.
-        """
-        try:
-            return Hello(**json.loads(line))
-        except TypeError as problem:
-            raise ValueError(f"not a greeting of this skymagic: {problem}") from None
-
 
 @dataclass(frozen=True)
-class Answer:
-    """The node's line."""
+class HandshakeReply:
+    """Daemon, or the attach process when there is no daemon → notebook."""
 
-    boot: str
-    """A word that changes when the machine starts anew."""
+    boot_id: str
     received: int = 0
     """Frames that the daemon has."""
     error: str = ""
@@ -54,24 +36,26 @@ class Answer:
     gone: bool = False
     """Whether it is for good."""
 
-    def encode(self) -> bytes:
-        """The line."""
-        return MARK + json.dumps(asdict(self)).encode() + b"\n"
 
-    @staticmethod
-    def find(data: bytes) -> tuple[Answer, bytes] | None:
-        """The answer in what has come so far, and the bytes after it; None if it has not come yet.
+@dataclass(frozen=True)
+class OpenChannel:
+    """In an OPEN frame, notebook → daemon: where the node is to connect the channel to."""
 
-        Raises:
-            ValueError: it is no answer, or none came in `LONGEST` bytes.
-        """
-        _, mark, rest = data.partition(MARK)
-        line, end, frames = rest.partition(b"\n")
-        if mark and end:
-            try:
-                return Answer(**json.loads(line)), frames
-            except TypeError as problem:
-                raise ValueError(f"not an answer of this skymagic: {problem}") from None
-        if len(data) > LONGEST:
-            raise ValueError(f"no answer, but {data[:200].decode(errors='replace')!r}…")
-        return None
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class AgentExit:
+    """In an EXIT frame, daemon → notebook: how the agent ended, after all that it wrote."""
+
+    status: int
+    """Exit code; negative for a signal."""
+    stderr: str
+    """The end of its standard error."""
+
+
+REQUEST: Codec[HandshakeRequest] = Codec(HandshakeRequest, max_line=LONGEST)
+REPLY: Codec[HandshakeReply] = Codec(HandshakeReply, max_line=LONGEST)
+OPEN: Codec[OpenChannel] = Codec(OpenChannel, max_line=LONGEST)
+EXIT: Codec[AgentExit] = Codec(AgentExit, max_line=LONGEST)
