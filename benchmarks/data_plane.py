@@ -26,7 +26,7 @@ import numpy as np
 
 from skymagic.data.shipping.shipper import Cargo, Shipper
 from skymagic.data.store.store import NodeStore, create, digest, remove
-from skymagic.kernels.rank.namespace import Hold
+from skymagic.kernels.rank.namespace import Namespace
 
 RANKS = 4
 missed: list[str] = []
@@ -66,7 +66,7 @@ class Ranks:
 
 def serve(pipe: Connection, directory: str, rank: int) -> None:
     """A rank's loop."""
-    hold = Hold({"__name__": "__main__", "np": np}, directory, rank)
+    namespace = Namespace({"__name__": "__main__", "np": np}, directory, rank)
     while True:
         try:
             verb, argument = json.loads(pipe.recv_bytes())
@@ -74,18 +74,18 @@ def serve(pipe: Connection, directory: str, rank: int) -> None:
             return
         answer: Any = None
         if verb == "bind":
-            hold.bind(argument)
+            namespace.bind(argument)
         elif verb == "run":
-            exec(argument, hold.namespace)
+            exec(argument, namespace.variables)
         elif verb == "eval":
-            answer = eval(argument, hold.namespace)
+            answer = eval(argument, namespace.variables)
         elif verb == "pack":
-            answer = hold.pack({name: hold.namespace[name] for name in argument})
+            answer = namespace.pack({name: namespace.variables[name] for name in argument})
         elif verb == "map":
             descriptor = os.open(argument, os.O_RDONLY)
             view = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
             os.close(descriptor)
-            hold.namespace["a"] = np.frombuffer(view, "f4")
+            namespace.variables["a"] = np.frombuffer(view, "f4")
         pipe.send_bytes(json.dumps(answer).encode())
 
 

@@ -93,10 +93,10 @@ def meet(info: InstanceInfo, reserved: socket.socket) -> str:
     if info.rank == 0:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reserved.bind((info.head_addr, 0))
-        rendezvous.tell("jax", reserved.getsockname()[1])
+        rendezvous.put("jax", reserved.getsockname()[1])
         port = reserved.getsockname()[1]
     else:
-        port = rendezvous.hear("jax")
+        port = rendezvous.get("jax")
     return f"{info.head_addr}:{port}"
 
 

@@ -68,14 +68,14 @@ def process_group(backend: str | None = None) -> Iterator[None]:
 
     info = among(runtime.participants(), runtime.instance_info())
     hooks = _torch.hooks(backend)
-    with rendezvous.aside(f"run {runtime.run_number()}"):
+    with rendezvous.subgroup(f"run {runtime.run_number()}"):
         # a group that others wait in is found by this; it is not formed anew, for the function is over by then
         plugin = Plugin("integrations.torch", release=hooks["release"], collectives=hooks["collectives"])
         context.active_plugins.append(plugin)
         try:
             with hooks["around_app"](info):
                 if info.rank == 0:
-                    rendezvous.withdraw("torch")
+                    rendezvous.delete("torch")
                 yield
         finally:
             context.active_plugins.remove(plugin)

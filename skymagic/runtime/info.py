@@ -1,4 +1,4 @@
-"""What code on a rank asks and says: `instance_info`, who takes part in a run, and whose output is heard.
+"""What code on a rank calls: `instance_info`, who takes part in a run, and output control by rank.
 
 Safe on a node and outside one: standard library only, nothing is started, nothing is kept. Outside a pool the answers
 are those of rank 0 of 1.
@@ -19,13 +19,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeVar
 
 from skymagic.errors import SkyError
-from skymagic.runtime import silence as quiet
+from skymagic.runtime import silence
 
 VARIABLE = "COMPUTE_POOL"
 """Environment variable that holds the InstanceInfo of a rank, as JSON."""
-
-quiet_target = quiet.target
-"""Descriptors that take silenced output in place of the null device, by stream; set by a rank's kernel."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 Only = Literal["head", "all"] | int | Iterable[int] | Callable[["InstanceInfo"], bool]
@@ -205,18 +202,18 @@ class Silence:
             return info.rank not in self.heard
         return self.heard == "nobody" or (self.heard == "head" and info.rank != 0)
 
-    def decided(self) -> Callable[[], quiet.Block]:
-        """What makes the blocks of one call: silent ones, or ones that do nothing."""
-        return functools.partial(quiet.Block, self.streams if self.applies() else ())
+    def redirection(self) -> Callable[[], silence.Redirection]:
+        """Makes the redirections of one call: of our streams, or of none where this rank is heard."""
+        return functools.partial(silence.Redirection, self.streams if self.applies() else ())
 
     def __enter__(self) -> None:
-        block = self.decided()()
+        block = self.redirection()()
         block.__enter__()
         _open_blocks().append((self, block))
 
     def __exit__(self, *error: object) -> None:
         opened = _open_blocks()
-        place = max(i for i, (silence, _) in enumerate(opened) if silence is self)
+        place = max(i for i, (control, _) in enumerate(opened) if control is self)
         opened.pop(place)[1].__exit__()
 
     def __call__(self, function: F) -> F:
@@ -237,33 +234,33 @@ class Silence:
 _local = threading.local()
 
 
-def _open_blocks() -> list[tuple[Silence, quiet.Block]]:
+def _open_blocks() -> list[tuple[Silence, silence.Redirection]]:
     """The `with` blocks open on this thread. Not kept in a Silence, for it is shared and travels by pickle."""
-    blocks: list[tuple[Silence, quiet.Block]] = _local.__dict__.setdefault("blocks", [])
+    blocks: list[tuple[Silence, silence.Redirection]] = _local.__dict__.setdefault("blocks", [])
     return blocks
 
 
-def _silenced(function: F, silence: Silence) -> F:
+def _silenced(function: F, control: Silence) -> F:
     wrapper: Callable[..., Any]
     if inspect.iscoroutinefunction(function):
 
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return await quiet.driven(function(*args, **kwargs), silence.decided())
+            return await silence.drive(function(*args, **kwargs), control.redirection())
 
     elif inspect.isasyncgenfunction(function):
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return quiet.driven_async(function(*args, **kwargs), silence.decided())
+            return silence.drive_async(function(*args, **kwargs), control.redirection())
 
     elif inspect.isgeneratorfunction(function):
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return (yield from quiet.driven(function(*args, **kwargs), silence.decided()))
+            return (yield from silence.drive(function(*args, **kwargs), control.redirection()))
 
     else:
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with silence.decided()():
+            with control.redirection()():
                 return function(*args, **kwargs)
 
     return functools.wraps(function)(wrapper)  # type: ignore[return-value]
@@ -295,8 +292,8 @@ silent = Silence("silent", ("stdout", "stderr"), "nobody")
 def _control(name: str, function: F | None, only: Only) -> Any:
     if function is not None and not callable(function):
         raise TypeError(f"write @sky.{name}(only={function!r}), with the name `only`")
-    silence = Silence(name, (name,), _heard(name, only))
-    return silence if function is None else silence(function)
+    control = Silence(name, (name,), _heard(name, only))
+    return control if function is None else control(function)
 
 
 def _heard(name: str, only: Any) -> frozenset[int] | Literal["head", "all"] | Callable[[InstanceInfo], bool]:

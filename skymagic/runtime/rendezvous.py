@@ -1,6 +1,7 @@
-"""How plugins on different ranks tell each other a value, such as the port that rank 0's store was given.
+"""A key-value store of the pool's ranks, for what must be agreed on before there is a process group, such as its store's port.
 
-Values go rank → agent → all ranks, so that no port has to be guessed. Each process group formed has a generation of its own.
+Values go rank → agent → all ranks, so that no port has to be guessed. Each process group formed has a generation of its own,
+which is part of a key: a rank that is late does not read what belonged to the group before.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 TIMEOUT = 60.0
+"""Seconds that a rank waits for a value."""
 MASTER_PORT = "master port"
-"""Key of an offer that holds for all generations."""
-_state: dict[str, Any] = {"control": None, "generation": 0, "aside": ""}
+"""A key of all generations."""
+_state: dict[str, Any] = {"control": None, "generation": 0, "prefix": ""}
 
 
 class Control(Protocol):
     """The way to all ranks of the pool: `kernels.rank.control`."""
 
-    def offer(self, key: str, value: Any) -> None:
-        """Tell all ranks a value; None takes back what was told."""
+    def put(self, key: str, value: Any) -> None:
+        """Set a value on all ranks; None deletes it."""
 
-    def wait_for(self, key: str, timeout: float) -> Any:
-        """A value that some rank offers; raises TimeoutError."""
+    def get(self, key: str, timeout: float) -> Any:
+        """A value, once some rank has put it; raises TimeoutError."""
 
 
 def attach(control: Control, generation: int) -> None:
@@ -42,37 +44,37 @@ def generation() -> int:
 
 
 @contextlib.contextmanager
-def aside(name: str) -> Iterator[None]:
-    """Inside, some ranks meet by themselves: what they tell is heard inside a meeting of the same name alone."""
-    before = _state["aside"]
-    _state["aside"] = f"{name}/"
+def subgroup(name: str) -> Iterator[None]:
+    """Inside, keys have a prefix: the ranks of a smaller group see each other's values, and no others."""
+    before = _state["prefix"]
+    _state["prefix"] = f"{name}/"
     try:
         yield
     finally:
-        _state["aside"] = before
+        _state["prefix"] = before
 
 
 def _key(name: str) -> str:
-    return f"{_state['aside']}{name}/{generation()}"
+    return f"{_state['prefix']}{name}/{generation()}"
 
 
-def tell(name: str, value: Any) -> None:
-    """Tell all ranks of the pool a plain value, for this generation."""
-    _state["control"].offer(_key(name), value)
+def put(name: str, value: Any) -> None:
+    """Set a plain value on all ranks of the pool, for this generation."""
+    _state["control"].put(_key(name), value)
 
 
-def withdraw(name: str) -> None:
-    """Take back what was told: everyone who needed it has it."""
-    _state["control"].offer(_key(name), None)
+def delete(name: str) -> None:
+    """Delete a value: everyone who needed it has it."""
+    _state["control"].put(_key(name), None)
 
 
-def hear(name: str, timeout: float = TIMEOUT) -> Any:
-    """The value that another rank tells in this generation.
+def get(name: str, timeout: float = TIMEOUT) -> Any:
+    """The value that some rank puts in this generation.
 
     Raises:
-        TimeoutError: nobody told it within `timeout` seconds.
+        TimeoutError: nobody did within `timeout` seconds.
     """
-    return _state["control"].wait_for(_key(name), timeout)
+    return _state["control"].get(_key(name), timeout)
 
 
 def master_port(rank: int, address: str) -> int:
@@ -84,11 +86,11 @@ def master_port(rank: int, address: str) -> int:
     """
     control = _state["control"]
     if rank != 0:
-        return int(control.wait_for(MASTER_PORT, TIMEOUT))
+        return int(control.get(MASTER_PORT, TIMEOUT))
     try:
-        return int(control.wait_for(MASTER_PORT, 0.0))
+        return int(control.get(MASTER_PORT, 0.0))
     except TimeoutError:
         with socket.create_server((address, 0)) as free:
             port = int(free.getsockname()[1])
-        control.offer(MASTER_PORT, port)
+        control.put(MASTER_PORT, port)
         return port

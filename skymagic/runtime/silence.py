@@ -1,9 +1,14 @@
-"""Silence for a process's standard streams, down to the file descriptor.
+"""Redirection of standard streams at the level of file descriptors (``dup2``), which silences a process's output.
 
-While a stream is silenced its file descriptor leads to the quiet target: what Python, C code and child processes write
-goes there. A descriptor belongs to the whole process, and so does its silence, but for one thing that Python can tell
-apart: threads that were running before the silence began are its neighbours, and what *they* print through
-``sys.stdout`` or ``sys.stderr`` still comes out. Threads started during the silence count as part of the silenced code.
+While a stream is silenced its descriptor leads to a sink: what Python, C code and child processes write goes there.
+
+    silenced code   ── print ──┐
+    C, children     ───────────┴─▶ descriptor 1 ──▶ sink: the rank's log, or the null device
+    other threads   ── print ─▶ StreamProxy ─▶ saved_fd, a dup of what descriptor 1 was ──▶ the rank's output
+
+A descriptor belongs to the whole process, and so does its redirection, but for one thing that Python can tell apart:
+threads that were running before the silence began are bystanders, and what *they* print through ``sys.stdout`` or
+``sys.stderr`` still comes out. Threads started during the silence count as part of the silenced code.
 """
 
 from __future__ import annotations
@@ -21,14 +26,14 @@ from typing import Any
 
 from skymagic.wire.transport import write_all
 
-target: dict[str, int] = {}
-"""Descriptor that takes what is silenced, by stream (``"stdout"``, ``"stderr"``), in place of the null device.
+sinks: dict[str, int] = {}
+"""The descriptor that takes what is silenced, by stream (``"stdout"``, ``"stderr"``), in place of the null device.
 
 A rank's kernel sets it, so that the rank's log stays complete. It is read at the moment a silence begins.
 """
 
 
-class Stream:
+class StandardStream:
     """One standard stream and the blocks that silence it now."""
 
     def __init__(self, name: str, fd: int) -> None:
@@ -36,10 +41,10 @@ class Stream:
         self.fd = fd
         self._lock = threading.RLock()
         self._threads: list[threading.Thread] = []  # of the blocks that are open, innermost last
-        self._neighbours: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-        self._voice: Voice | None = None
-        # Made at the first silence and kept: a neighbour may write to it at any moment, also while a silence ends.
-        self.outlet = -1
+        self._bystanders: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._proxy: StreamProxy | None = None
+        # Made at the first silence and kept: a bystander may write to it at any moment, also while a silence ends.
+        self.saved_fd = -1
 
     def begin(self) -> threading.Thread:
         """Open a block on this thread; `end` takes what this returns."""
@@ -48,26 +53,26 @@ class Stream:
             self._threads.append(me)
             if len(self._threads) == 1:
                 try:
-                    self._close()
+                    self._redirect()
                 except BaseException:  # an interrupt that came just now
                     self.end(me)
                     raise
         return me
 
     def end(self, thread: threading.Thread) -> None:
-        """End a block; the last one gives the stream its voice back. Twice is safe, and so is after `end_all`."""
+        """End a block; the last one restores the stream. Twice is safe, and so is after `end_all`."""
         with self._lock:
             if thread in self._threads:
                 self._threads.remove(thread)
                 if not self._threads:
-                    self._open()
+                    self._restore()
 
     def end_all(self) -> None:
         """End every block, whoever forgot to."""
         with self._lock:
             if self._threads:
                 self._threads.clear()
-                self._open()
+                self._restore()
 
     @property
     def silenced(self) -> bool:
@@ -75,37 +80,36 @@ class Stream:
         return bool(self._threads)
 
     def silences_me(self) -> bool:
-        """Whether what the current thread prints is to go to the quiet target."""
+        """Whether what the current thread prints is to go to the sink."""
         if not self._threads:
             return False
         me = threading.current_thread()
-        return me in self._threads or me not in self._neighbours
+        return me in self._threads or me not in self._bystanders
 
-    def _close(self) -> None:
+    def _redirect(self) -> None:
         original = getattr(sys, self.name)
         self._flush(original)
-        self._neighbours = weakref.WeakSet(
+        self._bystanders = weakref.WeakSet(
             t for t in threading.enumerate() if not isinstance(t, threading._DummyThread)
         )
-        with contextlib.suppress(
-            OSError
-        ):  # a process without this stream has nothing to silence below Python
-            if self.outlet < 0:
-                self.outlet = os.dup(self.fd)
+        # a process without this stream has nothing to silence below Python
+        with contextlib.suppress(OSError):
+            if self.saved_fd < 0:
+                self.saved_fd = os.dup(self.fd)
             else:
-                os.dup2(self.fd, self.outlet, inheritable=False)
-            with _quiet_descriptor(self.name) as quiet:
-                os.dup2(quiet, self.fd)
-        self._voice = Voice(self, original)
-        setattr(sys, self.name, self._voice)
+                os.dup2(self.fd, self.saved_fd, inheritable=False)
+            with _sink(self.name) as sink:
+                os.dup2(sink, self.fd)
+        self._proxy = StreamProxy(self, original)
+        setattr(sys, self.name, self._proxy)
 
-    def _open(self) -> None:
-        voice, self._voice = self._voice, None
-        self._flush(voice.original if voice else None)
-        if self.outlet >= 0:
-            os.dup2(self.outlet, self.fd)
-        if voice is not None and getattr(sys, self.name) is voice:
-            setattr(sys, self.name, voice.original)
+    def _restore(self) -> None:
+        proxy, self._proxy = self._proxy, None
+        self._flush(proxy.original if proxy else None)
+        if self.saved_fd >= 0:
+            os.dup2(self.saved_fd, self.fd)
+        if proxy is not None and getattr(sys, self.name) is proxy:
+            setattr(sys, self.name, proxy.original)
 
     def _flush(self, original: Any) -> None:
         """Let what is buffered go where it was meant to go: Python's text, and C's."""
@@ -120,10 +124,10 @@ class Stream:
         self._lock = threading.RLock()
 
 
-class Voice:
-    """What stands in ``sys.stdout`` during a silence: asks who is speaking. Whoever keeps it later reaches the original."""
+class StreamProxy:
+    """Stands in ``sys.stdout`` during a silence and writes by thread. Whoever keeps it afterwards reaches the original."""
 
-    def __init__(self, stream: Stream, original: Any) -> None:
+    def __init__(self, stream: StandardStream, original: Any) -> None:
         self._stream = stream
         self.original = original
 
@@ -156,7 +160,7 @@ class Voice:
 
     @property
     def buffer(self) -> Any:
-        return Bytes(self)
+        return BufferProxy(self)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.original, name)
@@ -164,42 +168,42 @@ class Voice:
     def _descriptor(self) -> int | None:
         """Where to write; None for the original object."""
         if self._stream.silences_me():
-            return self._stream.fd if self._stream.outlet >= 0 else _null()
-        if self._stream.silenced and self._stream.outlet >= 0 and writes_to(self.original, self._stream.fd):
-            return self._stream.outlet
+            return self._stream.fd if self._stream.saved_fd >= 0 else _null()
+        if self._stream.silenced and self._stream.saved_fd >= 0 and writes_to(self.original, self._stream.fd):
+            return self._stream.saved_fd
         return None
 
 
-class Bytes:
-    """The ``buffer`` of a Voice."""
+class BufferProxy:
+    """The ``buffer`` of a StreamProxy."""
 
-    def __init__(self, voice: Voice) -> None:
-        self._voice = voice
+    def __init__(self, proxy: StreamProxy) -> None:
+        self._proxy = proxy
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        descriptor = self._voice._descriptor()
+        descriptor = self._proxy._descriptor()
         if descriptor is None:
-            written: int = self._voice.original.buffer.write(data)
+            written: int = self._proxy.original.buffer.write(data)
             return written
         write_all(descriptor, data)
         return len(data)
 
     def flush(self) -> None:
-        self._voice.flush()
+        self._proxy.flush()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._voice.original.buffer, name)
+        return getattr(self._proxy.original.buffer, name)
 
 
-STREAMS = {"stdout": Stream("stdout", 1), "stderr": Stream("stderr", 2)}
+STREAMS = {"stdout": StandardStream("stdout", 1), "stderr": StandardStream("stderr", 2)}
 
 
-class Block:
-    """One silence of some streams, opened and closed once, on the thread that opens it."""
+class Redirection:
+    """One redirection of some streams, begun and ended once, on the thread that begins it."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._streams = [STREAMS[name] for name in names]
-        self._begun: list[tuple[Stream, threading.Thread]] = []
+        self._begun: list[tuple[StandardStream, threading.Thread]] = []
 
     def __enter__(self) -> None:
         try:
@@ -233,19 +237,19 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 @types.coroutine
-def driven(steps: Any, quiet: Callable[[], Block]) -> Generator[Any, Any, Any]:
-    """Drive a generator or an awaitable with each of its steps in a `quiet()` block, and nothing between its steps."""
+def drive(steps: Any, redirect: Callable[[], Redirection]) -> Generator[Any, Any, Any]:
+    """Drive a generator or an awaitable: each of its steps is inside a `redirect()`, and what is between its steps is not."""
     step: Callable[[], Any] = lambda: steps.send(None)  # noqa: E731
     while True:
         try:
-            with quiet():
+            with redirect():
                 item = step()
         except StopIteration as stop:
             return stop.value
         try:
             sent = yield item
         except GeneratorExit:
-            with quiet():
+            with redirect():
                 steps.close()
             raise
         except BaseException as problem:
@@ -254,20 +258,20 @@ def driven(steps: Any, quiet: Callable[[], Block]) -> Generator[Any, Any, Any]:
             step = _call(steps.send, sent)
 
 
-async def driven_async(
-    steps: AsyncGenerator[Any, Any], quiet: Callable[[], Block]
+async def drive_async(
+    steps: AsyncGenerator[Any, Any], redirect: Callable[[], Redirection]
 ) -> AsyncGenerator[Any, Any]:
     """The same for an asynchronous generator."""
     step = steps.asend(None)
     while True:
         try:
-            item = await driven(step, quiet)
+            item = await drive(step, redirect)
         except StopAsyncIteration:
             return
         try:
             sent = yield item
         except GeneratorExit:
-            await driven(steps.aclose(), quiet)
+            await drive(steps.aclose(), redirect)
             raise
         except BaseException as problem:
             step = steps.athrow(problem)
@@ -291,9 +295,9 @@ def writes_to(stream: Any, fd: int) -> bool:
 
 
 @contextlib.contextmanager
-def _quiet_descriptor(name: str) -> Iterator[int]:
-    if name in target:
-        yield target[name]
+def _sink(name: str) -> Iterator[int]:
+    if name in sinks:
+        yield sinks[name]
         return
     null = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -302,14 +306,14 @@ def _quiet_descriptor(name: str) -> Iterator[int]:
         os.close(null)
 
 
-_null_descriptor = -1
+_null_fd = -1
 
 
 def _null() -> int:
-    global _null_descriptor
-    if _null_descriptor < 0:
-        _null_descriptor = os.open(os.devnull, os.O_WRONLY)
-    return _null_descriptor
+    global _null_fd
+    if _null_fd < 0:
+        _null_fd = os.open(os.devnull, os.O_WRONLY)
+    return _null_fd
 
 
 def flush_c(name: str) -> None:

@@ -147,10 +147,10 @@ def moved(cargo: Cargo) -> list[str]:
 
 def serve(directory: str, rank: int, node: int) -> None:
     """Answer requests until the input ends."""
-    from skymagic.kernels.rank.namespace import Hold
+    from skymagic.kernels.rank.namespace import Namespace
 
     main = types.ModuleType("__main__")
-    hold = Hold(vars(main), directory, rank, node)
+    namespace = Namespace(vars(main), directory, rank, node)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -158,13 +158,13 @@ def serve(directory: str, rank: int, node: int) -> None:
         try:
             value: Any = None
             if verb == "bind":
-                hold.bind(argument)
+                namespace.bind(argument)
             elif verb == "run":
-                exec(compile(argument, "<there>", "exec", dont_inherit=True), hold.namespace)
+                exec(compile(argument, "<there>", "exec", dont_inherit=True), namespace.variables)
             elif verb == "eval":
-                value = eval(argument, hold.namespace)
+                value = eval(argument, namespace.variables)
             elif verb == "pack":
-                value = hold.pack({name: hold.namespace[name] for name in argument})
+                value = namespace.pack({name: namespace.variables[name] for name in argument})
             answer = {"value": value}
         except Exception as problem:
             plain = {key: each for key, each in vars(problem).items() if isinstance(each, str)}

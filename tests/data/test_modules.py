@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from skymagic.data.capture.modules import ModuleSource, as_plain, collect, inside, is_local
-from skymagic.kernels.rank.importer import Served
+from skymagic.kernels.rank.importer import RemoteImporter
 from tests.data.far import FarError, Notebook, moved
 
 
@@ -130,9 +130,9 @@ def test_edit_changes_the_hash(folder: Path) -> None:
 
 
 @pytest.fixture
-def served() -> Iterator[Served]:
+def importer() -> Iterator[RemoteImporter]:
     before = set(sys.modules)
-    made = Served()
+    made = RemoteImporter()
     yield made
     made.remove()
     for name in set(sys.modules) - before:
@@ -143,8 +143,8 @@ def source(name: str, text: str, package: bool = False) -> ModuleSource:
     return ModuleSource(name, text, package, f"/nowhere/{name.replace('.', '/')}.py", str(hash(text)))
 
 
-def test_served_module_imports_shows_its_source_and_its_file(served: Served) -> None:
-    served.install([source("zed_mod", "def f():\n    return 1 / 0\n")])
+def test_served_module_imports_shows_its_source_and_its_file(importer: RemoteImporter) -> None:
+    importer.install([source("zed_mod", "def f():\n    return 1 / 0\n")])
     module = importlib.import_module("zed_mod")
     assert module.__file__ == "/nowhere/zed_mod.py"
     assert inspect.getsource(module.f).startswith("def f()")
@@ -153,8 +153,8 @@ def test_served_module_imports_shows_its_source_and_its_file(served: Served) -> 
     assert "return 1 / 0" in "".join(traceback.format_exception(caught.value))
 
 
-def test_served_package_with_relative_imports(served: Served) -> None:
-    served.install(
+def test_served_package_with_relative_imports(importer: RemoteImporter) -> None:
+    importer.install(
         as_plain(each)
         for each in [
             source("zed", "from .a import x", package=True),
@@ -166,21 +166,21 @@ def test_served_package_with_relative_imports(served: Served) -> None:
     assert importlib.import_module("zed.b").__package__ == "zed"
 
 
-def test_changed_module_is_executed_again_in_place(served: Served) -> None:
-    served.install([source("zed_mod", "x = 1\nkept = []")])
+def test_changed_module_is_executed_again_in_place(importer: RemoteImporter) -> None:
+    importer.install([source("zed_mod", "x = 1\nkept = []")])
     module: ModuleType = importlib.import_module("zed_mod")
-    served.install([source("zed_mod", "x = 2")])
+    importer.install([source("zed_mod", "x = 2")])
     assert module.x == 2
     assert module.kept == []
     assert sys.modules["zed_mod"] is module
 
 
-def test_same_source_is_not_executed_again(served: Served) -> None:
-    served.install(
+def test_same_source_is_not_executed_again(importer: RemoteImporter) -> None:
+    importer.install(
         [source("zed_mod", "import builtins\nbuiltins.zed_count = getattr(builtins, 'zed_count', 0) + 1")]
     )
     importlib.import_module("zed_mod")
-    served.install(
+    importer.install(
         [source("zed_mod", "import builtins\nbuiltins.zed_count = getattr(builtins, 'zed_count', 0) + 1")]
     )
     import builtins
@@ -189,17 +189,17 @@ def test_same_source_is_not_executed_again(served: Served) -> None:
     del builtins.zed_count  # type: ignore[attr-defined]
 
 
-def test_dependencies_are_executed_again_before_their_users(served: Served) -> None:
+def test_dependencies_are_executed_again_before_their_users(importer: RemoteImporter) -> None:
     text = "from zed_low import x\ny = x + {}"
-    served.install([source("zed_top", text.format(1)), source("zed_low", "x = 1")])
+    importer.install([source("zed_top", text.format(1)), source("zed_low", "x = 1")])
     top = importlib.import_module("zed_top")
-    served.install([source("zed_top", text.format(10)), source("zed_low", "x = 100")])
+    importer.install([source("zed_top", text.format(10)), source("zed_low", "x = 100")])
     assert top.y == 110
 
 
-def test_users_of_an_edited_module_follow(served: Served) -> None:
+def test_users_of_an_edited_module_follow(importer: RemoteImporter) -> None:
     low = "K = {0}\ndef f(x=1): return {0}\nclass C:\n  def m(self): return {0}\n"
-    served.install(
+    importer.install(
         [
             source("zed_top", "from zed_low import K, f, C\ndef g(): return K, f(), C().m()"),
             source("zed_low", low.format(1)),
@@ -208,46 +208,46 @@ def test_users_of_an_edited_module_follow(served: Served) -> None:
     top, lower = importlib.import_module("zed_top"), importlib.import_module("zed_low")
     f, instance = lower.f, lower.C()
     assert top.g() == (1, 1, 1)
-    served.install([source("zed_low", low.format(2))])
+    importer.install([source("zed_low", low.format(2))])
     assert top.g() == (2, 2, 2)
     assert f() == 2
     assert instance.m() == 2
     assert type(instance) is lower.C is top.C
 
 
-def test_super_and_subclasses_follow_an_edit(served: Served) -> None:
+def test_super_and_subclasses_follow_an_edit(importer: RemoteImporter) -> None:
     base = "class A:\n  def __init__(self): self.made = {0}\n"
     sub = "from zed_low import A\nclass B(A):\n  def __init__(self): super().__init__(); self.more = {0}\n"
-    served.install([source("zed_low", base.format(1)), source("zed_top", sub.format(1))])
+    importer.install([source("zed_low", base.format(1)), source("zed_top", sub.format(1))])
     B = importlib.import_module("zed_top").B
     old = B()
-    served.install([source("zed_low", base.format(2)), source("zed_top", sub.format(3))])
+    importer.install([source("zed_low", base.format(2)), source("zed_top", sub.format(3))])
     old.__init__()
     assert (old.made, old.more) == (2, 3)
     assert importlib.import_module("zed_top").B is B
 
 
-def test_what_cannot_be_renewed_is_replaced(served: Served) -> None:
+def test_what_cannot_be_renewed_is_replaced(importer: RemoteImporter) -> None:
     text = (
         "import enum, functools\nclass E(enum.Enum):\n  A = {0}\n"
         "class S:\n  __slots__ = 'x{0}',\nclass D({1}): pass\n@functools.cache\ndef c(): return {0}\n"
         "def outer(n):\n  def inner(): return n + {0}\n  return inner\nclosed = outer({0})\n"
     )
-    served.install([source("zed_low", text.format(1, "int"))])
+    importer.install([source("zed_low", text.format(1, "int"))])
     module = importlib.import_module("zed_low")
-    served.install([source("zed_low", text.format(2, "str"))])
+    importer.install([source("zed_low", text.format(2, "str"))])
     assert (module.E.A.value, module.S.__slots__, module.c(), module.closed()) == (2, ("x2",), 2, 4)
     assert issubclass(module.D, str)
 
 
-def test_circles_and_failures_of_edits(served: Served) -> None:
-    served.install([source("zed_one", "import zed_two\nx = 1"), source("zed_two", "import zed_one\ny = 1")])
+def test_circles_and_failures_of_edits(importer: RemoteImporter) -> None:
+    importer.install([source("zed_one", "import zed_two\nx = 1"), source("zed_two", "import zed_one\ny = 1")])
     one = importlib.import_module("zed_one")
     with pytest.raises(ZeroDivisionError):
-        served.install([source("zed_one", "import zed_two\nx = 2\n1 / 0")])
+        importer.install([source("zed_one", "import zed_two\nx = 2\n1 / 0")])
     with pytest.raises(ZeroDivisionError):
-        served.install([])
-    served.install([source("zed_one", "import zed_two\nx = 3")])
+        importer.install([])
+    importer.install([source("zed_one", "import zed_two\nx = 3")])
     assert one.x == 3
 
 

@@ -242,7 +242,7 @@ def test_binary_output_breaks_nothing(notebook: Notebook) -> None:
 
 
 def test_a_flood_is_paced_on_the_screen_and_complete_in_the_log(notebook: Notebook) -> None:
-    notebook.run("from skymagic import pools\nlog = pools.find().log_path(0)")
+    notebook.run("from skymagic.pool import registry\nlog = registry.find().log_path(0)")
     before = notebook.value("__import__('os').path.getsize(log)")
     shown = notebook.run(
         sh("yes 0123456789012345678901234567890123456789012345678 | head -c 100000000; echo last", "-o ends")
@@ -490,7 +490,7 @@ def test_a_failure_leaves_the_ranks_process_group_alone(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     reduce = "%%sky_broadcast -o sums\nimport torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item();"
     with opened(tmp_path, "%sky_pool --nodes 2 --plugin torch", reduce) as notebook:
-        generation = "%%sky_broadcast -o generation --head\nfrom skymagic.kernels import rendezvous\nrendezvous.generation();"
+        generation = "%%sky_broadcast -o generation --head\nfrom skymagic.runtime import rendezvous\nrendezvous.generation();"
         notebook.fail(sh("[ $SKYPILOT_NODE_RANK = 0 ] && exit 1\nsleep 1000"))
         notebook.run(reduce)
         notebook.run(generation)

@@ -527,11 +527,11 @@ def test_without_streams() -> None:
     assert said(body) == ([], ["seen"])
 
 
-def test_what_is_silenced_reaches_the_quiet_target(tmp_path: Path) -> None:
+def test_what_is_silenced_reaches_the_sink(tmp_path: Path) -> None:
     body = """
-    from skymagic import runtime
+    from skymagic.runtime import silence
     log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    runtime.quiet_target.update(stdout=log, stderr=log)
+    silence.sinks.update(stdout=log, stderr=log)
     with sky.silent:
         print("a")
         os.write(1, b"b\\n")
@@ -545,11 +545,11 @@ def test_what_is_silenced_reaches_the_quiet_target(tmp_path: Path) -> None:
 
 def test_a_kernel_can_end_what_was_left_open() -> None:
     body = """
-    from skymagic import quiet
+    from skymagic.runtime import silence
     block = sky.silent
     block.__enter__()
     print("hidden")
-    quiet.end_all()
+    silence.end_all()
     print("seen")
     block.__exit__(None, None, None)
     print("seen too")

@@ -27,7 +27,7 @@ class Cargo:
     """What one cell needs on the ranks; its files stay in the store as long as it is held."""
 
     orders: dict[str, Any]
-    """For ``Hold.bind``: plain values that JSON can hold."""
+    """For ``Namespace.bind``: plain values that JSON can hold."""
     nbytes: int
     """Bytes that were written or are sent with the orders."""
     items: tuple[Item, ...]

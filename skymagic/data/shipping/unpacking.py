@@ -36,13 +36,13 @@ class Unpacking:
         self._groups: dict[str, _Group] = {}
 
     def bring(self, refs: Iterable[Mapping[str, Any]]) -> None:
-        """These values that ``Hold.pack`` packed will be unpacked or discarded: let them come from all nodes at once."""
+        """These values that ``Namespace.pack`` packed will be unpacked or discarded: let them come from all nodes at once."""
         files = dict.fromkeys((ref["file"], ref.get("node", 0)) for ref in refs if ref.get("file"))
         if len(files) > 1:
             self.store.bring(files)
 
     def unpack(self, ref: Mapping[str, Any]) -> Any:
-        """Rebuild a value that ``Hold.pack`` packed; its file is unlinked. The value outlives the pool.
+        """Rebuild a value that ``Namespace.pack`` packed; its file is unlinked. The value outlives the pool.
 
         Raises:
             FileNotFoundError: it has been unpacked before.
@@ -60,7 +60,7 @@ class Unpacking:
             return value
 
     def discard(self, ref: Mapping[str, Any]) -> None:
-        """Unlink the file of a value that ``Hold.pack`` packed and that nobody wants; twice is safe."""
+        """Unlink the file of a value that ``Namespace.pack`` packed and that nobody wants; twice is safe."""
         with self._lock:
             if "group" in ref:
                 group = self._groups.setdefault(ref["group"], _Group(set(range(ref["count"]))))

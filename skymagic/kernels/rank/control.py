@@ -1,4 +1,4 @@
-"""A rank's side of its control socket: a thread that answers while the main thread is busy or blocked."""
+"""A rank's end of its control socket: a thread that answers while the main thread is busy or blocked."""
 
 from __future__ import annotations
 
@@ -11,75 +11,74 @@ from typing import Any
 
 from skymagic.wire import agent as wire
 
-Answerer = Callable[[], Any]
-
 
 class Control:
     """Owns the control socket of this rank. The rank ends when the socket does: nothing outlives its agent."""
 
     def __init__(self, connection: socket.socket, rank: int) -> None:
         self.rank = rank
-        self.answers: dict[str, Answerer] = {}
-        """What a question calls, on the control thread: ``release``, ``stacks``, ``stop``."""
+        self.procedures: dict[str, Callable[[], Any]] = {}
+        """Remote procedures by name (``release``, ``stacks``, ``stop``, …): called on the control thread, their result is sent back."""
         self._socket = connection
-        self._write = threading.Lock()
-        self._order = threading.Lock()
-        self._done = threading.Semaphore(0)
-        self._offers: dict[str, Any] = {}
-        self._offered = threading.Condition()
+        self._write_lock = threading.Lock()
+        self._request_lock = threading.Lock()
+        self._acknowledged = threading.Semaphore(0)
+        self._values: dict[str, Any] = {}
+        self._changed = threading.Condition()
         self._pid = os.getpid()
-        threading.Thread(target=self._listen, name="skymagic-control", daemon=True).start()
+        threading.Thread(target=self._receive, name="skymagic-control", daemon=True).start()
 
     def send(self, message: wire.Message) -> None:
-        """Say something that is not answered."""
+        """Send a message that is not acknowledged."""
         if os.getpid() != self._pid:  # a forked child of the rank has no business here
             return
-        with self._write:
+        with self._write_lock:
             self._socket.sendall(wire.encode(message))
 
     def request(self, message: wire.Publish) -> None:
-        """Say something and wait until the agent has carried it out."""
+        """Send a message and wait until the agent has acknowledged it."""
         if os.getpid() != self._pid:
             return
-        with self._order:
+        with self._request_lock:
             self.send(message)
             interrupt: KeyboardInterrupt | None = None
             while True:
                 try:
-                    self._done.acquire()
+                    self._acknowledged.acquire()
                     break
-                except KeyboardInterrupt as pressed:  # the answer is on its way and must be taken first
+                # the acknowledgement is on its way: left there, the next request would take it for its own
+                except KeyboardInterrupt as pressed:
                     interrupt = pressed
         if interrupt is not None:
             raise interrupt
 
-    def offer(self, key: str, value: Any) -> None:
-        """Tell all ranks a value; None takes back what was told."""
-        self._keep(key, value)
+    def put(self, key: str, value: Any) -> None:
+        """Set a value on all ranks; None deletes it."""
+        self._set(key, value)
         self.send(wire.Offer(key, value))
 
-    def wait_for(self, key: str, timeout: float) -> Any:
-        """A value that some rank offers.
+    def get(self, key: str, timeout: float) -> Any:
+        """A value, once some rank has put it.
 
         Raises:
-            TimeoutError: nobody offered it within `timeout` seconds.
+            TimeoutError: nobody did within `timeout` seconds.
         """
-        with self._offered:
-            if not self._offered.wait_for(lambda: key in self._offers, timeout):
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._values, timeout):
                 raise TimeoutError(
                     f"rank {self.rank} waited {timeout:.0f} s for {key!r}, which another rank was to tell"
                 )
-            return self._offers[key]
+            return self._values[key]
 
-    def _keep(self, key: str, value: Any) -> None:
-        with self._offered:
+    def _set(self, key: str, value: Any) -> None:
+        with self._changed:
             if value is None:
-                self._offers.pop(key, None)
+                self._values.pop(key, None)
             else:
-                self._offers[key] = value
-            self._offered.notify_all()
+                self._values[key] = value
+            self._changed.notify_all()
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         decoder = wire.decoder()
         while True:
             try:
@@ -87,20 +86,21 @@ class Control:
             except OSError:
                 data = b""
             if not data:
+                # the agent is gone; SIGKILL, for the main thread may be blocked in C
                 os.kill(os.getpid(), signal.SIGKILL)
             for message in decoder.feed(data):
-                self._heard(message)
+                self._obey(message)
 
-    def _heard(self, message: wire.Message) -> None:
+    def _obey(self, message: wire.Message) -> None:
         match message:
             case wire.Done():
-                self._done.release()
+                self._acknowledged.release()
             case wire.Offer():
-                self._keep(message.key, message.value)
+                self._set(message.key, message.value)
             case wire.Ask():
-                answer = self.answers.get(message.what)
+                procedure = self.procedures.get(message.what)
                 try:
-                    value = answer() if answer is not None else None
+                    value = procedure() if procedure is not None else None
                 except Exception as problem:
                     value = {"problem": f"{type(problem).__name__}: {problem}"}
                 self.send(wire.Answer(self.rank, message.number, value))

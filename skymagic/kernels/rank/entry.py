@@ -9,6 +9,7 @@ import contextlib
 import faulthandler
 import gc
 import importlib
+import logging
 import os
 import signal
 import socket
@@ -23,19 +24,17 @@ from traitlets.config import Config
 
 from skymagic.kernels import stacks
 from skymagic.kernels.network import environment, interfaces
-from skymagic.kernels.rank import tracebacks
-from skymagic.kernels.rank.context import Context
+from skymagic.kernels.rank import context, tracebacks
 from skymagic.kernels.rank.control import Control
 from skymagic.kernels.rank.kernel import RankKernel
 from skymagic.kernels.rank.plugin_hooks import Hooks
+from skymagic.kernels.rank.stdio import text_stream
 from skymagic.runtime import info as runtime
-from skymagic.runtime import rendezvous
+from skymagic.runtime import rendezvous, silence
 from skymagic.wire import agent as wire
 
 # ipyparallel has no trait for the kernel's class, but looks it up here.
 engine_app.Kernel = RankKernel
-SILENT = 50
-"""CRITICAL alone is heard."""
 
 
 class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
@@ -51,8 +50,8 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
     async def complete_registration(self, msg: Any, connect: Any, maybe_tunnel: Any) -> None:
         """Register, then run the plugins' hooks while the controller waits for the first heartbeat."""
         await super().complete_registration(msg, connect, maybe_tunnel)
-        kernel = self.kernel
-        Context.control.answers.update(
+        kernel, rank = self.kernel, context.current()
+        rank.control.procedures.update(
             release=kernel.free,
             interrupt=kernel.interrupt_again,
             leaving=kernel.on_its_way,
@@ -60,17 +59,15 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
             stop=self._stop_idle,
         )
         try:
-            Context.hooks.enter()
+            rank.hooks.enter()
             if "MASTER_PORT" not in os.environ:  # no plugin has a store of its own
-                os.environ["MASTER_PORT"] = str(
-                    rendezvous.master_port(Context.info.rank, Context.info.head_addr)
-                )
+                os.environ["MASTER_PORT"] = str(rendezvous.master_port(rank.info.rank, rank.info.head_addr))
         except BaseException as problem:
-            _cannot_start(Context.info.rank, problem)
+            _report_failure(rank.control, problem)
             self.loop.add_callback(self.loop.stop)
             return
         gc.freeze()  # what is here stays: collections look at what cells make
-        Context.control.send(wire.RankReady(Context.info.rank))
+        rank.control.send(wire.RankReady(rank.info.rank))
 
     def _stop_idle(self) -> None:
         self.loop.add_callback(self.loop.stop)
@@ -79,7 +76,7 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
         """Serve until stopped, then let the plugins tidy up."""
         self.loop.add_callback(self.register)
         self.loop.start()
-        Context.hooks.leave()
+        context.current().hooks.leave()
 
 
 def main(spec: wire.RankSpec, fds: list[int]) -> int:
@@ -89,7 +86,7 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     control_fd, *writers = fds
     _open_streams(writers)
     info = runtime.InstanceInfo.from_plain(spec.info)
-    Context.base = {**os.environ, **spec.env}
+    base_env = {**os.environ, **spec.env}
     os.environ.update({**environment(info), **spec.env})
     os.environ.update(interfaces(info))
     faulthandler.enable(all_threads=False)
@@ -97,24 +94,24 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     _reseed()
     warnings.filterwarnings("ignore", "To exit: use", UserWarning)  # IPython's advice to who calls sys.exit()
     runtime.enter(info)
-    _silenced_into_log(spec.log)
+    _log_what_is_silenced(spec.log)
     _progress_bars_as_text()
-    Context.control = Control(socket.socket(fileno=control_fd), spec.rank)
-    rendezvous.attach(Context.control, spec.generation)
+    control = Control(socket.socket(fileno=control_fd), spec.rank)
+    rendezvous.attach(control, spec.generation)
     try:
-        Context.hooks = Hooks(spec.plugins, info)
+        hooks = Hooks(spec.plugins, info)
     except Exception as problem:
-        _cannot_start(spec.rank, problem)
+        _report_failure(control, problem)
         return 1
-    Context.info, Context.store, Context.log = info, spec.store, spec.log
+    context.enter(context.Context(control, hooks, info, spec.store, spec.log, base_env))
     _run_engine(spec)
     return 0
 
 
-def _cannot_start(rank: int, problem: BaseException) -> None:
+def _report_failure(control: Control, problem: BaseException) -> None:
     tb = tracebacks.without_kernel(problem.__traceback__, contextlib.__file__)
     text = "".join(traceback.format_exception(type(problem), problem, tb))
-    Context.control.send(wire.RankFailed(rank, type(problem).__name__, tracebacks.message(problem), text))
+    control.send(wire.RankFailed(control.rank, type(problem).__name__, tracebacks.message(problem), text))
 
 
 def _run_engine(spec: wire.RankSpec) -> None:
@@ -122,13 +119,13 @@ def _run_engine(spec: wire.RankSpec) -> None:
     config.IPEngine.enable_nanny = False  # the agent watches, at no cost per rank
     config.IPEngine.max_heartbeat_misses = 0
     config.IPEngine.url_file = spec.engine_file
-    config.IPEngine.log_level = SILENT
+    config.IPEngine.log_level = logging.CRITICAL
     config.IPEngine.timeout = 60.0
     config.HistoryManager.enabled = False
     config.ProfileDir.location = spec.profile
     engine = RankEngine.instance(config=config, ident=os.environ["SKYMAGIC_IDENT"])
     engine.initialize([])
-    engine.log.setLevel(SILENT)  # else each message makes records that no handler takes
+    engine.log.setLevel(logging.CRITICAL)  # else each message makes records that no handler takes
     engine.start()
 
 
@@ -138,16 +135,15 @@ def _open_streams(writers: list[int]) -> None:
         os.dup2(source, target)
         os.close(source)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = text_stream(1), text_stream(2)
     for name in ("stdin", "stdout", "stderr"):
         setattr(sys, f"__{name}__", getattr(sys, name))
 
 
-def _silenced_into_log(path: str) -> None:
+def _log_what_is_silenced(path: str) -> None:
     """What user code silences (``@sky.silent``) is not shown, and is in the log all the same."""
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    runtime.quiet_target.update(stdout=log, stderr=log)
+    silence.sinks.update(stdout=log, stderr=log)
 
 
 def _progress_bars_as_text() -> None:

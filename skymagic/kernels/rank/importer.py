@@ -1,4 +1,4 @@
-"""Modules of the notebook's folder, imported on a rank from the sources that the notebook sent."""
+"""A remote importer: modules of the notebook's folder, imported on a rank from sources that the notebook sent, and reloaded in place."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 from skymagic.data.capture.modules import ModuleSource, imported_names
 
 
-class Served(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Imports modules from sources that were sent; stands first in ``sys.meta_path``.
+class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    """A finder and loader (PEP 451) of modules whose sources were sent; stands first in ``sys.meta_path``.
 
     A module that is edited is executed again, and so are the sent modules that import it. Their functions and classes stay
     the objects that they were, with new contents: ``from module import f`` elsewhere, and instances, follow the edit.
@@ -26,7 +26,8 @@ class Served(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def __init__(self) -> None:
         self._sources: dict[str, ModuleSource] = {}
         self._imports: dict[str, frozenset[str]] = {}
-        self._ran: dict[str, str] = {}
+        self._executed: dict[str, str] = {}
+        """The hash of each module's source as it was executed last."""
 
     def install(self, modules: Iterable[Mapping[str, Any] | ModuleSource]) -> None:
         """Take sources in, and execute again what has changed and what depends on it.
@@ -41,9 +42,9 @@ class Served(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
             package = source.name if source.package else source.name.rpartition(".")[0]
             self._sources[source.name] = source
             self._imports[source.name] = imported_names(ast.parse(source.source), package)
-            _show_source(source)
+            _cache_source(source)
         for name in self._stale():
-            self._again(sys.modules[name])
+            self._reload(sys.modules[name])
 
     def remove(self) -> None:
         """Take this finder out again."""
@@ -67,7 +68,7 @@ class Served(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def exec_module(self, module: types.ModuleType) -> None:
         source = self._sources[module.__name__]
         exec(compile(source.source, source.origin, "exec", dont_inherit=True), module.__dict__)
-        self._ran[module.__name__] = source.hash
+        self._executed[module.__name__] = source.hash
 
     def get_source(self, fullname: str) -> str | None:
         module = self._sources.get(fullname)
@@ -77,11 +78,12 @@ class Served(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return self._sources[fullname].package
 
     def _stale(self) -> list[str]:
-        """Modules that are loaded and must be executed again, each after those that it imports."""
+        """Modules that are loaded and must be executed again, in topological order: each after those that it imports."""
         loaded = {name for name in self._sources if name in sys.modules}
-        stale = {name for name in loaded if self._ran.get(name) != self._sources[name].hash}
+        stale = {name for name in loaded if self._executed.get(name) != self._sources[name].hash}
         while more := {name for name in loaded - stale if self._imports[name] & stale}:
             stale |= more
+        # depth-first; modules that import each other in a circle come in the order of their names
         ordered: dict[str, None] = {}
 
         def visit(name: str, above: frozenset[str]) -> None:
@@ -93,26 +95,30 @@ class Served(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
             visit(name, frozenset())
         return list(ordered)
 
-    def _again(self, module: types.ModuleType) -> None:
+    def _reload(self, module: types.ModuleType) -> None:
         before = dict(vars(module))
-        self._ran.pop(module.__name__, None)  # should it fail, the next cell tries again
+        self._executed.pop(module.__name__, None)  # should it fail, the next cell tries again
         importlib.reload(module)
         for name, old in before.items():
             new = vars(module).get(name)
-            if new is not old and getattr(new, "__module__", None) == module.__name__ and renew(old, new):
+            if (
+                new is not old
+                and getattr(new, "__module__", None) == module.__name__
+                and update_in_place(old, new)
+            ):
                 setattr(module, name, old)
 
 
-def renew(old: object, new: object) -> bool:
+def update_in_place(old: object, new: object) -> bool:
     """Give a function or class the contents of its new version; False when that cannot be, and nothing has changed."""
     if isinstance(old, types.FunctionType) and isinstance(new, types.FunctionType):
-        return _renew_function(old, new)
+        return _update_function(old, new)
     if isinstance(old, type) and type(old) is type(new):
-        return _renew_class(old, new)
+        return _update_class(old, new)
     return False
 
 
-def _renew_function(old: types.FunctionType, new: types.FunctionType) -> bool:
+def _update_function(old: types.FunctionType, new: types.FunctionType) -> bool:
     if old.__closure__ is not None or new.__closure__ is not None or old.__module__ != new.__module__:
         return False
     for name in ("__code__", "__defaults__", "__kwdefaults__", "__doc__", "__annotations__"):
@@ -122,10 +128,10 @@ def _renew_function(old: types.FunctionType, new: types.FunctionType) -> bool:
     return True
 
 
-_OWN = {"__dict__", "__weakref__", "__mro__", "__slotnames__", "_abc_impl"}
+_CLASS_INTERNALS = {"__dict__", "__weakref__", "__mro__", "__slotnames__", "_abc_impl"}
 
 
-def _renew_class(old: type, new: type) -> bool:
+def _update_class(old: type, new: type) -> bool:
     bases = [(each.__module__, each.__qualname__) for each in old.__bases__]
     if bases != [(each.__module__, each.__qualname__) for each in new.__bases__]:
         return False
@@ -133,10 +139,10 @@ def _renew_class(old: type, new: type) -> bool:
         return False
     if type(old) is not type:  # a metaclass may keep books of its classes: enumerations, fields, tables
         return False
-    for name in vars(old).keys() - vars(new).keys() - _OWN:
+    for name in vars(old).keys() - vars(new).keys() - _CLASS_INTERNALS:
         delattr(old, name)
     for name, member in list(vars(new).items()):
-        if name not in _OWN:
+        if name not in _CLASS_INTERNALS:
             _rebind_class_cell(member, new, old)
             setattr(old, name, member)
     return True
@@ -154,7 +160,7 @@ def _rebind_class_cell(member: object, new: type, old: type) -> None:
                     cell.cell_contents = old
 
 
-def _show_source(module: ModuleSource) -> None:
+def _cache_source(module: ModuleSource) -> None:
     """Give tracebacks the lines that run, whatever the node's own file says."""
     text = module.source
     linecache.cache[module.origin] = (len(text), None, text.splitlines(keepends=True), module.origin)

@@ -20,9 +20,8 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 from traitlets import Type
 
 from skymagic.kernels import network, stacks
-from skymagic.kernels.rank import tracebacks
-from skymagic.kernels.rank.context import Context
-from skymagic.kernels.rank.namespace import BindError, Hold
+from skymagic.kernels.rank import context, tracebacks
+from skymagic.kernels.rank.namespace import BindError, Namespace
 from skymagic.kernels.rank.shell import Flusher, RankShell, flush_text
 from skymagic.kernels.rank.stdio import Stdio
 from skymagic.runtime import info as runtime
@@ -57,7 +56,10 @@ class RankKernel(IPythonParallelKernel):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.shell.cache_size = 0  # Out[…] would hold on to every result, GPU memory included
-        self._hold = Hold(self.shell.user_ns, Context.store, Context.info.rank, Context.info.node)
+        self._context = context.current()
+        self._namespace = Namespace(
+            self.shell.user_ns, self._context.store, self._context.info.rank, self._context.info.node
+        )
         self._stdio = Stdio()
         self._flusher = Flusher()
         self._result: Any = None
@@ -84,8 +86,8 @@ class RankKernel(IPythonParallelKernel):
 
     def free(self) -> int:
         """Called on the control thread: let the main thread out of a collective."""
-        Context.freed = self.busy and not Context.apart
-        return Context.hooks.release() if Context.freed else 0
+        self._context.freed = self.busy and not self._context.outside_groups
+        return self._context.hooks.release() if self._context.freed else 0
 
     def leaving(self) -> bool:
         """Called on the control thread: whether the cell is over, or handles an exception."""
@@ -120,14 +122,14 @@ class RankKernel(IPythonParallelKernel):
 
     async def _serve(self, order: RunCell | Rejoin, source: str) -> dict[str, Any]:
         header = {key: str(value) for key, value in self.get_parent("shell")["header"].items()}
-        rank = Context.info.rank
-        Context.control.send(wire.Begin(rank, header, rank in order.visible_ranks, order.screen_limit))
-        Context.freed, self.busy, self._interrupted = False, True, False
+        rank = self._context.info.rank
+        self._context.control.send(wire.Begin(rank, header, rank in order.visible_ranks, order.screen_limit))
+        self._context.freed, self.busy, self._interrupted = False, True, False
         self._served += 1
         try:
             with (
                 runtime.taking_part(order.ranks, order.run),
-                Context.hooks.around_run(),
+                self._context.hooks.around_run(),
                 self._flusher,
                 self._main_thread_known(),  # an interrupt may not tear it: no later order would be heard
             ):
@@ -143,7 +145,7 @@ class RankKernel(IPythonParallelKernel):
         silence.end_all()  # a silence that the cell left open
         self._stdio.mend()
         flush_text()
-        Context.control.send(wire.End(rank))
+        self._context.control.send(wire.End(rank))
         return outcome
 
     def pre_handler_hook(self) -> None:
@@ -168,20 +170,20 @@ class RankKernel(IPythonParallelKernel):
     async def _carry_out(self, order: RunCell | Rejoin, source: str) -> dict[str, Any]:
         if isinstance(order, Rejoin):
             self._forget_failure()
-            self._take_place(order.infos.get(str(Context.info.rank)))
-            return {"status": "ok", "notes": Context.hooks.rejoin(order.generation)}
+            self._take_place(order.infos.get(str(self._context.info.rank)))
+            return {"status": "ok", "notes": self._context.hooks.rejoin(order.generation)}
         outcome: dict[str, Any] = {"status": "ok", "bound": False, "joined": True}
         try:
-            self._hold.bind(order.manifest)
+            self._namespace.bind(order.manifest)
             outcome["bound"] = True
             await self._run(order, source, outcome)
         except BindError as problem:
             outcome.update(self._failure(problem, phase="bind"))
         except BaseException as problem:  # an interrupt between binding and running
             outcome.update(self._failure(problem))
-        self._hold.leave(order.manifest)
-        outcome["absent"] = self._hold.absent(order.manifest) if outcome["bound"] else []
-        outcome["joined"] = Context.hooks.joined()
+        self._namespace.drop_temporary(order.manifest)
+        outcome["absent"] = self._namespace.missing(order.manifest) if outcome["bound"] else []
+        outcome["joined"] = self._context.hooks.joined()
         outcome.setdefault("interrupted", self._interrupted)
         outcome["collectives"] = stacks.collectives()
         return outcome
@@ -189,9 +191,9 @@ class RankKernel(IPythonParallelKernel):
     def _take_place(self, info: Mapping[str, Any] | None) -> None:
         """The pool has another number of nodes: this rank's place in it."""
         if info is not None:
-            Context.info = Context.hooks.info = runtime.InstanceInfo.from_plain(info)
-            os.environ.update(network.environment(Context.info))
-            runtime.enter(Context.info)
+            self._context.info = self._context.hooks.info = runtime.InstanceInfo.from_plain(info)
+            os.environ.update(network.environment(self._context.info))
+            runtime.enter(self._context.info)
 
     def _forget_failure(self) -> None:
         """Let go of the last error's frames, which hold what the group that broke was used with."""
@@ -220,12 +222,12 @@ class RankKernel(IPythonParallelKernel):
             return
         if shell._last_traceback:  # of something that does not fail a cell, such as a __repr__
             print("\n".join(shell._last_traceback), file=sys.stderr)
-        gather = order.gather if Context.info.rank in order.gather_ranks else ()
+        gather = order.gather if self._context.info.rank in order.gather_ranks else ()
         wanted = {name: shell.user_ns[name] for name in gather if name in shell.user_ns}
         missing = [name for name in gather if name not in shell.user_ns]
-        if Context.info.rank in order.value_ranks:
+        if self._context.info.rank in order.value_ranks:
             wanted[LAST_VALUE] = shell.displayhook.value
-        outcome["values"] = self._hold.pack(wanted)
+        outcome["values"] = self._namespace.pack(wanted)
         outcome["values"].update(
             {name: {"error": "is not defined on this rank", "type": "NameError"} for name in missing}
         )
@@ -252,7 +254,7 @@ class RankKernel(IPythonParallelKernel):
         phase: str = "run",
     ) -> dict[str, Any]:
         packed = (
-            self._hold.pack({"exception": problem})["exception"]
+            self._namespace.pack({"exception": problem})["exception"]
             if problem is not None and phase == "run"
             else {}
         )
@@ -263,7 +265,7 @@ class RankKernel(IPythonParallelKernel):
             "evalue": tracebacks.message(problem),
             "traceback": lines or [],
             "exception": packed,
-            "freed": Context.freed,
+            "freed": self._context.freed,
             "patience": getattr(problem, "patience", 0.0),
             "interrupted": isinstance(problem, (KeyboardInterrupt, asyncio.CancelledError)),
         }

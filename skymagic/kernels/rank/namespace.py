@@ -1,4 +1,4 @@
-"""What a rank holds: binds the values that a cell needs, and packs those that go back."""
+"""A rank's namespace: binds the values that a cell needs, and packs those that go back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skymagic.data.store.store import NodeStore
 from skymagic.data.values import pickling
 from skymagic.data.values.kinds import type_name
 from skymagic.data.values.pickled import Pickled
-from skymagic.kernels.rank.importer import Served
+from skymagic.kernels.rank.importer import RemoteImporter
 
 
 class BindError(Exception):
@@ -38,22 +38,22 @@ class BindError(Exception):
         return type(self), (self.name, self.reason, self.package)
 
 
-class Hold:
-    """A rank's end of the data plane.
+class Namespace:
+    """The variables of a rank, as the data plane sees them: what is sent is bound in them, what comes back is read from them.
 
     Args:
-        namespace: the rank's global names.
+        variables: the rank's global names.
         store_directory: the node's store.
         rank: this rank.
         node: the node that it is on.
     """
 
-    def __init__(self, namespace: dict[str, Any], store_directory: str, rank: int, node: int = 0) -> None:
-        self.namespace = namespace
+    def __init__(self, variables: dict[str, Any], store_directory: str, rank: int, node: int = 0) -> None:
+        self.variables = variables
         self.rank = rank
         self.node = node
         self.store = NodeStore(store_directory)
-        self.served = Served()
+        self.importer = RemoteImporter()
 
     def bind(self, orders: Mapping[str, Any]) -> None:
         """Bind every name in the orders that is for this rank; all of them or, on an error, none.
@@ -67,7 +67,7 @@ class Hold:
         bound: dict[str, Any] = {}
         problems: list[BindError] = []
         for parcel in orders.get("parcels", ()):
-            if self._mine(parcel):
+            if self._is_for_this_rank(parcel):
                 try:
                     bound.update(self._open(parcel, orders))
                 except BindError as problem:
@@ -78,16 +78,16 @@ class Hold:
             raise BindError(names, reasons, problems[0].package) from problems[0]
         if problems:
             raise problems[0]
-        self.namespace.update(bound)
+        self.variables.update(bound)
 
-    def leave(self, orders: Mapping[str, Any]) -> None:
+    def drop_temporary(self, orders: Mapping[str, Any]) -> None:
         """The cell is over: forget what was for it alone."""
         for name in orders.get("passing", ()):
-            self.namespace.pop(name, None)
+            self.variables.pop(name, None)
 
-    def absent(self, orders: Mapping[str, Any]) -> list[str]:
+    def missing(self, orders: Mapping[str, Any]) -> list[str]:
         """Names that the cell was to define and that this rank has not, after it ran."""
-        return [name for name in orders.get("stores", ()) if name not in self.namespace]
+        return [name for name in orders.get("stores", ()) if name not in self.variables]
 
     def pack(self, values: Mapping[str, object]) -> dict[str, dict[str, Any]]:
         """Pickle values for the notebook: small ones into the reference itself, others into a file of the store.
@@ -99,7 +99,7 @@ class Hold:
         pickles: dict[str, Pickled] = {}
         for name, value in values.items():
             try:
-                pickles[name] = pickling.dumps(value, self.namespace)
+                pickles[name] = pickling.dumps(value, self.variables)
             except Exception as problem:
                 refs[name] = {"error": f"{type(problem).__name__}: {problem}", "type": type_name(value)}
         names = list(pickles)
@@ -107,13 +107,13 @@ class Hold:
             refs.update(self._pack([names[index] for index in group], values, pickles))
         return refs
 
-    def _mine(self, part: Mapping[str, Any]) -> bool:
+    def _is_for_this_rank(self, part: Mapping[str, Any]) -> bool:
         return part["ranks"] is None or self.rank in part["ranks"]
 
     def _modules(self, orders: Mapping[str, Any]) -> None:
-        mine = [each for each in orders.get("modules", ()) if self._mine(each)]
+        mine = [each for each in orders.get("modules", ()) if self._is_for_this_rank(each)]
         try:
-            self.served.install({key: each[key] for key in each if key != "ranks"} for each in mine)
+            self.importer.install({key: each[key] for key in each if key != "ranks"} for each in mine)
         except Exception as problem:
             names = ", ".join(each["name"] for each in mine)
             raise BindError(
@@ -122,14 +122,14 @@ class Hold:
 
     def _open(self, parcel: Mapping[str, Any], orders: Mapping[str, Any]) -> dict[str, Any]:
         names = list(parcel["names"])
-        if parcel["same"] in self.namespace:
-            return {names[0]: self.namespace[parcel["same"]]}
+        if parcel["same"] in self.variables:
+            return {names[0]: self.variables[parcel["same"]]}
         try:
             _check_python(orders["python"], parcel["code"])
             for module in parcel["imports"]:
                 importlib.import_module(module)
             header, buffers = bundle.read(parcel, lambda number: self.store.map(orders["files"][number]))
-            value = pickling.loads(header, buffers, self.namespace)
+            value = pickling.loads(header, buffers, self.variables)
         except Exception as problem:
             raise self._bind_error(names, problem, parcel, orders) from problem
         return {names[0]: value} if len(names) == 1 else dict(zip(names, value, strict=True))
@@ -165,7 +165,7 @@ class Hold:
         pickled = pickles[names[0]]
         try:
             if len(names) > 1:
-                pickled = pickling.dumps(tuple(values[name] for name in names), self.namespace)
+                pickled = pickling.dumps(tuple(values[name] for name in names), self.variables)
             ref = self._write(pickled)
         except Exception as problem:
             error = {"error": f"{type(problem).__name__}: {problem}"}

@@ -18,7 +18,7 @@ from IPython.core.error import UsageError
 from traitlets import Type
 
 from skymagic.kernels.rank import tracebacks
-from skymagic.kernels.rank.context import Context
+from skymagic.kernels.rank.context import current
 from skymagic.runtime import silence
 from skymagic.wire import agent as wire
 
@@ -94,7 +94,7 @@ class RankShell(ZMQInteractiveShell):
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """Format the error: whole also for SystemExit, and of groups, whose tracebacks IPython would print."""
         kind, problem, tb = exc_tuple or sys.exc_info()
-        if problem is None or Context.freed or isinstance(problem, KeyboardInterrupt):
+        if problem is None or current().freed or isinstance(problem, KeyboardInterrupt):
             # a consequence of something else; reading all sources may take seconds
             self._last_traceback = traceback.format_exception_only(kind, problem)
         elif kind is UsageError:  # misuse of a magic is one line, which IPython would print
@@ -131,7 +131,7 @@ def publish(kind: str, content: dict[str, Any]) -> None:
             **content,
             "data": {mime: data for mime, data in content["data"].items() if mime != WIDGET},
         }
-    Context.control.request(wire.Publish(Context.info.rank, kind, plain(content)))
+    current().control.request(wire.Publish(current().info.rank, kind, plain(content)))
 
 
 def plain(value: Any) -> Any:

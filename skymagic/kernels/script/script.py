@@ -20,7 +20,7 @@ from typing import Any
 
 from skymagic.kernels.agent import oom
 from skymagic.kernels.rank import tracebacks
-from skymagic.kernels.rank.context import Context
+from skymagic.kernels.rank.context import current
 from skymagic.kernels.rank.shell import flush_text
 from skymagic.kernels.script import environment, root_cause, supervisor
 from skymagic.runtime import info as runtime
@@ -92,7 +92,7 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         Failed, Stopped: its status is not 0, the run was interrupted; their argument is the `End`.
     """
-    Context.apart = True
+    current().outside_groups = True
     try:
         with _folder() as folder:
             error_file = os.path.join(folder, "error.json")
@@ -101,7 +101,7 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
             told, stopped = _carry_out(order)
             end = asdict(_end(told, _tail(begun).replace(order["argv"][-1], NAME), error_file))
     finally:
-        Context.apart = False
+        current().outside_groups = False
     if stopped:
         raise Stopped(end)
     if end["status"] != 0:
@@ -115,7 +115,7 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _folder() -> Iterator[str]:
     """A folder for what belongs to one script, beside the rank's log."""
-    folder = tempfile.mkdtemp(prefix="script-", dir=os.path.dirname(Context.log))
+    folder = tempfile.mkdtemp(prefix="script-", dir=os.path.dirname(current().log))
     try:
         yield folder
     finally:
@@ -129,12 +129,12 @@ def _order(asked: Mapping[str, Any], folder: str, error_file: str) -> dict[str, 
         os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w", encoding="utf-8", errors="surrogateescape"
     ) as file:
         file.write(f"{asked['text']}\n")
-    info = Context.info
+    info = current().info
     ranks = runtime.participants()
     nodes = sorted({rank // info.local_world_size for rank in ranks})
     task = f"{info.job_id}-{runtime.run_number()}"
     cluster = environment.cluster_of(info, nodes, task, _port(nodes))
-    base = {name: value for name, value in Context.base.items() if name not in asked["without"]}
+    base = {name: value for name, value in current().base_env.items() if name not in asked["without"]}
     own = {**asked["env"], MARK: task}
     env = environment.environment(
         base, cluster, info.accelerators or info.local_world_size, own, error_file, asked["text"]
@@ -151,14 +151,14 @@ def _order(asked: Mapping[str, Any], folder: str, error_file: str) -> dict[str, 
 def _port(nodes: list[int]) -> int:
     """A port that is free on the script's head, which finds it and tells the other nodes."""
     key, run = "script", runtime.run_number()
-    if nodes[0] == Context.info.node:
-        rendezvous.withdraw(f"{key} {Context.last_script}")
-        Context.last_script = run
-        port = environment.free_port({peer.node: peer.addr for peer in Context.info.peers}[nodes[0]])
+    if nodes[0] == current().info.node:
+        rendezvous.delete(f"{key} {current().last_script_run}")
+        current().last_script_run = run
+        port = environment.free_port({peer.node: peer.addr for peer in current().info.peers}[nodes[0]])
         if len(nodes) > 1:
-            rendezvous.tell(f"{key} {run}", port)
+            rendezvous.put(f"{key} {run}", port)
         return port
-    return int(rendezvous.hear(f"{key} {run}"))
+    return int(rendezvous.get(f"{key} {run}"))
 
 
 # -- meanwhile -------------------------------------------------------------------------------------------------------
@@ -243,16 +243,16 @@ class Command:
 def _written() -> int:
     """Bytes of this rank's log, with all that was written so far."""
     flush_text()
-    Context.control.request(
-        wire.Publish(Context.info.rank, "", {})
+    current().control.request(
+        wire.Publish(current().info.rank, "", {})
     )  # shows nothing, and comes back when the pipes are empty
-    return os.path.getsize(Context.log)
+    return os.path.getsize(current().log)
 
 
 def _tail(begun: int) -> str:
     """The end of what was logged from `begun` on."""
     size = _written()
-    with open(Context.log, "rb") as log:
+    with open(current().log, "rb") as log:
         log.seek(max(begun, size - TAIL_BYTES))
         return log.read().decode(errors="replace")
 

@@ -88,7 +88,7 @@ def distribute(info: InstanceInfo) -> None:
     from skymagic.runtime import rendezvous
 
     if info.rank == 0:
-        rendezvous.tell("keras", int.from_bytes(os.urandom(4), "big"))
-    on_jax.draw_alike(rendezvous.hear("keras"))
+        rendezvous.put("keras", int.from_bytes(os.urandom(4), "big"))
+    on_jax.draw_alike(rendezvous.get("keras"))
     multihost_utils.sync_global_devices("skymagic")  # a mesh that cannot connect is told at the start
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))

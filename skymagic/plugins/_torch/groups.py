@@ -155,9 +155,9 @@ def open_store(info: InstanceInfo) -> Any:
             info.head_addr, port, info.world_size, is_master=True, timeout=STORE_TIMEOUT,
             wait_for_workers=False, master_listen_fd=listener.detach(),
         )  # fmt: skip
-        rendezvous.tell("torch", port)
+        rendezvous.put("torch", port)
     else:
-        port = rendezvous.hear("torch")
+        port = rendezvous.get("torch")
         store = dist.TCPStore(
             info.head_addr,
             port,
