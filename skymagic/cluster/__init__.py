@@ -4,13 +4,11 @@ link       the notebook's end of the line to one agent, over whatever transport
 members    machines as a provider gives them; what is known of a rank
 questions  what agents are asked, and their answers
 absence    whether a node out of sight is gone: the others are asked
-endings    how a process ended, in words
 agents     all of them: start, watch, signal, ask, replace
 """
 
 from skymagic.cluster.cluster import Agents
-from skymagic.cluster.exit_status import describe, status_words
 from skymagic.cluster.link import Link
 from skymagic.cluster.nodes import Member, Place, RankState
 
-__all__ = ["Agents", "Link", "Member", "Place", "RankState", "describe", "status_words"]
+__all__ = ["Agents", "Link", "Member", "Place", "RankState"]

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from skymagic.cluster.exit_status import describe
 from skymagic.cluster.link import Link
 from skymagic.cluster.liveness import Absences
 from skymagic.cluster.nodes import Member, Place, RankState
@@ -17,6 +16,7 @@ from skymagic.cluster.rpc import Questions
 from skymagic.errors import PoolError, ProvisionError
 from skymagic.plan.units import count
 from skymagic.wire import agent as wire
+from skymagic.wire.exit_status import describe
 from skymagic.wire.transport import Transport
 
 REACH_TIMEOUT = 5.0

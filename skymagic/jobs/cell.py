@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skymagic.cluster import describe
 from skymagic.display import text
 from skymagic.display.screen import NotebookScreen
 from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
@@ -22,6 +21,7 @@ from skymagic.run.report import Limits, Report
 from skymagic.run.results import Failure, Unavailable, error_of
 from skymagic.run.run import Screen
 from skymagic.run.spec import RunSpec
+from skymagic.wire.exit_status import describe
 from skymagic.wire.order import LAST_VALUE
 
 

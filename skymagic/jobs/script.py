@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skymagic.cluster import status_words
 from skymagic.display import text as display
 from skymagic.display.screen import NotebookScreen
 from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError
@@ -29,6 +28,7 @@ from skymagic.run.report import Limits, RankRun, Report
 from skymagic.run.run import Screen
 from skymagic.run.spec import RunSpec
 from skymagic.wire import processes
+from skymagic.wire.exit_status import status_words
 from skymagic.wire.order import LAST_VALUE
 
 VARIABLE = "_sky_script"
@@ -297,4 +297,4 @@ def hints(end: ScriptEnd) -> list[str]:
 
 def node_words(nodes: Sequence[int]) -> str:
     """ "node 3", "nodes 0, 2", "nodes 0–3"."""
-    return rank_words(nodes).replace("rank", "node") if nodes else "no node"
+    return rank_words(nodes, "node") if nodes else "no node"

@@ -92,11 +92,11 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def rank_words(ranks: Sequence[int]) -> str:
+def rank_words(ranks: Sequence[int], noun: str = "rank") -> str:
     """ "rank 3", "ranks 0, 2", "ranks 0–3"."""
     ordered = sorted(ranks)
     if len(ordered) == 1:
-        return f"rank {ordered[0]}"
+        return f"{noun} {ordered[0]}"
     if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
-        return f"ranks {ordered[0]}–{ordered[-1]}"
-    return "ranks " + ", ".join(map(str, ordered))
+        return f"{noun}s {ordered[0]}–{ordered[-1]}"
+    return f"{noun}s " + ", ".join(map(str, ordered))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from skymagic import plugins
-from skymagic.cluster import Agents, describe
+from skymagic.cluster import Agents
 from skymagic.display.screen import Nowhere, Progress
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
 from skymagic.plan import Defaults, Only, Plan
@@ -37,6 +37,7 @@ from skymagic.run.spec import RunSpec
 from skymagic.run.submission import Submission
 from skymagic.wire import agent as wire
 from skymagic.wire import processes
+from skymagic.wire.exit_status import describe
 from skymagic.wire.order import Order, RunCell
 
 if TYPE_CHECKING:

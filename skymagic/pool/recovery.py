@@ -6,13 +6,13 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from skymagic.cluster import describe
 from skymagic.display.screen import Nowhere
 from skymagic.errors import PoolError, PoolStateError
 from skymagic.pool.scheduling import Turn, Turns
 from skymagic.pool.states import Event
 from skymagic.run.report import Limits, Report
 from skymagic.run.submission import Submission
+from skymagic.wire.exit_status import describe
 from skymagic.wire.order import Order, Rejoin
 
 REJOIN_TIMEOUT = 20.0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections import deque
 from collections.abc import Callable
+
+from skymagic.wire.exit_status import signal_name
 
 
 class AgentEnd:
@@ -74,8 +75,6 @@ def how_ended(status: int, said: str) -> str:
     """An agent's end in words; "" when all was well."""
     if not status:
         return said
-    try:
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-    except ValueError:
-        how = f"signal {-status}"
+    # a signal without a name has the word in it
+    how = f"signal {signal_name(-status).removeprefix('signal ')}" if status < 0 else f"exit status {status}"
     return f"{said}\n({how})" if said else how

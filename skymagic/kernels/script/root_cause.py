@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from skymagic.wire.exit_status import signal_name
+
 LABEL = re.compile(r"^(\[[^\]\s]{1,40}\]:? ?)?")
 """What torch and torchrun put before a line of one process: ``[rank1]: ``, ``[default0]:``."""
 HEAD = "Traceback (most recent call last):"
@@ -109,13 +111,7 @@ def named(found: re.Match[str]) -> tuple[str, str]:
     worker, code = f"torchrun's rank {found['rank']} (local rank {found['local']})", int(found["code"])
     if code >= 0:
         return worker, ""
-    import signal
-
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return worker, f"{worker}, process {found['pid']}, was ended by {name}"
+    return worker, f"{worker}, process {found['pid']}, was ended by {signal_name(-code)}"
 
 
 def without_frames(text: str) -> str:

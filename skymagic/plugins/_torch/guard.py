@@ -127,9 +127,6 @@ def check(group: Any, what: str) -> None:
 
 def words(ranks: Any) -> str:
     """ "rank 3", "ranks 0, 2", "ranks 0 to 3"."""
-    ordered = sorted(ranks)
-    if len(ordered) == 1:
-        return f"rank {ordered[0]}"
-    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
-        return f"ranks {ordered[0]} to {ordered[-1]}"
-    return "ranks " + ", ".join(map(str, ordered))
+    from skymagic.plan.units import rank_words  # not at the top: only an error needs it
+
+    return rank_words(ranks).replace("–", " to ")

@@ -1,4 +1,4 @@
-"""How processes ended, in words."""
+"""How a process ended, in words: an exit code, or the signal that killed it and what that often means."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from skymagic.wire import agent as wire
 
 
 def describe(exited: wire.RankExited) -> str:
-    """How a rank's process ended, in words."""
+    """How a rank's process ended."""
     return status_words(exited.status, exited.out_of_memory)
 
 
 def status_words(status: int | None, out_of_memory: bool = False) -> str:
-    """A process's exit code or signal, in words."""
+    """An exit status as `subprocess` gives it: an exit code, or negative for a signal; None where it is not known."""
     if status is None:
         return "nobody could tell how"
     if status >= 0:
         return f"exit code {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
+    name = signal_name(-status)
     hints = {
         "SIGSEGV": "a segmentation fault in native code",
         "SIGBUS": "often a full /dev/shm",
@@ -31,3 +28,11 @@ def status_words(status: int | None, out_of_memory: bool = False) -> str:
         else "killed from outside, or out of memory",
     }
     return f"{name}: {hints[name]}" if name in hints else name
+
+
+def signal_name(number: int) -> str:
+    """ "SIGKILL"; "signal 40" for one without a name, such as the real-time signals."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
