@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.jobs import cell as broadcast
-from skymagic.plan import Defaults, Only, PluginSpec, PoolRequest, RunRequest
+from skymagic.plan import Defaults, PluginSpec, PoolRequest, RunRequest, Selection
 from skymagic.pool import Pool, registry
 from skymagic.run.report import Limits
 
@@ -73,7 +73,7 @@ def run(
 ) -> list[Any]:
     """Run a cell on all ranks; the value of its last expression by rank. Raises what the cell raises."""
     cell = broadcast.Cell(body)
-    request = RunRequest(output="result", only=Only(only), timeout=timeout)
+    request = RunRequest(output="result", only=Selection(only), timeout=timeout)
     spec = broadcast.spec_of(request, one, cell, broadcast.check_syntax(cell.source, lambda source: source))
     return broadcast.broadcast(one, spec, Limits(timeout=timeout), screen or Quiet()).value
 

@@ -19,7 +19,7 @@ from skymagic.display.screen import NotebookScreen
 from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs.workdir import folder_here, folder_on_nodes
-from skymagic.plan import Only, RunRequest
+from skymagic.plan import RunRequest, Selection
 from skymagic.plan.requests import ShellRequest
 from skymagic.plan.units import count, rank_words
 from skymagic.pool import Pool
@@ -120,7 +120,9 @@ def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
     shown: tuple[int, ...] = ()
     folder: Path | None = None
     try:
-        part, shown = chosen(request, pool.plan.topology.nodes)
+        part, shown = RunRequest(targets=request.targets, only=request.only).who(
+            pool.plan.topology.nodes, "node"
+        )
     except RequestError as wrong:
         mistakes += wrong.mistakes
     try:
@@ -131,7 +133,7 @@ def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
         raise RequestError(mistakes)
     asked = {
         "text": cell.source,
-        "workdir": folder_on_nodes(pool, folder, request.targets or Only("all")) if folder else "",
+        "workdir": folder_on_nodes(pool, folder, request.targets or Selection("all")) if folder else "",
         "env": {**dict(request.env), **{name: os.environ[name] for name in request.secrets}},
         "without": ours(pool),
         "grace": pool.defaults.grace,
@@ -142,14 +144,6 @@ def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
         visible_ranks=tuple(rank for rank, node in zip(first, part, strict=True) if node in shown),
         execution_count=cell.execution_count, extra={VARIABLE: asked},
     )  # fmt: skip
-
-
-def chosen(request: ShellRequest, nodes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(nodes that run the script, those whose output is shown). Raises RequestError."""
-    try:
-        return RunRequest(targets=request.targets, only=request.only).who(nodes)
-    except RequestError as wrong:
-        raise RequestError([mistake.replace("rank", "node") for mistake in wrong.mistakes]) from None
 
 
 def ours(pool: Pool) -> list[str]:

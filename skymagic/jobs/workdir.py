@@ -10,7 +10,7 @@ from skymagic import files
 from skymagic.display import text as display
 from skymagic.display.screen import Copying
 from skymagic.errors import RequestError
-from skymagic.plan import Only
+from skymagic.plan import Selection
 from skymagic.pool import Pool
 
 PLACE = "~/.skymagic/work"
@@ -25,7 +25,7 @@ def folder_here(text: str) -> Path:
     return folder
 
 
-def folder_on_nodes(pool: Pool, folder: Path, targets: Only) -> str:
+def folder_on_nodes(pool: Pool, folder: Path, targets: Selection) -> str:
     """Where a folder of the notebook is on these nodes, in the end; what differs there travels, and is told of.
 
     Raises:

@@ -14,7 +14,7 @@ from traitlets.config import Configurable
 
 from skymagic.errors import RequestError
 from skymagic.plan import Defaults as Defaults
-from skymagic.plan import Only, PluginSpec, duration, plugin_specs
+from skymagic.plan import PluginSpec, Selection, duration, plugin_specs
 
 
 class SkyMagic(Configurable):
@@ -54,7 +54,7 @@ class SkyMagic(Configurable):
 
     @validate("only")
     def _check_only(self, proposal: Any) -> str:
-        return str(_checked(Only.of, proposal["value"]))
+        return str(_checked(Selection.of, proposal["value"]))
 
     @validate("timeout", "idle", "max_lifetime", "away")
     def _check_duration(self, proposal: Any) -> float | None:
@@ -67,7 +67,7 @@ class SkyMagic(Configurable):
         return Defaults(
             provider=self.provider,
             plugins=plugins,
-            only=Only(self.only),
+            only=Selection(self.only),
             timeout=self.timeout,
             idle=self.idle,
             max_lifetime=self.max_lifetime,

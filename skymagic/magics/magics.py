@@ -23,7 +23,7 @@ from skymagic.jobs import cell as broadcast
 from skymagic.jobs import script
 from skymagic.magics import arguments, auto, completion
 from skymagic.magics.config import SkyMagic
-from skymagic.plan import Only, PoolRequest, RunRequest, ShellRequest
+from skymagic.plan import PoolRequest, RunRequest, Selection, ShellRequest
 from skymagic.plan.suggest import Known
 from skymagic.plan.units import rank_words
 from skymagic.pool import Pool, registry
@@ -118,7 +118,7 @@ class SkyMagics(Magics):
     def sky_logs(self, line: str) -> None:
         request = usage(lambda: arguments.parse_logs(line))
         one = registry.find(request.pool)
-        chosen = request.rank or Only("all")
+        chosen = request.rank or Selection("all")
         ranks = usage(lambda: chosen.ranks(one.world_size))
         labels = {rank: f"[{rank}] " if len(ranks) > 1 else "" for rank in ranks}
         ends = {}
@@ -135,7 +135,7 @@ class SkyMagics(Magics):
     def sky_put(self, line: str) -> None:
         request = usage(lambda: arguments.parse_put(line))
         one = registry.find(request.pool)
-        nodes = usage(lambda: one.machines(request.nodes or Only("all")))
+        nodes = usage(lambda: one.machines(request.nodes or Selection("all")))
         with Copying(display.write) as progress:
             copied = one.files().put(request.source, request.target, nodes, progress)
         print(files.told(copied, progress.seconds))
@@ -144,7 +144,7 @@ class SkyMagics(Magics):
     def sky_get(self, line: str) -> None:
         request = usage(lambda: arguments.parse_get(line))
         one = registry.find(request.pool)
-        nodes = usage(lambda: one.machines(request.nodes or Only("head")))
+        nodes = usage(lambda: one.machines(request.nodes or Selection("head")))
         with Copying(display.write) as progress:
             copied = one.files().get(request.source, request.target, nodes, progress)
         print(files.told(copied, progress.seconds, to_nodes=False))
@@ -340,7 +340,7 @@ def one_rank(request: RunRequest, rank: int) -> RunRequest:
     """The request for one rank."""
     from dataclasses import replace
 
-    return replace(request, targets=Only(str(rank)))
+    return replace(request, targets=Selection(str(rank)))
 
 
 def named(name: str | None) -> PoolRequest:

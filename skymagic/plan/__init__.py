@@ -22,7 +22,7 @@ from skymagic.plan.requests import (
     ShellRequest,
     plugin_specs,
 )
-from skymagic.plan.selection import Only, ranks
+from skymagic.plan.selection import Selection, ranks
 from skymagic.plan.units import AtLeast, at_least, duration, duration_text, memory
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "AtLeast",
     "Defaults",
     "Inventory",
-    "Only",
+    "Selection",
     "Plan",
     "PluginSpec",
     "PoolRequest",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from skymagic.errors import RequestError
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
-from skymagic.plan.selection import Only
+from skymagic.plan.selection import Selection
 from skymagic.plan.units import AtLeast
 
 PROVIDERS = ("auto", "local", "ssh", "aws", "slurm")
@@ -142,8 +142,8 @@ class RunRequest:
     output: str | None = None
     gather: tuple[str, ...] = ()
     head: bool = False
-    only: Only = field(default_factory=Only)
-    targets: Only | None = None
+    only: Selection = field(default_factory=Selection)
+    targets: Selection | None = None
     push: tuple[str, ...] = ()
     no_push: bool | tuple[str, ...] = False
     timeout: float | None = None
@@ -151,7 +151,7 @@ class RunRequest:
     fresh: bool = False
     dry_run: bool = False
 
-    def who(self, world_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def who(self, world_size: int, noun: str = "rank") -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(ranks that take part, those of them whose output is shown); the head is the first that takes part.
 
         Raises:
@@ -159,14 +159,14 @@ class RunRequest:
         """
         mistakes: list[str] = []
 
-        def resolve(option: str, choice: Only) -> tuple[int, ...]:
+        def resolve(option: str, choice: Selection) -> tuple[int, ...]:
             try:
-                return choice.ranks(world_size)
+                return choice.ranks(world_size, noun)
             except RequestError as wrong:
                 mistakes.extend(f"{option}: {mistake}" for mistake in wrong.mistakes)
                 return ()
 
-        part = resolve("--targets", self.targets or Only("all"))
+        part = resolve("--targets", self.targets or Selection("all"))
         shown = part[:1] if self.only.text == "head" else resolve("--only", self.only)
         if mistakes:
             raise RequestError(mistakes)
@@ -187,7 +187,7 @@ class Defaults:
 
     provider: str = "auto"
     plugins: tuple[PluginSpec, ...] = ()
-    only: Only = field(default_factory=Only)
+    only: Selection = field(default_factory=Selection)
     timeout: float | None = None
     idle: float | None = None
     max_lifetime: float | None = None
@@ -217,7 +217,7 @@ class ShellRequest:
     env: tuple[tuple[str, str], ...] = ()
     secrets: tuple[str, ...] = ()
     timeout: float | None = None
-    targets: Only | None = None
-    only: Only = field(default_factory=Only)
+    targets: Selection | None = None
+    only: Selection = field(default_factory=Selection)
     output: str | None = None
     noblock: bool = False

@@ -7,17 +7,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from skymagic.errors import RequestError
+from skymagic.plan.units import count
 
 _INDEX = r"-?[0-9]{1,9}"
 
 
 @dataclass(frozen=True)
-class Only:
+class Selection:
     """Some of a pool's ranks, chosen before their number is known: ``head``, ``all``, ``0,2``, ``0:4``, ``::2``, ``-1``.
 
     Args:
         text: the choice; kept without blanks, so that equal choices compare equal. It is all there is, so
-            ``Only(only.text)`` brings one back from JSON.
+            ``Selection(only.text)`` brings one back from JSON.
 
     Raises:
         RequestError: not such a choice.
@@ -33,23 +34,26 @@ class Only:
         object.__setattr__(self, "text", text)
 
     @classmethod
-    def of(cls, choice: Only | str | int | Iterable[int]) -> Only:
+    def of(cls, choice: Selection | str | int | Iterable[int]) -> Selection:
         """Any of the forms that Python code uses: a text, one rank, several. Raises RequestError for none of them."""
-        if isinstance(choice, Only):
+        if isinstance(choice, Selection):
             return choice
         if isinstance(choice, str):
             return cls(choice)
         return cls(str(choice) if isinstance(choice, int) else ",".join(map(str, choice)))
 
-    def ranks(self, world_size: int) -> tuple[int, ...]:
+    def ranks(self, world_size: int, noun: str = "rank") -> tuple[int, ...]:
         """The ranks in ascending order, each once.
+
+        Args:
+            noun: what is chosen, for messages: nodes are chosen in the same way.
 
         Raises:
             RequestError: a rank, or an end of a slice, that a pool of `world_size` ranks does not have.
         """
         if self.text in ("head", "all"):
             return tuple(range(world_size if self.text == "all" else 1))
-        there = f"this pool has {world_size} rank{'s' * (world_size != 1)} (0 to {world_size - 1})"
+        there = f"this pool has {count(world_size, noun)} (0 to {world_size - 1})"
         chosen: set[int] = set()
         for piece in self.text.split(","):
             ends = [int(end) if end else None for end in piece.split(":")]
@@ -66,7 +70,7 @@ class Only:
                 what = (
                     f"{piece} goes beyond the pool"
                     if beyond and len(ends) > 1
-                    else f"there is no rank {piece}"
+                    else f"there is no {noun} {piece}"
                 )
                 raise RequestError(f"{what}: {there}")
             chosen.update(picked)
@@ -77,5 +81,5 @@ class Only:
 
 
 def ranks(text: str, world_size: int) -> tuple[int, ...]:
-    """The ranks that `text` names in a pool of `world_size`; see `Only` for the forms and the errors."""
-    return Only(text).ranks(world_size)
+    """The ranks that `text` names in a pool of `world_size`; see `Selection` for the forms and the errors."""
+    return Selection(text).ranks(world_size)

@@ -19,7 +19,7 @@ from skymagic import plugins
 from skymagic.cluster import Agents
 from skymagic.display.screen import Nowhere, Progress
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
-from skymagic.plan import Defaults, Only, Plan
+from skymagic.plan import Defaults, Plan, Selection
 from skymagic.plan.lifetime import Lifetime
 from skymagic.plan.units import count, rank_words
 from skymagic.plugins import packing
@@ -569,12 +569,9 @@ class Pool:
             ]
         )
 
-    def machines(self, chosen: Only) -> tuple[int, ...]:
+    def machines(self, chosen: Selection) -> tuple[int, ...]:
         """The numbers of the machines of these nodes, as `files` knows them. Raises RequestError for nodes that there are not."""
-        try:
-            nodes = chosen.ranks(self.plan.topology.nodes)
-        except RequestError as wrong:
-            raise RequestError([mistake.replace("rank", "node") for mistake in wrong.mistakes]) from None
+        nodes = chosen.ranks(self.plan.topology.nodes, "node")
         last = len(self.agents.members) - 1
         return tuple(sorted({min(node, last) for node in nodes}))
 

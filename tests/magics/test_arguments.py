@@ -47,10 +47,10 @@ from skymagic.magics.config import SkyMagic
 from skymagic.plan import (
     AtLeast,
     Defaults,
-    Only,
     PluginSpec,
     PoolRequest,
     RunRequest,
+    Selection,
     ShellRequest,
     plugin_specs,
 )
@@ -139,8 +139,8 @@ def test_everything_of_a_run() -> None:
         output="results",
         gather=("loss", "acc"),
         head=True,
-        only=Only("0:4"),
-        targets=Only("0,2"),
+        only=Selection("0:4"),
+        targets=Selection("0,2"),
         push=("data",),
         no_push=("big", "huge"),
         timeout=600.0,
@@ -242,8 +242,8 @@ def test_values_that_look_like_something_else() -> None:
     assert parse_broadcast("--env A=--flag").pool.env == (("A", "--flag"),)
     assert parse_broadcast("--env 'A=# b; c'").pool.env == (("A", "# b; c"),)
     assert parse_broadcast("--env A=").pool.env == (("A", ""),)
-    assert parse_broadcast("-t -1").targets == Only("-1")
-    assert parse_broadcast("-t ::2 --only -2:").only == Only("-2:")
+    assert parse_broadcast("-t -1").targets == Selection("-1")
+    assert parse_broadcast("-t ::2 --only -2:").only == Selection("-2:")
     assert parse_broadcast("-o größe").output == "größe"
 
 
@@ -400,7 +400,7 @@ def test_installed_packages_are_looked_through_only_for_a_name_that_is_not_at_ha
 CONFIGURED = Defaults(
     provider="local",
     plugins=plugin_specs("torch:backend=gloo"),
-    only=Only("all"),
+    only=Selection("all"),
     timeout=60.0,
     idle=1800.0,
     max_lifetime=7200.0,
@@ -409,7 +409,7 @@ CONFIGURED = Defaults(
 
 def test_defaults_fill_what_is_not_said() -> None:
     request = parse_broadcast("", CONFIGURED)
-    assert (request.only, request.timeout) == (Only("all"), 60.0)
+    assert (request.only, request.timeout) == (Selection("all"), 60.0)
     pool = request.pool
     assert (pool.provider, pool.idle, pool.max_lifetime) == ("local", 1800.0, 7200.0)
     assert pool.plugins == plugin_specs("torch:backend=gloo")
@@ -420,7 +420,7 @@ def test_a_line_overrides_defaults() -> None:
     request = parse_broadcast(
         "--only head --timeout none --plugin jax --idle none --provider auto", CONFIGURED
     )
-    assert (request.only, request.timeout, request.pool.idle) == (Only("head"), None, None)
+    assert (request.only, request.timeout, request.pool.idle) == (Selection("head"), None, None)
     assert request.pool.plugins == (PluginSpec("jax"),)
     assert request.pool.given() == {"plugins", "idle", "provider"}
     assert parse_run("--timeout 5", CONFIGURED).timeout == 5.0
@@ -442,10 +442,10 @@ def test_configuration_is_checked_when_it_is_set() -> None:
     )
     settings.timeout = 90
     assert settings.defaults() == Defaults(
-        only=Only("all"), idle=1800.0, timeout=90.0, plugins=plugin_specs("torch:backend=gloo,jax")
+        only=Selection("all"), idle=1800.0, timeout=90.0, plugins=plugin_specs("torch:backend=gloo,jax")
     )
     settings.only = [0, 2]
-    assert settings.defaults().only == Only("0,2")
+    assert settings.defaults().only == Selection("0,2")
     settings.update_config(Config({"SkyMagic": {"plugins": "torch"}}))
     assert settings.defaults().plugins == (PluginSpec("torch"),)
     settings.timeout = None
@@ -605,19 +605,19 @@ def test_mistakes_of_line_and_body_come_together() -> None:
 
 
 def test_run() -> None:
-    assert parse_run("") == RunRequest(head=True, only=Only("all"))
+    assert parse_run("") == RunRequest(head=True, only=Selection("all"))
     assert parse_run("--rank 2 -o x --pool p --timeout 1m --push a --no-push -a") == RunRequest(
         pool=PoolRequest(name="p"),
-        targets=Only("2"),
+        targets=Selection("2"),
         output="x",
         timeout=60.0,
         push=("a",),
         no_push=True,
         noblock=True,
         head=True,
-        only=Only("all"),
+        only=Selection("all"),
     )
-    assert parse_run("--rank -1").targets == Only("-1")
+    assert parse_run("--rank -1").targets == Selection("-1")
     for several in ("0,2", "0:2", "all", "head"):
         assert "one rank's number" in mistakes(parse_run, f"--rank {several}")[0]
     assert "--nodes: no such option" in mistakes(parse_run, "--nodes 2")[0]
@@ -627,7 +627,7 @@ def test_run() -> None:
 def test_shell() -> None:
     assert parse_sh("") == ShellRequest()
     assert parse_sh("--workdir 'my folder' --detach --pool p") == ShellRequest("my folder", True, "p")
-    assert parse_sh("--detach; # on its own").only == Only("head")
+    assert parse_sh("--detach; # on its own").only == Selection("head")
     assert "is not a path" in mistakes(parse_sh, "--workdir ''")[0]
     assert "'torchrun' belongs to no option" in mistakes(parse_sh, "torchrun")[0]
 
@@ -643,21 +643,21 @@ def test_everything_of_a_shell() -> None:
         env=(("A", "1"), ("B", "x y")),
         secrets=("HF_TOKEN", "KEY"),
         timeout=600.0,
-        targets=Only("0:2"),
-        only=Only("all"),
+        targets=Selection("0:2"),
+        only=Selection("all"),
         output="ends",
         noblock=True,
     )
     assert parse_sh("--targets 1 --output=ends --noblock") == ShellRequest(
-        targets=Only("1"), output="ends", noblock=True
+        targets=Selection("1"), output="ends", noblock=True
     )
 
 
 def test_a_shell_has_the_configured_defaults() -> None:
     request = parse_sh("", CONFIGURED)
-    assert (request.only, request.timeout) == (Only("all"), 60.0)
+    assert (request.only, request.timeout) == (Selection("all"), 60.0)
     request = parse_sh("--only head --timeout none", CONFIGURED)
-    assert (request.only, request.timeout) == (Only("head"), None)
+    assert (request.only, request.timeout) == (Selection("head"), None)
 
 
 @pytest.mark.parametrize(
@@ -689,14 +689,14 @@ def test_all_mistakes_of_a_shell_at_once() -> None:
 
 def test_logs() -> None:
     assert parse_logs("") == LogsRequest()
-    assert parse_logs("--rank 1 -n 20 -f --pool p") == LogsRequest(Only("1"), 20, True, "p")
+    assert parse_logs("--rank 1 -n 20 -f --pool p") == LogsRequest(Selection("1"), 20, True, "p")
     assert parse_logs("-n20").lines == 20
     assert len(mistakes(parse_logs, "-n many --rank x")) == 2
 
 
 def test_push_and_pull() -> None:
     assert parse_push("model, data") == NamesRequest(("model", "data"))
-    assert parse_push("a b -t 0:2") == NamesRequest(("a", "b"), Only("0:2"))
+    assert parse_push("a b -t 0:2") == NamesRequest(("a", "b"), Selection("0:2"))
     assert parse_pull("a -o b --head --pool p") == NamesRequest(("a",), None, "b", True, "p")
     assert "nothing is named" in mistakes(parse_push, "")[0]
     assert "'1x' is not a name" in mistakes(parse_pull, "1x")[0]
@@ -707,7 +707,7 @@ def test_push_and_pull() -> None:
 def test_files() -> None:
     assert parse_put("'my data/' data/ --pool p") == FilesRequest("my data/", "data/", pool="p")
     assert parse_get("out/ 'aus gabe' # comment") == FilesRequest("out/", "aus gabe")
-    assert parse_get("out --node=0,2 .") == FilesRequest("out", ".", Only("0,2"))
+    assert parse_get("out --node=0,2 .") == FilesRequest("out", ".", Selection("0,2"))
     assert parse_put("'-x' y").source == "-x"
     for line in ("", "a", "a b c"):
         assert "needs SRC and DST" in mistakes(parse_put, line)[0]
@@ -716,7 +716,7 @@ def test_files() -> None:
 
 def test_lifecycle() -> None:
     assert parse_restart("") == RestartRequest()
-    assert parse_restart("--rank 0,2 --pool p") == RestartRequest(Only("0,2"), "p")
+    assert parse_restart("--rank 0,2 --pool p") == RestartRequest(Selection("0,2"), "p")
     assert parse_down("") == DownRequest()
     assert parse_down("train") == DownRequest("train")
     assert parse_down("--all;") == DownRequest(None, True)
@@ -920,5 +920,5 @@ def test_what_is_written_is_what_is_read(
         words.append('--env "' + f"{name}={value}".replace("\\", "\\\\").replace('"', '\\"') + '"')
     request = parse_broadcast(" ".join(words) + "  # and a comment")
     assert request == RunRequest(
-        pool=PoolRequest(nodes=nodes, gpu=gpu, idle=idle, env=tuple(env.items())), only=Only(only)
+        pool=PoolRequest(nodes=nodes, gpu=gpu, idle=idle, env=tuple(env.items())), only=Selection(only)
     )

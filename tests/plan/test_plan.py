@@ -18,11 +18,11 @@ from skymagic.errors import RequestError
 from skymagic.plan import (
     AtLeast,
     Inventory,
-    Only,
     Plan,
     PluginSpec,
     PoolRequest,
     RunRequest,
+    Selection,
     Topology,
     accelerators,
     at_least,
@@ -182,7 +182,7 @@ def test_exactly_and_at_least() -> None:
 )
 def test_ranks_of_four(text: str, chosen: tuple[int, ...]) -> None:
     assert ranks(text, 4) == chosen
-    assert Only(json.loads(json.dumps(Only(text).text))).ranks(4) == chosen
+    assert Selection(json.loads(json.dumps(Selection(text).text))).ranks(4) == chosen
 
 
 @pytest.mark.parametrize("text", ["7", "4", "-5", "0:9", "0,7", "-9:2"])
@@ -200,17 +200,17 @@ def test_slices_of_nothing() -> None:
     "text", ["", "some", "1.5", "0;2", "0,", ",", "::0", "1:2:3:4", "0x1", "٣", "head,1", "--1", "9" * 50]
 )
 def test_no_ranks(text: str) -> None:
-    assert "names no ranks" in refused(Only, text)[0]
+    assert "names no ranks" in refused(Selection, text)[0]
 
 
 def test_ranks_as_python_writes_them() -> None:
-    assert Only.of(3) == Only("3")
-    assert Only.of([0, 2]) == Only("0,2")
-    assert Only.of("::2") == Only(" ::2 ")
-    assert Only.of(Only("all")) == Only("all")
-    assert Only.of(range(2)).ranks(2) == (0, 1)
-    assert refused(Only.of, [])
-    assert refused(Only.of, ["x"])
+    assert Selection.of(3) == Selection("3")
+    assert Selection.of([0, 2]) == Selection("0,2")
+    assert Selection.of("::2") == Selection(" ::2 ")
+    assert Selection.of(Selection("all")) == Selection("all")
+    assert Selection.of(range(2)).ranks(2) == (0, 1)
+    assert refused(Selection.of, [])
+    assert refused(Selection.of, ["x"])
 
 
 @given(st.integers(1, 20), st.data())
@@ -228,7 +228,7 @@ def test_slices_are_those_of_python(world: int, data: st.DataObject) -> None:
 
 @given(st.sets(st.integers(0, 99), min_size=1))
 def test_a_list_of_ranks_survives_writing_and_reading(chosen: set[int]) -> None:
-    assert Only.of(sorted(chosen)).ranks(100) == tuple(sorted(chosen))
+    assert Selection.of(sorted(chosen)).ranks(100) == tuple(sorted(chosen))
 
 
 @given(st.text(max_size=20), st.integers(1, 8))
@@ -243,10 +243,12 @@ def test_any_text_names_ranks_or_is_refused(text: str, world: int) -> None:
 
 def test_who_takes_part_and_who_is_shown() -> None:
     assert RunRequest().who(3) == ((0, 1, 2), (0,))
-    assert RunRequest(only=Only("all")).who(3) == ((0, 1, 2), (0, 1, 2))
-    assert RunRequest(targets=Only("1,2")).who(3) == ((1, 2), (1,)), "the head is the first that takes part"
-    assert RunRequest(targets=Only("1,2"), only=Only("0,2")).who(3) == ((1, 2), (2,))
-    both = refused(RunRequest(targets=Only("0:9"), only=Only("7")).who, 4)
+    assert RunRequest(only=Selection("all")).who(3) == ((0, 1, 2), (0, 1, 2))
+    assert RunRequest(targets=Selection("1,2")).who(3) == ((1, 2), (1,)), (
+        "the head is the first that takes part"
+    )
+    assert RunRequest(targets=Selection("1,2"), only=Selection("0,2")).who(3) == ((1, 2), (2,))
+    both = refused(RunRequest(targets=Selection("0:9"), only=Selection("7")).who, 4)
     assert [mistake.split(":")[0] for mistake in both] == ["--targets", "--only"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from skymagic.magics.arguments.options import PLUGINS
 from skymagic.magics.arguments.pool_magic import NOTHING_SET, POOL_FIELDS, check_environment, pool_of
 from skymagic.magics.arguments.reading import Line
-from skymagic.plan import PROVIDERS, Defaults, Only, PoolRequest, RunRequest, ShellRequest
+from skymagic.plan import PROVIDERS, Defaults, PoolRequest, RunRequest, Selection, ShellRequest
 
 
 def parse_broadcast(
@@ -43,7 +43,7 @@ def parse_run(line: str, defaults: Defaults = NOTHING_SET) -> RunRequest:
         f"--rank: one rank's number, not {rank}; for several there is %%sky_broadcast -t {rank}",
     )
     pool = PoolRequest(name=parsed.values.get("name"), stated=frozenset())
-    return _run(parsed, pool, {"only": Only("all"), "timeout": defaults.timeout, "head": True})
+    return _run(parsed, pool, {"only": Selection("all"), "timeout": defaults.timeout, "head": True})
 
 
 def _run(line: Line, pool: PoolRequest, configured: Mapping[str, Any]) -> RunRequest:

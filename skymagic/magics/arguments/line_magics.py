@@ -9,7 +9,7 @@ from typing import TypeVar
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.readers import Reader, identifiers, one_of, pool_name
 from skymagic.magics.arguments.reading import Line
-from skymagic.plan import Only
+from skymagic.plan import Selection
 from skymagic.plan.accelerators import canonical
 
 _R = TypeVar("_R")
@@ -19,7 +19,7 @@ _R = TypeVar("_R")
 class LogsRequest:
     """%sky_logs: whose log (None: every rank's), how many of its last lines, whether to go on as it grows."""
 
-    rank: Only | None = None
+    rank: Selection | None = None
     lines: int = 50
     follow: bool = False
     pool: str | None = None
@@ -30,7 +30,7 @@ class NamesRequest:
     """%sky_push and %sky_pull: variables, ranks (None: all), and for a pull the variable that takes the values."""
 
     names: tuple[str, ...] = ()
-    targets: Only | None = None
+    targets: Selection | None = None
     output: str | None = None
     head: bool = False
     pool: str | None = None
@@ -42,7 +42,7 @@ class FilesRequest:
 
     source: str = ""
     target: str = ""
-    nodes: Only | None = None
+    nodes: Selection | None = None
     pool: str | None = None
 
 
@@ -50,7 +50,7 @@ class FilesRequest:
 class RestartRequest:
     """%sky_restart: which ranks, None for all."""
 
-    ranks: Only | None = None
+    ranks: Selection | None = None
     pool: str | None = None
 
 

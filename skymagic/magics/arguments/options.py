@@ -23,7 +23,7 @@ from skymagic.magics.arguments.readers import (
     region,
     variable,
 )
-from skymagic.plan import Only, at_least, memory, plugin_specs
+from skymagic.plan import Selection, at_least, memory, plugin_specs
 from skymagic.plan.accelerators import Accelerator
 
 PLUGINS = ("torch", "jax", "keras", "huggingface", "joblib", "sklearn")
@@ -75,9 +75,9 @@ POOL: tuple[Option, ...] = (
 DRY = Option(("--dry-run",), "dry_run", help="show what would happen, and do nothing")
 _POOL_NAME = Option(("--pool",), "name", pool_name, "NAME", "the pool to use; the latest one unless said", choices="pools")
 _OUTPUT = Option(("-o", "--output"), "output", identifier, "NAME", "keep the values of the last expression, by rank")
-_TARGETS = Option(("-t", "--targets"), "targets", Only, "RANKS", "ranks that take part: 0,2 or 0:4 or ::2")
+_TARGETS = Option(("-t", "--targets"), "targets", Selection, "RANKS", "ranks that take part: 0,2 or 0:4 or ::2")
 _HEAD = Option(("--head",), "head", help="keep the first rank's value alone instead of a list")
-_RANK = Option(("--rank",), "targets", Only, "R", "one rank, or several: 0,2")
+_RANK = Option(("--rank",), "targets", Selection, "R", "one rank, or several: 0,2")
 _NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return at once; the cell goes on")
 _TIMEOUT = Option(("--timeout",), "timeout", limit, "TIME", "fail after so long, as in 10m")
 _CARGO: tuple[Option, ...] = (
@@ -91,7 +91,7 @@ RUN: tuple[Option, ...] = (
     _OUTPUT,
     Option(("-g", "--gather"), "gather", identifiers, "NAMES", "bring these variables back, by rank", "names"),
     _HEAD,
-    Option(("--only",), "only", Only, "RANKS", "whose output is shown: head, all, 0,2 or 0:4", choices="ranks"),
+    Option(("--only",), "only", Selection, "RANKS", "whose output is shown: head, all, 0,2 or 0:4", choices="ranks"),
     _TARGETS,
     *_CARGO,
     _NOBLOCK,
@@ -99,15 +99,15 @@ RUN: tuple[Option, ...] = (
 )
 _WORKDIR = Option(("--workdir",), "workdir", path, "DIR", "a folder that goes along, and where the script runs")
 _SH_ENV = Option(("--env",), "env", pair, "NAME=VALUE", "an environment variable of the script", "list")
-_SH_TARGETS = Option(("-t", "--targets"), "targets", Only, "NODES", "nodes that take part: 0,2 or 0:4 or ::2")
-_SH_ONLY = Option(("--only",), "only", Only, "NODES", "whose output is shown: head, all, 0,2 or 0:4", choices="ranks")
+_SH_TARGETS = Option(("-t", "--targets"), "targets", Selection, "NODES", "nodes that take part: 0,2 or 0:4 or ::2")
+_SH_ONLY = Option(("--only",), "only", Selection, "NODES", "whose output is shown: head, all, 0,2 or 0:4", choices="ranks")
 _SH_OUTPUT = Option(("-o", "--output"), "output", identifier, "NAME", "keep exit codes and last lines, by node")
 _SH_NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return at once; the script goes on")
 _DETACH = Option(("--detach",), "detach", help="go on without the notebook")
 SH: tuple[Option, ...] = (_POOL_NAME, _WORKDIR, _SH_ENV, _SECRET, _SH_OUTPUT, _SH_ONLY, _SH_TARGETS, _TIMEOUT, _SH_NOBLOCK, _DETACH)
 _LINES = Option(("-n", "--lines"), "lines", number(1), "LINES", "how many of the last lines; 50 unless said")
 _FOLLOW = Option(("-f", "--follow"), "follow", help="go on as the log grows, until the stop button")
-_NODE = Option(("--node",), "nodes", Only, "NODES", "which nodes: all, head, 0,2 or 0:4", choices="ranks")
+_NODE = Option(("--node",), "nodes", Selection, "NODES", "which nodes: all, head, 0,2 or 0:4", choices="ranks")
 _ALL = Option(("--all",), "all", help="every pool of this notebook")
 # fmt: on
 
