@@ -132,7 +132,7 @@ def back(hosts: Machines, to: RemoteStore) -> Iterator[Figure]:
             names.append(connection.run(command("-c", GIVE, kind)).out.split()[-1])
             connection.close()
         begun = time.perf_counter()
-        to.bring((name, node) for node, name in enumerate(names))
+        to.prefetch((name, node) for node, name in enumerate(names))
         for node, name in enumerate(names):
             assert len(to.take(name, node)) == BACK
         seconds = time.perf_counter() - begun
@@ -161,7 +161,7 @@ def fast(hosts: Machines) -> Iterator[Figure]:
 
         def ours() -> float:
             seconds = timed(lambda: put(to, data))
-            to.drop(to.held())
+            to.drop(to.keys())
             return seconds
 
         say(f"{LOOPBACK / 1e6:.0f} MB to one machine nearby: ours, openssh")

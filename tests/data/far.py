@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.data.shipping.shipper import Cargo, Shipper
-from skymagic.data.store.index import Store
+from skymagic.data.store.base import Store
 from skymagic.data.store.store import NodeStore, create, remove
 
 

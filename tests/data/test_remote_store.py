@@ -244,7 +244,7 @@ def test_files_come_back_from_all_nodes_at_once(cluster: Cluster) -> None:
         (NodeStore(cluster.folders[number % 3]).give([each], len(each)), number % 3)
         for number, each in enumerate(data)
     ]
-    cluster.store.bring(files)
+    cluster.store.prefetch(files)
     for file, each in zip(files, data, strict=True):
         if len(each) % 5:
             assert cluster.store.take(*file) == each
@@ -261,7 +261,7 @@ def test_a_file_that_nobody_wants_stops_coming(cluster: Cluster) -> None:
     put(cluster, b"all are up")
     cluster.lines[1][0].pause = 0.01  # for 64 KB
     before = cluster.lines[1][0].got
-    cluster.store.bring([(name, 1), ("0" * 16 + "-" + "0" * 32, 1)])
+    cluster.store.prefetch([(name, 1), ("0" * 16 + "-" + "0" * 32, 1)])
     while cluster.lines[1][0].got - before < 5 * MB:
         pass
     cluster.store.discard(name, 1)

@@ -74,7 +74,7 @@ def test_what_landed_before_a_line_broke_is_not_sent_again(four: Cluster) -> Non
 
 
 def test_a_depot_that_is_silent_is_replaced() -> None:
-    two = Cluster(2, silence=4.0)
+    two = Cluster(2, silence_timeout=4.0)
     try:
         put(two, b"all are up")
         stopped = two.lines[1][0].pid
@@ -88,7 +88,7 @@ def test_a_depot_that_is_silent_is_replaced() -> None:
 
 def test_nodes_that_cannot_reach_each_other_are_served_from_here(four: Cluster) -> None:
     put(four, b"all are up")
-    four.store._fleet.lines[0].port = 9  # nobody is there
+    four.store._clients.all[0].port = 9  # nobody is there
     data = os.urandom(2 * MB)
     assert four.everywhere(put(four, data))
     assert sum(four.sent()) < 2.1 * len(data)
@@ -110,7 +110,7 @@ def test_a_node_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
         return ChildTransport([sys.executable, "-c", "raise SystemExit('no such thing here')"])
 
     said: list[str] = []
-    store = RemoteStore([Node("gpu7", refuse)], said.append, patience=0.1)
+    store = RemoteStore([Node("gpu7", refuse)], said.append, retry_timeout=0.1)
     with pytest.raises(PoolError, match=r"node 0 \(gpu7\) cannot be reached.*no such thing here.*%sky_down"):
         store.put(None, [b"x"], 1)
     assert len(said) == 1
@@ -133,7 +133,7 @@ def test_interrupt_while_a_value_is_sent(four: Cluster) -> None:
     data = os.urandom(30 * MB)
     with pytest.raises(KeyboardInterrupt):
         four.store.put(None, [data], len(data), at(10 * MB, press))
-    assert four.store.held() == frozenset()
+    assert four.store.keys() == frozenset()
     assert four.everywhere(put(four, data[: 2 * MB]))
     assert [len(four.files(node)) for node in range(4)] == [1] * 4
 
@@ -146,7 +146,7 @@ def test_interrupt_while_nothing_moves(four: Cluster) -> None:
     data = os.urandom(30 * MB)
     with pytest.raises(KeyboardInterrupt):
         put(four, data)
-    assert len(four.store.held()) == 1
+    assert len(four.store.keys()) == 1
     assert four.everywhere(put(four, data[:MB]))
 
 
@@ -160,7 +160,7 @@ def test_a_node_without_room_is_named(tmp_path: Path) -> None:
         data = os.urandom(20 * MB)
         with pytest.raises(OSError, match="No space left on device, on node1"):
             put(two, data)
-        two.store.drop(two.store.held())
+        two.store.drop(two.store.keys())
         put(two, data[:MB])
         assert len(two.files(0)) == 1
     finally:
@@ -172,10 +172,10 @@ def test_oldest_are_evicted_and_pinned_ones_stay() -> None:
     two = Cluster(2, share=35_000_000 / (status.f_bavail * status.f_frsize))
     try:
         keys = [put(two, bytes([n]) * 10_000_000) for n in range(3)]
-        two.store.have([keys[0]])
+        two.store.missing([keys[0]])
         two.store.pin([keys[1]])
         put(two, b"\3" * 10_000_000)
-        assert two.store.have(keys) == [keys[2]]
+        assert two.store.missing(keys) == [keys[2]]
         assert "stores are full" in two.said[0]
         large = put(two, bytes(40_000_000))
         assert two.everywhere(large)

@@ -125,7 +125,7 @@ def test_a_machine_loses_its_cable_while_it_follows(hosts: Machines, pool: Pool)
 
 
 def test_a_machine_dies(hosts: Machines) -> None:
-    pool = Pool(hosts, patience=5.0, silence=5.0)
+    pool = Pool(hosts, retry_timeout=5.0, silence_timeout=5.0)
     try:
         pool.put(b"all are up")
         with pytest.raises(PoolError, match=r"node 2 \(h3\) cannot be reached"):

@@ -105,8 +105,8 @@ def test_only_the_pool_is_served(who: str) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         name = two.store.name(put(two, b"secret"))
-        line = two.store._fleet.lines[0]
-        public, secret = line._terms.public.encode(), line._terms.secret.encode()
+        client = two.store._clients.all[0]
+        public, secret = client._settings.public.encode(), client._settings.secret.encode()
         asking = context.socket(zmq.DEALER)
         if who != "nobody":
             asking.curve_publickey, asking.curve_secretkey = (
@@ -115,7 +115,7 @@ def test_only_the_pool_is_served(who: str) -> None:
             asking.curve_serverkey = (
                 public if "public" in who or who == "the pool" else zmq.curve_keypair()[0]
             )
-        asking.connect(f"tcp://127.0.0.1:{line.port}")
+        asking.connect(f"tcp://127.0.0.1:{client.port}")
         asking.send(f'["{name}",0,9]'.encode())
         answered = bool(asking.poll(10000 if who == "the pool" else 1000))
         assert answered == (who == "the pool")
@@ -150,16 +150,16 @@ def test_nodes_that_wait_for_each_other() -> None:
     two = Cluster(2)
     try:
         put(two, b"all are up")
-        lines = two.store._fleet.lines
+        clients = two.store._clients.all
         data = [os.urandom(MB), os.urandom(MB)]
         names = [f"{NAME[:16]}-{digest([each])}" for each in data]
         for node, other in ((0, 1), (1, 0)):
             for name in names if node == 0 else reversed(names):
-                lines[node].send(freight.Follow(name, MB, "127.0.0.1", lines[other].port))
+                clients[node].send(freight.Follow(name, MB, "127.0.0.1", clients[other].port))
         for node, name, each in ((0, names[1], data[1]), (1, names[0], data[0])):
-            lines[node].send(freight.Put(name, MB))  # instead of following, at last
-            lines[node].send(freight.Body(name, MB), memoryview(each))
-            lines[node].send(freight.Seal(name, name[17:]))
+            clients[node].send(freight.Put(name, MB))  # instead of following, at last
+            clients[node].send(freight.Body(name, MB), memoryview(each))
+            clients[node].send(freight.Seal(name, name[17:]))
         while not all({path.name for path in two.files(node)} >= set(names) for node in range(2)):
             time.sleep(0.01)
     finally:
@@ -176,8 +176,8 @@ def test_depots_listen_on_their_own_address_alone() -> None:
             words = " ".join(psutil.Process(lines[0].pid).cmdline()) + str(
                 psutil.Process(lines[0].pid).environ()
             )
-            assert two.store._fleet.lines[0]._terms.secret not in words
-        port = two.store._fleet.lines[0].port
+            assert two.store._clients.all[0]._settings.secret not in words
+        port = two.store._clients.all[0].port
         with socket.create_connection(
             ("127.0.0.1", port)
         ) as stranger:  # who speaks no CURVE hears nothing of use

@@ -69,7 +69,7 @@ def test_put_and_map(pieces: list[bytes], known: bool) -> None:
         key = store.put(digest(pieces) if known else None, pieces, len(whole))
         assert key == digest([whole])
         assert store.map(store.name(key)).tobytes() == whole
-        assert store.have([key, "other"]) == ["other"]
+        assert store.missing([key, "other"]) == ["other"]
     finally:
         remove(directory)
 
@@ -165,15 +165,15 @@ def test_oldest_are_evicted_and_pinned_ones_stay(directory: Path) -> None:
     said: list[str] = []
     store = limited(directory, 35_000_000, said)
     keys = [store.put(None, [bytes([n]) * 10_000_000], 10_000_000) for n in range(3)]
-    store.have([keys[0]])
+    store.missing([keys[0]])
     store.pin([keys[1]])
     store.put(None, [b"\3" * 10_000_000], 10_000_000)
-    assert store.have(keys) == [keys[2]]
+    assert store.missing(keys) == [keys[2]]
     assert "node store is full" in said[0]
     store.unpin([keys[1]])
     for n in (4, 5, 6):
         store.put(None, [bytes([n]) * 10_000_000], 10_000_000)
-    assert store.have(keys) == keys
+    assert store.missing(keys) == keys
 
 
 def test_too_large_goes_to_disk(directory: Path) -> None:
@@ -279,7 +279,7 @@ def test_pieces_are_streamed(directory: Path) -> None:
     key = store.put(None, stream(), 50_000_000)
     copy = NodeStore(directory / "copy")
     assert copy.put(key, store.read(store.name(key)), 50_000_000) == key
-    assert copy.have([key]) == []
+    assert copy.missing([key]) == []
 
 
 def test_progress_is_told(directory: Path) -> None:

@@ -1,152 +1,144 @@
-"""The lines to all depots of a pool: opened together, opened again when they are lost, told what to unlink."""
+"""The connections to the value servers of all nodes: opened at once, retried with backoff, told what to unlink."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from skymagic.data.remote.client import DepotLine, LineLost, Node
+from skymagic.data.remote.client import ConnectionLost, Node, StoreClient
 from skymagic.errors import PoolError, SkyError
 from skymagic.wire import store
+from skymagic.wire.threads import failures, run_all
 
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 2.0
+_CLOSE_TIMEOUT = 10.0
 
 
-class Fleet:
-    """Owns a line to each node's depot.
+class Clients:
+    """Owns a client for each node's value server.
 
     Args:
         nodes: in the order of their numbers.
-        terms: what each depot is told first.
-        heard: called on the lines' threads with a node's number and what its depot says of values; with None when the
-            line is lost.
+        settings: what each server gets first.
         notify: called with one sentence when a node cannot be reached for a while.
-        patience: seconds for which a node that cannot be reached is tried again.
-        silence: seconds without a word after which a line is taken for lost.
+        retry_timeout: seconds for which a node that cannot be reached is tried again.
+        silence_timeout: seconds without a message after which a connection counts as lost.
     """
 
     def __init__(
         self,
         nodes: Sequence[Node],
-        terms: Callable[[Node], store.Open],
-        heard: Callable[[int, store.Message | None], None],
+        settings: Callable[[Node], store.Open],
         notify: Callable[[str], None],
-        patience: float,
-        silence: float,
+        retry_timeout: float,
+        silence_timeout: float,
     ) -> None:
-        self.lines = [
-            DepotLine(node, number, terms(node), heard, silence) for number, node in enumerate(nodes)
+        self.all = [
+            StoreClient(node, number, settings(node), self._received, silence_timeout)
+            for number, node in enumerate(nodes)
         ]
-        self.given_up: set[int] = set()
-        """Nodes that are gone for good."""
+        self.lost: set[int] = set()
+        """Nodes that are gone: nothing is sent to them."""
+        self.on_message: Callable[[int, store.Message | None], None] = lambda node, message: None
+        """Called on the clients' threads with a node's number and what its server says of values; with None when the
+        connection is lost."""
         self._notify = notify
-        self._patience = patience
+        self._retry_timeout = retry_timeout
         self._unlink: list[set[str]] = [set() for _ in nodes]
-        """Names that a node could not yet be told to unlink."""
+        """Names of files that a node has not been told yet to unlink."""
 
     @property
     def nodes(self) -> set[int]:
         """Nodes that are to have what is put."""
-        return set(range(len(self.lines))) - self.given_up
+        return set(range(len(self.all))) - self.lost
 
-    def up(self) -> list[int]:
-        """Nodes that can be spoken to."""
-        return [line.number for line in self.lines if line.up and line.number not in self.given_up]
+    def connected(self) -> list[int]:
+        """Nodes that can be sent to."""
+        return [client.number for client in self.all if client.connected and client.number not in self.lost]
 
-    def reach(self, nodes: Iterable[int] | None = None) -> list[int]:
-        """Open the lines that are down, all at once; which ones were.
+    def connect(self, nodes: Iterable[int] | None = None) -> list[int]:
+        """Open the connections that are down, all at once; which ones were.
 
         Raises:
             PoolError: nodes cannot be reached, all of them named.
         """
         among = self.nodes if nodes is None else nodes
-        wanted = [self.lines[node] for node in sorted(among) if not self.lines[node].up]
-        problems: list[BaseException] = []
-        threads = [
-            threading.Thread(target=self._try, args=(line, problems), daemon=True) for line in wanted[1:]
-        ]
-        for thread in threads:
-            thread.start()
-        for line in wanted[:1]:
-            self._try(line, problems)
-        for thread in threads:
-            thread.join()
+        down = [self.all[node] for node in sorted(among) if not self.all[node].connected]
+        problems = failures(run_all([functools.partial(self._retry, client) for client in down]))
         if problems:
             raise problems[0] if len(problems) == 1 else PoolError("\n".join(map(str, problems)))
-        for line in wanted:
-            self._flush(line.number)
-        return [line.number for line in wanted]
+        for client in down:
+            self._send_unlinks(client.number)
+        return [client.number for client in down]
 
-    def _try(self, line: DepotLine, problems: list[BaseException]) -> None:
+    def _retry(self, client: StoreClient) -> None:
+        """Exponential backoff, until the node is there, lost, or the time is over."""
         begun = time.monotonic()
         pause = _FIRST_PAUSE
-        while line.number not in self.given_up:
+        while client.number not in self.lost:
             try:
-                return line.open()
+                client.connect()
+                return
             except (OSError, SkyError) as problem:
-                if time.monotonic() - begun > self._patience or line.closed:
-                    problems.append(_unreachable(line, problem))
-                    return None
+                if time.monotonic() - begun > self._retry_timeout or client.closed:
+                    raise _unreachable(client, problem) from None
                 if pause == _FIRST_PAUSE:
-                    self._notify(f"{line.node.name} cannot be reached at present ({problem}); trying again")
-            except BaseException as problem:
-                problems.append(problem)
-                return None
+                    self._notify(f"{client.node.name} cannot be reached at present ({problem}); trying again")
             time.sleep(pause)
             pause = min(_LONGEST_PAUSE, pause * 1.6)
-        return None
 
     def send(self, node: int, message: store.Message, data: memoryview | None = None) -> bool:
-        """Whether a message was sent, with the raw bytes behind it; if not, the line is lost."""
+        """Whether a message was sent, with the raw bytes behind it; if not, the connection is lost."""
         try:
-            self.lines[node].send(message, data)
-        except LineLost:
+            self.all[node].send(message, data)
+        except ConnectionLost:
             return False
         return True
 
     def follow(self, node: int, name: str, nbytes: int, source: int) -> None:
         """Let a node get a value from another one."""
-        line = self.lines[source]
-        self.send(node, store.Follow(name, nbytes, line.node.address, line.port))
+        client = self.all[source]
+        self.send(node, store.Follow(name, nbytes, client.node.address, client.port))
 
     def unlink(self, names: Iterable[str], nodes: Iterable[int] | None = None) -> None:
-        """Unlink files, on all nodes unless said, now or when they can be reached."""
+        """Unlink files, on all nodes unless said, now or when they are connected again."""
         names = set(names)
-        for node in range(len(self.lines)) if nodes is None else nodes:
+        for node in range(len(self.all)) if nodes is None else nodes:
             self._unlink[node] |= names
-            self._flush(node)
+            self._send_unlinks(node)
 
-    def _flush(self, node: int) -> None:
+    def _send_unlinks(self, node: int) -> None:
         names = set(self._unlink[node])
-        if names and self.lines[node].up and self.send(node, store.Drop(sorted(names))):
+        if names and self.all[node].connected and self.send(node, store.Drop(sorted(names))):
             self._unlink[node] -= names
 
-    def silent(self) -> None:
-        """Drop the lines on which nothing was heard for too long."""
-        for line in self.lines:
-            line.silent()
+    def drop_silent(self) -> None:
+        """Drop the connections on which nothing was received for too long."""
+        for client in self.all:
+            client.drop_if_silent()
 
     def close(self, names: Iterable[str]) -> None:
-        """Unlink these files where that can be said, and end all depots; twice is safe."""
+        """Unlink these files on the nodes that are connected, and end all value servers; twice is safe."""
         names = set(names)
-        ends = [threading.Thread(target=self._end, args=(line, names), daemon=True) for line in self.lines]
-        for end in ends:
-            end.start()
-        for end in ends:
-            end.join(timeout=10.0)
+        run_all(
+            [functools.partial(self._close, client, names) for client in self.all], timeout=_CLOSE_TIMEOUT
+        )
 
-    def _end(self, line: DepotLine, names: set[str]) -> None:
-        if line.up and not line.silent():
-            with contextlib.suppress(LineLost):
-                line.send(store.Drop(sorted(names | self._unlink[line.number])))
-        line.close()
+    def _close(self, client: StoreClient, names: set[str]) -> None:
+        if client.connected and not client.drop_if_silent():
+            with contextlib.suppress(ConnectionLost):
+                client.send(store.Drop(sorted(names | self._unlink[client.number])))
+        client.close()
+
+    def _received(self, node: int, message: store.Message | None) -> None:
+        self.on_message(node, message)
 
 
-def _unreachable(line: DepotLine, problem: BaseException) -> PoolError:
+def _unreachable(client: StoreClient, problem: BaseException) -> PoolError:
     return PoolError(
-        f"node {line.number} ({line.node.name}) cannot be reached: {problem}; "
+        f"node {client.number} ({client.node.name}) cannot be reached: {problem}; "
         "run the cell again when it is back, or end the pool with %sky_down"
     )

@@ -1,53 +1,53 @@
-"""Who gets a value from whom: pure decisions on a chain of nodes."""
+"""Chain replication: which node gets a value from which other one; pure decisions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-UPLINK = -1
-"""The source of a node that gets a value from the notebook."""
-KEPT = -2
-"""The source of a node that found a value among those that an earlier pool has left."""
+NOTEBOOK = -1
+"""The source of a node that gets a value over the notebook's own connection."""
+CACHE = -2
+"""The source of a node that restores a value from what an earlier pool has left there."""
 
 
 @dataclass
-class Spread:
-    """Where one value is."""
+class Placement:
+    """Where one value is, and on its way to."""
 
     here: set[int] = field(default_factory=set)
     """Nodes that have it."""
-    coming: dict[int, int] = field(default_factory=dict)
-    """Node → the one that it gets it from."""
+    sources: dict[int, int] = field(default_factory=dict)
+    """Node that is getting it → the one that it gets it from."""
     failed: dict[int, list[int]] = field(default_factory=dict)
     """Node → those that it could not get it from."""
 
-    def landed(self, node: int) -> None:
+    def arrived(self, node: int) -> None:
         """A node has all of it."""
-        self.coming.pop(node, None)
+        self.sources.pop(node, None)
         self.here.add(node)
 
     def stopped(self, node: int) -> None:
         """A node got no more from its source."""
-        source = self.coming.pop(node, None)
+        source = self.sources.pop(node, None)
         if source is not None:
             self.failed.setdefault(node, []).append(source)
 
-    def lost(self, node: int) -> None:
-        """Nobody knows what a node has; those that follow it need another, which is not their mistake."""
+    def disconnected(self, node: int) -> None:
+        """What a node has is unknown; those that follow it need another source, and it counts as no failure of theirs."""
         self.here.discard(node)
-        for each in [node, *(other for other, source in self.coming.items() if source == node)]:
-            self.coming.pop(each, None)
+        for each in [node, *(other for other, source in self.sources.items() if source == node)]:
+            self.sources.pop(each, None)
 
-    def origin(self, node: int) -> list[int]:
-        """The node, what it follows, what that one follows…"""
-        line = [node]
-        while (source := self.coming.get(line[-1])) is not None and source >= 0 and source not in line:
-            line.append(source)
-        return line
+    def upstream(self, node: int) -> list[int]:
+        """The node, its source, the source of that one…"""
+        chain = [node]
+        while (source := self.sources.get(chain[-1])) is not None and source >= 0 and source not in chain:
+            chain.append(source)
+        return chain
 
 
-def orders(spread: Spread, nodes: Sequence[int]) -> list[tuple[int, int]]:
+def assign_sources(placement: Placement, nodes: Sequence[int]) -> list[tuple[int, int]]:
     """(node, source) for each node that neither has a value nor is getting it; whom the notebook serves comes last.
 
     The nodes form a chain: each follows the one before it, so that the notebook's own connection carries a value once.
@@ -56,43 +56,27 @@ def orders(spread: Spread, nodes: Sequence[int]) -> list[tuple[int, int]]:
     Args:
         nodes: those that can be reached, in the order of the chain.
     """
-    plan = Spread(set(spread.here), dict(spread.coming), spread.failed)
+    plan = Placement(set(placement.here), dict(placement.sources), placement.failed)
     found: list[tuple[int, int]] = []
     for node in nodes:
-        if node not in plan.here and node not in plan.coming:
+        if node not in plan.here and node not in plan.sources:
             source = _source(plan, node, [other for other in nodes if other != node])
-            plan.coming[node] = source
+            plan.sources[node] = source
             found.append((node, source))
-    return sorted(found, key=lambda order: order[1] == UPLINK)
+    return sorted(found, key=lambda each: each[1] == NOTEBOOK)
 
 
-def _source(plan: Spread, node: int, others: list[int]) -> int:
+def _source(plan: Placement, node: int, others: list[int]) -> int:
     failed = plan.failed.get(node, [])
     able = [
         other
         for other in others
         if failed.count(other) < 2
-        and (other in plan.here or (other in plan.coming and node not in plan.origin(other)))
+        # not one that waits, over whatever chain, for this node: they would wait for each other
+        and (other in plan.here or (other in plan.sources and node not in plan.upstream(other)))
     ]
     if not able:
-        return UPLINK
+        return NOTEBOOK
     if failed:
         return min(able, key=lambda other: (failed.count(other), other not in plan.here, other))
     return max((other for other in able if other < node), default=able[0])
-
-
-def victims(files: Iterable[tuple[str, int]], room: int, nbytes: int) -> list[str]:
-    """Which files to give up, the oldest first, so that a value fits; none where that does not help.
-
-    Args:
-        files: key and length of those that may go, the oldest first.
-        room: bytes that are free.
-        nbytes: bytes that are needed.
-    """
-    found = []
-    for key, length in files:
-        if room >= nbytes:
-            break
-        found.append(key)
-        room += length
-    return found if room >= nbytes else []

@@ -23,8 +23,9 @@ from skymagic.data.shipping.bundles import (
 from skymagic.data.shipping.manifest import Cargo, Item
 from skymagic.data.shipping.refusal import Refusal, heavy, message, no_room, refusal
 from skymagic.data.shipping.unpacking import Unpacking
+from skymagic.data.store.base import Store
 from skymagic.data.store.bundle import INLINE
-from skymagic.data.store.index import Shelf, Store
+from skymagic.data.store.index import Shelf
 from skymagic.data.values import pickling
 from skymagic.data.values.kinds import type_name
 from skymagic.errors import CaptureError
@@ -229,7 +230,7 @@ class Shipper(Unpacking):
                 for group in bundles(groups(moved), lacking, held)
             ]
             loading.expect(parcels)
-            if warn is not None and self.store.far:
+            if warn is not None and self.store.remote:
                 self._warn(parcels, warn)
             for parcel in parcels:
                 loading.add(parcel)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skymagic.data.store import bundle
-from skymagic.data.store.index import Store
+from skymagic.data.store.base import Store
 from skymagic.data.values import pickling
 
 
@@ -39,7 +39,7 @@ class Unpacking:
         """These values that ``Namespace.pack`` packed will be unpacked or discarded: let them come from all nodes at once."""
         files = dict.fromkeys((ref["file"], ref.get("node", 0)) for ref in refs if ref.get("file"))
         if len(files) > 1:
-            self.store.bring(files)
+            self.store.prefetch(files)
 
     def unpack(self, ref: Mapping[str, Any]) -> Any:
         """Rebuild a value that ``Namespace.pack`` packed; its file is unlinked. The value outlives the pool.

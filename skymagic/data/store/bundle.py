@@ -12,7 +12,7 @@ import base64
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from skymagic.data.store.store import Buffer
+from skymagic.data.store.base import Buffer
 
 INLINE = 64 << 10
 """Parts that are together shorter than this many bytes are inline."""

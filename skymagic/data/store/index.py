@@ -4,65 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from skymagic.data.store.base import Buffer, Store
 from skymagic.data.store.bundle import align
-from skymagic.data.store.store import LARGE, Buffer, digest
-
-
-class Store(Protocol):
-    """Where files go: a `store.NodeStore` on this machine, or a `depots.RemoteStore` on others."""
-
-    far: bool
-    """Whether to write a file costs much more than to look at a value first."""
-
-    def have(self, keys: Iterable[str]) -> list[str]:
-        """The keys of which there is no file."""
-
-    def expect(self, values: Iterable[tuple[str, int]]) -> frozenset[str]:
-        """Files of these keys and lengths will be put; those among them that need not be sent."""
-
-    def put(
-        self,
-        key: str | None,
-        pieces: Iterable[Buffer],
-        nbytes: int,
-        progress: Callable[[int], None] | None = None,
-    ) -> str:
-        """Write one file, and say its key."""
-
-    def settle(self) -> None:
-        """Wait until what was put is where the ranks are."""
-
-    def name(self, key: str) -> str:
-        """The file name of a key that is here."""
-
-    def pin(self, keys: Iterable[str]) -> None:
-        """Keep these from eviction."""
-
-    def unpin(self, keys: Iterable[str]) -> None:
-        """Take one pin off each key; called by the garbage collector too."""
-
-    def pinned(self, key: str) -> bool:
-        """Whether somebody still needs this file."""
-
-    def drop(self, keys: Iterable[str]) -> None:
-        """Unlink these files."""
-
-    def held(self) -> frozenset[str]:
-        """Keys of all files that are here."""
-
-    def take(self, name: str, node: int = 0) -> memoryview:
-        """A file that a rank of a node has left, which is unlinked there."""
-
-    def bring(self, files: Iterable[tuple[str, int]]) -> None:
-        """These files (name, node) will be taken or discarded soon."""
-
-    def discard(self, name: str, node: int = 0) -> None:
-        """Unlink a file that a rank of a node has left."""
-
-    def close(self) -> None:
-        """Unlink all files that were put."""
+from skymagic.data.store.store import LARGE, digest
 
 
 class Place(NamedTuple):
@@ -124,7 +70,7 @@ class Shelf:
     def expect(self, parts: Iterable[Part]) -> None:
         """These parts will be put, as far as they are not here."""
         large = [part for part in parts if part.blob and part.nbytes >= LARGE]
-        if large and self.store.far:
+        if large and self.store.remote:
             self.identify(large)
             new = {part.hash or "": part.nbytes for part in large if self.find(part) is None}
             self._known = self.store.expect(new.items())
@@ -140,7 +86,7 @@ class Shelf:
     def find(self, part: Part) -> Place | None:
         """Where a part with this content lies, if it is here."""
         place = self._places.get(part.hash or "")
-        return place if place is not None and not self.store.have([place.key]) else None
+        return place if place is not None and not self.store.missing([place.key]) else None
 
     def put(self, part: Part, progress: Callable[[int], None] | None = None) -> Place:
         """Write a large part as a file of its own; its hash becomes that of the bytes that were written."""
@@ -180,7 +126,7 @@ class Shelf:
     def sweep(self) -> None:
         """Unlink the files that neither a name nor a cargo on its way needs."""
         needed = frozenset().union(*self._needs.values())
-        here = self.store.held()
+        here = self.store.keys()
         self.store.drop(key for key in here - needed if not self.store.pinned(key))
-        here = self.store.held()
+        here = self.store.keys()
         self._places = {content: place for content, place in self._places.items() if place.key in here}

@@ -17,10 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from skymagic.data.store.pins import Pins
+from skymagic.data.store.base import Buffer, Store
 from skymagic.data.store.writer import STEP, Partial
-
-Buffer = bytes | bytearray | memoryview
 
 LARGE = 1 << 20
 """Bytes from which a part of a value is worth a file of its own."""
@@ -71,10 +69,10 @@ def remove(directory: str | os.PathLike[str]) -> None:
     shutil.rmtree(overflow(directory), ignore_errors=True)
 
 
-class NodeStore(Pins):
+class NodeStore(Store):
     """The files of one directory, content-addressed.
 
-    Every process may open a store on the directory; a file is evicted and dropped only by the one that put it.
+    Every process may open a store on the directory.
 
     Args:
         directory: made with mode 0700 when it does not exist.
@@ -85,7 +83,7 @@ class NodeStore(Pins):
         PermissionError: the directory belongs to another user or is open to others.
     """
 
-    far = False
+    remote = False
 
     def __init__(
         self,
@@ -94,26 +92,12 @@ class NodeStore(Pins):
         share: float = SHARE,
         notify: Callable[[str], None] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(notify)
         self.directory = Path(directory)
         self.share = share
-        self._notify = notify or (lambda sentence: None)
         self._nonce = os.urandom(8).hex()
         self._files: dict[str, _File] = {}
         private(self.directory)
-
-    def have(self, keys: Iterable[str]) -> list[str]:
-        """The keys of which this store holds no file, in the order given."""
-        with self._lock:
-            now = time.monotonic()
-            missing = []
-            for key in keys:
-                file = self._files.get(key)
-                if file is None:
-                    missing.append(key)
-                else:
-                    file.used = now
-            return missing
 
     def put(
         self,
@@ -122,21 +106,7 @@ class NodeStore(Pins):
         nbytes: int,
         progress: Callable[[int], None] | None = None,
     ) -> str:
-        """Write one file from pieces that follow one another; a file that is already here is not written again.
-
-        Args:
-            key: the content's hash where it is known. What counts is what was written: a value that another thread
-                changes meanwhile is stored, whole, under the hash of the bytes that were read.
-            nbytes: the sum of the pieces' lengths, in bytes.
-            progress: called now and then with the bytes written so far.
-
-        Returns:
-            The key of the file.
-
-        Raises:
-            OSError: neither shared memory nor the disk has room.
-        """
-        if key is not None and not self.have([key]):
+        if key is not None and not self.missing([key]):
             return key
         with Partial(self._place(nbytes), lambda: self._spill(nbytes)) as partial:
             for piece in pieces:
@@ -157,10 +127,6 @@ class NodeStore(Pins):
         with self.path(name).open("rb", buffering=0) as file:
             while piece := file.read(step):
                 yield piece
-
-    def name(self, key: str) -> str:
-        """The file name of a key that is here; it is what another process needs for ``map``."""
-        return self._files[key].name
 
     def path(self, name: str) -> Path:
         """Where the file of that name lies."""
@@ -189,7 +155,6 @@ class NodeStore(Pins):
             return name
 
     def take(self, name: str, node: int = 0) -> memoryview:
-        """Map a file that another process of this machine left here, and unlink it."""
         from skymagic.data.store.mmap import map_private
 
         path = self.path(name)
@@ -197,34 +162,17 @@ class NodeStore(Pins):
         path.unlink()
         return view
 
-    def bring(self, files: Iterable[tuple[str, int]]) -> None:
-        """What another process of this machine left is here already."""
-
     def discard(self, name: str, node: int = 0) -> None:
-        """Unlink a file that another process left here and that nobody wants; twice is safe."""
         self.path(name).unlink(missing_ok=True)
 
-    def expect(self, values: Iterable[tuple[str, int]]) -> frozenset[str]:
-        """Nothing is kept from pool to pool here."""
-        return frozenset()
-
-    def settle(self) -> None:
-        """What was put is in its place already."""
-
     def drop(self, keys: Iterable[str]) -> None:
-        """Unlink these files; what is mapped stays mapped. Unknown keys are ignored."""
         with self._lock:
             for key in keys:
                 file = self._files.pop(key, None)
                 if file is not None:
                     self.path(file.name).unlink(missing_ok=True)
 
-    def held(self) -> frozenset[str]:
-        """Keys of all files that are here."""
-        return frozenset(self._files)
-
     def close(self) -> None:
-        """Unlink all files that this store has put; twice is safe. The directory itself is its maker's."""
         self.drop(list(self._files))
         with contextlib.suppress(OSError):  # not there, or another process has files in it
             overflow(self.directory).rmdir()
@@ -249,18 +197,9 @@ class NodeStore(Pins):
         with self._lock:
             here = {key: file for key, file in self._files.items() if (directory / file.name).exists()}
             ours = sum(file.nbytes for file in here.values())
-            free = available(directory)
-            limit = (free + ours) * self.share
-            if nbytes > limit:
-                return False
-            evicted = []
-            for key in sorted(here, key=lambda key: here[key].used):
-                if ours + nbytes <= limit:
-                    break
-                if not self.pinned(key):
-                    ours -= here[key].nbytes
-                    evicted.append(key)
-            if ours + nbytes > limit:
+            room = (available(directory) + ours) * self.share - ours
+            evicted = self._victims(here, room, nbytes)
+            if evicted is None:
                 return False
             if evicted:
                 self.drop(evicted)

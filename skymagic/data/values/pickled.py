@@ -6,7 +6,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from skymagic.data.store.store import Buffer
+from skymagic.data.store.base import Buffer
 from skymagic.data.values.memory import Span
 
 CONTAINERS = (list, dict, set, bytearray)

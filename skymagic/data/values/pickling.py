@@ -25,7 +25,7 @@ from cloudpickle import cloudpickle as _cloud
 
 from skymagic.data.capture.modules import is_local
 from skymagic.data.capture.scopes import code_names
-from skymagic.data.store.store import Buffer
+from skymagic.data.store.base import Buffer
 from skymagic.data.values import rebuild
 from skymagic.data.values.arrays import reducer_for
 from skymagic.data.values.kinds import changeable, is_a, made_by_python, skips_init

@@ -7,7 +7,8 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from skymagic.data.store.store import LARGE, Buffer
+from skymagic.data.store.base import Buffer
+from skymagic.data.store.store import LARGE
 from skymagic.data.values.memory import SMALL
 
 
