@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks import cluster
 from benchmarks.figures import Figure, say, timed
-from skymagic.bootstrap.provision import Ready, setup
+from skymagic.bootstrap.provision import Installation, setup
 from skymagic.plan import Defaults, PoolRequest
 from skymagic.pool import Pool, registry
 from skymagic.providers import ssh
@@ -40,7 +40,7 @@ def starts(hosts: Hosts) -> Iterator[Figure]:
     start(hosts.names[:1]).close()
     spent: list[float] = []
 
-    def measured(*args: Any, **kwargs: Any) -> Ready:
+    def measured(*args: Any, **kwargs: Any) -> Installation:
         begun = time.perf_counter()
         try:
             return setup(*args, **kwargs)

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.figures import Figure, alternate, median, say, timed
 from skymagic.data.remote.remote_store import Node, RemoteStore
 from skymagic.data.store.store import digest
-from skymagic.ssh.config import Settings
+from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hostlist import HostSpec
@@ -57,8 +57,8 @@ def figures() -> Iterator[Figure]:
 @contextlib.contextmanager
 def store(hosts: Machines) -> Iterator[tuple[RemoteStore, list[Connection]]]:
     """A store on all machines, with its connections."""
-    settings = Settings(hosts.config)
-    connections = [connect(settings.endpoint(HostSpec(name, name))) for name in hosts.names]
+    config = SshConfig(hosts.config)
+    connections = [connect(config.endpoint(HostSpec(name, name))) for name in hosts.names]
     depot = command("-m", "skymagic.kernels.store.server", STORE)
     nodes = [
         Node(host.name, functools.partial(connection.open, depot), host.address)
@@ -124,11 +124,11 @@ def slow(hosts: Machines) -> Iterator[Figure]:
 
 def back(hosts: Machines, to: RemoteStore) -> Iterator[Figure]:
     """Values that come back from all machines."""
-    settings = Settings(hosts.config)
+    config = SshConfig(hosts.config)
     for kind, limit in (("hard", 1.5), ("soft", 0.5)):
         names = []
         for name in hosts.names:
-            connection = connect(settings.endpoint(HostSpec(name, name)))
+            connection = connect(config.endpoint(HostSpec(name, name)))
             names.append(connection.run(command("-c", GIVE, kind)).out.split()[-1])
             connection.close()
         begun = time.perf_counter()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.figures import Figure, alternate, median, timed
-from skymagic.ssh.config import Settings
+from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hostlist import HostSpec
@@ -53,7 +53,7 @@ def _rates(name: str, ours: list[float], theirs: list[float]) -> Figure:
 
 
 def _connected(hosts: Hosts) -> Connection:
-    return connect(Settings(hosts.config).endpoint(HostSpec("h1", "h1")))
+    return connect(SshConfig(hosts.config).endpoint(HostSpec("h1", "h1")))
 
 
 def _openssh(hosts: Hosts, command: str, **streams: object) -> None:

@@ -1,31 +1,48 @@
-"""From an image to the shell text that sets a node up, and from what a node answers to facts; all of it pure.
+"""Provisioning of a host: from an image to a Python environment with skymagic's code. Shell text is made by pure functions.
 
-A node keeps everything in one folder, `Facts.folder`::
+What goes over a host's connection; a host that is ready costs the first exchange only::
 
-    env/KEY/        an environment: interpreter and packages; `.ready` in it is written last
-    code/DIGEST/    skymagic as it runs in the notebook; on PYTHONPATH, so that an edit installs nothing anew
-    incoming/       what is being uploaded
-    python/         interpreters that uv fetched
+    notebook                                    host
+      probe.sh                            →       changes nothing
+                                          ←       facts: system, disk, GPUs, what is there already
+      prepare.sh                          →       makes the folder of uploads
+      uv.gz, skymagic's wheel, packages   →
+      install.sh                          →       takes the environment's lock
+                                          ←       steps, an installer's lines, a tick per second; `done` or `failed`
+
+A host keeps everything in one folder, `Facts.folder`: ``env/KEY/``, an environment (`.ready` in it is written last, the commit
+mark); ``code/DIGEST/``, skymagic as it runs in the notebook, on PYTHONPATH, so that an edit installs nothing anew;
+``incoming/``, uploads; ``python/``, interpreters that uv fetched.
+
+facts         a probe's answer as a value
+install       prepare.sh and install.sh
+messages      why a host cannot be set up, and what to do
+packages      the part of install.sh that runs uv and pip
+probe         probe.sh
+progress      the output of install.sh, parsed line by line
+provision     the steps above over a connection
+quoting       quoting for sh, and for every login shell
+requirements  what a host must have; its key names the environment
+uv            uv's program for a host's platform
+wheel         skymagic's running code as a wheel
 """
 
-from __future__ import annotations
-
 from skymagic.bootstrap.facts import Facts, Python, parse
-from skymagic.bootstrap.install import UPLOADED, Recipe, choose, install_script, prepare_script
+from skymagic.bootstrap.install import UPLOADED, InstallPlan, install_script, plan_install, prepare_script
 from skymagic.bootstrap.probe import probe_script
-from skymagic.bootstrap.progress import Listener
-from skymagic.bootstrap.requirements import Wanted
+from skymagic.bootstrap.progress import InstallProgress
+from skymagic.bootstrap.requirements import Requirements
 
 __all__ = [
     "UPLOADED",
     "Facts",
-    "Listener",
+    "InstallPlan",
+    "InstallProgress",
     "Python",
-    "Recipe",
-    "Wanted",
-    "choose",
+    "Requirements",
     "install_script",
     "parse",
+    "plan_install",
     "prepare_script",
     "probe_script",
 ]

@@ -10,13 +10,13 @@ from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.packages import PACKAGES
 from skymagic.bootstrap.probe import folder_line
 from skymagic.bootstrap.quoting import TELL, quote
-from skymagic.bootstrap.requirements import Wanted
+from skymagic.bootstrap.requirements import Requirements
 
 UPLOADED = "uploaded"
 
 
 @dataclass(frozen=True)
-class Recipe:
+class InstallPlan:
     """What an installation does on one host.
 
     Attributes:
@@ -30,7 +30,7 @@ class Recipe:
         files: names of uploaded packages in it.
     """
 
-    wanted: Wanted
+    requirements: Requirements
     env: str
     python: str
     incoming: str
@@ -178,7 +178,7 @@ code() {
 """
 
 
-def choose(want: Wanted, facts: Facts, incoming: str, wheel: str) -> Recipe:
+def plan_install(requirements: Requirements, facts: Facts, incoming: str, wheel: str) -> InstallPlan:
     """How a host gets what it lacks: by its own Python, by its own uv, else by a uv that is uploaded.
 
     Args:
@@ -186,42 +186,42 @@ def choose(want: Wanted, facts: Facts, incoming: str, wheel: str) -> Recipe:
         wheel: the file name of skymagic's wheel.
     """
     wheel = "" if facts.code else wheel
-    if want.prepared:
-        return Recipe(want, "", want.python, incoming, wheel=wheel)
+    if requirements.prepared:
+        return InstallPlan(requirements, "", requirements.python, incoming, wheel=wheel)
     if facts.ready:
-        return Recipe(want, facts.env, "", incoming, wheel=wheel)
-    fitting = [python for python in facts.pythons if python.version == want.minor]
+        return InstallPlan(requirements, facts.env, "", incoming, wheel=wheel)
+    fitting = [python for python in facts.pythons if python.version == requirements.minor]
     fitting.sort(key=lambda python: not (python.venv and python.pip))
     pip = bool(fitting) and fitting[0].venv and fitting[0].pip
-    return Recipe(
-        want,
+    return InstallPlan(
+        requirements,
         facts.env,
         fitting[0].path if fitting else "",
         incoming,
         pip=pip,
         uv=facts.uv or (None if pip else UPLOADED),
         wheel=wheel,
-        files=tuple(PurePath(path).name for path, _ in want.files),
+        files=tuple(PurePath(path).name for path, _ in requirements.files),
     )
 
 
-def prepare_script(wanted: Wanted, token: str) -> str:
+def prepare_script(requirements: Requirements, token: str) -> str:
     """sh that makes the folders and says where to upload to."""
-    return "\n".join([TELL, folder_line(wanted), f"token={quote(token)}"]) + _PREPARE
+    return "\n".join([TELL, folder_line(requirements), f"token={quote(token)}"]) + _PREPARE
 
 
-def install_script(recipe: Recipe, facts: Facts) -> str:
+def install_script(plan: InstallPlan, facts: Facts) -> str:
     """sh that makes the environment, unless somebody else has meanwhile, and unpacks skymagic's code."""
     names = {
         "folder": facts.folder,
-        "want": recipe.wanted.python,
-        "env": recipe.env,
-        "python": recipe.python,
-        "pip": "yes" if recipe.pip else "",
-        "uv": recipe.uv or "",
-        "incoming": recipe.incoming,
-        "wheel": recipe.wheel,
-        "code": recipe.wanted.code,
+        "want": plan.requirements.python,
+        "env": plan.env,
+        "python": plan.python,
+        "pip": "yes" if plan.pip else "",
+        "uv": plan.uv or "",
+        "incoming": plan.incoming,
+        "wheel": plan.wheel,
+        "code": plan.requirements.code,
     }
     head = [f"{name}={quote(value)}" for name, value in names.items()]
     return "\n".join(
@@ -229,18 +229,18 @@ def install_script(recipe: Recipe, facts: Facts) -> str:
             TELL,
             *head,
             _COMMON + _INSTALL + PACKAGES,
-            _requirements(recipe, facts),
-            _commands(recipe),
+            _requirements(plan, facts),
+            _commands(plan),
             "main </dev/null 2>&1\n",
         ]
     )
 
 
-def _requirements(recipe: Recipe, facts: Facts) -> str:
+def _requirements(plan: InstallPlan, facts: Facts) -> str:
     """A shell function that writes the list of packages; passwords in URLs are on no command line."""
-    wanted = recipe.wanted
-    uploaded = [f"{facts.folder}/incoming/{recipe.incoming}/{name}" for name in recipe.files]
-    lines = [*(f"--extra-index-url {url}" for url in wanted.indexes), *wanted.packages]
+    requirements = plan.requirements
+    uploaded = [f"{facts.folder}/incoming/{plan.incoming}/{name}" for name in plan.files]
+    lines = [*(f"--extra-index-url {url}" for url in requirements.indexes), *requirements.packages]
     writes = [f"    printf '%s\\n' {quote(line)}" for line in [*lines, *map(_local, uploaded)]]
     return "\n".join(["requirements() {", "    {", *writes, "    :", '    } >"$drop/requirements.txt"', "}"])
 
@@ -250,11 +250,11 @@ def _local(path: str) -> str:
     return f"file://{escaped(path)}"
 
 
-def _commands(recipe: Recipe) -> str:
+def _commands(plan: InstallPlan) -> str:
     """A shell function that runs the plugins' commands, from a file: they may hold what other users must not see."""
     steps = [
         line
-        for command in recipe.wanted.commands
+        for command in plan.requirements.commands
         for line in (
             f"    printf '%s\\n' {quote(command)} >\"$drop/command\"",
             f'    step {quote("running: " + command)} /bin/sh "$drop/command"',

@@ -6,14 +6,14 @@ import re
 from dataclasses import dataclass
 
 from skymagic.bootstrap.facts import Facts
-from skymagic.bootstrap.requirements import Wanted
+from skymagic.bootstrap.requirements import Requirements
 from skymagic.plan.image import lacking
 from skymagic.plan.units import size
 
-ELSEWHERE = "name a folder where you may write with --env SKYMAGIC_HOME=/path"
-LEAST_KB = 300 * 1024
+OTHER_FOLDER = "name a folder where you may write with --env SKYMAGIC_HOME=/path"
+MIN_FREE_KB = 300 * 1024
 """Free space below which no environment fits."""
-FULL_KB = 20 * 1024
+DISK_FULL_KB = 20 * 1024
 """Free space below which a failure is the disk's, whatever was printed."""
 
 
@@ -56,11 +56,11 @@ class Failure:
     def remedy(self, facts: Facts) -> str:
         """What to do, as far as the last lines tell."""
         text = "\n".join(self.last).lower()
-        full = self.free_kb is not None and self.free_kb < FULL_KB
+        full = self.free_kb is not None and self.free_kb < DISK_FULL_KB
         for pattern, advice in ADVICE:
             if re.search(pattern, text) or full:  # the first is about full disks
                 return advice.format(
-                    folder=facts.folder, free=_size(self.free_kb), host=facts.hostname, minor=self.minor
+                    folder=facts.folder, free=_free(self.free_kb), host=facts.hostname, minor=self.minor
                 )
         return "Nothing half-made was left there; once this is mended, make the pool again."
 
@@ -95,83 +95,90 @@ ADVICE = (
 )
 
 
-def _size(kb: int | None) -> str:
+def _free(kb: int | None) -> str:
     return "nobody could tell how much is" if kb is None else size(kb * 1024)
 
 
-def refusals(facts: Facts, wanted: Wanted) -> list[str]:
+def refusals(facts: Facts, requirements: Requirements) -> list[str]:
     """Why nothing can be set up on such a host; sentences with what to do, empty when nothing is in the way."""
-    found = [*_safety(facts), *(_prepared(facts, wanted) if wanted.prepared else ())]
-    if facts.code and (facts.ready or wanted.prepared):
+    found = [*_safety(facts), *(_prepared(facts, requirements) if requirements.prepared else ())]
+    if facts.code and (facts.ready or requirements.prepared):
         return found
-    return [*found, *_place(facts, wanted)]
+    return [*found, *_place(facts, requirements)]
 
 
 def _safety(facts: Facts) -> list[str]:
     """What lies there is run: nobody else may have put it there."""
     if facts.foreign:
-        return [f"{facts.folder} belongs to another user ({facts.foreign}): {ELSEWHERE}"]
+        return [f"{facts.folder} belongs to another user ({facts.foreign}): {OTHER_FOLDER}"]
     if facts.exposed:
         return [
             f"other users may write to {facts.folder} ({facts.exposed}): see that what is in it is yours, and run "
-            f"`chmod 700 {facts.folder}` there, or {ELSEWHERE}"
+            f"`chmod 700 {facts.folder}` there, or {OTHER_FOLDER}"
         ]
     return []
 
 
-def _place(facts: Facts, wanted: Wanted) -> list[str]:
+def _place(facts: Facts, requirements: Requirements) -> list[str]:
     if not facts.folder.startswith("/"):
-        return [f"its folder {facts.folder!r} is not an absolute path: {ELSEWHERE}"]
+        return [f"its folder {facts.folder!r} is not an absolute path: {OTHER_FOLDER}"]
     if facts.refusal:
         if "space" in facts.refusal.lower() or "quota" in facts.refusal.lower():
-            return [f"its disk is full at {facts.folder} ({facts.refusal}): make room, or {ELSEWHERE}"]
-        return [f"nothing can be written at {facts.folder} ({facts.refusal}): {ELSEWHERE}"]
-    if facts.noexec and not wanted.prepared:
+            return [f"its disk is full at {facts.folder} ({facts.refusal}): make room, or {OTHER_FOLDER}"]
+        return [f"nothing can be written at {facts.folder} ({facts.refusal}): {OTHER_FOLDER}"]
+    if facts.noexec and not requirements.prepared:
         return [
             f"programs cannot be run from {facts.noexec} (its file system is mounted noexec), so that compiled packages "
-            f"do not load: {ELSEWHERE}"
+            f"do not load: {OTHER_FOLDER}"
         ]
-    if facts.disk_kb is not None and facts.disk_kb < LEAST_KB and not facts.ready and not wanted.prepared:
+    if (
+        facts.disk_kb is not None
+        and facts.disk_kb < MIN_FREE_KB
+        and not facts.ready
+        and not requirements.prepared
+    ):
         return [
-            f"its disk is nearly full: {_size(facts.disk_kb)} free at {facts.folder}, and an environment needs more than "
-            f"{_size(LEAST_KB)}: make room, or {ELSEWHERE}"
+            f"its disk is nearly full: {_free(facts.disk_kb)} free at {facts.folder}, and an environment needs more than "
+            f"{_free(MIN_FREE_KB)}: make room, or {OTHER_FOLDER}"
         ]
     return []
 
 
-def _prepared(facts: Facts, wanted: Wanted) -> list[str]:
+def _prepared(facts: Facts, requirements: Requirements) -> list[str]:
     """What keeps an interpreter from being used as it is."""
     named = "name another with sky.Image(python='/path/to/bin/python'), or leave python out to have one made"
     if not facts.pythons:
-        return [f"{wanted.python} is not there, or does not start: {named}"]
+        return [f"{requirements.python} is not there, or does not start: {named}"]
     problems = []
-    if facts.pythons[0].version != wanted.minor:
+    if facts.pythons[0].version != requirements.minor:
         problems.append(
-            f"{wanted.python} is Python {facts.pythons[0].version} and this notebook runs {wanted.minor}; functions travel "
+            f"{requirements.python} is Python {facts.pythons[0].version} and this notebook runs {requirements.minor}; functions travel "
             f"only between equal versions: {named}"
         )
-    if wanted.files:
+    if requirements.files:
         problems.append(
-            f"the files {', '.join(path for path, _ in wanted.files)} cannot be installed into an interpreter that is used "
+            f"the files {', '.join(path for path, _ in requirements.files)} cannot be installed into an interpreter that is used "
             "as it is: install them there, and leave them out"
         )
-    lacks = list(lacking(wanted.packages, facts.packages))
+    lacks = list(lacking(requirements.packages, facts.packages))
     if lacks:
         said = ", ".join(f"{each} (it has {has})" if has else str(each) for each, has in lacks)
         words = " ".join(f'"{each}"' for each, _ in lacks)
-        problems.append(f"{wanted.python} lacks {said}: run `{wanted.python} -m pip install {words}` there")
+        problems.append(
+            f"{requirements.python} lacks {said}: run `{requirements.python} -m pip install {words}` there"
+        )
     return problems
 
 
-def lacks_python(wanted: Wanted, facts: Facts, problem: str) -> tuple[str, str]:
+def lacks_python(requirements: Requirements, facts: Facts, problem: str) -> tuple[str, str]:
     """(reason, remedy) when neither the host's Python nor uv can make an environment."""
     there = ", ".join(f"{python.path} ({python.version})" for python in facts.pythons) or "none"
     reason = (
-        f"it cannot be set up: it has no Python {wanted.minor} that makes environments, and no uv (Python there: {there});\n"
+        f"it cannot be set up: it has no Python {requirements.minor} that makes environments, and no uv (Python there: {there});\n"
         f"  uv could not be got for it ({facts.system} {facts.machine}) either: {without_passwords(problem)}"
     )
     remedy = (
-        f"Install Python {wanted.minor} (with its venv package) or uv there, or name an interpreter that has all packages "
+        f"Install Python {requirements.minor} (with its venv package) or uv there, or name an interpreter that has all packages "
         "with sky.Image(python='/path/to/bin/python')."
     )
     return reason, remedy

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from skymagic.bootstrap.quoting import TELL, quote
-from skymagic.bootstrap.requirements import Wanted
+from skymagic.bootstrap.requirements import Requirements
 from skymagic.plan.image import project
 
-ASK_PYTHON = (
+PYTHON_PROBE = (
     "import sys; m = __import__('importlib.util').util.find_spec; "
     "print('%d.%d %s %s %s' % (sys.version_info[0], sys.version_info[1], "
     "'venv' if m('venv') else '-', 'pip' if m('ensurepip') else '-', sys.executable))"
 )
 """What an interpreter is asked: its version, whether it can make environments with pip, where it is."""
 
-ASK_PACKAGES = """
+PACKAGES_PROBE = """
 import os, re
 left = {re.sub('[-_.]+', '-', name).lower(): name for name in sys.argv[1:]}
 for folder in sys.path[1:]:
@@ -154,25 +154,25 @@ main </dev/null
 """
 
 
-def folder_line(wanted: Wanted) -> str:
+def folder_line(requirements: Requirements) -> str:
     """sh that sets ``folder``."""
-    if wanted.folder is not None:
-        head, slash, tail = wanted.folder.partition("/")
+    if requirements.folder is not None:
+        head, slash, tail = requirements.folder.partition("/")
         start = '"${HOME-}"' if head == "~" else quote(head) if head else ""
         return f"folder={start}{quote(slash + tail)}"
     return 'folder=${SKYMAGIC_HOME:-"${HOME-}/.skymagic"}'
 
 
-def probe_script(wanted: Wanted) -> str:
+def probe_script(requirements: Requirements) -> str:
     """POSIX sh that says what `parse` reads."""
-    projects = filter(None, map(project, wanted.packages)) if wanted.prepared else ()
+    projects = filter(None, map(project, requirements.packages)) if requirements.prepared else ()
     names = {
-        "want": wanted.python,
-        "key": wanted.key,
-        "code": wanted.code,
-        "ask_python": ASK_PYTHON,
-        "ask_packages": ASK_PACKAGES,
+        "want": requirements.python,
+        "key": requirements.key,
+        "code": requirements.code,
+        "ask_python": PYTHON_PROBE,
+        "ask_packages": PACKAGES_PROBE,
         "names": " ".join(projects),
     }
     head = [f"{name}={quote(value)}" for name, value in names.items()]
-    return "\n".join([TELL, folder_line(wanted), *head]) + _BODY
+    return "\n".join([TELL, folder_line(requirements), *head]) + _BODY

@@ -8,23 +8,23 @@ from collections.abc import Callable
 from skymagic.bootstrap.messages import Failure, without_passwords
 from skymagic.bootstrap.quoting import MARK
 
-LAST_LINES = 15
-TOLD = ("Downloading ", "Building ", "Installing ", "Resolved ", "Prepared ", "Installed ")
+KEPT_LINES = 15
+SHOWN_PREFIXES = ("Downloading ", "Building ", "Installing ", "Resolved ", "Prepared ", "Installed ")
 """Beginnings of an installer's lines that the user sees."""
 
 
-class Listener:
+class InstallProgress:
     """Hears an installation line by line: tells of steps, and remembers how it ended."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
         self.done = False
         self._step, self._command = "starting", ""
         self._free: int | None = None
         self._status: int | None = None
-        self._last: deque[str] = deque(maxlen=LAST_LINES)
+        self._last: deque[str] = deque(maxlen=KEPT_LINES)
 
-    def hear(self, line: str) -> None:
+    def feed(self, line: str) -> None:
         """One line of the script's output."""
         if not line.startswith(MARK):
             self._note(line)
@@ -33,12 +33,12 @@ class Listener:
         if name == "step":
             self._step, self._command = without_passwords(value.strip()), ""
             self._last.clear()
-            self._say(self._step)
+            self._report(self._step)
         elif name == "waiting":
-            self._say("waiting for another pool that makes the same environment")
+            self._report("waiting for another pool that makes the same environment")
         elif name == "instead":
             why = self._last[-1].strip() if self._last else "without a word"
-            self._say(f"{self._step} failed ({why}); another way is tried")
+            self._report(f"{self._step} failed ({why}); another way is tried")
         elif name == "command":
             self._command = without_passwords(value.strip())
         elif name == "free":
@@ -52,8 +52,8 @@ class Listener:
         text = without_passwords(line.rstrip())
         if text:
             self._last.append(text)
-        if text.lstrip().startswith(TOLD):
-            self._say(text.strip())
+        if text.lstrip().startswith(SHOWN_PREFIXES):
+            self._report(text.strip())
 
     def failure(self, status: int | None, err: str, minor: str) -> Failure:
         """What went wrong, when the script has ended and is not done."""

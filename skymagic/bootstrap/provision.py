@@ -16,23 +16,23 @@ from typing import Protocol
 from skymagic.bootstrap import (
     UPLOADED,
     Facts,
-    Listener,
-    Recipe,
-    Wanted,
-    choose,
+    InstallPlan,
+    InstallProgress,
+    Requirements,
     install_script,
     parse,
+    plan_install,
     prepare_script,
     probe_script,
     uv,
     wheel,
 )
 from skymagic.bootstrap.messages import lacks_python, refusals
-from skymagic.bootstrap.quoting import MARK, anywhere, quote, word
+from skymagic.bootstrap.quoting import MARK, any_shell, any_shell_word, quote
 from skymagic.errors import HostError, RequestError
 from skymagic.plan.image import Image, is_place, project
 
-NEEDED = {
+RANK_DEPENDENCIES = {
     "ipyparallel": ">=9,<10",
     "ipykernel": ">=6.29",
     "ipython": ">=8.18",
@@ -43,16 +43,16 @@ NEEDED = {
 """What ranks need of skymagic's dependencies. A new environment gets the notebook's own versions, for they talk to each
 other; an interpreter that is used as it is may have any of these."""
 
-PIECE = 1 << 20
-SKEW = 120
+CHUNK_BYTES = 1 << 20
+CLOCK_SKEW_SECONDS = 120
 """Seconds that a host's clock may be off before it is said."""
-TOLD_SIZE = 2_000_000
+UPLOAD_NOTICE_BYTES = 2_000_000
 """Bytes above which an upload is said."""
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
-class Done(Protocol):
+class ScriptResult(Protocol):
     """How a script ended."""
 
     @property
@@ -68,7 +68,7 @@ class Done(Protocol):
         """What it wrote to standard error."""
 
 
-class Host(Protocol):
+class RemoteShell(Protocol):
     """A machine that scripts can be run on, as a connection over SSH gives it."""
 
     @property
@@ -77,18 +77,18 @@ class Host(Protocol):
 
     def run(
         self, script: str, *, lines: Callable[[str], None] | None = None, timeout: float | None = None
-    ) -> Done:
+    ) -> ScriptResult:
         """Run `script` with ``/bin/sh -s``, in a process group of its own; `lines` hears each line of its output.
 
         Called several times, one after the other. Raises HostError when the host cannot be reached.
         """
 
-    def upload(self, path: str, pieces: Iterable[memoryview], nbytes: int) -> None:
+    def upload(self, path: str, chunks: Iterable[memoryview], nbytes: int) -> None:
         """Write a file at an absolute path whose folder exists; once for each path."""
 
 
 @dataclass(frozen=True)
-class Ready:
+class Installation:
     """A host that can run skymagic's modules.
 
     Attributes:
@@ -100,7 +100,7 @@ class Ready:
     python: str
     facts: Facts
     code: str
-    wanted: Wanted = field(repr=False)
+    requirements: Requirements = field(repr=False)
 
     @property
     def folder(self) -> str:
@@ -113,21 +113,21 @@ class Ready:
         Args:
             args: any text without NUL; newlines at an argument's end are lost.
         """
-        keep = "${PYTHONPATH:+:$PYTHONPATH}" if self.wanted.prepared else ""
+        keep = "${PYTHONPATH:+:$PYTHONPATH}" if self.requirements.prepared else ""
         settings = [
-            f"PYTHONPATH={word(self.code)}{keep}",
-            f"PATH={word(str(Path(self.python).parent))}:$PATH",
+            f"PYTHONPATH={any_shell_word(self.code)}{keep}",
+            f"PATH={any_shell_word(str(Path(self.python).parent))}:$PATH",
         ]
-        if not self.wanted.prepared:
-            settings.append(f"VIRTUAL_ENV={word(str(Path(self.python).parent.parent))}")
-        words = [word(text) for text in (self.python, "-P", "-m", module, *args)]
-        return anywhere(f"export {' '.join(settings)}; exec {' '.join(words)}")
+        if not self.requirements.prepared:
+            settings.append(f"VIRTUAL_ENV={any_shell_word(str(Path(self.python).parent.parent))}")
+        words = [any_shell_word(text) for text in (self.python, "-P", "-m", module, *args)]
+        return any_shell(f"export {' '.join(settings)}; exec {' '.join(words)}")
 
 
 # ------------------------------------------------------------------------------------ what a node must have
 
 
-def wanted(image: Image, commands: Sequence[str] = ()) -> Wanted:
+def requirements_of(image: Image, commands: Sequence[str] = ()) -> Requirements:
     """What `image` means for a node of this notebook.
 
     Args:
@@ -160,10 +160,10 @@ def wanted(image: Image, commands: Sequence[str] = ()) -> Wanted:
     given = {project(text) for text in packages}
     own = [
         f"{name}{bounds if prepared else '==' + version(name)}"
-        for name, bounds in NEEDED.items()
+        for name, bounds in RANK_DEPENDENCIES.items()
         if name not in given or prepared
     ]
-    return Wanted(
+    return Requirements(
         python=python if prepared else minor,
         minor=minor,
         packages=(*own, *packages),
@@ -178,13 +178,13 @@ def wanted(image: Image, commands: Sequence[str] = ()) -> Wanted:
 # ------------------------------------------------------------------------------------ looking and making
 
 
-def look(host: Host, want: Wanted) -> Facts:
+def probe(host: RemoteShell, requirements: Requirements) -> Facts:
     """The host as it is; changes nothing.
 
     Raises:
         HostError: its shell did not run the probe.
     """
-    done = host.run(probe_script(want), timeout=60.0)
+    done = host.run(probe_script(requirements), timeout=60.0)
     try:
         return parse(done.out)
     except ValueError as problem:
@@ -197,76 +197,83 @@ def look(host: Host, want: Wanted) -> Facts:
 
 
 def setup(
-    host: Host, image: Image, say: Say, *, commands: Sequence[str] = (), facts: Facts | None = None
-) -> Ready:
+    host: RemoteShell,
+    image: Image,
+    report: Report,
+    *,
+    commands: Sequence[str] = (),
+    facts: Facts | None = None,
+) -> Installation:
     """Make a host ready to run skymagic's modules; a host that is ready costs one round trip.
 
     Args:
         say: hears each step in words, and what installers print about it.
         commands: shell commands of the plugins, run once in a new environment.
-        facts: what `look` said of this host for the same image and commands.
+        facts: what `probe` said of this host for the same image and commands.
 
     Raises:
         RequestError: the image cannot be, wherever.
         HostError: what failed on the host, its last lines and what can be done; nothing half-made stays there.
     """
-    return make_ready(host, wanted(image, commands), say, facts)
+    return ensure_installed(host, requirements_of(image, commands), report, facts)
 
 
-def make_ready(host: Host, want: Wanted, say: Say, facts: Facts | None = None) -> Ready:
+def ensure_installed(
+    host: RemoteShell, requirements: Requirements, report: Report, facts: Facts | None = None
+) -> Installation:
     """What `setup` does, for what is wanted of a node. Raises HostError."""
-    facts = facts or look(host, want)
-    _tell_clock(facts, say)
-    if problems := refusals(facts, want):
+    facts = facts or probe(host, requirements)
+    _report_clock_skew(facts, report)
+    if problems := refusals(facts, requirements):
         raise HostError(host.label, "it cannot be set up: " + ";\n  ".join(problems))
-    if not (facts.code and (facts.ready or want.prepared)):
-        _install(host, want, facts, say)
-    python = want.python if want.prepared else f"{facts.folder}/env/{facts.env}/bin/python"
-    return Ready(python, facts, f"{facts.folder}/code/{want.code}", want)
+    if not (facts.code and (facts.ready or requirements.prepared)):
+        _install(host, requirements, facts, report)
+    python = requirements.python if requirements.prepared else f"{facts.folder}/env/{facts.env}/bin/python"
+    return Installation(python, facts, f"{facts.folder}/code/{requirements.code}", requirements)
 
 
-def _tell_clock(facts: Facts, say: Say) -> None:
+def _report_clock_skew(facts: Facts, report: Report) -> None:
     off = round(facts.clock - time.time())
-    if facts.clock and abs(off) > SKEW:
-        say(f"its clock is {abs(off) // 60} minutes {'ahead of' if off > 0 else 'behind'} this machine's")
+    if facts.clock and abs(off) > CLOCK_SKEW_SECONDS:
+        report(f"its clock is {abs(off) // 60} minutes {'ahead of' if off > 0 else 'behind'} this machine's")
 
 
-def _install(host: Host, want: Wanted, facts: Facts, say: Say) -> None:
-    recipe = choose(want, facts, secrets.token_hex(8), wheel.running()[1])
-    files = _files(host, recipe, facts)
-    place = _prepared(host, want, recipe.incoming)
+def _install(host: RemoteShell, requirements: Requirements, facts: Facts, report: Report) -> None:
+    plan = plan_install(requirements, facts, secrets.token_hex(8), wheel.running()[1])
+    files = _files(host, plan, facts)
+    place = _prepared(host, requirements, plan.incoming)
     try:
         for name, content in files.items():
-            if len(content) > TOLD_SIZE:
-                say(f"uploading {name} ({len(content) / 1e6:.0f} MB)")
-            host.upload(f"{place}/{name}", _pieces(content), len(content))
+            if len(content) > UPLOAD_NOTICE_BYTES:
+                report(f"uploading {name} ({len(content) / 1e6:.0f} MB)")
+            host.upload(f"{place}/{name}", _chunks(content), len(content))
     except BaseException:
         with contextlib.suppress(Exception):  # then the next one to install removes it, after a day
             host.run(f"rm -rf {quote(place)}", timeout=10.0)
         raise
-    listener = Listener(say)
-    done = host.run(install_script(recipe, facts), lines=listener.hear)
-    if not listener.done:
-        failure = listener.failure(done.status, done.err, want.minor)
+    progress = InstallProgress(report)
+    done = host.run(install_script(plan, facts), lines=progress.feed)
+    if not progress.done:
+        failure = progress.failure(done.status, done.err, requirements.minor)
         raise HostError(host.label, failure.reason, failure.remedy(facts))
 
 
-def _files(host: Host, recipe: Recipe, facts: Facts) -> dict[str, bytes]:
+def _files(host: RemoteShell, plan: InstallPlan, facts: Facts) -> dict[str, bytes]:
     """What has to be uploaded, by name."""
-    files = {Path(path).name: Path(path).read_bytes() for path, _ in recipe.wanted.files if recipe.files}
-    if recipe.wheel:
-        files[recipe.wheel] = wheel.running()[2]
-    if recipe.uv == UPLOADED:
+    files = {Path(path).name: Path(path).read_bytes() for path, _ in plan.requirements.files if plan.files}
+    if plan.wheel:
+        files[plan.wheel] = wheel.running()[2]
+    if plan.uv == UPLOADED:
         try:
             files["uv.gz"] = uv.fetch(facts)
-        except uv.NoInstaller as problem:
-            raise HostError(host.label, *lacks_python(recipe.wanted, facts, str(problem))) from None
+        except uv.UvUnavailable as problem:
+            raise HostError(host.label, *lacks_python(plan.requirements, facts, str(problem))) from None
     return files
 
 
-def _prepared(host: Host, want: Wanted, token: str) -> str:
+def _prepared(host: RemoteShell, requirements: Requirements, token: str) -> str:
     """Make the folder of uploads; where it is."""
-    done = host.run(prepare_script(want, token), timeout=60.0)
+    done = host.run(prepare_script(requirements, token), timeout=60.0)
     for line in done.out.splitlines():
         if line.startswith(f"{MARK}prepared "):
             return line.removeprefix(f"{MARK}prepared ")
@@ -274,7 +281,7 @@ def _prepared(host: Host, want: Wanted, token: str) -> str:
     raise HostError(host.label, f"it cannot be set up: its folder could not be made:\n{said}")
 
 
-def _pieces(data: bytes) -> Iterable[memoryview]:
+def _chunks(data: bytes) -> Iterable[memoryview]:
     view = memoryview(data)
-    for start in range(0, len(view), PIECE):
-        yield view[start : start + PIECE]
+    for start in range(0, len(view), CHUNK_BYTES):
+        yield view[start : start + CHUNK_BYTES]

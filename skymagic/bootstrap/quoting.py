@@ -20,18 +20,18 @@ def quote(text: str) -> str:
     return shlex.quote(text)
 
 
-def anywhere(script: str) -> str:
+def any_shell(script: str) -> str:
     """A line of sh, as a command that sh, bash, zsh, fish, csh and tcsh all understand in the same way; it replaces the shell.
 
     Args:
-        script: without single quotes, newlines and exclamation marks; other text goes through `word`.
+        script: without single quotes, newlines and exclamation marks; other text goes through `any_shell_word`.
     """
     assert not set(script) & set("'!\n"), script
     return f"exec /bin/sh -c '{script}'"
 
 
-def word(text: str) -> str:
-    """`text` as one word within `anywhere`: what any of the shells might read otherwise is written in octal.
+def any_shell_word(text: str) -> str:
+    """`text` as one word within `any_shell`: what any of the shells might read otherwise is written in octal.
 
     Fish reads backslashes in single quotes, but only before a quote or another backslash. Newlines at the end are lost.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Requirements:
     """An image in a node's terms.
 
     Attributes:

@@ -15,12 +15,12 @@ from pathlib import Path
 from skymagic.bootstrap import Facts
 from skymagic.errors import SkyError
 
-TIMEOUT = 300.0
-LEVEL = 6
+DOWNLOAD_TIMEOUT = 300.0
+GZIP_LEVEL = 6
 """Of compression: 38 MB become 15."""
 
 
-class NoInstaller(SkyError):
+class UvUnavailable(SkyError):
     """uv cannot be got here; the message says why, in lines."""
 
 
@@ -33,8 +33,8 @@ def fetch(facts: Facts) -> bytes:
     kept = _cache() / f"uv-{_name(facts)}.gz"
     if kept.is_file():
         return kept.read_bytes()
-    program = _own(facts) or _downloaded(platforms(facts))
-    data = gzip.compress(program, LEVEL, mtime=0)
+    program = _local_uv(facts) or _download(platforms(facts))
+    data = gzip.compress(program, GZIP_LEVEL, mtime=0)
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=kept.name, delete=False) as file:
         file.write(data)
@@ -62,7 +62,7 @@ def _cache() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "skymagic"
 
 
-def _own(facts: Facts) -> bytes | None:
+def _local_uv(facts: Facts) -> bytes | None:
     """The uv of this machine, where it runs on that one too."""
     here = shutil.which("uv")
     same = (facts.system, facts.machine) == (platform.system(), platform.machine()) and facts.libc != "musl"
@@ -72,20 +72,20 @@ def _own(facts: Facts) -> bytes | None:
     return data if data[:2] != b"#!" else None  # a version manager's shim
 
 
-def _downloaded(tags: tuple[str, ...]) -> bytes:
+def _download(tags: tuple[str, ...]) -> bytes:
     if not tags:
-        raise NoInstaller("uv is not built for this system")
+        raise UvUnavailable("uv is not built for this system")
     with tempfile.TemporaryDirectory(prefix="skymagic-uv-") as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         command += ["--disable-pip-version-check", "--no-input", "--dest", folder]
         command += [word for tag in tags for word in ("--platform", tag)]
         try:
-            done = subprocess.run([*command, "uv"], capture_output=True, text=True, timeout=TIMEOUT)
+            done = subprocess.run([*command, "uv"], capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT)
         except subprocess.TimeoutExpired:
-            raise NoInstaller(f"`pip download uv` took longer than {TIMEOUT:.0f} s") from None
+            raise UvUnavailable(f"`pip download uv` took longer than {DOWNLOAD_TIMEOUT:.0f} s") from None
         found = sorted(Path(folder).glob("uv-*.whl"))
         if done.returncode or not found:
-            raise NoInstaller("`pip download uv` failed here:\n" + done.stderr.strip()[-1500:])
+            raise UvUnavailable("`pip download uv` failed here:\n" + done.stderr.strip()[-1500:])
         with zipfile.ZipFile(found[0]) as wheel:
             name = next(name for name in wheel.namelist() if name.endswith("/scripts/uv"))
             return wheel.read(name)

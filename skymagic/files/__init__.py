@@ -9,6 +9,6 @@ words     what was done, and what went wrong
 
 from skymagic.files.clients import FileNode
 from skymagic.files.copy import Files
-from skymagic.files.messages import Copied, told
+from skymagic.files.messages import Copied, summary
 
-__all__ = ["Copied", "FileNode", "Files", "told"]
+__all__ = ["Copied", "FileNode", "Files", "summary"]

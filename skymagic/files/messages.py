@@ -33,7 +33,7 @@ class Copied:
     notes: tuple[str, ...] = ()
 
 
-def told(copied: Sequence[Copied], seconds: float, *, to_nodes: bool = True) -> str:
+def summary(copied: Sequence[Copied], seconds: float, *, to_nodes: bool = True) -> str:
     """What was done, in a line, and in further lines what stayed behind."""
     counts = [(one.files, one.nbytes, one.unchanged, one.removed) for one in copied]
     moved = sum(one.nbytes for one in copied)

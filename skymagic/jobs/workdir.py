@@ -40,7 +40,7 @@ def folder_on_nodes(pool: Pool, folder: Path, targets: Selection) -> str:
     with Copying(display.write) as progress:
         copied = pool.files().sync(folder, goal, image.excludes, includes, nodes, progress)
     if any(one.files or one.removed or one.notes for one in copied):
-        display.write("stderr", f"[{folder.name}: {files.told(copied, progress.seconds)}]\n")
+        display.write("stderr", f"[{folder.name}: {files.summary(copied, progress.seconds)}]\n")
     return goal
 
 

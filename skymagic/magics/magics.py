@@ -138,7 +138,7 @@ class SkyMagics(Magics):
         nodes = usage(lambda: one.machines(request.nodes or Selection("all")))
         with Copying(display.write) as progress:
             copied = one.files().put(request.source, request.target, nodes, progress)
-        print(files.told(copied, progress.seconds))
+        print(files.summary(copied, progress.seconds))
 
     @line_magic
     def sky_get(self, line: str) -> None:
@@ -147,7 +147,7 @@ class SkyMagics(Magics):
         nodes = usage(lambda: one.machines(request.nodes or Selection("head")))
         with Copying(display.write) as progress:
             copied = one.files().get(request.source, request.target, nodes, progress)
-        print(files.told(copied, progress.seconds, to_nodes=False))
+        print(files.summary(copied, progress.seconds, to_nodes=False))
 
     @line_magic
     def sky_gpus(self, line: str) -> None:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from skymagic import plugins
-from skymagic.bootstrap import Facts, Wanted
-from skymagic.bootstrap.provision import Ready, look, setup, wanted
+from skymagic.bootstrap import Facts, Requirements
+from skymagic.bootstrap.provision import Installation, probe, requirements_of, setup
 from skymagic.cluster import Member
 from skymagic.cluster.tunnel import Tunnel
 from skymagic.errors import ProvisionError, RequestError
@@ -19,7 +19,7 @@ from skymagic.plan.image import Image
 from skymagic.plugins import packing
 from skymagic.providers import Say
 from skymagic.ssh import connecting, hostlist
-from skymagic.ssh.config import Endpoint, Settings
+from skymagic.ssh.config import Endpoint, SshConfig
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.process import Process
 from skymagic.wire import processes
@@ -45,21 +45,21 @@ class SSH:
         self._commands = tuple(
             command for one in plugins.resolve(request.plugins) for command in one.bootstrap(cluster)
         )
-        want = wanted(image, self._commands)
+        requirements = requirements_of(image, self._commands)
         chosen = endpoints[: shape.nodes]
         self._machines = [Machine(endpoint) for endpoint in chosen]
         connections = connecting.connect_all(chosen, getpass.getpass)
         for machine, connection in zip(self._machines, connections, strict=True):
             machine.connection = connection
-        found = side_by_side(lambda machine: look(machine.connected(), want), self._machines)
+        found = side_by_side(lambda machine: probe(machine.connected(), requirements), self._machines)
         for machine, facts in zip(self._machines, found, strict=True):
             machine.facts = facts
         inventories = [
-            replace(facts.inventory(want.minor), hostname=machine.name, machine=facts.boot)
+            replace(facts.inventory(requirements.minor), hostname=machine.name, machine=facts.boot)
             for machine, facts in zip(self._machines, found, strict=True)
         ]
         plan = plan_over(request, inventories, "ssh")
-        return replace(plan, image=image, set_up=_set_up_words(self._machines, want))
+        return replace(plan, image=image, set_up=_set_up_words(self._machines, requirements))
 
     def acquire(self, plan: Plan, job_id: str, say: Say) -> Sequence[Member]:
         """Set up the hosts that are not, side by side."""
@@ -75,7 +75,7 @@ class SSH:
         # two nodes may be one machine: each has a daemon of its own
         return [machine.member(f"{job_id}-{node}") for node, machine in enumerate(self._machines)]
 
-    def _set_up(self, machine: Machine, image: Image, say: Say) -> Ready:
+    def _set_up(self, machine: Machine, image: Image, say: Say) -> Installation:
         return setup(
             machine.connected(),
             image,
@@ -101,7 +101,7 @@ class Machine:
         self.name = endpoint.label
         self.connection: Connection | None = None
         self.facts: Facts | None = None
-        self.ready: Ready | None = None
+        self.ready: Installation | None = None
         self._bulk: Connection | None = None
         """For what is large, so that it does not stand in the way of cells."""
         self._tunnel: Tunnel | None = None
@@ -191,13 +191,13 @@ class Line:
         self._connection.close()
 
 
-def _set_up_words(machines: Sequence[Machine], want: Wanted) -> str:
+def _set_up_words(machines: Sequence[Machine], requirements: Requirements) -> str:
     """What `acquire` will do on each of them."""
     words: dict[str, list[str]] = {}
     for machine in machines:
         facts = machine.known()
-        if not (facts.ready or want.prepared):
-            step = f"an environment with Python {want.minor} is made"
+        if not (facts.ready or requirements.prepared):
+            step = f"an environment with Python {requirements.minor} is made"
         elif not facts.code:
             step = "skymagic's code is copied"
         else:
@@ -211,8 +211,8 @@ def _endpoints(request: PoolRequest) -> list[Endpoint]:
         raise RequestError(
             "--provider ssh needs --hosts, as in --hosts gpu1,user@gpu2:2222 or --hosts gpu[1-4]"
         )
-    settings = Settings()
-    found = [settings.endpoint(spec) for spec in hostlist.expand(request.hosts)]
+    config = SshConfig()
+    found = [config.endpoint(spec) for spec in hostlist.expand(request.hosts)]
     if (request.nodes or 0) > len(found):
         raise RequestError(f"--nodes {request.nodes} needs as many hosts, and {len(found)} are named")
     return found

@@ -46,7 +46,7 @@ class Endpoint:
     timeout: float = PATIENCE
 
 
-class Settings:
+class SshConfig:
     """What the user's ssh configuration says.
 
     Args:

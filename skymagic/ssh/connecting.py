@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from skymagic.errors import HostError, HostsError
 from skymagic.ssh import dial, login, proxy
+from skymagic.ssh.cancellation import Cancellation, Cancelled
 from skymagic.ssh.config import Endpoint
 from skymagic.ssh.connection import Connection
-from skymagic.ssh.deadline import Cancelled, Patience
 
 if TYPE_CHECKING:
     import paramiko
@@ -33,7 +33,7 @@ def connect(endpoint: Endpoint, ask: Ask | None = None) -> Connection:
     """Connect to one host.
 
     Args:
-        endpoint: from ``Settings.endpoint``.
+        endpoint: from ``SshConfig.endpoint``.
         ask: asks the user for a passphrase; called on the caller's thread. Without it no encrypted key is used.
 
     Raises:
@@ -79,7 +79,7 @@ class _Crew:
         self.connections: list[Connection | None] = [None] * len(endpoints)
         self.failures: list[HostError | None] = [None] * len(endpoints)
         self._unexpected: list[BaseException] = []
-        self._patience = Patience()
+        self._patience = Cancellation()
         self._news: queue.SimpleQueue[tuple[int | None, str, Future[str] | None]] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(
@@ -151,25 +151,25 @@ def _answered(ask: Ask, words: str) -> str:
         return ""
 
 
-def _connected(endpoint: Endpoint, ask: Ask | None, patience: Patience) -> Connection:
+def _connected(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> Connection:
     first = endpoint.proxy_jump[0] if endpoint.proxy_jump else endpoint
-    with contextlib.ExitStack() as below, patience.turn((first.hostname, first.port)):
-        transport = _transport(endpoint, ask, patience, below)
-        patience.check()
+    with contextlib.ExitStack() as below, cancellation.turn((first.hostname, first.port)):
+        transport = _transport(endpoint, ask, cancellation, below)
+        cancellation.check()
         return Connection(endpoint, transport, below.pop_all())
 
 
 def _transport(
     endpoint: Endpoint,
     ask: Ask | None,
-    patience: Patience,
+    cancellation: Cancellation,
     below: contextlib.ExitStack,
     via: tuple[Endpoint, paramiko.Transport] | None = None,
 ) -> paramiko.Transport:
     """Through the jump hosts to an authenticated transport; all that it needs is closed by `below`."""
     for jump in endpoint.proxy_jump:
         try:
-            via = jump, _transport(jump, ask, patience, below, via)
+            via = jump, _transport(jump, ask, cancellation, below, via)
         except HostError as failure:
             reason = f"its jump host {jump.label} cannot be used: {failure.reason}"
             raise HostError(endpoint.label, reason, failure.remedy) from failure
@@ -179,13 +179,13 @@ def _transport(
         else contextlib.nullcontext() as command
     ):
         stream = command or (
-            proxy.through(via[1], via[0], endpoint) if via else dial.dial(endpoint, patience)
+            proxy.through(via[1], via[0], endpoint) if via else dial.dial(endpoint, cancellation)
         )
         below.callback(stream.close)
-        transport = login.start(stream, endpoint, patience)
+        transport = login.start(stream, endpoint, cancellation)
         below.callback(login.end, transport)
     login.check(transport, endpoint)
-    login.authenticate(transport, endpoint, ask, patience)
+    login.authenticate(transport, endpoint, ask, cancellation)
     return transport
 
 

@@ -10,15 +10,15 @@ import socket
 import time
 
 from skymagic.errors import HostError
+from skymagic.ssh.cancellation import SLICE, Cancellation
 from skymagic.ssh.config import Endpoint
-from skymagic.ssh.deadline import SLICE, Patience
 
 DEAD = 15
 """Seconds after which a peer that does not acknowledge is dead."""
 _UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL}
 
 
-def dial(endpoint: Endpoint, patience: Patience) -> socket.socket:
+def dial(endpoint: Endpoint, cancellation: Cancellation) -> socket.socket:
     """A connected socket; all addresses of the name are tried.
 
     Raises:
@@ -28,12 +28,12 @@ def dial(endpoint: Endpoint, patience: Patience) -> socket.socket:
     problem: OSError | None = None
     addresses = _addresses(endpoint)
     for family, kind, protocol, _, address in addresses:
-        patience.check()
+        cancellation.check()
         # an address that leads nowhere must not use up the time of the next one
         end = time.monotonic() + endpoint.timeout / len(addresses)
         sock = socket.socket(family, kind, protocol)
         try:
-            _connect(sock, address, end, patience)
+            _connect(sock, address, end, cancellation)
             tune(sock)
             return sock
         except OSError as failed:
@@ -57,7 +57,9 @@ def _addresses(endpoint: Endpoint) -> list[tuple[int, int, int, str, tuple[objec
         ) from problem
 
 
-def _connect(sock: socket.socket, address: tuple[object, ...], end: float, patience: Patience) -> None:
+def _connect(
+    sock: socket.socket, address: tuple[object, ...], end: float, cancellation: Cancellation
+) -> None:
     sock.setblocking(False)
     code = sock.connect_ex(address)
     waiting = (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY)
@@ -66,7 +68,7 @@ def _connect(sock: socket.socket, address: tuple[object, ...], end: float, patie
     with selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_WRITE)
         while code in waiting:
-            patience.check()
+            cancellation.check()
             if time.monotonic() >= end:
                 raise TimeoutError(errno.ETIMEDOUT, "no answer")
             if selector.select(SLICE):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from skymagic.errors import RequestError
 
-MOST = 1024
+MAX_HOSTS = 1024
 """Hosts that one word may mean; more is a slip."""
 _RANGE = re.compile(r"\[([0-9,\- ]*)\]")
 _NAME = re.compile(
@@ -90,8 +90,8 @@ def _ranges(text: str, mistakes: list[str]) -> list[str]:
         if numbers is None:
             mistakes.append(f"{text!r}: [{found[1]}] is not a range; write gpu[1-8] or gpu[01-08,11]")
             return []
-        if len(texts) * len(numbers) > MOST:
-            mistakes.append(f"{text!r} means more than {MOST} hosts")
+        if len(texts) * len(numbers) > MAX_HOSTS:
+            mistakes.append(f"{text!r} means more than {MAX_HOSTS} hosts")
             return []
         texts = [head + rest[: found.start()] + number for head in texts for number in numbers]
         rest = rest[found.end() :]
@@ -109,7 +109,8 @@ def _numbers(text: str) -> list[str] | None:
             return None
         width = len(first) if first.startswith("0") or len(first) == len(last) else 0
         numbers += [
-            str(number).zfill(width) for number in range(int(first), min(int(last), int(first) + MOST) + 1)
+            str(number).zfill(width)
+            for number in range(int(first), min(int(last), int(first) + MAX_HOSTS) + 1)
         ]
     return numbers
 

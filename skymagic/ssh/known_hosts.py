@@ -76,7 +76,7 @@ class Known:
         return Verdict("changed", tuple(mine)) if mine else Verdict("unknown")
 
 
-def spelled(name: str, port: int) -> str:
+def known_hosts_name(name: str, port: int) -> str:
     """How a host is called in known_hosts."""
     return name.lower() if port == 22 else f"[{name.lower()}]:{port}"
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from skymagic.errors import HostError
+from skymagic.ssh.cancellation import Cancellation
 from skymagic.ssh.config import Endpoint
-from skymagic.ssh.deadline import Patience
 from skymagic.ssh.keys import Tried, candidates
-from skymagic.ssh.known_hosts import Entry, Known, fingerprint, spelled
+from skymagic.ssh.known_hosts import Entry, Known, fingerprint, known_hosts_name
 
 if TYPE_CHECKING:
     import paramiko
@@ -24,7 +24,7 @@ CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 """First choices: several times faster here than counter mode with a separate checksum."""
 
 
-def start(stream: Stream, endpoint: Endpoint, patience: Patience) -> paramiko.Transport:
+def start(stream: Stream, endpoint: Endpoint, cancellation: Cancellation) -> paramiko.Transport:
     """An encrypted transport over this stream, to a host that is to be checked before anything is said to it.
 
     Raises:
@@ -39,7 +39,7 @@ def start(stream: Stream, endpoint: Endpoint, patience: Patience) -> paramiko.Tr
         _prefer(transport, [entry.kind for entry in known])
         done = threading.Event()
         transport.start_client(event=done)
-        if not patience.wait(done, endpoint.timeout) or not transport.is_active():
+        if not cancellation.wait(done, endpoint.timeout) or not transport.is_active():
             raise _no_server(endpoint, transport.get_exception())
         return transport
     except BaseException:
@@ -64,7 +64,7 @@ def check(transport: paramiko.Transport, endpoint: Endpoint) -> None:
     kind, key, known = shown.get_name(), shown.get_base64(), Known(endpoint.known_hosts)
     verdict = known.judge(names, kind, key)
     if verdict.state == "unknown" and endpoint.port != 22 and not endpoint.host_key_alias:
-        portless = known.judge((spelled(endpoint.hostname, 22),), kind, key)
+        portless = known.judge((known_hosts_name(endpoint.hostname, 22),), kind, key)
         verdict = portless if portless.state in ("known", "revoked") else verdict
     words = f"{kind} {fingerprint(shown.asbytes())}"
     if verdict.state == "unknown":
@@ -74,7 +74,10 @@ def check(transport: paramiko.Transport, endpoint: Endpoint) -> None:
 
 
 def authenticate(
-    transport: paramiko.Transport, endpoint: Endpoint, ask: Callable[[str], str] | None, patience: Patience
+    transport: paramiko.Transport,
+    endpoint: Endpoint,
+    ask: Callable[[str], str] | None,
+    cancellation: Cancellation,
 ) -> None:
     """Log in with one of the user's keys.
 
@@ -88,7 +91,7 @@ def authenticate(
         done = threading.Event()
         try:
             transport.auth_publickey(endpoint.user, key, event=done)
-            came = patience.wait(done, 30.0)
+            came = cancellation.wait(done, 30.0)
         except (paramiko.SSHException, OSError, EOFError):
             came = True
         if transport.is_authenticated():
@@ -136,7 +139,7 @@ def _names(endpoint: Endpoint) -> tuple[str, ...]:
     """What the host is called in known_hosts; a key without a port speaks for all ports, as openssh has it."""
     if endpoint.host_key_alias:
         return (endpoint.host_key_alias.lower(),)
-    return (spelled(endpoint.hostname, endpoint.port),)
+    return (known_hosts_name(endpoint.hostname, endpoint.port),)
 
 
 def _unknown(endpoint: Endpoint, shown: str) -> HostError:

@@ -216,7 +216,7 @@ class Process:
 def _wrapped(mark: str, text: str) -> str:
     """What the shell reads: all of it before it runs any of it, for what follows is the text's own input.
 
-    The mark is not spelled out in it, so that a shell that shows what it reads shows no mark.
+    The mark is not known_hosts_name out in it, so that a shell that shows what it reads shows no mark.
     """
     head, tail = mark[:12], mark[12:]
     return (

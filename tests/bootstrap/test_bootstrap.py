@@ -16,25 +16,25 @@ from hypothesis import strategies as st
 from skymagic.bootstrap import (
     UPLOADED,
     Facts,
-    Listener,
+    InstallPlan,
+    InstallProgress,
     Python,
-    Recipe,
-    Wanted,
-    choose,
+    Requirements,
     install_script,
     parse,
+    plan_install,
     prepare_script,
     probe_script,
     wheel,
 )  # fmt: skip
 from skymagic.bootstrap.messages import Failure, lacks_python, refusals, without_passwords
-from skymagic.bootstrap.probe import ASK_PACKAGES, ASK_PYTHON
-from skymagic.bootstrap.quoting import anywhere, word
+from skymagic.bootstrap.probe import PACKAGES_PROBE, PYTHON_PROBE
+from skymagic.bootstrap.quoting import any_shell, any_shell_word
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = 'it\'s $HOME `id` "x" \\ !y\n*'
 
-WANTED = Wanted(
+WANTED = Requirements(
     python="3.11",
     minor="3.11",
     packages=("numpy==2.0", "it's; echo $HOME", "a[b]>=1,<2"),
@@ -48,7 +48,7 @@ FACTS = Facts(
     libc="glibc 2.36", cpus=4, memory_kb=8_000_000, disk_kb=10_000_000, env="KEY-Linux-x86_64",
     pythons=(Python("3.9", "/usr/bin/python3"), Python("3.11", "/opt/my python/bin/python3.11")),
 )  # fmt: skip
-RECIPE = choose(WANTED, FACTS, "token", "skymagic-1.0-py3-none-any.whl")
+RECIPE = plan_install(WANTED, FACTS, "token", "skymagic-1.0-py3-none-any.whl")
 SCRIPTS = {
     "probe.sh": probe_script(WANTED),
     "prepare.sh": prepare_script(replace(WANTED, folder="/scratch/it's"), "token"),
@@ -82,7 +82,7 @@ def test_an_interpreter_tells_its_packages(tmp_path: Path) -> None:
     words = [
         sys.executable,
         "-c",
-        ASK_PYTHON + ASK_PACKAGES,
+        PYTHON_PROBE + PACKAGES_PROBE,
         "IPython",
         "jupyter-client",
         "old.style",
@@ -154,7 +154,7 @@ def test_uv_hears_what_pip_is_configured_with(tmp_path: Path) -> None:
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20))
 @example(HOSTILE)
 def test_words_within_any_shell(text: str) -> None:
-    command = anywhere(f"printf %s {word(text)} x")
+    command = any_shell(f"printf %s {any_shell_word(text)} x")
     assert not set(command.removeprefix("exec /bin/sh -c '").removesuffix("'")) & set("'!\n")
     out = subprocess.run(["sh", "-c", command], capture_output=True, check=True).stdout.decode()
     assert out == text.rstrip("\n") + "x"
@@ -236,7 +236,7 @@ def test_an_answer_that_is_none(out: str) -> None:
 
 def test_how_an_environment_is_made() -> None:
     def by(**changes: object) -> tuple[str, bool, str | None]:
-        recipe = choose(WANTED, replace(FACTS, **changes), "t", "w")  # type: ignore[arg-type]
+        recipe = plan_install(WANTED, replace(FACTS, **changes), "t", "w")  # type: ignore[arg-type]
         return recipe.python, recipe.pip, recipe.uv
 
     bare, full = Python("3.11", "/bare", True, False), Python("3.11", "/full")
@@ -248,10 +248,10 @@ def test_how_an_environment_is_made() -> None:
 
 
 def test_what_is_there_is_not_sent_again() -> None:
-    assert choose(WANTED, replace(FACTS, ready=True), "t", "w") == Recipe(
+    assert plan_install(WANTED, replace(FACTS, ready=True), "t", "w") == InstallPlan(
         WANTED, FACTS.env, "", "t", wheel="w"
     )
-    assert choose(WANTED, replace(FACTS, code=True), "t", "w").wheel == ""
+    assert plan_install(WANTED, replace(FACTS, code=True), "t", "w").wheel == ""
 
 
 # ------------------------------------------------------------------------------------------------------- words
@@ -263,7 +263,7 @@ def test_what_is_there_is_not_sent_again() -> None:
         ({"refusal": "cannot create: Read-only file system"}, "nothing can be written at"),
         ({"refusal": "write error: No space left on device"}, "disk is full"),
         ({"noexec": "/home"}, "noexec"),
-        ({"disk_kb": 1000}, "1 MB free"),
+        ({"disk_kb": 1000}, "1.0 MB free"),
         ({"folder": "relative"}, "not an absolute path"),
     ],
 )
@@ -285,16 +285,16 @@ def test_what_others_may_have_put_there_is_not_run(what: str) -> None:
 
 
 def test_an_interpreter_that_cannot_be_used_as_it_is() -> None:
-    want = replace(WANTED, python="/x/python", packages=("numpy>=2", "xxhash"), files=(), commands=())
+    requirements = replace(WANTED, python="/x/python", packages=("numpy>=2", "xxhash"), files=(), commands=())
     facts = replace(FACTS, pythons=(), packages={})
-    assert "does not start" in "".join(refusals(facts, want))
+    assert "does not start" in "".join(refusals(facts, requirements))
     facts = replace(FACTS, pythons=(Python("3.9", "/x/python"),), packages={"numpy": "1.0", "XXHash": "3"})
-    version, lacks = refusals(facts, want)
+    version, lacks = refusals(facts, requirements)
     assert "is Python 3.9 and this notebook runs 3.11" in version
     assert 'numpy>=2 (it has 1.0): run `/x/python -m pip install "numpy>=2"` there' in lacks
     good = replace(facts, pythons=(Python("3.11", "/x/python"),), packages={"numpy": "2.1", "xxhash": "3"})
-    assert refusals(good, want) == []
-    assert "cannot be installed" in "".join(refusals(good, replace(want, files=WANTED.files)))
+    assert refusals(good, requirements) == []
+    assert "cannot be installed" in "".join(refusals(good, replace(requirements, files=WANTED.files)))
 
 
 @pytest.mark.parametrize(
@@ -317,12 +317,12 @@ def test_what_to_do_when_a_step_fails(line: str, words: str) -> None:
 
 
 def test_a_full_disk_is_seen_whatever_was_printed() -> None:
-    assert "disk is full (1 MB free" in Failure("s", "c", 1, ("Killed",), 1000).remedy(FACTS)
+    assert "disk is full (1.0 MB free" in Failure("s", "c", 1, ("Killed",), 1000).remedy(FACTS)
 
 
 def test_no_password_is_shown() -> None:
     told: list[str] = []
-    listener = Listener(told.append)
+    progress = InstallProgress(told.append)
     for line in (
         "@sky step running: curl https://me:hush@example.org",
         "Looking in indexes: https://me:hush@example.org/simple",
@@ -330,8 +330,8 @@ def test_no_password_is_shown() -> None:
         "@sky command pip install https://me:hush@example.org",
         "@sky failed 1",
     ):
-        listener.hear(line)
-    failure = listener.failure(1, "", "3.11")
+        progress.feed(line)
+    failure = progress.failure(1, "", "3.11")
     everything = "\n".join([*told, failure.reason, failure.remedy(FACTS)])
     assert "hush" not in everything
     assert "https://****@example.org/x.whl" in everything
@@ -340,20 +340,20 @@ def test_no_password_is_shown() -> None:
 
 def test_a_listener_tells_steps_and_keeps_the_last_lines() -> None:
     told: list[str] = []
-    listener = Listener(told.append)
+    progress = InstallProgress(told.append)
     for line in (
         "@sky step one", "noise", "@sky waiting", "@sky instead", "@sky step two", *map(str, range(40)), "@sky tick",
         "@sky free 77", "@sky command the command", "@sky failed 3",
     ):  # fmt: skip
-        listener.hear(line)
-    failure = listener.failure(9, "err", "3.11")
+        progress.feed(line)
+    failure = progress.failure(9, "err", "3.11")
     assert told[0] == "one"
     assert told[2] == "one failed (noise); another way is tried"
     assert told[3] == "two"
     assert "another pool" in told[1]
     assert (failure.step, failure.command, failure.status, failure.free_kb) == ("two", "the command", 3, 77)
     assert failure.last == tuple(map(str, range(25, 40)))
-    assert not listener.done
+    assert not progress.done
 
 
 def test_a_host_that_has_nothing_to_make_an_environment_with() -> None:

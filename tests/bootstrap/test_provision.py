@@ -21,12 +21,19 @@ import psutil
 import pytest
 from packaging.requirements import Requirement
 
-from skymagic.bootstrap import Facts, Python, Wanted, wheel
+from skymagic.bootstrap import Facts, Python, Requirements, wheel
 from skymagic.bootstrap import uv as installer
-from skymagic.bootstrap.provision import NEEDED, Host, look, make_ready, setup, wanted
+from skymagic.bootstrap.provision import (
+    RANK_DEPENDENCIES,
+    RemoteShell,
+    ensure_installed,
+    probe,
+    requirements_of,
+    setup,
+)
 from skymagic.errors import HostError, RequestError
 from skymagic.plan.image import Image
-from skymagic.ssh.config import Settings
+from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hostlist import HostSpec
@@ -38,7 +45,7 @@ __all__ = ["bootstrapped_home"]
 ROOT = Path(__file__).resolve().parents[2]
 MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
 PREPARED = Image(python=sys.executable)
-SMALL = Wanted(python=MINOR, minor=MINOR, code=wheel.running()[0])
+SMALL = Requirements(python=MINOR, minor=MINOR, code=wheel.running()[0])
 """An environment without packages."""
 
 
@@ -64,15 +71,15 @@ def uv(cache: Path, home: Path) -> str:
     program = cache / "uv"
     if not program.exists():
         fresh = cache / f"uv.{os.getpid()}"
-        fresh.write_bytes(gzip.decompress(installer.fetch(look(ShellHost(home), SMALL))))
+        fresh.write_bytes(gzip.decompress(installer.fetch(probe(ShellHost(home), SMALL))))
         fresh.chmod(0o755)
         fresh.rename(program)
     return str(program)
 
 
-def without_pip(host: Host, want: Wanted, uv: str | None) -> Facts:
+def without_pip(host: RemoteShell, requirements: Requirements, uv: str | None) -> Facts:
     """The host as if its Python could not make environments, as Debian's cannot: uv makes them, and fast."""
-    facts = look(host, want)
+    facts = probe(host, requirements)
     return replace(facts, pythons=(Python(MINOR, sys.executable, True, False),), uv=uv)
 
 
@@ -82,10 +89,10 @@ def left_on(host: ShellHost) -> list[str]:
     return [name for name in out if not name.endswith((":", ".lock"))]
 
 
-def refused(host: ShellHost, want: Wanted = SMALL, facts: Facts | None = None) -> str:
+def refused(host: ShellHost, requirements: Requirements = SMALL, facts: Facts | None = None) -> str:
     """Why the host cannot be set up, with what to do."""
     with pytest.raises(HostError) as error:
-        make_ready(host, want, print, facts)
+        ensure_installed(host, requirements, print, facts)
     assert error.value.host == "box"
     assert left_on(host) == []
     return str(error.value)
@@ -123,14 +130,16 @@ def test_an_environment_gets_packages_and_commands(home: Path, cache: Path, tmp_
     host = ShellHost(home, env=dict.fromkeys(pip_settings(), ""))
     mine = str(tmp_path / "tiny_here-1.0-py3-none-any.whl")
     image = Image(pip=(mine, "tiny-there>=1"))
-    want = replace(
-        wanted(image), packages=("tiny-there>=1",), commands=("python -c 'import tiny_here' >$HOME/told",)
+    requirements = replace(
+        requirements_of(image),
+        packages=("tiny-there>=1",),
+        commands=("python -c 'import tiny_here' >$HOME/told",),
     )
-    ready = make_ready(host, want, print, without_pip(host, want, None))
+    ready = ensure_installed(host, requirements, print, without_pip(host, requirements, None))
     assert (home / "told").read_text() == "tiny_here\n"
     assert through("sh", host, ready.command("tiny_there")) == "tiny_there\n"
     runs = host.runs
-    make_ready(host, want, print)
+    ensure_installed(host, requirements, print)
     assert host.runs == runs + 1
 
 
@@ -140,7 +149,7 @@ def test_a_host_makes_an_environment_by_itself(home: Path) -> None:
         (home / name).write_text("raise SystemExit('a file of the user')")
     host = ShellHost(home, env={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_USER": "1"})
     told: list[str] = []
-    ready = make_ready(host, SMALL, told.append)
+    ready = ensure_installed(host, SMALL, told.append)
     assert "installing packages with pip" in told
     assert through("sh", host, ready.command("pip", "--version")).startswith("pip ")
     assert left_on(host) == [ready.facts.env]
@@ -148,8 +157,8 @@ def test_a_host_makes_an_environment_by_itself(home: Path) -> None:
 
 def test_a_command_that_fails_is_shown_with_what_it_said(home: Path, uv: str) -> None:
     host = ShellHost(home)
-    want = replace(SMALL, commands=("echo why; nonsense --token 's3cret'",))
-    text = refused(host, want, without_pip(host, want, uv))
+    requirements = replace(SMALL, commands=("echo why; nonsense --token 's3cret'",))
+    text = refused(host, requirements, without_pip(host, requirements, uv))
     assert "running: echo why; nonsense" in text
     assert "exit code 127" in text
     assert "| why\n" in text
@@ -158,8 +167,8 @@ def test_a_command_that_fails_is_shown_with_what_it_said(home: Path, uv: str) ->
 
 def test_requirements_that_nobody_has(home: Path, uv: str) -> None:
     host = ShellHost(home, env={"PIP_NO_INDEX": "1"})
-    want = replace(SMALL, packages=("no-such-thing-anywhere==9",))
-    text = refused(host, want, without_pip(host, want, uv))
+    requirements = replace(SMALL, packages=("no-such-thing-anywhere==9",))
+    text = refused(host, requirements, without_pip(host, requirements, uv))
     assert "installing packages with uv failed" in text
     assert "no-such-thing-anywhere" in text
     assert "pip_indexes" in text
@@ -168,13 +177,13 @@ def test_requirements_that_nobody_has(home: Path, uv: str) -> None:
 def test_an_environment_whose_interpreter_is_another_machines_is_left_alone(home: Path) -> None:
     """Hosts may share a home."""
     host = ShellHost(home)
-    first = look(host, SMALL)
+    first = probe(host, SMALL)
     folder = home / ".skymagic/env" / first.env
     (folder / "bin").mkdir(parents=True)
     (folder / "bin/python").symlink_to("/nowhere/python")
-    assert look(host, SMALL).env == first.env, "half-made, and to be made again"
+    assert probe(host, SMALL).env == first.env, "half-made, and to be made again"
     (folder / ".ready").touch()
-    other = look(host, SMALL)
+    other = probe(host, SMALL)
     assert other.env == f"{first.env}-{first.hostname}"
     assert not other.ready
 
@@ -182,13 +191,13 @@ def test_an_environment_whose_interpreter_is_another_machines_is_left_alone(home
 def test_what_ranks_need_is_what_the_package_declares() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert {Requirement(text) for text in declared} >= {
-        Requirement(name + bounds) for name, bounds in NEEDED.items()
+        Requirement(name + bounds) for name, bounds in RANK_DEPENDENCIES.items()
     }
 
 
 def test_files_that_are_not_here() -> None:
     with pytest.raises(RequestError) as error:
-        wanted(Image(pip=("./none.whl", str(ROOT))))
+        requirements_of(Image(pip=("./none.whl", str(ROOT))))
     assert error.value.mistakes == (
         "pip: ./none.whl is not a file here",
         f"pip: {ROOT} is a folder: build a wheel of it, and name that",
@@ -213,12 +222,12 @@ def test_an_interpreter_that_is_there_is_used_as_it_is(tmp_path: Path) -> None:
 def test_an_interpreter_that_lacks_something(home: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
     python = str(tmp_path / "bare/bin/python")
-    text = refused(ShellHost(home), wanted(Image(python=python, pip=("numpy>=2",))))
-    for name, bounds in NEEDED.items():
+    text = refused(ShellHost(home), requirements_of(Image(python=python, pip=("numpy>=2",))))
+    for name, bounds in RANK_DEPENDENCIES.items():
         assert str(Requirement(name + bounds)) in text
     assert "numpy>=2" in text
     assert f"run `{python} -m pip install " in text
-    assert "is not there" in refused(ShellHost(home), wanted(Image(python="/no/python")))
+    assert "is not there" in refused(ShellHost(home), requirements_of(Image(python="/no/python")))
 
 
 def test_a_folder_that_others_may_write_to(home: Path) -> None:
@@ -228,7 +237,7 @@ def test_a_folder_that_others_may_write_to(home: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
     for mode in (0o720, 0o702):
         folder.chmod(mode)
-        assert f"`chmod 700 {folder}`" in refused(host, wanted(PREPARED))
+        assert f"`chmod 700 {folder}`" in refused(host, requirements_of(PREPARED))
     folder.chmod(0o755)
     setup(host, PREPARED, print)
 
@@ -285,7 +294,7 @@ def test_over_ssh_with_a_profile_that_prints(tmp_path: Path) -> None:
 
 @contextmanager
 def connected(hosts: Hosts) -> Iterator[Connection]:
-    connection = connect(Settings(hosts.config).endpoint(HostSpec("h1", "h1")))
+    connection = connect(SshConfig(hosts.config).endpoint(HostSpec("h1", "h1")))
     try:
         yield connection
     finally:
@@ -306,9 +315,9 @@ def test_over_ssh_nothing_half_made_stays(what: str, tmp_path: Path, uv: str) ->
     with loopback(
         tmp_path / "hosts", 1, env={"PIP_NO_INDEX": "1"}
     ) as hosts:  # which at its end looks for processes
-        want = replace(SMALL, commands=("exec sleep 1000",))
+        requirements = replace(SMALL, commands=("exec sleep 1000",))
         with connected(hosts) as connection, pytest.raises((HostError, KeyboardInterrupt)):
-            make_ready(connection, want, act, without_pip(connection, want, uv))
+            ensure_installed(connection, requirements, act, without_pip(connection, requirements, uv))
         psutil.wait_procs(hosts[0].processes(), timeout=10)
         assert hosts[0].processes() == []
         folder = hosts[0].home / ".skymagic"
@@ -338,7 +347,7 @@ def test_a_home_where_nothing_can_be_run(home: Path) -> None:
 @pytest.mark.needs("mounts")
 def test_a_full_disk(home: Path, cache: Path) -> None:
     with apart(home, 'mount -t tmpfs -o size=45m none "$HOME"') as host:
-        assert "nearly full: 45 MB free" in refused(host)
+        assert "nearly full: 47.2 MB free" in refused(host)
         facts = replace(without_pip(host, SMALL, None), disk_kb=None)
         text = refused(host, facts=facts)
         assert "unpacking uv failed" in text
@@ -369,8 +378,8 @@ def test_a_machine_with_nothing_that_makes_environments(
 @pytest.mark.needs("mounts")
 def test_without_shared_memory(home: Path) -> None:
     with apart(home, "mount -t tmpfs -o ro none /dev/shm") as host:
-        assert look(host, SMALL).shm_kb is None
-    shared = look(ShellHost(home), SMALL).shm_kb
+        assert probe(host, SMALL).shm_kb is None
+    shared = probe(ShellHost(home), SMALL).shm_kb
     assert (shared is not None) == os.access("/dev/shm", os.W_OK)
 
 
@@ -387,7 +396,7 @@ def test_a_clock_that_is_off_is_said(home: Path, tmp_path: Path) -> None:
 
 def test_a_shell_that_is_none(home: Path) -> None:
     with pytest.raises(HostError, match=r"(?s)box: it cannot be looked at.*try: ssh box /bin/sh -c uname"):
-        look(ShellHost(home, wrapper=("echo",)), SMALL)
+        probe(ShellHost(home, wrapper=("echo",)), SMALL)
 
 
 # ------------------------------------------------------------------------------------------ ends and locks
@@ -413,20 +422,24 @@ def test_two_at_once_make_one_environment(flock: bool, home: Path, tmp_path: Pat
 
 def two_at_once(one: ShellHost, other: ShellHost, go: Path, uv: str) -> None:
     begun, waits = threading.Event(), threading.Event()
-    want = replace(SMALL, commands=(f"until [ -e {go} ]; do sleep 0.05; done; echo x >>$HOME/runs",))
+    requirements = replace(SMALL, commands=(f"until [ -e {go} ]; do sleep 0.05; done; echo x >>$HOME/runs",))
     hosts = one, other
-    facts = [without_pip(host, want, uv) for host in hosts]
+    facts = [without_pip(host, requirements, uv) for host in hosts]
     with ThreadPoolExecutor() as pool:
 
-        def said(text: str, word: str, event: threading.Event) -> None:
-            if word in text:
+        def said(text: str, any_shell_word: str, event: threading.Event) -> None:
+            if any_shell_word in text:
                 event.set()
 
-        first = pool.submit(make_ready, hosts[0], want, lambda text: said(text, "running", begun), facts[0])
+        first = pool.submit(
+            ensure_installed, hosts[0], requirements, lambda text: said(text, "running", begun), facts[0]
+        )
         assert begun.wait(60)
-        second = pool.submit(make_ready, hosts[1], want, lambda text: said(text, "waiting", waits), facts[1])
+        second = pool.submit(
+            ensure_installed, hosts[1], requirements, lambda text: said(text, "waiting", waits), facts[1]
+        )
         assert waits.wait(60)
-        assert not look(hosts[0], want).ready
+        assert not probe(hosts[0], requirements).ready
         go.touch()
         assert first.result(60).python == second.result(60).python
     assert hosts[0].run("cat $HOME/runs").out == "x\n"
@@ -446,8 +459,8 @@ def test_a_setup_that_ends_half_way_is_made_anew(
 
 
 def half_way(host: ShellHost, what: str, go: Path, uv: str) -> None:
-    want = replace(SMALL, commands=(f'echo x >>"$VIRTUAL_ENV/half"; [ -e {go} ] || exec sleep 1000',))
-    facts = without_pip(host, want, uv)
+    requirements = replace(SMALL, commands=(f'echo x >>"$VIRTUAL_ENV/half"; [ -e {go} ] || exec sleep 1000',))
+    facts = without_pip(host, requirements, uv)
     session: list[psutil.Process] = []
 
     def act(text: str) -> None:
@@ -465,15 +478,15 @@ def half_way(host: ShellHost, what: str, go: Path, uv: str) -> None:
             host.child.wait()  # as sshd does; a zombie would seem alive
 
     with pytest.raises((HostError, ConnectionError)):
-        make_ready(host, want, act, facts)
+        ensure_installed(host, requirements, act, facts)
     assert len(session) > 1
     assert not psutil.wait_procs(session, timeout=10)[1]
-    assert not look(host, want).ready
+    assert not probe(host, requirements).ready
     if what == "nobody listens":
         assert left_on(host) == []
     go.touch()
-    ready = make_ready(host, want, print, facts)
-    assert look(host, want).ready
+    ready = ensure_installed(host, requirements, print, facts)
+    assert probe(host, requirements).ready
     assert (Path(ready.python).parent.parent / "half").read_text() == "x\n"
 
 

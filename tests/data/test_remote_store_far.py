@@ -13,7 +13,7 @@ import pytest
 
 from skymagic.data.remote.remote_store import Node, RemoteStore
 from skymagic.errors import PoolError
-from skymagic.ssh.config import Settings
+from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hostlist import HostSpec
@@ -48,7 +48,7 @@ class Pool:
         """A connection that is not dead."""
         known = self.connections.get(name)
         if known is None or not known.alive:
-            known = connect(Settings(self.hosts.config).endpoint(HostSpec(name, name)))
+            known = connect(SshConfig(self.hosts.config).endpoint(HostSpec(name, name)))
             self.connections[name] = known
         return known
 

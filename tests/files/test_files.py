@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skymagic.errors import FilesError, RequestError
-from skymagic.files import Copied, FileNode, Files, told
+from skymagic.files import Copied, FileNode, Files, summary
 from skymagic.files.messages import failed
 from skymagic.files.transfer.entries import LINK, Entry, stays, strange
 from skymagic.providers.local import ChildTransport
@@ -367,14 +367,14 @@ def test_every_sentence_once() -> None:
 
 def test_what_is_told() -> None:
     copied = [Copied(0, "gpu1", 2, 3_000_000, 4), Copied(1, "gpu2", 2, 3_000_000, 4)]
-    assert told(copied, 0.1) == "2 files (3.0 MB) to 2 nodes each in 0.1 s; 4 files there already"
+    assert summary(copied, 0.1) == "2 files (3.0 MB) to 2 nodes each in 0.1 s; 4 files there already"
     assert (
-        told(copied[:1], 3, to_nodes=False)
+        summary(copied[:1], 3, to_nodes=False)
         == "2 files (3.0 MB) from gpu1 in 3.0 s, 1.0 MB/s; 4 files there already"
     )
     uneven = [Copied(0, "gpu1", 0, 0, 1), Copied(1, "gpu2", 1, 9, 0, 2, ("x stays behind",))]
     assert (
-        told(uneven, 0.1)
+        summary(uneven, 0.1)
         == "1 file (9 bytes) to 2 nodes in 0.1 s; 1 file there already; 2 files removed\n  x stays behind"
     )
 

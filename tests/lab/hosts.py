@@ -30,7 +30,7 @@ from pathlib import Path
 
 import psutil
 
-from skymagic.ssh.known_hosts import spelled
+from skymagic.ssh.known_hosts import known_hosts_name
 from tests.conftest import MARK
 
 SBIN = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"])
@@ -252,7 +252,7 @@ class Hosts(Sequence[Host]):
     def write(self, *more: str) -> None:
         """Write known_hosts and ssh_config, with these lines at the end of each host's block."""
         keys = [
-            f"{spelled(host.address, host.port)} {' '.join(Path(f'{host.hostkey}.pub').read_text().split()[:2])}"
+            f"{known_hosts_name(host.address, host.port)} {' '.join(Path(f'{host.hostkey}.pub').read_text().split()[:2])}"
             for host in self._hosts
         ]
         self.known_hosts.write_text("\n".join(keys) + "\n")

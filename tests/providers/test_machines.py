@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.errors import HostError
-from skymagic.ssh.config import Settings
+from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect, connect_all
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hostlist import HostSpec
@@ -29,11 +29,11 @@ def hosts(tmp_path: Path) -> Iterator[Machines]:
 
 
 def connected(hosts: Hosts, name: str) -> Connection:
-    return connect(Settings(hosts.config).endpoint(HostSpec(name, name)))
+    return connect(SshConfig(hosts.config).endpoint(HostSpec(name, name)))
 
 
 def test_machines_are_separate(hosts: Machines) -> None:
-    endpoints = [Settings(hosts.config).endpoint(HostSpec(name, name)) for name in hosts.names]
+    endpoints = [SshConfig(hosts.config).endpoint(HostSpec(name, name)) for name in hosts.names]
     first, second = connect_all(endpoints)
     try:
         assert [c.run("hostname; hostname -i; pwd").out.split() for c in (first, second)] == [
@@ -97,7 +97,7 @@ def test_a_power_cut(hosts: Machines) -> None:
     connection.close()
     process.close()
     with pytest.raises(HostError, match=r"h1: (10.77.0.1 port 22 did not answer|there is no route)"):
-        connect(replace(Settings(hosts.config).endpoint(HostSpec("h1", "h1")), timeout=1.0))
+        connect(replace(SshConfig(hosts.config).endpoint(HostSpec("h1", "h1")), timeout=1.0))
     hosts[0].reboot()
     again = connected(hosts, "h1")
     assert again.run("hostname").out == "h1\n"

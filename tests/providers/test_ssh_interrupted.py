@@ -17,7 +17,7 @@ pytestmark = pytest.mark.needs("sshd")
 POOL = f"%sky_pool lab --provider ssh --hosts h[1-2] --python {sys.executable}"
 PHASES = {
     "connecting": "skymagic.ssh.connecting:connect_all",
-    "looking at the hosts": "skymagic.providers.ssh:look",
+    "looking at the hosts": "skymagic.providers.ssh:probe",
     "setting them up": "skymagic.providers.ssh:setup",
     "starting agents": "skymagic.cluster:Agents.start",
     "finding addresses": "skymagic.cluster:Agents.meet",

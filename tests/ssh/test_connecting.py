@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from skymagic.errors import HostError, HostsError
-from skymagic.ssh.config import Endpoint, Settings
+from skymagic.ssh.config import Endpoint, SshConfig
 from skymagic.ssh.connecting import connect, connect_all
 from skymagic.ssh.hostlist import HostSpec, expand
 from tests.lab.hosts import Hosts, keygen, loopback, still_there
@@ -45,7 +45,7 @@ def configured(hosts: Hosts, *lines: str, name: str = "h1", label: str | None = 
     """A host, with these lines before all others."""
     path = hosts.folder / "config_of_test"
     path.write_text("".join(f"{line}\n" for line in lines) + hosts.config.read_text())
-    return Settings(path).endpoint(HostSpec(label or name, name))
+    return SshConfig(path).endpoint(HostSpec(label or name, name))
 
 
 def failing(endpoint: Endpoint) -> HostError:
@@ -147,7 +147,7 @@ def test_wrong_keys_are_named(hosts: Hosts) -> None:
 
 
 def test_the_wrong_user(hosts: Hosts) -> None:
-    endpoint = Settings(hosts.config).endpoint(expand(["no-such-user@h1"])[0])
+    endpoint = SshConfig(hosts.config).endpoint(expand(["no-such-user@h1"])[0])
     failure = failing(endpoint)
     assert "no-such-user@127.0.0.2 accepts none of your keys" in failure.reason
     assert "is 'no-such-user' the right user?" in failure.remedy
@@ -242,7 +242,7 @@ def test_a_host_that_takes_no_keys(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_not_known(hosts: Hosts) -> None:
-    failure = failing(Settings(hosts.config).endpoint(HostSpec("nowhere.invalid", "nowhere.invalid")))
+    failure = failing(SshConfig(hosts.config).endpoint(HostSpec("nowhere.invalid", "nowhere.invalid")))
     assert failure.reason == "the name 'nowhere.invalid' is not known"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from skymagic.errors import HostError
 from skymagic.ssh import process
-from skymagic.ssh.config import Settings
+from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hostlist import HostSpec
@@ -20,7 +20,7 @@ NOISE = "echo welcome to the lab; echo 'no message of the day' >&2; printf 'an u
 
 
 def connected(hosts: Hosts) -> Connection:
-    return connect(Settings(hosts.config).endpoint(HostSpec("h1", "h1")))
+    return connect(SshConfig(hosts.config).endpoint(HostSpec("h1", "h1")))
 
 
 def login_shell(program: str) -> str:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skymagic.errors import RequestError
-from skymagic.ssh.config import Endpoint, Settings
-from skymagic.ssh.hostlist import MOST, HostSpec, expand
-from skymagic.ssh.known_hosts import Known, fingerprint, spelled
+from skymagic.ssh.config import Endpoint, SshConfig
+from skymagic.ssh.hostlist import MAX_HOSTS, HostSpec, expand
+from skymagic.ssh.known_hosts import Known, fingerprint, known_hosts_name
 from tests.lab.hosts import keygen
 
 # --------------------------------------------------------------------------------------------------- as they are written
@@ -87,7 +87,7 @@ def test_all_mistakes_at_once(tmp_path: Path) -> None:
         "'x@-y': a name cannot begin with '-'",
         "'h:0': the port is a number from 1 to 65535, not '0'",
         "'fe80::1' is not a host; write NAME, USER@NAME or USER@NAME:PORT; an IPv6 address stands in brackets: [fe80::1]:22",
-        f"'n[1-99999]' means more than {MOST} hosts",
+        f"'n[1-99999]' means more than {MAX_HOSTS} hosts",
         f"{path} line 2: 'bad:port': the port is a number from 1 to 65535, not 'port'",
         f"{path} line 3: '@other': a file of hosts cannot name another one",
         "the file of hosts '/none' cannot be read: No such file or directory",
@@ -122,7 +122,7 @@ def test_any_text_is_hosts_or_mistakes(text: str) -> None:
 def settle(path: Path, text: str, word: str) -> Endpoint:
     path.mkdir(exist_ok=True)
     (path / "config").write_text(text)
-    return Settings(path / "config").endpoint(expand([word])[0])
+    return SshConfig(path / "config").endpoint(expand([word])[0])
 
 
 CONFIG = """
@@ -232,7 +232,7 @@ def test_files_of_known_hosts(tmp_path: Path) -> None:
 
 
 def test_without_a_configuration(tmp_path: Path) -> None:
-    found = Settings(tmp_path / "none").endpoint(HostSpec("10.0.0.1", "10.0.0.1"))
+    found = SshConfig(tmp_path / "none").endpoint(HostSpec("10.0.0.1", "10.0.0.1"))
     assert (found.hostname, found.port, found.proxy_jump, found.identities_given) == (
         "10.0.0.1",
         22,
@@ -283,9 +283,9 @@ def test_hashed_names_and_fingerprints_are_those_of_openssh(tmp_path: Path) -> N
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(tmp_path / "known")], check=True, capture_output=True)
     assert "gpu" not in (tmp_path / "known").read_text()
     known = Known([str(tmp_path / "known")])
-    assert known.judge((spelled("GPU1", 2222),), kind, key).state == "known"
-    assert known.judge((spelled("gpu2", 22),), kind, key).state == "known"
-    assert known.judge((spelled("gpu1", 22),), kind, key).state == "unknown"
+    assert known.judge((known_hosts_name("GPU1", 2222),), kind, key).state == "known"
+    assert known.judge((known_hosts_name("gpu2", 22),), kind, key).state == "known"
+    assert known.judge((known_hosts_name("gpu1", 22),), kind, key).state == "unknown"
     shown = subprocess.run(
         ["ssh-keygen", "-lf", str(public)], capture_output=True, text=True, check=True
     ).stdout

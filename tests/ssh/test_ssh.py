@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.errors import HostError
-from skymagic.ssh.config import Endpoint, Settings
+from skymagic.ssh.config import Endpoint, SshConfig
 from skymagic.ssh.connecting import connect, connect_all
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hostlist import HostSpec
@@ -36,7 +36,7 @@ def connection(hosts: Hosts) -> Iterator[Connection]:
 
 
 def endpoint(hosts: Hosts, name: str) -> Endpoint:
-    return Settings(hosts.config).endpoint(HostSpec(name, name))
+    return SshConfig(hosts.config).endpoint(HostSpec(name, name))
 
 
 def ours() -> list[str]:

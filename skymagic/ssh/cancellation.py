@@ -17,7 +17,7 @@ class Cancelled(BaseException):
     """Nobody wants this connection any more; ends the thread that makes it, past every ``except Exception``."""
 
 
-class Patience:
+class Cancellation:
     """A deadline and a way to call it off, shared by the threads of one request."""
 
     def __init__(self) -> None:
