@@ -47,7 +47,7 @@ class Agents:
         """Rank → (index into `members`, its specification)."""
         self.ranks: dict[int, RankState] = {}
         self.places: tuple[Place, ...] = ()
-        self.hellos: dict[int, wire.Hello] = {}
+        self.started: dict[int, wire.AgentStarted] = {}
         """By index into `members`: what its agent said of itself."""
         self.away: set[int] = set()
         """Members whose links are down, and come back or not."""
@@ -122,15 +122,15 @@ class Agents:
         if all(member.address is not None for member in self.members):
             self.places = tuple(Place(m.name, m.address) for m in self.members if m.address is not None)
             return self.places
-        self._wait(lambda: len(self.hellos) == len(self.members), timeout, "the node agents")
-        hellos = [self.hellos[index] for index in range(len(self.members))]
-        if len({hello.machine for hello in hellos}) == 1:
-            addresses = ["127.0.0.1"] * len(hellos)
+        self._wait(lambda: len(self.started) == len(self.members), timeout, "the node agents")
+        started = [self.started[index] for index in range(len(self.members))]
+        if len({hello.machine for hello in started}) == 1:
+            addresses = ["127.0.0.1"] * len(started)
         else:
-            addresses = self._reach(hellos[0].places, word, timeout)
-        self._links[0].send(wire.Lead(addresses[0]))
+            addresses = self._reach(started[0].addresses, word, timeout)
+        self._links[0].send(wire.StartController(addresses[0]))
         self.places = tuple(
-            Place(hello.hostname, address) for hello, address in zip(hellos, addresses, strict=True)
+            Place(hello.hostname, address) for hello, address in zip(started, addresses, strict=True)
         )
         return self.places
 
@@ -138,10 +138,10 @@ class Agents:
         others = range(1, len(self.members))
         with self._questions.asked() as (number, answers):
             for index in others:
-                self._links[index].send(wire.Reach(dict(places), word, number, stay=True))
+                self._links[index].send(wire.ProbeAddresses(dict(places), word, number, listen=True))
             self._wait(lambda: len(answers) == len(others), timeout, "the way from node to node")
-            ways = {index: answers[index].ways for index in others}
-            self._pulses = {index: answers[index].places for index in others}
+            ways = {index: answers[index].routes for index in others}
+            self._pulses = {index: answers[index].addresses for index in others}
         for address in places:
             if all(address in ways[index] for index in others):
                 self._pulses[0] = {address: places[address]}
@@ -261,7 +261,7 @@ class Agents:
         wanted = [rank for rank in ranks if self.ranks[rank].exited is None]
         with self._questions.asked() as (number, answers):
             for link, mine in self._by_link(wanted):
-                link.send(wire.Ask(mine, what, number))
+                link.send(wire.Request(mine, what, number))
             self._questions.hear(lambda: len(answers) >= len(wanted), timeout)
             return dict(answers)
 
@@ -302,16 +302,16 @@ class Agents:
         others = [
             link
             for index, link in enumerate(self._links)
-            if index not in at_work and self._node_specs[index].idle is not None
+            if index not in at_work and self._node_specs[index].idle_timeout is not None
         ]
         number = self._questions.number() if others else 0
         for link in others:
-            link.send(wire.Elsewhere(number, True))
+            link.send(wire.RunElsewhere(number, True))
         try:
             yield
         finally:
             for link in others:
-                link.send(wire.Elsewhere(number, False))
+                link.send(wire.RunElsewhere(number, False))
 
     # -- nodes that are out of sight ---------------------------------------------------------------------------------
 
@@ -349,10 +349,10 @@ class Agents:
             return None
         with self._questions.asked() as (number, answers):
             for other in others:
-                self._links[other].send(wire.Reach(pulse, self._node_specs[0].job_id, number))
+                self._links[other].send(wire.ProbeAddresses(pulse, self._node_specs[0].job_id, number))
             self._questions.hear(lambda: len(answers) == len(others), REACH_TIMEOUT)
             found = list(answers.values())
-        return any(answer.ways for answer in found) if found else None
+        return any(answer.routes for answer in found) if found else None
 
     def _give_up(self, index: int) -> None:
         """No other node reaches it: its link ends."""
@@ -388,14 +388,14 @@ class Agents:
                 self._trouble = None
                 self._unheard.difference_update(back)
                 for index in back:
-                    self.hellos.pop(index, None)
+                    self.started.pop(index, None)
                     del self.gone[index]
             for index in back:
                 link = self._links[index] = Link(transports[index], index, self._heard)
                 link.send(self._node_specs[index])
                 for offer in self._offers.values():
                     link.send(offer)
-            self._wait(lambda: all(index in self.hellos for index in back), timeout, "the node agents")
+            self._wait(lambda: all(index in self.started for index in back), timeout, "the node agents")
         except BaseException:
             self.gone.update(back)
             raise
@@ -411,9 +411,9 @@ class Agents:
                     said = self._links[index].complaint if index < len(self._links) else ""
                     ended = f"the agent on {self.members[index].name} ended"
                     self._trouble = self._trouble or (f"{ended}:\n{said}" if said else ended)
-                case wire.Hello():
-                    self.hellos[index] = message
-                case wire.Reached():
+                case wire.AgentStarted():
+                    self.started[index] = message
+                case wire.ProbeReply():
                     self._questions.answered(message.number, index, message)
                 case wire.ControllerUp():
                     self.controller = message
@@ -434,7 +434,7 @@ class Agents:
                     self.ranks[message.rank].exited = message
                     self.ranks[message.rank].ready = False
                     died = message
-                case wire.Answer():
+                case wire.Reply():
                     self._questions.answered(message.number, message.rank, message.value)
             self._news.notify_all()
         if isinstance(message, wire.Offer):

@@ -28,7 +28,7 @@ def open_store(agents: Agents, remote: bool, tell: Callable[[str], None]) -> Nod
     if not remote:
         from skymagic.data.store.store import NodeStore
 
-        return NodeStore(agents.hellos[0].store, notify=tell)
+        return NodeStore(agents.started[0].store, notify=tell)
     from skymagic.data.remote.remote_store import Node, RemoteStore
 
     nodes = [
@@ -39,4 +39,4 @@ def open_store(agents: Agents, remote: bool, tell: Callable[[str], None]) -> Nod
 
 
 def _open_depot(agents: Agents, index: int) -> Transport:
-    return agents.members[index].run(processes.VALUES, agents.hellos[index].store)
+    return agents.members[index].run(processes.VALUES, agents.started[index].store)

@@ -232,7 +232,7 @@ class Pool:
             return
         self._agents.close()
         self.untold = tuple(self._agents.untold)
-        hello = self._agents.hellos.get(0)
+        hello = self._agents.started.get(0)
         if not self.plan.remote and hello is not None:  # an agent that was killed could not
             for folder in (hello.directory, hello.store):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -556,7 +556,7 @@ class Pool:
 
     def log_path(self, rank: int) -> str:
         """Where a rank's complete output is, on its node."""
-        return str(Path(self.agents.hellos[0].directory) / f"rank-{rank}.log")
+        return str(Path(self.agents.started[0].directory) / f"rank-{rank}.log")
 
     def files(self) -> Files:
         """What copies between the notebook and the machines of the pool; all nodes of this machine are one."""

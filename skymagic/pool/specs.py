@@ -50,7 +50,7 @@ def of_agents(
         wire.AgentSpec(
             pool=pool, job_id=job_id, node=index, head=index == 0, preload=preload(plugins),
             env=environment(plan, environ), address=member.address, curve=plan.remote,
-            idle=request.idle, max_lifetime=request.max_lifetime, away=away if plan.remote else None,
+            idle_timeout=request.idle, max_lifetime=request.max_lifetime, detached_timeout=away if plan.remote else None,
         )
         for index, member in enumerate(members)
     ]  # fmt: skip

@@ -1,7 +1,24 @@
-"""What the notebook, the node agents, the forkserver and the ranks say to each other: frozen messages of plain values, one JSON line each.
+"""The protocol of the node agents: messages between notebook, daemon, agent, forkserver and ranks (`wire.codec`).
 
-Two links use them. The *link* joins the notebook to a node agent (its stdin and stdout, or an SSH channel); the *control
-socket* joins a node agent to each of its ranks. Cells and their outcomes do not travel here: they are ipyparallel's.
+    notebook                     agent                        forkserver, rank
+    AgentSpec                →   (starts forkserver, on the head the controller)
+                             ←   AgentStarted
+    ProbeAddresses           →   connects to them
+                             ←   ProbeReply                   only where nodes do not know each other's addresses
+    StartController          →   on the head
+                             ←   ControllerUp
+    Spawn                    →   RankSpec                 →   forkserver forks
+                             ←   RankForked               ←
+                             ←   RankReady or RankFailed  ←   rank, once its plugins' hooks are done
+    Request (stacks, …)      →   Request                  →   rank's control thread
+                             ←   Reply                    ←
+                                                          ←   BeginOutput, Publish…, EndOutput: rank, for each cell
+                                 Published                →   for each Publish, which the rank waits for
+                             ←   RankExited               ←   ChildExited: forkserver
+    Shutdown                 →   ends everything
+
+The *link* joins notebook and agent (the agent's standard streams, or a tunnel), the *control socket* an agent and a rank. Cells and
+their outcomes do not travel here: they are ipyparallel's.
 """
 
 from __future__ import annotations
@@ -25,20 +42,20 @@ class AgentSpec:
     env: dict[str, str] = field(default_factory=dict)
     """Environment of everything on the node; never logged."""
     address: str | None = "127.0.0.1"
-    """Where the controller listens; None: the nodes meet first, and `Lead` says it."""
+    """Where the controller listens; None: the nodes meet first, and `StartController` says it."""
     curve: bool = False
     """Whether the controller lets in, and talks to, only those who have its key."""
-    idle: float | None = None
+    idle_timeout: float | None = None
     """Seconds without a cell after which the agent ends everything."""
     max_lifetime: float | None = None
     """Seconds after which it does so in any case."""
-    away: float | None = None
+    detached_timeout: float | None = None
     """Seconds without the notebook, and without a rank at work here, after which it does so; None: the link's end does."""
 
 
 @dataclass(frozen=True)
-class Hello:
-    """Agent → notebook, first of all: who answers."""
+class AgentStarted:
+    """Agent → notebook, its first message: where it runs."""
 
     hostname: str
     machine: str
@@ -47,34 +64,35 @@ class Hello:
     """Where logs are."""
     store: str
     """The node store's directory."""
-    places: dict[str, int] = field(default_factory=dict)
-    """Address → port where the head waits for the others; empty on all other nodes, and when nobody needs to meet."""
+    addresses: dict[str, int] = field(default_factory=dict)
+    """Address → port at which the head listens for probes; empty on all other nodes, and when addresses are known."""
 
 
 @dataclass(frozen=True)
-class Reach:
-    """Notebook → agent: try to reach these places (address → port), where `word` is said."""
+class ProbeAddresses:
+    """Notebook → agent: connect to these addresses (address → port); the right node answers with `secret`."""
 
-    places: dict[str, int]
-    word: str
+    addresses: dict[str, int]
+    secret: str
     number: int
-    stay: bool = False
-    """Be a place from now on, at this node's own addresses on the way."""
+    listen: bool = False
+    """Listen for probes from now on, at this node's own addresses on the routes that were found."""
 
 
 @dataclass(frozen=True)
-class Reached:
-    """Agent → notebook: the places that answered, each with this node's own address on the way there."""
+class ProbeReply:
+    """Agent → notebook: the addresses that answered."""
 
     number: int
-    ways: dict[str, str]
-    places: dict[str, int] = field(default_factory=dict)
-    """Address → port where this node can be reached from now on, if it was to stay."""
+    routes: dict[str, str]
+    """Address that answered → this node's own address on the way there."""
+    addresses: dict[str, int] = field(default_factory=dict)
+    """Address → port at which this node listens for probes from now on, if it was to."""
 
 
 @dataclass(frozen=True)
-class Lead:
-    """Notebook → agent of the head: start the controller, to listen at this address."""
+class StartController:
+    """Notebook → agent of the head: start ipyparallel's controller, to listen at this address."""
 
     address: str
 
@@ -119,11 +137,11 @@ class Signal:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """Notebook → agent → ranks' control threads: a question, answered by `Answer` with the same number."""
+class Request:
+    """Notebook → agent → ranks' control threads: a remote call, answered by a `Reply` with the same number."""
 
     ranks: tuple[int, ...]
-    what: str
+    method: str
     number: int = 0
 
 
@@ -138,8 +156,8 @@ class ReadLog:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Rank → agent → notebook, or from the agent itself."""
+class Reply:
+    """Rank → agent → notebook, or from the agent itself: the answer to `Request` or `ReadLog`."""
 
     rank: int
     number: int
@@ -148,10 +166,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Offer:
-    """Rank → agent → all other ranks: a value that others wait for, such as the port of rank 0's store."""
+    """Rank → agent → all other ranks: one key of the pool's key-value rendezvous, such as the port of rank 0's store."""
 
     key: str
     value: Any
+    """None takes an earlier value back."""
 
 
 @dataclass(frozen=True)
@@ -160,18 +179,18 @@ class Shutdown:
 
 
 @dataclass(frozen=True)
-class Away:
+class NotebookDetached:
     """Daemon → agent: the notebook's connection is gone; it may come back."""
 
 
 @dataclass(frozen=True)
-class Back:
+class NotebookAttached:
     """Daemon → agent: the notebook is there again."""
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """Notebook → agent: a run has begun, or is over, of which this node's ranks are no part; the pool is not idle."""
+class RunElsewhere:
+    """Notebook → agent: a run without ranks of this node has begun or is over; until then the pool is not idle."""
 
     run: int
     busy: bool
@@ -179,7 +198,7 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class PoolEnded:
-    """Agent → notebook: a limit is over, and everything is being ended."""
+    """Agent → notebook: a timeout is over, and everything is being ended."""
 
     reason: str
     """As in "it ended …"."""
@@ -250,12 +269,14 @@ class RankExited:
 
 
 @dataclass(frozen=True)
-class Begin:
-    """Rank → agent: what comes out of this rank from now on belongs to this request."""
+class BeginOutput:
+    """Rank → agent: what this rank prints from now on belongs to this request."""
 
     rank: int
     parent: dict[str, Any]
-    shown: bool
+    """The header of Jupyter's request, under which output is published."""
+    visible: bool
+    """Whether it reaches the notebook, or the log only."""
     limit: int
     """Bytes of text that may reach the screen at once; more is paced, and complete in the log only."""
 
@@ -270,21 +291,21 @@ class Publish:
 
 
 @dataclass(frozen=True)
-class End:
+class EndOutput:
     """Rank → agent: the request is over; all of its text has been written."""
 
     rank: int
 
 
 @dataclass(frozen=True)
-class Done:
-    """Agent → rank: the last Publish has been carried out."""
+class Published:
+    """Agent → rank: acknowledges the last `Publish`, so that what the rank prints next comes after it."""
 
 
 Message = (
-    AgentSpec | Hello | Reach | Reached | Lead | RankSpec | Spawn | Signal | Ask | ReadLog | Answer | Offer | Shutdown | Away
-    | Back | Elsewhere | PoolEnded | ControllerUp | AgentFailed | RankForked | ChildExited | RankReady | RankFailed | RankExited
-    | Begin | Publish | End | Done
+    AgentSpec | AgentStarted | ProbeAddresses | ProbeReply | StartController | RankSpec | Spawn | Signal | Request | ReadLog | Reply
+    | Offer | Shutdown | NotebookDetached | NotebookAttached | RunElsewhere | PoolEnded | ControllerUp | AgentFailed | RankForked
+    | ChildExited | RankReady | RankFailed | RankExited | BeginOutput | Publish | EndOutput | Published
 )  # fmt: skip
 
 CODEC: Codec[Message] = Codec(Message, max_line=256 << 20)

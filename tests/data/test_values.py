@@ -207,7 +207,7 @@ def test_a_generator_as_result(notebook: Notebook) -> None:
 
 def shared_memory(notebook: Notebook) -> set[str]:
     """Files of this pool's node store."""
-    folder = notebook.value("__import__('skymagic').pools.find().agents.hellos[0].store")
+    folder = notebook.value("__import__('skymagic').pools.find().agents.started[0].store")
     return {path.name for path in Path(folder).iterdir()}
 
 

@@ -352,7 +352,7 @@ def counts(notebook: Notebook) -> dict[str, int]:
     for rank, figures in enumerate(notebook.value("there")):
         found |= {f"rank {rank}'s {what}": number for what, number in figures.items()}
     family = psutil.Process(notebook.pid).children(recursive=True)
-    folder = notebook.value("__import__('skymagic').pools.find().agents.hellos[0].store")
+    folder = notebook.value("__import__('skymagic').pools.find().agents.started[0].store")
     return found | {
         "processes": len(family),
         "all threads": sum(process.num_threads() for process in family),

@@ -87,7 +87,7 @@ def family(notebook: Notebook) -> list[psutil.Process]:
 
 def folders(notebook: Notebook) -> list[Path]:
     """Where the pool in use has its files."""
-    agent = "__import__('skymagic').pools.find().agents.hellos[0]"
+    agent = "__import__('skymagic').pools.find().agents.started[0]"
     return [Path(notebook.value(f"{agent}.{name}")) for name in ("directory", "store")]
 
 

@@ -101,7 +101,9 @@ class Agent:
         self.oom_before = oom_kills()
         self.readers: dict[int, wire.ReadLog] = {}
         """By rank: who follows its log."""
-        self.lifetime = Lifetime(spec.idle, spec.max_lifetime, time.monotonic(), spec.away)
+        self.lifetime = Lifetime(
+            spec.idle_timeout, spec.max_lifetime, time.monotonic(), spec.detached_timeout
+        )
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -119,7 +121,7 @@ class Agent:
         if self.spec.head and self.spec.address is None:
             self._be_at(discovery.addresses())
         self.tell(
-            wire.Hello(
+            wire.AgentStarted(
                 socket.gethostname(),
                 discovery.machine(),
                 str(self.directory),
@@ -145,22 +147,22 @@ class Agent:
         self._leave(but=address)
         self._start_controller(address)
 
-    def _reach(self, message: wire.Reach) -> None:
+    def _reach(self, message: wire.ProbeAddresses) -> None:
         """Look for other nodes beside the event loop: a place that drops packets takes its time."""
         ours, theirs = socket.socketpair()
 
         def look() -> None:
             with theirs:
-                theirs.sendall(json.dumps(discovery.reach(message.places, message.word)).encode())
+                theirs.sendall(json.dumps(discovery.reach(message.addresses, message.secret)).encode())
 
         def found() -> None:
             self._unwatch(ours)
             with ours:
                 ways = json.loads(ours.recv(1 << 16))
-            if message.stay:
+            if message.listen:
                 self._leave()
                 self._be_at(set(ways.values()))
-            self.tell(wire.Reached(message.number, ways, self.places.ports if message.stay else {}))
+            self.tell(wire.ProbeReply(message.number, ways, self.places.ports if message.listen else {}))
 
         self._watch(ours, found)
         threading.Thread(target=look, name="skymagic-reach", daemon=True).start()
@@ -273,32 +275,32 @@ class Agent:
             case wire.Signal():
                 for rank in message.ranks:
                     self._signal(rank, message.signum)
-            case wire.Ask() if message.what == "native":
+            case wire.Request() if message.method == "native":
                 for number in message.ranks:
                     self._dump_stack(number, message.number)
-            case wire.Ask():
+            case wire.Request():
                 for rank in message.ranks:
                     if rank in self.ranks:
                         self.ranks[rank].tell(message)
             case wire.ReadLog() if message.start is None:
                 found = logs.last(str(self._log(message.rank)), message.lines)
-                self.tell(wire.Answer(message.rank, message.number, found))
+                self.tell(wire.Reply(message.rank, message.number, found))
             case wire.ReadLog():
                 self.readers[message.rank] = message
                 self._read_on(message.rank)
             case wire.Offer():
                 self._spread(message)
-            case wire.Reach():
+            case wire.ProbeAddresses():
                 self._reach(message)
-            case wire.Lead():
+            case wire.StartController():
                 self._lead(message.address)
-            case wire.Elsewhere() if message.busy:
+            case wire.RunElsewhere() if message.busy:
                 self.lifetime.begin(f"run {message.run}")
-            case wire.Elsewhere():
+            case wire.RunElsewhere():
                 self.lifetime.end(f"run {message.run}", time.monotonic())
-            case wire.Away():
+            case wire.NotebookDetached():
                 self.lifetime.left(time.monotonic())
-            case wire.Back():
+            case wire.NotebookAttached():
                 self.lifetime.returned()
             case wire.Shutdown():
                 self._stop()
@@ -308,7 +310,7 @@ class Agent:
         self.stop_at = time.monotonic() + GRACE
         for known in self.ranks.values():
             known.expected = True
-            known.tell(wire.Ask((known.rank,), "stop"))
+            known.tell(wire.Request((known.rank,), "stop"))
 
     def _signal(self, number: int, signum: int) -> None:
         rank = self.ranks.get(number)
@@ -333,7 +335,7 @@ class Agent:
 
         def answer() -> None:
             text = path.read_bytes()[before:].decode(errors="replace") if path.exists() else ""
-            self.tell(wire.Answer(number, question, stacks.parse(text)))
+            self.tell(wire.Reply(number, question, stacks.parse(text)))
 
         self.later.append((time.monotonic() + DUMP_SECONDS, answer))
 
@@ -444,7 +446,7 @@ class Agent:
         found = logs.since(str(self._log(number)), asked.start or 0)
         if found["text"]:
             del self.readers[number]
-            self.tell(wire.Answer(number, asked.number, found))
+            self.tell(wire.Reply(number, asked.number, found))
 
     def _on_rank(self, rank: Rank) -> None:
         try:
@@ -462,13 +464,13 @@ class Agent:
     def _heard(self, rank: Rank, message: wire.Message) -> None:
         now = time.monotonic()
         match message:
-            case wire.Begin():
+            case wire.BeginOutput():
                 self.lifetime.begin(rank.rank)
                 rank.output.begin(message, now)
             case wire.Publish():
                 rank.output.publish(message, now)
-                rank.tell(wire.Done())
-            case wire.End():
+                rank.tell(wire.Published())
+            case wire.EndOutput():
                 self.lifetime.end(rank.rank, now)
                 rank.output.end(now)
             case wire.Offer():

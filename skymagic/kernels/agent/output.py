@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from skymagic.wire.agent import Begin, Publish
+from skymagic.wire.agent import BeginOutput, Publish
 
 PIPE_BYTES = 1 << 20
 F_SETPIPE_SZ = 1031
@@ -96,12 +96,12 @@ class RankOutput:
         self._since = self._logged()
         """Where the present request begins in the log, in bytes."""
 
-    def begin(self, message: Begin, now: float) -> None:
+    def begin(self, message: BeginOutput, now: float) -> None:
         """Attribute to a request all that comes from now on, and what waits in the pipes: the cell may have begun to print."""
         self.flush(now)
         self._since = self._logged()
         self._parent = message.parent
-        self._screen = Screen(message.limit, now) if message.shown else None
+        self._screen = Screen(message.limit, now) if message.visible else None
 
     def publish(self, message: Publish, now: float) -> None:
         """Rich output, after the text written before it; without a kind there is none, and the text alone is taken."""

@@ -53,7 +53,7 @@ class Daemon:
         self.place = place
         self.secret = secret
         self.session = Session()
-        self.loop = Loop(self.session, self._on_frame, lambda _: self._tell_agent(wire.Away()))
+        self.loop = Loop(self.session, self._on_frame, lambda _: self._tell_agent(wire.NotebookDetached()))
         self.attempt = 0
         self.partial = bytearray()
         """The beginning of a line for the agent, whose end has not come."""
@@ -186,7 +186,7 @@ class Daemon:
                 self._refuse(sock, str(problem))
                 return
             if not was_attached:
-                self._tell_agent(wire.Back())
+                self._tell_agent(wire.NotebookAttached())
 
     # -- the agent ---------------------------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ class Daemon:
         self.told = True
         self._write()
 
-    def _tell_agent(self, message: wire.Away | wire.Back) -> None:
+    def _tell_agent(self, message: wire.NotebookDetached | wire.NotebookAttached) -> None:
         if self.told:
             self.lines += wire.encode(message)
             self._write()

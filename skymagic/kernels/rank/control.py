@@ -93,14 +93,14 @@ class Control:
 
     def _obey(self, message: wire.Message) -> None:
         match message:
-            case wire.Done():
+            case wire.Published():
                 self._acknowledged.release()
             case wire.Offer():
                 self._set(message.key, message.value)
-            case wire.Ask():
-                procedure = self.procedures.get(message.what)
+            case wire.Request():
+                procedure = self.procedures.get(message.method)
                 try:
                     value = procedure() if procedure is not None else None
                 except Exception as problem:
                     value = {"problem": f"{type(problem).__name__}: {problem}"}
-                self.send(wire.Answer(self.rank, message.number, value))
+                self.send(wire.Reply(self.rank, message.number, value))

@@ -123,7 +123,9 @@ class RankKernel(IPythonParallelKernel):
     async def _serve(self, order: RunCell | Rejoin, source: str) -> dict[str, Any]:
         header = {key: str(value) for key, value in self.get_parent("shell")["header"].items()}
         rank = self._context.info.rank
-        self._context.control.send(wire.Begin(rank, header, rank in order.visible_ranks, order.screen_limit))
+        self._context.control.send(
+            wire.BeginOutput(rank, header, rank in order.visible_ranks, order.screen_limit)
+        )
         self._context.freed, self.busy, self._interrupted = False, True, False
         self._served += 1
         try:
@@ -145,7 +147,7 @@ class RankKernel(IPythonParallelKernel):
         silence.end_all()  # a silence that the cell left open
         self._stdio.mend()
         flush_text()
-        self._context.control.send(wire.End(rank))
+        self._context.control.send(wire.EndOutput(rank))
         return outcome
 
     def pre_handler_hook(self) -> None:
