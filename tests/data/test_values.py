@@ -207,7 +207,9 @@ def test_a_generator_as_result(notebook: Notebook) -> None:
 
 def shared_memory(notebook: Notebook) -> set[str]:
     """Files of this pool's node store."""
-    folder = notebook.value("__import__('skymagic').pools.find().agents.started[0].store")
+    folder = notebook.value(
+        "__import__('sys').modules['skymagic.pool.registry'].find().agents.started[0].store"
+    )
     return {path.name for path in Path(folder).iterdir()}
 
 
@@ -471,7 +473,7 @@ def test_a_rank_that_dies_between_cells_is_replaced_and_told(notebook: Notebook)
     victim = psutil.Process(notebook.value("pids")[1])
     victim.send_signal(signal.SIGKILL)
     psutil.wait_procs([victim], timeout=20)
-    known = "__import__('skymagic').pools.find().agents.ranks[1].pid"
+    known = "__import__('sys').modules['skymagic.pool.registry'].find().agents.ranks[1].pid"
     while notebook.value(known) == victim.pid:  # a cell that is sent before anybody knows fails, and says so
         pass
     shown = notebook.run("%%sky_broadcast -o r\nimport os\nint(os.environ['RANK']), shipped")

@@ -87,7 +87,7 @@ def family(notebook: Notebook) -> list[psutil.Process]:
 
 def folders(notebook: Notebook) -> list[Path]:
     """Where the pool in use has its files."""
-    agent = "__import__('skymagic').pools.find().agents.started[0]"
+    agent = "__import__('sys').modules['skymagic.pool.registry'].find().agents.started[0]"
     return [Path(notebook.value(f"{agent}.{name}")) for name in ("directory", "store")]
 
 
@@ -119,7 +119,7 @@ def test_a_cell_with_options_makes_a_pool_and_uses_it_again(notebook: Notebook) 
     second = notebook.run("%%sky_broadcast --nodes 4 -o again\nos.getpid()")
     assert second.stdout == ""
     assert notebook.value("again") == pids
-    assert notebook.value("len(__import__('skymagic').pools.every())") == 1
+    assert notebook.value("len(__import__('sys').modules['skymagic.pool.registry'].every())") == 1
 
 
 def test_sky_pool_again_is_the_same_pool(notebook: Notebook) -> None:
@@ -367,7 +367,11 @@ def test_every_rank_of_two_nodes_with_two_ranks_knows_its_place(notebook: Notebo
 def test_a_secret_is_in_no_command_line_and_in_nothing_shown(notebook: Notebook) -> None:
     shown = notebook.run("%sky_pool --nodes 1 --secret POOL_TEST_SECRET")
     status = notebook.run("%sky_status")
-    texts = [shown.text, status.text, notebook.value("repr(__import__('skymagic').pools.find().plan)")]
+    texts = [
+        shown.text,
+        status.text,
+        notebook.value("repr(__import__('sys').modules['skymagic.pool.registry'].find().plan)"),
+    ]
     texts += [data["text/plain"] for data in shown.rich]
     texts += [" ".join(process.cmdline()) for process in family(notebook)]
     assert not [text for text in texts if "hush-7391" in text]

@@ -50,7 +50,11 @@ def kept(notebook: Notebook) -> list[object]:
 
 
 def pids(notebook: Notebook) -> list[int]:
-    return list(notebook.value("[row[3] for row in __import__('skymagic').pools.find().status()]"))
+    return list(
+        notebook.value(
+            "[row[3] for row in __import__('sys').modules['skymagic.pool.registry'].find().status()]"
+        )
+    )
 
 
 def fail(notebook: Notebook, body: str, options: str = "") -> Failed:
