@@ -31,6 +31,7 @@ from skymagic.bootstrap.messages import lacks_python, refusals
 from skymagic.bootstrap.quoting import MARK, any_shell, any_shell_word, quote
 from skymagic.errors import HostError, RequestError
 from skymagic.plan.image import Image, is_place, project
+from skymagic.ssh.connection import ScriptResult
 
 RANK_DEPENDENCIES = {
     "ipyparallel": ">=9,<10",
@@ -50,22 +51,6 @@ UPLOAD_NOTICE_BYTES = 2_000_000
 """Bytes above which an upload is said."""
 
 Report = Callable[[str], None]
-
-
-class ScriptResult(Protocol):
-    """How a script ended."""
-
-    @property
-    def status(self) -> int | None:
-        """Its exit status; None where the connection ended first."""
-
-    @property
-    def out(self) -> str:
-        """What it wrote to standard output."""
-
-    @property
-    def err(self) -> str:
-        """What it wrote to standard error."""
 
 
 class RemoteShell(Protocol):

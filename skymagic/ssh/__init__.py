@@ -1,5 +1,18 @@
-"""Connections to hosts over SSH: names, settings, known keys, connections. All of paramiko is in here.
+"""SSH client connections over paramiko: host names, ~/.ssh/config, host keys, logins, remote processes. All of paramiko is here.
 
-``hosts`` reads what the user wrote, ``settings`` adds what ~/.ssh/config says of it, ``connecting`` makes connections,
-``connection`` is one of them and ``process`` a process at its other end.
+A `HostSpec` is a host as written, an `Endpoint` is it as resolved, a `Connection` is it as connected::
+
+    "me@gpu[1-2]"  hostlist → HostSpec  config → Endpoint  connecting → Connection  connection.open → Process
+
+cancellation  cancellation of connects under way; login slots per sshd
+config        ~/.ssh/config evaluated for a host
+connecting    many hosts connected concurrently
+connection    one authenticated connection: scripts, processes, uploads
+dial          TCP connect with a timeout; keepalive
+hostlist      host names and ranges as users write them
+keys          the user's private keys: ssh-agent, files, passphrases
+known_hosts   known_hosts(5): verification of host keys
+login         SSH handshake, host key check, public-key authentication
+process       a remote process over one channel
+proxy         ProxyJump and ProxyCommand
 """

@@ -1,4 +1,4 @@
-"""How long connecting may take, and whether it is still wanted."""
+"""Cooperative cancellation of connects under way, and login slots per sshd."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import threading
 import time
 from collections.abc import Iterator
 
-SLICE = 0.05
-"""Seconds after which a wait looks whether it was cancelled."""
-AT_ONCE = 8
-"""Logins at one sshd at the same time: more than 10 (MaxStartups) it refuses at random."""
+POLL_INTERVAL = 0.05
+"""Seconds between a wait's checks for cancellation."""
+CONCURRENT_LOGINS = 8
+"""Logins at one sshd at a time: beyond 10 unauthenticated ones it drops connections at random (MaxStartups 10:30:100)."""
 
 
 class Cancelled(BaseException):
-    """Nobody wants this connection any more; ends the thread that makes it, past every ``except Exception``."""
+    """The connect was cancelled; a BaseException, so that it ends its thread past every ``except Exception``."""
 
 
 class Cancellation:
-    """A deadline and a way to call it off, shared by the threads of one request."""
+    """Cancellation token: shared by the threads of one request, checked wherever they wait."""
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
-        self._doors: dict[tuple[str, int], threading.Semaphore] = {}
-        self._making = threading.Lock()
+        self._servers: dict[tuple[str, int], threading.Semaphore] = {}
+        self._lock = threading.Lock()
 
     def cancel(self) -> None:
-        """Let all waits end with Cancelled."""
+        """Have all waits raise Cancelled."""
         self._cancelled.set()
 
     def check(self) -> None:
@@ -38,10 +38,10 @@ class Cancellation:
         """Whether the event came within so many seconds.
 
         Raises:
-            Cancelled: it is no longer wanted.
+            Cancelled: the request was cancelled.
         """
         end = time.monotonic() + seconds
-        while not event.wait(max(0.0, min(SLICE, end - time.monotonic()))):
+        while not event.wait(max(0.0, min(POLL_INTERVAL, end - time.monotonic()))):
             self.check()
             if time.monotonic() >= end:
                 return False
@@ -49,13 +49,13 @@ class Cancellation:
         return True
 
     @contextlib.contextmanager
-    def turn(self, door: tuple[str, int]) -> Iterator[None]:
-        """Wait for one of the places at this door, an address where many may want to log in at once."""
-        with self._making:
-            places = self._doors.setdefault(door, threading.Semaphore(AT_ONCE))
-        while not places.acquire(timeout=SLICE):
+    def login_slot(self, server: tuple[str, int]) -> Iterator[None]:
+        """Hold one of the login slots of the sshd at this address: a counting semaphore."""
+        with self._lock:
+            slots = self._servers.setdefault(server, threading.Semaphore(CONCURRENT_LOGINS))
+        while not slots.acquire(timeout=POLL_INTERVAL):
             self.check()
         try:
             yield
         finally:
-            places.release()
+            slots.release()

@@ -1,4 +1,8 @@
-"""From a host's name to all that is needed to connect: ~/.ssh/config, /etc/ssh/ssh_config and what was written."""
+"""ssh_config(5) evaluated for a host: ~/.ssh/config, /etc/ssh/ssh_config, and what was written on the magic's line.
+
+``ssh -G`` cannot take its place: it prints several UserKnownHostsFile without quotes (a path with a space becomes two), leaves the
+tokens of ProxyCommand as they are, ignores $HOME, and there may be no ssh.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,16 @@ from typing import Any
 from skymagic.errors import RequestError
 from skymagic.ssh.hostlist import HostSpec, expand
 
-SYSTEM = Path("/etc/ssh/ssh_config")
+SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ed25519")
-PATIENCE = 15.0
-"""Seconds to connect within, unless ConnectTimeout says."""
-DEPTH = 16
+CONNECT_TIMEOUT = 15.0
+"""Seconds to connect within, unless ConnectTimeout is given."""
+MAX_INCLUDE_DEPTH = 16
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One host, with all that is needed to connect to it; paths are absolute."""
+    """A host as resolved by the configuration: all that a connect needs; paths are absolute. `HostSpec` is a host as written."""
 
     label: str
     """As the user named it; shown in output and errors."""
@@ -32,7 +36,7 @@ class Endpoint:
     identities: tuple[str, ...] = ()
     """Private keys, in the order in which they are tried."""
     identities_given: bool = False
-    """They come from the user's settings; else they are the usual ones, and need not be there."""
+    """They come from the user's configuration; else they are the default ones, and need not exist."""
     identities_only: bool = False
     """Use no key of the agent that is not among `identities`."""
     agent: str | None = ""
@@ -43,11 +47,11 @@ class Endpoint:
     host_key_alias: str | None = None
     strict: str = "ask"
     """StrictHostKeyChecking as written; unknown keys are never accepted here, whatever it says."""
-    timeout: float = PATIENCE
+    timeout: float = CONNECT_TIMEOUT
 
 
 class SshConfig:
-    """What the user's ssh configuration says.
+    """The user's ssh configuration.
 
     Args:
         path: read this file alone; by default ~/.ssh/config, then the system's. Files that are not there are empty.
@@ -57,10 +61,10 @@ class SshConfig:
         home = Path.home() / ".ssh"
         self._text = _included(Path(path) if path else home / "config", home, 0)
         if path is None:
-            self._text += "\nHost *\n" + _included(SYSTEM, SYSTEM.parent, 0)
+            self._text += "\nHost *\n" + _included(SYSTEM_CONFIG, SYSTEM_CONFIG.parent, 0)
 
     def endpoint(self, spec: HostSpec) -> Endpoint:
-        """All that is needed to connect to this host.
+        """Resolve a host.
 
         Raises:
             RequestError: the configuration cannot be read.
@@ -77,34 +81,34 @@ class SshConfig:
         tokens |= {"d": str(Path.home()), "k": found.get("hostkeyalias", hostname)}
         jumps, command = self._proxy(found, spec, (*path, spec.text))
         given = [name for name in found.get("identityfile", []) if name.lower() != "none"]
-        usual = [str(Path.home() / ".ssh" / name) for name in DEFAULT_KEYS]
+        defaults = [str(Path.home() / ".ssh" / name) for name in DEFAULT_KEYS]
         return Endpoint(
             label=spec.text,
             hostname=hostname,
             port=port,
             user=user,
-            identities=tuple(_path(name, tokens) for name in given)
+            identities=tuple(_expand_path(name, tokens) for name in given)
             if "identityfile" in found
-            else tuple(usual),
+            else tuple(defaults),
             identities_given="identityfile" in found,
             identities_only=found.get("identitiesonly", "no").lower() == "yes",
-            agent=_agent(found.get("identityagent", ""), tokens),
+            agent=_agent_socket(found.get("identityagent", ""), tokens),
             proxy_jump=jumps,
             proxy_command=command,
             known_hosts=_known_hosts(found, tokens),
             host_key_alias=found.get("hostkeyalias"),
             strict=found.get("stricthostkeychecking", "ask").lower(),
-            timeout=float(_number(found, "connecttimeout", int(PATIENCE), spec)) or PATIENCE,
+            timeout=float(_number(found, "connecttimeout", int(CONNECT_TIMEOUT), spec)) or CONNECT_TIMEOUT,
         )
 
     def _lookup(self, spec: HostSpec) -> Mapping[str, Any]:
         import paramiko
 
         # the first value obtained counts, so what was written on the magic line comes first
-        over = f"Host *\nPort {spec.port}\n" if spec.port else ""
-        over += f'Host *\nUser "{spec.user}"\n' if spec.user else ""
+        overrides = f"Host *\nPort {spec.port}\n" if spec.port else ""
+        overrides += f'Host *\nUser "{spec.user}"\n' if spec.user else ""
         try:
-            return paramiko.SSHConfig.from_text(f"{over}Host *\n{self._text}").lookup(spec.name)
+            return paramiko.SSHConfig.from_text(f"{overrides}Host *\n{self._text}").lookup(spec.name)
         except (paramiko.SSHException, ImportError, ValueError, KeyError, OSError) as problem:
             raise RequestError(
                 f"the ssh configuration cannot be read for {spec.text}: {problem}"
@@ -113,20 +117,21 @@ class SshConfig:
     def _proxy(
         self, found: Mapping[str, Any], spec: HostSpec, path: tuple[str, ...]
     ) -> tuple[tuple[Endpoint, ...], str | None]:
-        for key in found:  # whichever of the two comes first counts
+        # first value wins, also between ProxyCommand and ProxyJump
+        for key in found:
             if key == "proxycommand":
                 return (), found[key]
             if key == "proxyjump":
                 if found[key].lower() == "none":
                     return (), None
-                jumps = [self._endpoint(jump, path) for jump in _jumps(found[key], spec)]
+                jumps = [self._endpoint(jump, path) for jump in _jump_hosts(found[key], spec)]
                 # the first jump is reached as its own settings say, each further one through the one before it
                 rest = [replace(jump, proxy_jump=(), proxy_command=None) for jump in jumps[1:]]
                 return (jumps[0], *rest), None
         return (), None
 
 
-def _jumps(value: str, spec: HostSpec) -> list[HostSpec]:
+def _jump_hosts(value: str, spec: HostSpec) -> list[HostSpec]:
     try:
         words = [word.strip().removeprefix("ssh://").rstrip("/") for word in value.split(",")]
         return [host for word in words for host in expand([word])]
@@ -141,12 +146,12 @@ def _number(found: Mapping[str, Any], key: str, default: int, spec: HostSpec) ->
     return int(value)
 
 
-def _agent(value: str, tokens: Mapping[str, str]) -> str | None:
+def _agent_socket(value: str, tokens: Mapping[str, str]) -> str | None:
     if value.lower() == "none":
         return None
     if value in ("", "SSH_AUTH_SOCK"):
         return ""
-    return _path(value, tokens)
+    return _expand_path(value, tokens)
 
 
 def _known_hosts(found: Mapping[str, Any], tokens: Mapping[str, str]) -> tuple[str, ...]:
@@ -159,10 +164,10 @@ def _known_hosts(found: Mapping[str, Any], tokens: Mapping[str, str]) -> tuple[s
         for value in (mine, all_users)
         for word in ([value] if Path(value).exists() else shlex.split(value))
     ]
-    return tuple(_path(word, tokens) for word in words if word.lower() != "none")
+    return tuple(_expand_path(word, tokens) for word in words if word.lower() != "none")
 
 
-def _path(text: str, tokens: Mapping[str, str]) -> str:
+def _expand_path(text: str, tokens: Mapping[str, str]) -> str:
     text = re.sub(r"%(.)", lambda match: tokens.get(match[1], match[0]), text)
     return str(Path(text).expanduser())
 
@@ -181,7 +186,7 @@ def _included(path: Path, home: Path, depth: int) -> str:
         word, _, rest = line.strip().replace("=", " ", 1).partition(" ")
         if word.lower() in ("host", "match"):
             block = line
-        if word.lower() == "include" and depth < DEPTH:
+        if word.lower() == "include" and depth < MAX_INCLUDE_DEPTH:
             for name in shlex.split(rest):
                 place = Path(name).expanduser()
                 base = place if place.is_absolute() else home / place

@@ -1,4 +1,4 @@
-"""Making connections: all hosts at once, all failures in one error, nothing left of a failure or an interrupt."""
+"""Concurrent connects: all hosts at once, all failures in one error, all or nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Ask = Callable[[str], str]
 
 
 class Progress(Protocol):
-    """Told of each host as it goes on; called on the caller's thread."""
+    """Called for each host when its connect has ended, on the caller's thread."""
 
     def __call__(self, endpoint: Endpoint, state: str) -> None:
         """`state` is "connected", or how it failed."""
@@ -33,7 +33,7 @@ def connect(endpoint: Endpoint, ask: Ask | None = None) -> Connection:
     """Connect to one host.
 
     Args:
-        endpoint: from ``SshConfig.endpoint``.
+        endpoint: from `SshConfig.endpoint`.
         ask: asks the user for a passphrase; called on the caller's thread. Without it no encrypted key is used.
 
     Raises:
@@ -56,34 +56,34 @@ def connect_all(
         HostError: one host failed.
         HostsError: several did. Those that did connect are closed again.
     """
-    crew = _Crew(endpoints, ask is not None)
+    attempts = _Attempts(endpoints, ask is not None)
     try:
-        crew.start()
-        crew.serve(ask, progress)
-        failures = [failure for failure in crew.failures if failure is not None]
+        attempts.start()
+        attempts.wait(ask, progress)
+        failures = [failure for failure in attempts.failures if failure is not None]
         if len(failures) == 1 and len(endpoints) == 1:
             raise failures[0]
         if failures:
             raise HostsError(failures, len(endpoints)) from failures[0]
-        return [connection for connection in crew.connections if connection is not None]
+        return [connection for connection in attempts.connections if connection is not None]
     except BaseException:
-        crew.abandon()
+        attempts.cancel()
         raise
 
 
-class _Crew:
-    """Threads that connect, one for each host."""
+class _Attempts:
+    """Concurrent connects, a thread for each host; their events come to the caller's thread over a queue."""
 
     def __init__(self, endpoints: Sequence[Endpoint], may_ask: bool) -> None:
         self.endpoints, self.may_ask = endpoints, may_ask
         self.connections: list[Connection | None] = [None] * len(endpoints)
         self.failures: list[HostError | None] = [None] * len(endpoints)
         self._unexpected: list[BaseException] = []
-        self._patience = Cancellation()
-        self._news: queue.SimpleQueue[tuple[int | None, str, Future[str] | None]] = queue.SimpleQueue()
+        self._cancellation = Cancellation()
+        self._events: queue.SimpleQueue[tuple[int | None, str, Future[str] | None]] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(
-                target=self._work, args=(index,), name=f"skymagic-connect-{each.label}", daemon=True
+                target=self._attempt, args=(index,), name=f"skymagic-connect-{each.label}", daemon=True
             )
             for index, each in enumerate(endpoints)
         ]
@@ -92,23 +92,23 @@ class _Crew:
         for thread in self._threads:
             thread.start()
 
-    def serve(self, ask: Ask | None, progress: Progress | None) -> None:
-        """On the caller's thread: answer questions, until all are done."""
+    def wait(self, ask: Ask | None, progress: Progress | None) -> None:
+        """On the caller's thread: ask for passphrases and report progress, until all connects have ended."""
         left = len(self.endpoints)
         while left:
-            index, words, answer = self._news.get()
+            index, text, answer = self._events.get()
             if answer is not None and ask is not None:
-                answer.set_result(_answered(ask, words))
+                answer.set_result(_answer(ask, text))
             elif index is not None:
                 left -= 1
                 if self._unexpected:
                     raise self._unexpected[0]
                 if progress is not None:
-                    progress(self.endpoints[index], words)
+                    progress(self.endpoints[index], text)
 
-    def abandon(self) -> None:
-        """End the threads and close what they have made."""
-        self._patience.cancel()
+    def cancel(self) -> None:
+        """End the threads and close their connections."""
+        self._cancellation.cancel()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(timeout=5.0)
@@ -116,85 +116,85 @@ class _Crew:
             if connection is not None:
                 connection.close()
 
-    def _work(self, index: int) -> None:
+    def _attempt(self, index: int) -> None:
         endpoint = self.endpoints[index]
-        words = "connected"
+        text = "connected"
         try:
-            self.connections[index] = _connected(
-                endpoint, self._question if self.may_ask else None, self._patience
+            self.connections[index] = _open_connection(
+                endpoint, self._ask_caller if self.may_ask else None, self._cancellation
             )
         except HostError as failure:
             self.failures[index] = failure
-            words = failure.reason
+            text = failure.reason
         except Cancelled:
             return
         except BaseException as problem:
             self._unexpected.append(problem)
-        self._news.put((index, words, None))
+        self._events.put((index, text, None))
 
-    def _question(self, words: str) -> str:
-        """On a worker's thread: have the caller's thread ask."""
+    def _ask_caller(self, text: str) -> str:
+        """On a connect's thread: have the caller's thread ask, for input() works on IPython's main thread only."""
         answer: Future[str] = Future()
         done = threading.Event()
         answer.add_done_callback(lambda _: done.set())
-        self._news.put((None, words, answer))
-        while not self._patience.wait(done, 3600.0):
+        self._events.put((None, text, answer))
+        while not self._cancellation.wait(done, 3600.0):
             pass
         return answer.result()
 
 
-def _answered(ask: Ask, words: str) -> str:
-    """The user's answer, "" where nobody can be asked: a notebook that is run by a program has no input."""
+def _answer(ask: Ask, text: str) -> str:
+    """The user's answer; "" where there is no input, as in a notebook that nbconvert runs."""
     try:
-        return ask(words)
+        return ask(text)
     except (NotImplementedError, EOFError, OSError):
         return ""
 
 
-def _connected(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> Connection:
+def _open_connection(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> Connection:
     first = endpoint.proxy_jump[0] if endpoint.proxy_jump else endpoint
-    with contextlib.ExitStack() as below, cancellation.turn((first.hostname, first.port)):
-        transport = _transport(endpoint, ask, cancellation, below)
+    with contextlib.ExitStack() as resources, cancellation.login_slot((first.hostname, first.port)):
+        transport = _open_transport(endpoint, ask, cancellation, resources)
         cancellation.check()
-        return Connection(endpoint, transport, below.pop_all())
+        return Connection(endpoint, transport, resources.pop_all())
 
 
-def _transport(
+def _open_transport(
     endpoint: Endpoint,
     ask: Ask | None,
     cancellation: Cancellation,
-    below: contextlib.ExitStack,
+    resources: contextlib.ExitStack,
     via: tuple[Endpoint, paramiko.Transport] | None = None,
 ) -> paramiko.Transport:
-    """Through the jump hosts to an authenticated transport; all that it needs is closed by `below`."""
+    """Through the jump hosts to an authenticated transport; all that it needs is closed by `resources`."""
     for jump in endpoint.proxy_jump:
         try:
-            via = jump, _transport(jump, ask, cancellation, below, via)
+            via = jump, _open_transport(jump, ask, cancellation, resources, via)
         except HostError as failure:
             reason = f"its jump host {jump.label} cannot be used: {failure.reason}"
             raise HostError(endpoint.label, reason, failure.remedy) from failure
     with (
-        _blaming(endpoint, below)
+        _proxy_command(endpoint, resources)
         if endpoint.proxy_command and via is None
         else contextlib.nullcontext() as command
     ):
         stream = command or (
-            proxy.through(via[1], via[0], endpoint) if via else dial.dial(endpoint, cancellation)
+            proxy.open_through(via[1], via[0], endpoint) if via else dial.dial(endpoint, cancellation)
         )
-        below.callback(stream.close)
-        transport = login.start(stream, endpoint, cancellation)
-        below.callback(login.end, transport)
-    login.check(transport, endpoint)
+        resources.callback(stream.close)
+        transport = login.handshake(stream, endpoint, cancellation)
+        resources.callback(login.close, transport)
+    login.check_host_key(transport, endpoint)
     login.authenticate(transport, endpoint, ask, cancellation)
     return transport
 
 
 @contextlib.contextmanager
-def _blaming(endpoint: Endpoint, below: contextlib.ExitStack) -> Iterator[socket.socket]:
-    """A ProxyCommand's stream; when the command ends within, that is told in its own words."""
-    command = proxy.Command(endpoint)
-    below.callback(command.close)
+def _proxy_command(endpoint: Endpoint, resources: contextlib.ExitStack) -> Iterator[socket.socket]:
+    """A ProxyCommand's stream; a failure within carries the command's exit code and output."""
+    command = proxy.ProxyCommand(endpoint)
+    resources.callback(command.close)
     try:
         yield command.socket
     except HostError as failure:
-        raise command.blamed(failure) from failure
+        raise command.with_output(failure) from failure

@@ -1,4 +1,4 @@
-"""A connection to one host: processes, scripts and files over it."""
+"""An authenticated SSH connection: scripts, processes and uploads, each over a channel of its own."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING
 from skymagic.errors import HostError
 from skymagic.ssh import login
 from skymagic.ssh.config import Endpoint
-from skymagic.ssh.process import GRACE, WINDOW, Process
+from skymagic.ssh.process import GRACE_PERIOD, WINDOW_BYTES, Process
 
 if TYPE_CHECKING:
     import paramiko
 
-OPEN = 15.0
+CHANNEL_TIMEOUT = 15.0
 """Seconds that a channel may take to open."""
-TRIES = 3
-KILL = 3.0
-"""Seconds that it may take for a process to be killed: who kills has waited already."""
+CHANNEL_ATTEMPTS = 3
+KILL_TIMEOUT = 3.0
+"""Seconds in which a kill must end: its caller has waited already."""
 
 
 @dataclass(frozen=True)
-class Done:
-    """What became of a script."""
+class ScriptResult:
+    """How a script ended."""
 
     status: int
     """Its exit status; -1 when a signal ended it."""
@@ -39,7 +39,7 @@ class Done:
 class Connection:
     """A connection to one host, with the connections to the hosts that it goes through; made by ``connecting``.
 
-    Usable from any thread. A lost connection stays lost: make another.
+    Thread-safe. A lost connection stays lost: make another.
 
     Args:
         endpoint: the host.
@@ -48,18 +48,18 @@ class Connection:
     """
 
     def __init__(
-        self, endpoint: Endpoint, transport: paramiko.Transport, below: contextlib.ExitStack
+        self, endpoint: Endpoint, transport: paramiko.Transport, resources: contextlib.ExitStack
     ) -> None:
         self.endpoint = endpoint
         self.label = endpoint.label
-        self._transport, self._below = transport, below
+        self._transport, self._resources = transport, resources
         self._closing = threading.Lock()
         self._scripts: set[Process] = set()
         self._closed = False
 
     @property
     def alive(self) -> bool:
-        """Whether the connection is there, as far as is known: a dead peer is noticed only after a while."""
+        """Whether the connection is up; a dead peer is detected by TCP keepalive, after `DEAD_PEER_TIMEOUT`."""
         return self._transport.is_active()
 
     def open(self, command: str) -> Process:
@@ -71,11 +71,11 @@ class Connection:
         Raises:
             HostError: the connection is lost, or the host allows no further process.
         """
-        return Process(self._channel(OPEN), self.label, command, self._kill)
+        return Process(self._channel(CHANNEL_TIMEOUT), self.label, command, self._kill)
 
     def run(
         self, script: str, *, lines: Callable[[str], None] | None = None, timeout: float | None = None
-    ) -> Done:
+    ) -> ScriptResult:
         """Run a script in the user's home, with nothing on its standard input, and wait for its end.
 
         On a timeout or an interrupt it is killed with all that it started.
@@ -102,7 +102,7 @@ class Connection:
             if timeout is not None:
                 watch.start()
             process.end_input()
-            out = _gathered(process, lines)
+            out = _read_output(process, lines)
             status = process.finish(5.0)
         finally:
             watch.cancel()
@@ -113,9 +113,9 @@ class Connection:
         if self._closed or (not self.alive and (status is None or status < 0)):
             how = "closed" if self._closed else "lost"
             raise HostError(self.label, f"the connection was {how} while a step ran", "try again")
-        return Done(-1 if status is None else status, out, process.errors())
+        return ScriptResult(-1 if status is None else status, out, process.errors())
 
-    def upload(self, path: str, pieces: Iterable[memoryview], nbytes: int, mode: int = 0o600) -> None:
+    def upload(self, path: str, chunks: Iterable[memoryview], nbytes: int, mode: int = 0o600) -> None:
         """Write a file; it has its name only when it is complete.
 
         Args:
@@ -127,11 +127,12 @@ class Connection:
         Raises:
             HostError: it could not be written, or the connection was lost.
         """
-        process = self.open(_receive(path, nbytes, mode))
+        process = self.open(_receive_script(path, nbytes, mode))
         try:
-            with contextlib.suppress(BrokenPipeError, ConnectionError):  # then its complaint tells more
-                for piece in pieces:
-                    process.write(piece)
+            # a script that has ended says why on its standard error, which is read below
+            with contextlib.suppress(BrokenPipeError, ConnectionError):
+                for chunk in chunks:
+                    process.write(chunk)
             process.end_input()
             while process.read():
                 pass
@@ -148,17 +149,18 @@ class Connection:
         with self._closing:
             for process in list(self._scripts):
                 process.kill()
-            login.end(self._transport)
-            self._below.close()
+            login.close(self._transport)
+            self._resources.close()
 
     def _channel(self, timeout: float) -> paramiko.Channel:
         import paramiko
 
         for attempt in itertools.count(1):
             try:
-                return self._transport.open_session(window_size=WINDOW, timeout=timeout)
+                return self._transport.open_session(window_size=WINDOW_BYTES, timeout=timeout)
             except paramiko.ChannelException as problem:
-                if attempt < TRIES:  # a process that has just ended may hold its place a moment longer
+                # race: a process that has just ended may count toward MaxSessions a moment longer
+                if attempt < CHANNEL_ATTEMPTS:
                     time.sleep(0.1)
                     continue
                 raise HostError(
@@ -171,30 +173,30 @@ class Connection:
         raise AssertionError("not reached")
 
     def _kill(self, pid: int) -> None:
-        """End a process that leads its session, and all of its group: politely, then not."""
-        again = "n=0; while kill -0 -$1 && [ $n -lt 10 ]; do n=$((n+1)); sleep 0.2 || sleep 1; done"
-        script = f"exec 2>/dev/null; set -- {pid}; kill -TERM -$1; {again}; kill -KILL -$1"
-        process = Process(self._channel(KILL), self.label, script, lambda _: None)
+        """Kill the process group of a session leader: SIGTERM, then SIGKILL."""
+        wait = "n=0; while kill -0 -$1 && [ $n -lt 10 ]; do n=$((n+1)); sleep 0.2 || sleep 1; done"
+        script = f"exec 2>/dev/null; set -- {pid}; kill -TERM -$1; {wait}; kill -KILL -$1"
+        process = Process(self._channel(KILL_TIMEOUT), self.label, script, lambda _: None)
         process.end_input()
-        process.finish(KILL + GRACE)
+        process.finish(KILL_TIMEOUT + GRACE_PERIOD)
         process.kill()
 
 
-def _gathered(process: Process, lines: Callable[[str], None] | None) -> str:
-    """All output; whole lines are told as they come."""
-    out, told = bytearray(), 0
+def _read_output(process: Process, lines: Callable[[str], None] | None) -> str:
+    """All output; each line goes to `lines` as it comes."""
+    out, reported = bytearray(), 0
     while data := process.read():
         out += data
-        while lines is not None and (end := out.find(b"\n", told)) >= 0:
-            lines(out[told:end].decode(errors="replace"))
-            told = end + 1
-    if lines is not None and told < len(out):
-        lines(out[told:].decode(errors="replace"))
+        while lines is not None and (end := out.find(b"\n", reported)) >= 0:
+            lines(out[reported:end].decode(errors="replace"))
+            reported = end + 1
+    if lines is not None and reported < len(out):
+        lines(out[reported:].decode(errors="replace"))
     return out.decode(errors="replace")
 
 
-def _receive(path: str, nbytes: int, mode: int) -> str:
-    """A script that takes a file from its input."""
+def _receive_script(path: str, nbytes: int, mode: int) -> str:
+    """A script that writes a file from its standard input: to a temporary name, then an atomic rename."""
     place = shlex.quote(path if path.startswith("/") else f"./{path}")
     return (
         f"umask 077; path={place}; part=$path.$$.part\n"

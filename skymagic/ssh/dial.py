@@ -1,4 +1,4 @@
-"""TCP connections to hosts: made within a time, called off when asked, quick to notice a dead peer."""
+"""TCP connect with a timeout and cancellation; keepalive against dead peers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ import socket
 import time
 
 from skymagic.errors import HostError
-from skymagic.ssh.cancellation import SLICE, Cancellation
+from skymagic.ssh.cancellation import POLL_INTERVAL, Cancellation
 from skymagic.ssh.config import Endpoint
 
-DEAD = 15
-"""Seconds after which a peer that does not acknowledge is dead."""
-_UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL}
+DEAD_PEER_TIMEOUT = 15
+"""Seconds without an acknowledgement after which a peer is dead (TCP_USER_TIMEOUT, RFC 5482)."""
+UNREACHABLE_ERRNOS = {
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.EHOSTDOWN,
+    errno.ENETDOWN,
+    errno.EADDRNOTAVAIL,
+}
 
 
 def dial(endpoint: Endpoint, cancellation: Cancellation) -> socket.socket:
@@ -34,7 +40,7 @@ def dial(endpoint: Endpoint, cancellation: Cancellation) -> socket.socket:
         sock = socket.socket(family, kind, protocol)
         try:
             _connect(sock, address, end, cancellation)
-            tune(sock)
+            set_tcp_options(sock)
             return sock
         except OSError as failed:
             problem = failed
@@ -43,7 +49,7 @@ def dial(endpoint: Endpoint, cancellation: Cancellation) -> socket.socket:
             sock.close()
             raise
     assert problem is not None
-    raise HostError(endpoint.label, *_words(problem, where, endpoint)) from problem
+    raise HostError(endpoint.label, *_reason_and_remedy(problem, where, endpoint)) from problem
 
 
 def _addresses(endpoint: Endpoint) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
@@ -71,32 +77,32 @@ def _connect(
             cancellation.check()
             if time.monotonic() >= end:
                 raise TimeoutError(errno.ETIMEDOUT, "no answer")
-            if selector.select(SLICE):
+            if selector.select(POLL_INTERVAL):
                 code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if code:
                     raise OSError(code, os.strerror(code))
     sock.setblocking(True)
 
 
-def tune(sock: socket.socket) -> None:
-    """No delay for small writes, and a dead peer is noticed also while nothing is sent; where the system can."""
-    wanted = [
+def set_tcp_options(sock: socket.socket) -> None:
+    """TCP_NODELAY, and keepalive, which detects a dead peer while nothing is sent too; where the system has them."""
+    options = [
         (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
         (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
         (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 5),
         (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 3),
         (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
-        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", DEAD * 1000),
+        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", DEAD_PEER_TIMEOUT * 1000),
     ]
-    for level, name, value in wanted:
+    for level, name, value in options:
         option = getattr(socket, name, None)
         if option is not None:
             with contextlib.suppress(OSError):
                 sock.setsockopt(level, option, value)
 
 
-def _words(problem: OSError, where: str, endpoint: Endpoint) -> tuple[str, str]:
-    """What went wrong, and what to try."""
+def _reason_and_remedy(problem: OSError, where: str, endpoint: Endpoint) -> tuple[str, str]:
+    """(reason, remedy) of a failed connect."""
     if isinstance(problem, TimeoutError) or problem.errno == errno.ETIMEDOUT:
         return (
             f"{where} did not answer within {endpoint.timeout:.0f} s",
@@ -104,6 +110,6 @@ def _words(problem: OSError, where: str, endpoint: Endpoint) -> tuple[str, str]:
         )
     if problem.errno == errno.ECONNREFUSED:
         return f"{where} refused the connection", "is sshd running there, and is this its port?"
-    if problem.errno in _UNREACHABLE:
+    if problem.errno in UNREACHABLE_ERRNOS:
         return f"there is no route to {where}", "is the network (VPN) up, or is a ProxyJump needed?"
     return f"{where} cannot be reached: {problem.strerror or problem}", f"try: ssh {endpoint.label}"

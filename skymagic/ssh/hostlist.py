@@ -1,4 +1,4 @@
-"""Hosts as the user writes them: ``gpu[1-8]``, ``ubuntu@10.0.0.7:2222``, ``[fe80::1]:22``, ``@file``."""
+"""Host names and ranges as users write them: ``gpu[1-8]``, ``ubuntu@10.0.0.7:2222``, ``[fe80::1]:22``, ``@file``."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from skymagic.errors import RequestError
 
 MAX_HOSTS = 1024
-"""Hosts that one word may mean; more is a slip."""
-_RANGE = re.compile(r"\[([0-9,\- ]*)\]")
-_NAME = re.compile(
-    r"(?:(?P<user>[^\s]+)@)?(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^\s:@\[\]]+))(?::(?P<port>[^:]*))?"
+"""Hosts that one range may expand to; more is a typing error."""
+RANGE = re.compile(r"\[([0-9,\- ]*)\]")
+HOST = re.compile(
+    r"(?:(?P<user>[^\s]+)@)?(?:\[(?P<ipv6>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^\s:@\[\]]+))(?::(?P<port>[^:]*))?"
 )
 
 
 @dataclass(frozen=True)
 class HostSpec:
-    """One host as it was asked for."""
+    """A host as written; `Endpoint` is it as resolved by ~/.ssh/config."""
 
     text: str
-    """How the user wrote it, ranges resolved; its label in all output."""
+    """As the user wrote it, ranges expanded; its label in all output."""
     name: str
     """The name or address, to be looked up in ~/.ssh/config."""
     user: str | None = None
@@ -30,7 +30,7 @@ class HostSpec:
 
 
 def expand(words: Iterable[str]) -> tuple[HostSpec, ...]:
-    """All hosts that these words name, in order; the same host twice is two nodes on it.
+    """Expand host names, ranges and files of hosts, in order; the same host twice is two nodes on it.
 
     Args:
         words: each a host, a range of hosts, several separated by commas, or ``@FILE`` (one per line, # comments).
@@ -39,7 +39,7 @@ def expand(words: Iterable[str]) -> tuple[HostSpec, ...]:
         RequestError: with all mistakes.
     """
     mistakes: list[str] = []
-    specs = [spec for word in words for spec in _word(word.strip(), mistakes)]
+    specs = [spec for word in words for spec in _parse_word(word.strip(), mistakes)]
     if not specs and not mistakes:
         mistakes.append("no hosts: name some, for example gpu1,gpu2 or @hosts.txt")
     if mistakes:
@@ -47,15 +47,18 @@ def expand(words: Iterable[str]) -> tuple[HostSpec, ...]:
     return tuple(specs)
 
 
-def _word(word: str, mistakes: list[str]) -> list[HostSpec]:
+def _parse_word(word: str, mistakes: list[str]) -> list[HostSpec]:
     if word.startswith("@"):
-        return _file(word[1:], mistakes)
+        return _read_file(word[1:], mistakes)
     return [
-        spec for part in _split(word) for text in _ranges(part, mistakes) for spec in _host(text, mistakes)
+        spec
+        for part in _split_at_commas(word)
+        for text in _expand_ranges(part, mistakes)
+        for spec in _parse_host(text, mistakes)
     ]
 
 
-def _file(name: str, mistakes: list[str]) -> list[HostSpec]:
+def _read_file(name: str, mistakes: list[str]) -> list[HostSpec]:
     try:
         lines = Path(name).expanduser().read_text().splitlines()
     except (OSError, UnicodeDecodeError) as problem:
@@ -69,24 +72,24 @@ def _file(name: str, mistakes: list[str]) -> list[HostSpec]:
             if word.startswith("@"):
                 wrong.append(f"{word!r}: a file of hosts cannot name another one")
             else:
-                found += _word(word, wrong)
+                found += _parse_word(word, wrong)
         mistakes += [f"{name} line {number}: {each}" for each in wrong]
     if not found and not mistakes:
         mistakes.append(f"the file of hosts {name!r} names no host")
     return found
 
 
-def _split(word: str) -> list[str]:
+def _split_at_commas(word: str) -> list[str]:
     """At the commas that are not within brackets."""
     return [part for part in re.split(r",(?![^\[]*\])", word) if part]
 
 
-def _ranges(text: str, mistakes: list[str]) -> list[str]:
-    """All names that a text with ranges means."""
+def _expand_ranges(text: str, mistakes: list[str]) -> list[str]:
+    """Expand the bracketed ranges of a name."""
     texts = [""]
     rest = text
-    while (found := _RANGE.search(rest)) is not None:
-        numbers = _numbers(found[1])
+    while (found := RANGE.search(rest)) is not None:
+        numbers = _range_numbers(found[1])
         if numbers is None:
             mistakes.append(f"{text!r}: [{found[1]}] is not a range; write gpu[1-8] or gpu[01-08,11]")
             return []
@@ -98,7 +101,7 @@ def _ranges(text: str, mistakes: list[str]) -> list[str]:
     return [head + rest for head in texts]
 
 
-def _numbers(text: str) -> list[str] | None:
+def _range_numbers(text: str) -> list[str] | None:
     numbers: list[str] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
@@ -115,8 +118,8 @@ def _numbers(text: str) -> list[str] | None:
     return numbers
 
 
-def _host(text: str, mistakes: list[str]) -> list[HostSpec]:
-    match = _NAME.fullmatch(text)
+def _parse_host(text: str, mistakes: list[str]) -> list[HostSpec]:
+    match = HOST.fullmatch(text)
     if match is None or text.startswith("-"):
         hint = "; an IPv6 address stands in brackets: [fe80::1]:22" if text.count(":") > 1 else ""
         mistakes.append(f"{text!r} is not a host; write NAME, USER@NAME or USER@NAME:PORT{hint}")
@@ -125,7 +128,7 @@ def _host(text: str, mistakes: list[str]) -> list[HostSpec]:
     if port is not None and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         mistakes.append(f"{text!r}: the port is a number from 1 to 65535, not {port!r}")
         return []
-    name = match["six"] or match["name"]
+    name = match["ipv6"] or match["name"]
     if name.startswith("-") or (match["user"] or "").startswith("-"):
         mistakes.append(f"{text!r}: a name cannot begin with '-'")
         return []

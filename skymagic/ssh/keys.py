@@ -1,4 +1,4 @@
-"""The user's keys: those of the agent and those in files; a passphrase is asked for once in a process."""
+"""The user's private keys: of ssh-agent and in files; a passphrase is asked for once per process."""
 
 from __future__ import annotations
 
@@ -15,102 +15,109 @@ from skymagic.ssh.config import Endpoint
 if TYPE_CHECKING:
     import paramiko
 
-TRIES = 3
-_opened: dict[tuple[str, int], paramiko.PKey] = {}
-"""Keys whose passphrase was given, by path and time of change."""
-_asking = threading.Lock()
+PASSPHRASE_ATTEMPTS = 3
+_decrypted: dict[tuple[str, int], paramiko.PKey] = {}
+"""Decrypted keys, by path and mtime."""
+_asking_lock = threading.Lock()
 
 
 @dataclass
-class Tried:
-    """What was done to log in, for the error when nothing helped."""
+class KeyAttempts:
+    """Keys tried in a login, for the error when none was accepted."""
 
     refused: list[str] = field(default_factory=list)
-    """Keys that the host did not want."""
+    """Keys that the host refused."""
     unused: list[str] = field(default_factory=list)
     """Keys that could not be used, each with the reason."""
 
 
 def candidates(
-    endpoint: Endpoint, ask: Callable[[str], str] | None, tried: Tried
+    endpoint: Endpoint, ask: Callable[[str], str] | None, attempts: KeyAttempts
 ) -> Iterator[tuple[str, paramiko.PKey]]:
-    """Keys to try, with a name for each: of the agent those that are configured first, then files, locked ones last."""
+    """(name, key) to try: the agent's that are configured, its other ones, then files, encrypted ones last."""
     with contextlib.ExitStack() as stack:
         files = [path for path in endpoint.identities if Path(path).exists() or Path(f"{path}.pub").exists()]
-        tried.unused += [
+        attempts.unused += [
             f"{path} (there is no such file)" for path in endpoint.identities
             if endpoint.identities_given and path not in files
         ]  # fmt: skip
-        public = {path: _public(path) for path in files}
-        held = {key.asbytes(): key for key in _agent(endpoint, stack, tried)}
-        first = [(path, held.pop(blob)) for path, blob in public.items() if blob is not None and blob in held]
+        public_halves = {path: _public(path) for path in files}
+        agent_keys = {key.asbytes(): key for key in _agent_keys(endpoint, stack, attempts)}
+        first = [
+            (path, agent_keys.pop(blob))
+            for path, blob in public_halves.items()
+            if blob is not None and blob in agent_keys
+        ]
         yield from ((f"{path} (agent)", key) for path, key in first)
         if not endpoint.identities_only:
             yield from (
-                (f"{getattr(key, 'comment', '') or key.get_name()} (agent)", key) for key in held.values()
+                (f"{getattr(key, 'comment', '') or key.get_name()} (agent)", key)
+                for key in agent_keys.values()
             )
-        locked = []
+        encrypted = []
         for path in files:
             if path in dict(first):
                 continue
-            key = _load(path, None, tried)
-            if key is _LOCKED:
-                locked.append(path)
+            key = _load(path, None, attempts)
+            if key is _ENCRYPTED:
+                encrypted.append(path)
             elif key is not None:
                 yield path, key  # type: ignore[misc]
-        for path in locked:
-            if (unlocked := _unlock(path, ask, tried)) is not None:
-                yield path, unlocked
+        for path in encrypted:
+            if (decrypted := _decrypt(path, ask, attempts)) is not None:
+                yield path, decrypted
 
 
-_LOCKED = object()
+_ENCRYPTED = object()
 
 
-def _load(path: str, passphrase: str | None, tried: Tried) -> object | None:
+def _load(path: str, passphrase: str | None, attempts: KeyAttempts) -> object | None:
     """A key, _LOCKED when it needs another passphrase, None when it is of no use."""
     import paramiko
 
     try:
         return paramiko.PKey.from_path(path, passphrase.encode() if passphrase else None)  # type: ignore[arg-type]
-    except FileNotFoundError:  # only its public half is here: the agent's
-        tried.unused.append(f"{path} (only its public half is here, and the agent has not got it)")
+    # only its public half is here: the private one is the agent's
+    except FileNotFoundError:
+        attempts.unused.append(f"{path} (only its public half is here, and the agent has not got it)")
     except (TypeError, paramiko.PasswordRequiredException):
-        return _LOCKED
+        return _ENCRYPTED
     except (ValueError, OSError, paramiko.SSHException) as problem:
         if passphrase is not None:
-            return _LOCKED
-        tried.unused.append(
+            return _ENCRYPTED
+        attempts.unused.append(
             f"{path} ({getattr(problem, 'strerror', None) or 'it is no private key that paramiko reads'})"
         )
-    except Exception as problem:  # paramiko.UnknownKeyType: hardware keys (sk-…) work through the agent only
-        tried.unused.append(f"{path} ({type(problem).__name__}: use it through ssh-agent)")
+    # paramiko.UnknownKeyType: hardware keys (sk-…) work through the agent only
+    except Exception as problem:
+        attempts.unused.append(f"{path} ({type(problem).__name__}: use it through ssh-agent)")
     return None
 
 
-def _unlock(path: str, ask: Callable[[str], str] | None, tried: Tried) -> paramiko.PKey | None:
-    """The key in an encrypted file; threads that need the same one wait for the one answer."""
-    with _asking:
-        mark = (path, Path(path).stat().st_mtime_ns)
-        if mark in _opened:
-            return _opened[mark]
+def _decrypt(path: str, ask: Callable[[str], str] | None, attempts: KeyAttempts) -> paramiko.PKey | None:
+    """Decrypt a key file; threads that need the same one wait for the one answer."""
+    with _asking_lock:
+        cache_key = (path, Path(path).stat().st_mtime_ns)
+        if cache_key in _decrypted:
+            return _decrypted[cache_key]
         if ask is None:
-            tried.unused.append(f"{path} (it has a passphrase, and nobody could be asked: ssh-add {path})")
+            attempts.unused.append(f"{path} (it has a passphrase, and nobody could be asked: ssh-add {path})")
             return None
-        for attempt in range(TRIES):
+        for attempt in range(PASSPHRASE_ATTEMPTS):
             again = "that was not it; " if attempt else ""
             passphrase = ask(f"{again}passphrase of {path}: ")
             if not passphrase:
                 break
-            key = _load(path, passphrase, tried)
-            if key is not None and key is not _LOCKED:
-                _opened[mark] = key  # type: ignore[assignment]
-                return _opened[mark]
-        tried.unused.append(f"{path} (its passphrase was not given: ssh-add {path})")
+            key = _load(path, passphrase, attempts)
+            if key is not None and key is not _ENCRYPTED:
+                _decrypted[cache_key] = key  # type: ignore[assignment]
+                return _decrypted[cache_key]
+        attempts.unused.append(f"{path} (its passphrase was not given: ssh-add {path})")
         return None
 
 
 def _public(path: str) -> bytes | None:
-    """The public half as the protocol has it, to find the key in the agent without its passphrase."""
+    """The public key blob (RFC 4253), to find the key in the agent without its passphrase."""
     import base64
     import binascii
 
@@ -121,8 +128,10 @@ def _public(path: str) -> bytes | None:
         return None
 
 
-def _agent(endpoint: Endpoint, stack: contextlib.ExitStack, tried: Tried) -> tuple[paramiko.PKey, ...]:
-    """The agent's keys; nothing without an agent."""
+def _agent_keys(
+    endpoint: Endpoint, stack: contextlib.ExitStack, attempts: KeyAttempts
+) -> tuple[paramiko.PKey, ...]:
+    """The agent's keys; () without an agent."""
     import paramiko
 
     if endpoint.agent is None:
@@ -132,14 +141,14 @@ def _agent(endpoint: Endpoint, stack: contextlib.ExitStack, tried: Tried) -> tup
             agent = paramiko.Agent()
             stack.callback(agent.close)
             return agent.get_keys()
-        return _agent_at(endpoint.agent, stack)
+        return _agent_keys_at(endpoint.agent, stack)
     except (paramiko.SSHException, OSError, EOFError) as problem:
-        tried.unused.append(f"the keys of ssh-agent ({problem})")
+        attempts.unused.append(f"the keys of ssh-agent ({problem})")
         return ()
 
 
-def _agent_at(path: str, stack: contextlib.ExitStack) -> tuple[paramiko.PKey, ...]:
-    """The keys of an agent at this socket; paramiko itself knows the environment's only."""
+def _agent_keys_at(path: str, stack: contextlib.ExitStack) -> tuple[paramiko.PKey, ...]:
+    """The keys of the agent at this socket; paramiko.Agent connects to $SSH_AUTH_SOCK only."""
     from paramiko.agent import AgentSSH
 
     sock = socket.socket(getattr(socket, "AF_UNIX", 1), socket.SOCK_STREAM)

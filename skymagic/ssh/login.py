@@ -1,4 +1,4 @@
-"""From a socket to an authenticated transport: the host's key is checked, then the user's keys are tried."""
+"""From a stream to an authenticated transport: handshake, host key check, public-key authentication."""
 
 from __future__ import annotations
 
@@ -11,66 +11,67 @@ from typing import TYPE_CHECKING
 from skymagic.errors import HostError
 from skymagic.ssh.cancellation import Cancellation
 from skymagic.ssh.config import Endpoint
-from skymagic.ssh.keys import Tried, candidates
-from skymagic.ssh.known_hosts import Entry, Known, fingerprint, known_hosts_name
+from skymagic.ssh.keys import KeyAttempts, candidates
+from skymagic.ssh.known_hosts import KnownHosts, KnownKey, fingerprint, known_hosts_name
 
 if TYPE_CHECKING:
     import paramiko
 
     Stream = socket.socket | paramiko.Channel
 
-LOG = "skymagic.ssh.paramiko"
-CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
-"""First choices: several times faster here than counter mode with a separate checksum."""
+LOGGER = "skymagic.ssh.paramiko"
+PREFERRED_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+"""Tried first: AES-GCM is several times faster in paramiko than counter mode with a separate MAC."""
 
 
-def start(stream: Stream, endpoint: Endpoint, cancellation: Cancellation) -> paramiko.Transport:
-    """An encrypted transport over this stream, to a host that is to be checked before anything is said to it.
+def handshake(stream: Stream, endpoint: Endpoint, cancellation: Cancellation) -> paramiko.Transport:
+    """SSH key exchange over a stream; the host is unverified until `check_host_key`.
 
     Raises:
         HostError: it is no SSH server.
     """
     import paramiko
 
-    known = Known(endpoint.known_hosts).of(_names(endpoint))
+    known = KnownHosts(endpoint.known_hosts).entries_for(_known_hosts_names(endpoint))
     transport = paramiko.Transport(stream)
     try:
-        _quiet(transport)
-        _prefer(transport, [entry.kind for entry in known])
+        _silence_log(transport)
+        _prefer_known_algorithms(transport, [entry.key_type for entry in known])
         done = threading.Event()
         transport.start_client(event=done)
         if not cancellation.wait(done, endpoint.timeout) or not transport.is_active():
-            raise _no_server(endpoint, transport.get_exception())
+            raise _no_ssh_server(endpoint, transport.get_exception())
         return transport
     except BaseException:
-        end(transport)
+        close(transport)
         raise
 
 
-def end(transport: paramiko.Transport) -> None:
-    """Close a transport, and wait for its thread: its own close does not; twice is safe."""
+def close(transport: paramiko.Transport) -> None:
+    """Close a transport and join its thread, which its own close does not; twice is safe."""
     transport.close()
     if transport.ident is not None and transport is not threading.current_thread():
         transport.join(timeout=5.0)
 
 
-def check(transport: paramiko.Transport, endpoint: Endpoint) -> None:
-    """Hold the key that the host has shown against known_hosts.
+def check_host_key(transport: paramiko.Transport, endpoint: Endpoint) -> None:
+    """Verify the host's key against known_hosts.
 
     Raises:
-        HostError: it is not known there, or another one is.
+        HostError: it is unknown, changed or revoked.
     """
-    shown, names = transport.get_remote_server_key(), _names(endpoint)
-    kind, key, known = shown.get_name(), shown.get_base64(), Known(endpoint.known_hosts)
-    verdict = known.judge(names, kind, key)
-    if verdict.state == "unknown" and endpoint.port != 22 and not endpoint.host_key_alias:
-        portless = known.judge((known_hosts_name(endpoint.hostname, 22),), kind, key)
-        verdict = portless if portless.state in ("known", "revoked") else verdict
-    words = f"{kind} {fingerprint(shown.asbytes())}"
-    if verdict.state == "unknown":
-        raise _unknown(endpoint, words)
-    if verdict.state != "known":
-        raise _changed(endpoint, names[0], words, verdict.entries, verdict.state)
+    offered, names = transport.get_remote_server_key(), _known_hosts_names(endpoint)
+    key_type, key, known = offered.get_name(), offered.get_base64(), KnownHosts(endpoint.known_hosts)
+    status = known.check(names, key_type, key)
+    # as in OpenSSH, a line without a port counts for every port
+    if status.state == "unknown" and endpoint.port != 22 and not endpoint.host_key_alias:
+        portless = known.check((known_hosts_name(endpoint.hostname, 22),), key_type, key)
+        status = portless if portless.state in ("known", "revoked") else status
+    description = f"{key_type} {fingerprint(offered.asbytes())}"
+    if status.state == "unknown":
+        raise _unknown_key(endpoint, description)
+    if status.state != "known":
+        raise _changed_key(endpoint, names[0], description, status.entries, status.state)
 
 
 def authenticate(
@@ -86,17 +87,17 @@ def authenticate(
     """
     import paramiko
 
-    tried = Tried()
-    for name, key in candidates(endpoint, ask, tried):
+    attempts = KeyAttempts()
+    for name, key in candidates(endpoint, ask, attempts):
         done = threading.Event()
         try:
             transport.auth_publickey(endpoint.user, key, event=done)
-            came = cancellation.wait(done, 30.0)
+            answered = cancellation.wait(done, 30.0)
         except (paramiko.SSHException, OSError, EOFError):
-            came = True
+            answered = True
         if transport.is_authenticated():
             return
-        tried.refused.append(name)
+        attempts.refused.append(name)
         problem = transport.get_exception()
         if isinstance(problem, paramiko.ssh_exception.PartialAuthentication):
             wants = ", ".join(problem.allowed_types)
@@ -108,56 +109,60 @@ def authenticate(
             raise HostError(
                 endpoint.label, f"the host takes no keys, only: {wants}", "skymagic uses keys alone"
             )
-        if not came or not transport.is_active():
+        if not answered or not transport.is_active():
             break
-    raise _refused(endpoint, tried, transport.is_active())
+    raise _no_key_accepted(endpoint, attempts, transport.is_active())
 
 
-def _quiet(transport: paramiko.Transport) -> None:
-    """What paramiko logs (tracebacks of what is an error here anyway) stays out of the notebook, unless somebody sets a level."""
-    log = logging.getLogger(LOG)
+def _silence_log(transport: paramiko.Transport) -> None:
+    """Keep paramiko's log (tracebacks of what is an error here anyway) out of the notebook, unless a level was set."""
+    log = logging.getLogger(LOGGER)
     if log.level == logging.NOTSET:
         log.setLevel(logging.CRITICAL + 1)
-    transport.set_log_channel(LOG)
+    transport.set_log_channel(LOGGER)
 
 
-def _prefer(transport: paramiko.Transport, kinds: list[str]) -> None:
-    """The fast ciphers, and those kinds of host key that are known, first."""
+def _prefer_known_algorithms(transport: paramiko.Transport, key_types: list[str]) -> None:
+    """Offer fast ciphers first, and the types of host key that known_hosts has: the host then shows one that can be verified."""
     options = transport.get_security_options()
-    options.ciphers = _first(CIPHERS, tuple(options.ciphers))
-    wanted = [
-        k for kind in kinds for k in (("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,))
+    options.ciphers = _preferred_first(PREFERRED_CIPHERS, tuple(options.ciphers))
+    preferred = [
+        k
+        for key_type in key_types
+        for k in (("rsa-sha2-512", "rsa-sha2-256") if key_type == "ssh-rsa" else (key_type,))
     ]
-    options.key_types = _first(tuple(wanted), tuple(options.key_types))
+    options.key_types = _preferred_first(tuple(preferred), tuple(options.key_types))
 
 
-def _first(wanted: tuple[str, ...], there: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys([*(each for each in wanted if each in there), *there]))
+def _preferred_first(preferred: tuple[str, ...], available: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([*(each for each in preferred if each in available), *available]))
 
 
-def _names(endpoint: Endpoint) -> tuple[str, ...]:
-    """What the host is called in known_hosts; a key without a port speaks for all ports, as openssh has it."""
+def _known_hosts_names(endpoint: Endpoint) -> tuple[str, ...]:
+    """The host's names in known_hosts."""
     if endpoint.host_key_alias:
         return (endpoint.host_key_alias.lower(),)
     return (known_hosts_name(endpoint.hostname, endpoint.port),)
 
 
-def _unknown(endpoint: Endpoint, shown: str) -> HostError:
+def _unknown_key(endpoint: Endpoint, offered: str) -> HostError:
     remedy = f"if that is the host's key, accept it once in a terminal: {_command(endpoint)}"
     if endpoint.strict in ("no", "off", "accept-new"):
         remedy += f"\n  (StrictHostKeyChecking {endpoint.strict} is not followed: skymagic sends your data and secrets there)"
-    return HostError(endpoint.label, f"its host key is not known: {shown}", remedy)
+    return HostError(endpoint.label, f"its host key is not known: {offered}", remedy)
 
 
-def _changed(endpoint: Endpoint, name: str, shown: str, entries: tuple[Entry, ...], state: str) -> HostError:
-    places = ", ".join(dict.fromkeys(f"{entry.file} line {entry.line}" for entry in entries))
+def _changed_key(
+    endpoint: Endpoint, name: str, offered: str, entries: tuple[KnownKey, ...], state: str
+) -> HostError:
+    lines = ", ".join(dict.fromkeys(f"{entry.file} line {entry.line}" for entry in entries))
     if state == "revoked":
         return HostError(
-            endpoint.label, f"its host key {shown} is revoked by {places}", "ask who runs the host"
+            endpoint.label, f"its host key {offered} is revoked by {lines}", "ask who runs the host"
         )
     return HostError(
         endpoint.label,
-        f"its host key has CHANGED: it shows {shown}, and {places} has another one. Somebody may be listening in",
+        f"its host key has CHANGED: it shows {offered}, and {lines} has another one. Somebody may be listening in",
         f"only if you know why it changed: ssh-keygen -R '{name}' -f {entries[0].file}, then once: {_command(endpoint)}",
     )
 
@@ -170,7 +175,7 @@ def _command(endpoint: Endpoint) -> str:
     return f"ssh {endpoint.label}"
 
 
-def _no_server(endpoint: Endpoint, problem: BaseException | None) -> HostError:
+def _no_ssh_server(endpoint: Endpoint, problem: BaseException | None) -> HostError:
     where = f"{endpoint.hostname} port {endpoint.port}"
     if problem is None:
         return HostError(
@@ -188,12 +193,12 @@ def _no_server(endpoint: Endpoint, problem: BaseException | None) -> HostError:
     )
 
 
-def _refused(endpoint: Endpoint, tried: Tried, active: bool) -> HostError:
-    keys = ", ".join(tried.refused) or "none"
+def _no_key_accepted(endpoint: Endpoint, attempts: KeyAttempts, active: bool) -> HostError:
+    keys = ", ".join(attempts.refused) or "none"
     reason = f"{endpoint.user}@{endpoint.hostname} accepts none of your keys (tried: {keys})"
-    if tried.unused:
-        reason += f"; not usable: {', '.join(tried.unused)}"
-    if not active and len(tried.refused) > 1:
+    if attempts.unused:
+        reason += f"; not usable: {', '.join(attempts.unused)}"
+    if not active and len(attempts.refused) > 1:
         reason += "; the host ended the connection, maybe for too many keys (IdentitiesOnly yes and an IdentityFile help)"
     return HostError(
         endpoint.label,

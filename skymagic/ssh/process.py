@@ -1,4 +1,4 @@
-"""A process on a host: its streams over one channel of a connection."""
+"""A remote process over one SSH channel."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from skymagic.errors import HostError
 if TYPE_CHECKING:
     import paramiko
 
-PIECE = 1 << 16
-WINDOW = 1 << 24
-"""Bytes that a host may send on a channel before they are read."""
-KEPT = 1 << 20
-"""Bytes of standard error that are kept."""
-BEGIN = 30.0
+CHUNK_BYTES = 1 << 16
+WINDOW_BYTES = 1 << 24
+"""Receive window of a channel (RFC 4254): bytes that a host may send before they are read."""
+KEPT_ERROR_BYTES = 1 << 20
+"""Bytes of standard error that are kept, the last ones."""
+START_TIMEOUT = 30.0
 """Seconds that a login shell's profile may take."""
-GRACE = 5.0
+GRACE_PERIOD = 5.0
 """Seconds that a process has to end when its input has ended."""
-REMEDY = "skymagic needs an account that can run /bin/sh there"
+ACCOUNT_REMEDY = "skymagic needs an account that can run /bin/sh there"
 # Works as a command line of sh, bash, zsh, fish and csh alike, and leaves one process, which leads its session.
 SHELL = "exec /bin/sh -s"
 
 
 class Process:
-    """A shell text that runs on a host; a Transport.
+    """A remote shell script with its standard streams; a Transport.
 
     The text goes to ``/bin/sh`` over standard input, so that no login shell's grammar matters and nothing of it stands in a
-    process list. What profiles print is dropped: the output begins after a mark. The process begins in the user's home.
+    process list. What profiles print is dropped: output begins after a random mark. The process starts in the user's home.
 
     Args:
         channel: a fresh channel, which the process owns from now on.
@@ -42,7 +42,7 @@ class Process:
         kill: called with the process's number when it does not end by itself; it ends it and all that it started.
 
     Raises:
-        HostError: it did not begin.
+        HostError: it did not start.
     """
 
     def __init__(self, channel: paramiko.Channel, host: str, text: str, kill: Callable[[int], None]) -> None:
@@ -50,21 +50,22 @@ class Process:
         self._channel, self._kill = channel, kill
         self._errors = bytearray()
         self._mark = f"skymagic-{secrets.token_hex(8)}"
-        self._rest = b""
-        self._thread = threading.Thread(target=self._collect, name=f"skymagic-ssh-{host}", daemon=True)
+        self._unread = b""
+        self._thread = threading.Thread(target=self._read_errors, name=f"skymagic-ssh-{host}", daemon=True)
         try:
-            channel.settimeout(BEGIN)
+            channel.settimeout(START_TIMEOUT)
             channel.exec_command(SHELL)
             self._thread.start()
-            with contextlib.suppress(OSError):  # when it has ended already, what it said tells why
-                self.write(_wrapped(self._mark, text).encode())
-            self.pid = self._begin()
+            # race: when it has ended already, its output says why
+            with contextlib.suppress(OSError):
+                self.write(_script(self._mark, text).encode())
+            self.pid = self._wait_for_start()
             """The number of the process on its host; it leads its own session."""
             channel.settimeout(None)
         except BaseException as problem:
-            self._abandon()
+            self._release()
             if isinstance(problem, TimeoutError):
-                reason = f"the login shell ran nothing within {BEGIN:.0f} s"
+                reason = f"the login shell ran nothing within {START_TIMEOUT:.0f} s"
                 raise HostError(
                     host, reason, f"does a profile wait for something? Try: ssh {host} true"
                 ) from problem
@@ -74,11 +75,11 @@ class Process:
                 ) from problem
             raise
 
-    def _begin(self) -> int:
-        """Read up to the mark; what a profile printed before it is dropped."""
+    def _wait_for_start(self) -> int:
+        """Read up to the mark and drop what came before it; the process id."""
         seen = b""
         while (found := re.search(rb"%s (\d+)\n" % self._mark.encode(), seen)) is None:
-            data = self._channel.recv(PIECE)
+            data = self._channel.recv(CHUNK_BYTES)
             if not data:
                 self._thread.join(timeout=1.0)
                 if not self.alive:
@@ -88,27 +89,27 @@ class Process:
                 raise HostError(
                     self.host,
                     f"the login shell ended before it ran anything{words}",
-                    REMEDY if not said else "",
+                    ACCOUNT_REMEDY if not said else "",
                 )
             seen += data
-            if len(seen) > KEPT:
+            if len(seen) > KEPT_ERROR_BYTES:
                 raise HostError(
                     self.host,
-                    f"the login shell printed more than {KEPT >> 20} MB before it ran anything",
-                    REMEDY,
+                    f"the login shell printed more than {KEPT_ERROR_BYTES >> 20} MB before it ran anything",
+                    ACCOUNT_REMEDY,
                 )
-        self._rest = seen[found.end() :]
+        self._unread = seen[found.end() :]
         return int(found[1])
 
     # -- Transport ---------------------------------------------------------------------------------------------------
 
     def read(self) -> bytes:
         """Bytes of its standard output, at least one; b"" when it has ended or the connection is lost."""
-        if self._rest:
-            data, self._rest = self._rest, b""
+        if self._unread:
+            data, self._unread = self._unread, b""
             return data
         # all that is there: paramiko moves what is left in its buffer at each read
-        return self._channel.recv(WINDOW)
+        return self._channel.recv(WINDOW_BYTES)
 
     def write(self, data: bytes | memoryview) -> None:
         """Send all of these bytes to its standard input.
@@ -122,7 +123,7 @@ class Process:
             # room, and raises "Socket is closed" when it saw it before.
             try:
                 # paramiko copies what it is given before it cuts off a packet
-                sent = self._channel.send(view[:PIECE])  # type: ignore[arg-type]
+                sent = self._channel.send(view[:CHUNK_BYTES])  # type: ignore[arg-type]
             except TimeoutError:  # the login shell's time is over
                 raise
             except (EOFError, OSError) as problem:
@@ -142,15 +143,15 @@ class Process:
     def close(self) -> None:
         """End its input, wait until it has ended, kill it when it does not; twice is safe."""
         self.end_input()
-        self.kill(GRACE)
+        self.kill(GRACE_PERIOD)
 
     def kill(self, grace: float = 0.0) -> None:
         """End it now, or after so many seconds, with all that it started; close the channel. Twice is safe."""
-        if not self._channel.closed and self.alive and not self._ended(grace):
+        if not self._channel.closed and self.alive and not self._wait(grace):
             with contextlib.suppress(Exception):
                 self._kill(self.pid)
-            self._ended(GRACE)
-        self._abandon()
+            self._wait(GRACE_PERIOD)
+        self._release()
 
     # -- beyond --------------------------------------------------------------------------------------------------------
 
@@ -182,39 +183,39 @@ class Process:
         self._thread.join(timeout=1.0)
         return self.status()
 
-    def _ended(self, seconds: float) -> bool:
-        """Whether it ends within so many seconds; output that nobody reads must not hold it up."""
+    def _wait(self, seconds: float) -> bool:
+        """Whether it ends within so many seconds; its output is drained meanwhile, for a full window would block it."""
         end = time.monotonic() + seconds
         while not self._channel.status_event.wait(0.02):
             if time.monotonic() >= end:
                 return False
             with contextlib.suppress(OSError):
                 while self._channel.recv_ready():
-                    self._channel.recv(PIECE)
+                    self._channel.recv(CHUNK_BYTES)
         return True
 
-    def _abandon(self) -> None:
+    def _release(self) -> None:
         with contextlib.suppress(Exception):
             self._channel.close()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=5.0)
 
-    def _collect(self) -> None:
-        """Read standard error all the time: unread, it would hold up the channel."""
+    def _read_errors(self) -> None:
+        """Drain standard error: unread, it would fill the channel's window and block standard output too."""
         while True:
             try:
-                data = self._channel.recv_stderr(PIECE)
+                data = self._channel.recv_stderr(CHUNK_BYTES)
             except TimeoutError:  # the channel's timeout is for the login shell
                 continue
             if not data:
                 return
             self._errors += data
-            if len(self._errors) > 2 * KEPT:
-                del self._errors[:-KEPT]
+            if len(self._errors) > 2 * KEPT_ERROR_BYTES:
+                del self._errors[:-KEPT_ERROR_BYTES]
 
 
-def _wrapped(mark: str, text: str) -> str:
-    """What the shell reads: all of it before it runs any of it, for what follows is the text's own input.
+def _script(mark: str, text: str) -> str:
+    """The text in a compound command, which a shell reads as a whole before it runs any of it: what follows is the text's input.
 
     The mark is not known_hosts_name out in it, so that a shell that shows what it reads shows no mark.
     """

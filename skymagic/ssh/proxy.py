@@ -1,4 +1,4 @@
-"""Ways to a host that are not a plain socket: through a jump host, or over a ProxyCommand."""
+"""ProxyJump and ProxyCommand: streams to a host that are no plain sockets."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import paramiko
 
 
-def through(jump: paramiko.Transport, via: Endpoint, endpoint: Endpoint) -> paramiko.Channel:
-    """A stream to the endpoint that the jump host opens.
+def open_through(jump: paramiko.Transport, via: Endpoint, endpoint: Endpoint) -> paramiko.Channel:
+    """A direct-tcpip channel (RFC 4254, 7.2) through a jump host to the endpoint.
 
     Raises:
         HostError: the jump host cannot, or may not, reach it.
@@ -46,7 +46,7 @@ def through(jump: paramiko.Transport, via: Endpoint, endpoint: Endpoint) -> para
         ) from problem
 
 
-class Command:
+class ProxyCommand:
     """A ProxyCommand: a child process whose input and output are the stream.
 
     Args:
@@ -70,8 +70,8 @@ class Command:
                 start_new_session=True,  # a terminal's Ctrl-C is for the notebook
             )  # fmt: skip
 
-    def blamed(self, failure: HostError) -> HostError:
-        """The same failure, or the command's own words when it has ended."""
+    def with_output(self, failure: HostError) -> HostError:
+        """The failure, or the command's exit code and output when it has ended."""
         try:
             code = self._child.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
@@ -83,7 +83,7 @@ class Command:
         )
 
     def close(self) -> None:
-        """End the command; twice is safe."""
+        """Kill the command; twice is safe."""
         self.socket.close()
         try:
             self._child.wait(timeout=1.0)

@@ -17,16 +17,8 @@ import pytest
 
 from skymagic.bootstrap.provision import setup
 from skymagic.plan.image import Image
+from skymagic.ssh.connection import ScriptResult
 from tests.conftest import MARK
-
-
-@dataclass(frozen=True)
-class Done:
-    """How a script ended."""
-
-    status: int
-    out: str
-    err: str
 
 
 @dataclass
@@ -49,7 +41,7 @@ class ShellHost:
 
     def run(
         self, script: str, *, lines: Callable[[str], None] | None = None, timeout: float | None = None
-    ) -> Done:
+    ) -> ScriptResult:
         """Run it to its end. When `lines` raises, nobody reads what it prints any more, as when a connection is lost."""
         self.runs += 1
         with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(
@@ -69,12 +61,12 @@ class ShellHost:
                     lines(line.rstrip("\n"))
             status = child.wait()
             errors.seek(0)
-            return Done(status, "".join(out), errors.read())
+            return ScriptResult(status, "".join(out), errors.read())
 
-    def upload(self, path: str, pieces: Iterable[memoryview], nbytes: int) -> None:
+    def upload(self, path: str, chunks: Iterable[memoryview], nbytes: int) -> None:
         """Write the file."""
         command = [*self.wrapper, "/bin/sh", "-c", 'umask 077; cat >"$1"', "sh", path]
-        data = b"".join(pieces)
+        data = b"".join(chunks)
         assert len(data) == nbytes
         subprocess.run(command, input=data, env=self.environment(), check=True, capture_output=True)
 

@@ -113,7 +113,7 @@ def test_a_forced_command_that_speaks_another_language(tmp_path: Path) -> None:
 
 
 def test_a_profile_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "BEGIN", 1.0)
+    monkeypatch.setattr(process, "START_TIMEOUT", 1.0)
     with loopback(tmp_path / "hosts", options=["ForceCommand exec sleep 1000"]) as hosts:
         connection = connected(hosts)
         with pytest.raises(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from skymagic.errors import RequestError
 from skymagic.ssh.config import Endpoint, SshConfig
 from skymagic.ssh.hostlist import MAX_HOSTS, HostSpec, expand
-from skymagic.ssh.known_hosts import Known, fingerprint, known_hosts_name
+from skymagic.ssh.known_hosts import KnownHosts, fingerprint, known_hosts_name
 from tests.lab.hosts import keygen
 
 # --------------------------------------------------------------------------------------------------- as they are written
@@ -250,7 +250,9 @@ KEY, OTHER = "AAAAC3NzaC1lZDI1NTE5AAAAIKey", "AAAAC3NzaC1lZDI1NTE5AAAAIOther"
 
 def judged(tmp_path: Path, lines: str, name: str = "gpu1", key: str = KEY) -> str:
     (tmp_path / "known").write_text(lines)
-    return Known([str(tmp_path / "none"), str(tmp_path / "known")]).judge((name,), "ssh-ed25519", key).state
+    return (
+        KnownHosts([str(tmp_path / "none"), str(tmp_path / "known")]).check((name,), "ssh-ed25519", key).state
+    )
 
 
 @pytest.mark.parametrize(
@@ -282,10 +284,10 @@ def test_hashed_names_and_fingerprints_are_those_of_openssh(tmp_path: Path) -> N
     (tmp_path / "known").write_text(f"[gpu1]:2222 {kind} {key}\ngpu2 {kind} {key}\n")
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(tmp_path / "known")], check=True, capture_output=True)
     assert "gpu" not in (tmp_path / "known").read_text()
-    known = Known([str(tmp_path / "known")])
-    assert known.judge((known_hosts_name("GPU1", 2222),), kind, key).state == "known"
-    assert known.judge((known_hosts_name("gpu2", 22),), kind, key).state == "known"
-    assert known.judge((known_hosts_name("gpu1", 22),), kind, key).state == "unknown"
+    known = KnownHosts([str(tmp_path / "known")])
+    assert known.check((known_hosts_name("GPU1", 2222),), kind, key).state == "known"
+    assert known.check((known_hosts_name("gpu2", 22),), kind, key).state == "known"
+    assert known.check((known_hosts_name("gpu1", 22),), kind, key).state == "unknown"
     shown = subprocess.run(
         ["ssh-keygen", "-lf", str(public)], capture_output=True, text=True, check=True
     ).stdout
