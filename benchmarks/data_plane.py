@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from skymagic.data.shipping.shipper import Cargo, Shipper
+from skymagic.data.shipping.shipper import Manifest, Shipper
 from skymagic.data.store.store import NodeStore, create, digest, remove
 from skymagic.kernels.rank.namespace import Namespace
 
@@ -98,14 +98,14 @@ class Bench:
         self.shipper = Shipper(NodeStore(self.directory), self.space, str(Path.cwd()))
         self.ranks = Ranks(self.directory)
 
-    def cell(self, source: str, push: Sequence[str] = ()) -> Cargo:
+    def cell(self, source: str, push: Sequence[str] = ()) -> Manifest:
         """Broadcast a cell."""
-        cargo = self.shipper.prepare(source, range(RANKS), push=push)
-        self.ranks.ask("bind", cargo.orders)
+        manifest = self.shipper.prepare(source, range(RANKS), push=push)
+        self.ranks.ask("bind", manifest.orders)
         for rank in range(RANKS):
-            self.shipper.landed(cargo, rank)
+            self.shipper.bound(manifest, rank)
         self.ranks.ask("run", source)
-        return cargo
+        return manifest
 
     def gather(self, name: str) -> list[Any]:
         """Values of a name by rank."""

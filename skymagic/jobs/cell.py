@@ -162,7 +162,7 @@ def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
     """Unpack what the ranks sent. A value that could not come back is replaced by `Unavailable` and named in `problems`."""
     problems: list[str] = []
     sent = [(report.ranks[rank].outcome or {}).get("values", {}) for rank in spec.ranks]
-    pool.shipper.bring(ref for values in sent for ref in values.values())
+    pool.shipper.prefetch(ref for values in sent for ref in values.values())
 
     def fetch(rank: int, name: str) -> Any:
         outcome = report.ranks[rank].outcome or {}

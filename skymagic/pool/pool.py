@@ -42,7 +42,7 @@ from skymagic.wire.order import Order, RunCell
 
 if TYPE_CHECKING:
     from skymagic.data.remote.remote_store import RemoteStore
-    from skymagic.data.shipping.shipper import Cargo, Shipper
+    from skymagic.data.shipping.shipper import Manifest, Shipper
     from skymagic.files import Files
     from skymagic.providers import Provider
     from skymagic.run.engine import Engine
@@ -324,8 +324,8 @@ class Pool:
             self._check_there(spec.ranks)
             self._show_notes(screen)
             with self._counted():
-                cargo = self._load(spec, screen)
-                report = self._carry_out(spec, cargo, screen, limits, stop or StopSignal())
+                manifest = self._load(spec, screen)
+                report = self._carry_out(spec, manifest, screen, limits, stop or StopSignal())
             self._mend_after(report)
         if not report.good and self._mending.wait(TOLD_AT_ONCE):
             report.notes, self._notes = self._notes, []
@@ -373,22 +373,22 @@ class Pool:
                     if self.agents.gone:
                         self.move(Event.DEGRADE)
 
-    def _load(self, spec: RunSpec, screen: Screen, *, dry_run: bool = False) -> Cargo:
+    def _load(self, spec: RunSpec, screen: Screen, *, dry_run: bool = False) -> Manifest:
         """What the run needs on its ranks, written into the store; says so when it takes long."""
         progress = Progress(screen.note)
-        cargo = self.shipper.prepare(
+        manifest = self.shipper.prepare(
             spec.source_without_magics, spec.ranks, push=spec.push, no_push=spec.no_push, fresh=spec.fresh,
             extra=spec.extra, dry_run=dry_run, progress=progress, warn=lambda said: screen.note(f"[{said}]\n"),
         )  # fmt: skip
         progress.finish()
-        return cargo
+        return manifest
 
-    def preview(self, spec: RunSpec) -> Cargo:
+    def preview(self, spec: RunSpec) -> Manifest:
         """What a run would ship; nothing is written or sent."""
         return self._load(spec, Nowhere(), dry_run=True)
 
     def _carry_out(
-        self, spec: RunSpec, cargo: Cargo, screen: Screen, limits: Limits, stop: StopSignal
+        self, spec: RunSpec, manifest: Manifest, screen: Screen, limits: Limits, stop: StopSignal
     ) -> Report:
         order = RunCell(
             run=next(self._numbers),
@@ -396,7 +396,7 @@ class Pool:
             visible_ranks=spec.visible_ranks,
             screen_limit=self.defaults.screen_limit,
             execution_count=spec.execution_count,
-            manifest=cargo.orders,
+            manifest=manifest.orders,
             gather=spec.gather,
             gather_ranks=spec.gather_ranks,
             value_ranks=spec.value_ranks,
@@ -409,8 +409,8 @@ class Pool:
             report = self.send(submission, order, spec.source, screen, limits)
         for number, rank in report.ranks.items():
             if rank.outcome is not None and rank.outcome.get("bound"):
-                self.shipper.landed(cargo, number)
-                self.shipper.absent(number, rank.outcome.get("absent", ()))
+                self.shipper.bound(manifest, number)
+                self.shipper.missing(number, rank.outcome.get("missing", ()))
         return report
 
     def send(

@@ -10,7 +10,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from skymagic.data.shipping.shipper import Cargo, Shipper
+from skymagic.data.shipping.shipper import Manifest, Shipper
 from skymagic.data.store.base import Store
 from skymagic.data.store.store import NodeStore, create, remove
 
@@ -109,14 +109,14 @@ class Notebook:
         """Run a plain cell."""
         exec(compile(source, "<here>", "exec", dont_inherit=True), self.namespace)
 
-    def there(self, source: str, **options: Any) -> Cargo:
+    def there(self, source: str, **options: Any) -> Manifest:
         """Broadcast a cell."""
-        cargo = self.shipper.prepare(source, [far.rank for far in self.ranks], **options)
+        manifest = self.shipper.prepare(source, [far.rank for far in self.ranks], **options)
         for far in self.ranks:
-            far.bind(cargo.orders)
-            self.shipper.landed(cargo, far.rank)
+            far.bind(manifest.orders)
+            self.shipper.bound(manifest, far.rank)
             far.run(source)
-        return cargo
+        return manifest
 
     def values(self, expression: str) -> list[Any]:
         """An expression's values by rank; nothing is shipped."""
@@ -140,9 +140,9 @@ class Notebook:
         remove(self.directory)
 
 
-def moved(cargo: Cargo) -> list[str]:
-    """Names that a cargo brings."""
-    return sorted(item.name for item in cargo.items if item.moved)
+def moved(manifest: Manifest) -> list[str]:
+    """Names that a manifest brings."""
+    return sorted(item.name for item in manifest.items if item.moved)
 
 
 def serve(directory: str, rank: int, node: int) -> None:

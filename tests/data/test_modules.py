@@ -298,8 +298,8 @@ def test_edited_module_is_sent_again_and_functions_follow(notebook: Notebook) ->
     assert moved(notebook.there("b = f(), helpers.f()")) == []
     assert not notebook.there("f(), helpers.f()").orders["modules"]
     write(path, "def f(): return 2 # edited")
-    cargo = notebook.there("c = f(), helpers.f()")
-    assert [each["name"] for each in cargo.orders["modules"]] == ["helpers"]
+    manifest = notebook.there("c = f(), helpers.f()")
+    assert [each["name"] for each in manifest.orders["modules"]] == ["helpers"]
     assert notebook.values("[*a, *b, *c]") == [[1, 1, 1, 1, 2, 2]] * 2
 
 

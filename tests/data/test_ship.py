@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skymagic.data.shipping.shipper import Cargo
+from skymagic.data.shipping.shipper import Manifest
 from skymagic.errors import CaptureError
 from tests.data.far import Far, FarError, Notebook, moved
 from tests.data.walk import walk
@@ -61,16 +61,16 @@ def test_only_what_the_cell_uses(notebook: Notebook) -> None:
     notebook.here(
         "import threading\na = 1\nb = threading.Lock()\ndef unused(): return b\nclass Nested:\n  x = b"
     )
-    cargo = notebook.there("a + 1")
-    assert [(item.name, item.why, item.type) for item in cargo.items] == [("a", "the cell", "int")]
+    manifest = notebook.there("a + 1")
+    assert [(item.name, item.why, item.type) for item in manifest.items] == [("a", "the cell", "int")]
 
 
 def test_reasons(notebook: Notebook) -> None:
     notebook.here(
         "k = 3\nclass Net:\n  def forward(self): return helper() * k\ndef helper(): return w\nw = 2\nnet = Net()\nd = {1: net}"
     )
-    cargo = notebook.there("y = d[1].forward()", push=["k"])
-    assert {item.name: item.why for item in cargo.items} == {
+    manifest = notebook.there("y = d[1].forward()", push=["k"])
+    assert {item.name: item.why for item in manifest.items} == {
         "d": "the cell",
         "helper": "used by Net.forward",
         "w": "used by helper",
@@ -87,7 +87,7 @@ def test_unchanged_values_stay(notebook: Notebook) -> None:
     again = notebook.there("f(); b; c")
     assert moved(again) == []
     assert again.nbytes == 0
-    assert again.orders["parcels"] == []
+    assert again.orders["bundles"] == []
 
 
 @pytest.mark.parametrize(
@@ -120,11 +120,11 @@ def test_changes_are_seen(rich: Notebook, change: str) -> None:
 
 def test_each_rank_gets_what_it_lacks(notebook: Notebook) -> None:
     notebook.here("a = [1]; b = [2]")
-    cargo = notebook.shipper.prepare("a", [0])
-    notebook.ranks[0].bind(cargo.orders)
-    notebook.shipper.landed(cargo, 0)
-    cargo = notebook.there("a, b")
-    assert {tuple(each["names"]): each["ranks"] for each in cargo.orders["parcels"]} == {
+    manifest = notebook.shipper.prepare("a", [0])
+    notebook.ranks[0].bind(manifest.orders)
+    notebook.shipper.bound(manifest, 0)
+    manifest = notebook.there("a, b")
+    assert {tuple(each["names"]): each["ranks"] for each in manifest.orders["bundles"]} == {
         ("a",): [1],
         ("b",): None,
     }
@@ -147,9 +147,9 @@ def test_forgotten_rank_gets_everything_again(notebook: Notebook) -> None:
     notebook.ranks[1].kill()
     notebook.ranks[1] = Far(notebook.directory, 1)
     notebook.shipper.forget([1])
-    cargo = notebook.there("x = f()")
-    assert cargo.nbytes < 2000
-    assert all(each["ranks"] == [1] for each in cargo.orders["parcels"])
+    manifest = notebook.there("x = f()")
+    assert manifest.nbytes < 2000
+    assert all(each["ranks"] == [1] for each in manifest.orders["bundles"])
     assert notebook.values("x") == [BIG, BIG]
 
 
@@ -163,9 +163,9 @@ def test_fresh_sends_all_again(notebook: Notebook) -> None:
 
 def test_dry_run_writes_nothing(notebook: Notebook) -> None:
     notebook.here(f"import numpy as np\na = np.ones({BIG})")
-    cargo = notebook.shipper.prepare("a", [0, 1], dry_run=True)
-    assert (cargo.items[0].name, cargo.items[0].moved) == ("a", True)
-    assert cargo.items[0].nbytes > BIG * 8
+    manifest = notebook.shipper.prepare("a", [0, 1], dry_run=True)
+    assert (manifest.items[0].name, manifest.items[0].moved) == ("a", True)
+    assert manifest.items[0].nbytes > BIG * 8
     assert notebook.files() == []
     notebook.there("a")
     assert not notebook.shipper.prepare("a", [0, 1], dry_run=True).items[0].moved
@@ -190,8 +190,8 @@ def _fails(notebook: Notebook, source: str, **options: Any) -> bool:
 
 def test_history_and_missing_names_are_left_out(notebook: Notebook) -> None:
     notebook.here("In = ['x']; Out = {}; _ = 5; _i1 = 'y'; _3 = 4; _mine = 1")
-    cargo = notebook.shipper.prepare("In, Out, _, _i1, _3, _mine, print, nowhere", [0])
-    assert [item.name for item in cargo.items] == ["_mine"]
+    manifest = notebook.shipper.prepare("In, Out, _, _i1, _3, _mine, print, nowhere", [0])
+    assert [item.name for item in manifest.items] == ["_mine"]
 
 
 # the rule of state
@@ -231,10 +231,10 @@ def test_cell_that_failed_before_it_made_its_name(notebook: Notebook) -> None:
     notebook.here("model = 'old'")
     with pytest.raises(FarError, match="ZeroDivisionError"):
         notebook.there("1 / 0\nmodel = 'new'")
-    cargo = notebook.shipper.prepare("1 / 0\nmodel = 'new'", [0, 1])
-    notebook.shipper.landed(cargo, 0)
+    manifest = notebook.shipper.prepare("1 / 0\nmodel = 'new'", [0, 1])
+    notebook.shipper.bound(manifest, 0)
     for far in notebook.ranks:
-        notebook.shipper.absent(far.rank, ["model"])
+        notebook.shipper.missing(far.rank, ["model"])
     notebook.there("kept = model")
     assert notebook.values("kept") == ["old"] * 2
 
@@ -268,18 +268,18 @@ def test_functions_use_the_ranks_own_names(notebook: Notebook) -> None:
 
 def test_two_names_for_one_array(notebook: Notebook) -> None:
     notebook.here(f"import numpy as np\na = np.zeros({BIG}); b = a; v = a[5:]; box = [a]")
-    cargo = notebook.there("a[5] = 7\nx = [b is a, v[0], box[0] is a]")
+    manifest = notebook.there("a[5] = 7\nx = [b is a, v[0], box[0] is a]")
     assert notebook.values("[x[0], float(x[1]), x[2]]") == [[True, 7.0, True]] * 2
-    assert cargo.nbytes < BIG * 8 + 2000
+    assert manifest.nbytes < BIG * 8 + 2000
 
 
 def test_second_name_for_what_a_rank_has(notebook: Notebook) -> None:
     notebook.here(f"import numpy as np\na = np.zeros({BIG}); b = a")
     notebook.there("a[0] = 1")
-    cargo = notebook.there("same = b is a, float(b[0])")
+    manifest = notebook.there("same = b is a, float(b[0])")
     assert notebook.values("same") == [[False, 0.0]] * 2 or notebook.values("same") == [[True, 1.0]] * 2
-    assert cargo.nbytes < 1000
-    cargo = notebook.there("a; same = b is a")
+    assert manifest.nbytes < 1000
+    manifest = notebook.there("a; same = b is a")
     notebook.here("c = a")
     notebook.there("a; same = c is a, float(c[0])")
     assert notebook.values("same") == [[True, 1.0]] * 2
@@ -299,9 +299,9 @@ def test_shared_objects(notebook: Notebook) -> None:
         "class Config: pass\ncfg = Config(); inner = [1]; cfg.inner = inner\n"
         "one = {'cfg': cfg}; two = (inner, cfg)\nother = [inner[:]]"
     )
-    cargo = notebook.there("x = [one['cfg'] is two[1], cfg.inner is two[0], inner is two[0], other]")
+    manifest = notebook.there("x = [one['cfg'] is two[1], cfg.inner is two[0], inner is two[0], other]")
     assert notebook.values("x") == [[True, True, True, [[1]]]] * 2
-    groups = [each["names"] for each in cargo.orders["parcels"]]
+    groups = [each["names"] for each in manifest.orders["bundles"]]
     assert ["other"] in groups
 
 
@@ -309,10 +309,10 @@ def test_equal_arrays_are_sent_once_and_stay_apart(notebook: Notebook) -> None:
     notebook.here(
         f"import numpy as np\na = np.ones({BIG}); b = a.copy(); box = {{'p': a.copy(), 'q': a.copy()}}"
     )
-    cargo = notebook.there(
+    manifest = notebook.there(
         "a[0] = 5; box['p'][1] = 6\nx = [float(b[0]), float(box['q'][1]), float(box['p'][0])]"
     )
-    assert BIG * 8 <= cargo.nbytes < BIG * 8 + 5000
+    assert BIG * 8 <= manifest.nbytes < BIG * 8 + 5000
     assert notebook.values("x") == [[1.0, 1.0, 1.0]] * 2
 
 
@@ -414,7 +414,7 @@ def test_client_holds_nothing_after_shipping(notebook: Notebook) -> None:
 
 def test_two_cells_ship_the_same_value_at_once(notebook: Notebook) -> None:
     notebook.here(f"import numpy as np\na = np.ones({BIG})")
-    cargos: list[Cargo] = []
+    cargos: list[Manifest] = []
     threads = [
         threading.Thread(target=lambda: cargos.append(notebook.shipper.prepare("a", [0, 1])))
         for _ in range(2)
@@ -423,10 +423,10 @@ def test_two_cells_ship_the_same_value_at_once(notebook: Notebook) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    for cargo in cargos:
+    for manifest in cargos:
         for far in notebook.ranks:
-            far.bind(cargo.orders)
-            notebook.shipper.landed(cargo, far.rank)
+            far.bind(manifest.orders)
+            notebook.shipper.bound(manifest, far.rank)
     assert notebook.values("float(a.sum())") == [BIG, BIG]
     assert len(notebook.files()) == 1
 
@@ -455,15 +455,15 @@ def test_value_changed_by_a_thread_is_sent_again(notebook: Notebook) -> None:
 
 def test_rank_killed_while_a_cargo_is_on_its_way(notebook: Notebook) -> None:
     notebook.here(f"import numpy as np\na = np.ones({BIG})")
-    cargo = notebook.shipper.prepare("a", [0, 1])
+    manifest = notebook.shipper.prepare("a", [0, 1])
     notebook.ranks[1].kill()
     notebook.ranks[1] = Far(notebook.directory, 1)
     notebook.shipper.forget([1])
-    notebook.ranks[0].bind(cargo.orders)
-    notebook.shipper.landed(cargo, 0)
-    cargo = notebook.there("a")
-    assert [each["ranks"] for each in cargo.orders["parcels"]] == [[1]]
-    del cargo
+    notebook.ranks[0].bind(manifest.orders)
+    notebook.shipper.bound(manifest, 0)
+    manifest = notebook.there("a")
+    assert [each["ranks"] for each in manifest.orders["bundles"]] == [[1]]
+    del manifest
     gc.collect()
     notebook.here("a = 1")
     notebook.there("a")
@@ -474,11 +474,11 @@ def test_rank_killed_while_a_cargo_is_on_its_way(notebook: Notebook) -> None:
 def test_a_thousand_small_values_need_no_files(notebook: Notebook) -> None:
     notebook.here("for n in range(1000): globals()[f'x{n}'] = [n]")
     cell = "total = " + " + ".join(f"x{n}[0]" for n in range(1000))
-    cargo = notebook.there(cell)
+    manifest = notebook.there(cell)
     assert notebook.files() == []
-    assert len(cargo.items) == 1000
+    assert len(manifest.items) == 1000
     assert notebook.values("total") == [499500] * 2
-    json.dumps(cargo.orders)
+    json.dumps(manifest.orders)
 
 
 def test_many_small_values_share_one_file(notebook: Notebook) -> None:
@@ -631,12 +631,12 @@ def test_version_skew_is_named(notebook: Notebook, tmp_path: Path, monkeypatch: 
 
 def test_code_of_another_python_is_refused(notebook: Notebook) -> None:
     notebook.here("def f(): pass\nx = [1]")
-    cargo = notebook.shipper.prepare("f", [0])
+    manifest = notebook.shipper.prepare("f", [0])
     with pytest.raises(FarError, match=r"f cannot be rebuilt.*2\.7\.1 there, 3\.") as caught:
-        notebook.ranks[0].bind({**cargo.orders, "python": "2.7.1"})
+        notebook.ranks[0].bind({**manifest.orders, "python": "2.7.1"})
     assert caught.value.attributes["package"] == "python"
-    cargo = notebook.shipper.prepare("x", [0])
-    notebook.ranks[0].bind({**cargo.orders, "python": "2.7.1"})
+    manifest = notebook.shipper.prepare("x", [0])
+    notebook.ranks[0].bind({**manifest.orders, "python": "2.7.1"})
 
 
 def test_all_that_cannot_be_rebuilt_is_named(notebook: Notebook) -> None:

@@ -1,4 +1,4 @@
-"""Values as orders for ranks: identified, put together where they share something, written, described."""
+"""Bundles of variables for ranks: fingerprinted, pickled as one where they share something, written, described as plain values."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
-from skymagic.data.store.bundle import INLINE, Location, described, inline
-from skymagic.data.store.index import Part, Place, Shelf
+from skymagic.data.store.bundle import INLINE, Location, inline, part_fields
+from skymagic.data.store.index import ContentIndex, Extent, Part
 from skymagic.data.store.store import LARGE, digest
 from skymagic.data.values.pickled import Pickled
 from skymagic.data.values.pickling import together
@@ -24,29 +24,29 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass
-class Value:
-    """A variable as it is now."""
+class Variable:
+    """A variable of the notebook, as it is now."""
 
     name: str
     value: object
     pickled: Pickled
-    print: str | None = None
-    """Identifies the value; None until all its parts are hashed."""
+    fingerprint: str | None = None
+    """Hash of the value's content; None until all its parts are hashed."""
 
     @cached_property
     def parts(self) -> list[Part]:
         """Pieces of the pickle, then buffers."""
         return parts_of(self.pickled)
 
-    def seal(self, modules: Mapping[str, str]) -> str:
+    def set_fingerprint(self, modules: Mapping[str, str]) -> str:
         """Fingerprint of the value, and of the local modules that it refers to (name → hash)."""
         if self.pickled.plain:
-            self.print = digest(self.pickled.pieces)
-            return self.print
+            self.fingerprint = digest(self.pickled.pieces)
+            return self.fingerprint
         known = [(part.hash or "").encode() if part.blob else part.data for part in self.parts]
         local = [modules[name].encode() for name in sorted(self.pickled.modules) if name in modules]
-        self.print = digest([*known, *local])
-        return self.print
+        self.fingerprint = digest([*known, *local])
+        return self.fingerprint
 
 
 def parts_of(pickled: Pickled) -> list[Part]:
@@ -55,21 +55,21 @@ def parts_of(pickled: Pickled) -> list[Part]:
     return pieces + [Part(buffer, True) for buffer in pickled.buffers]
 
 
-def groups(values: Sequence[Value]) -> list[list[Value]]:
+def groups(values: Sequence[Variable]) -> list[list[Variable]]:
     """Values that share an object or memory, together; in the order given."""
     return [[values[index] for index in group] for group in together([value.pickled for value in values])]
 
 
-def bundles(
-    shared: Iterable[list[Value]], lacking: Mapping[str, list[int]], apart: Container[int]
-) -> list[list[Value]]:
+def merge_plain(
+    shared: Iterable[list[Variable]], lacking: Mapping[str, list[int]], apart: Container[int]
+) -> list[list[Variable]]:
     """Groups, and all plain values that the same ranks lack as one: a thousand numbers are one pickle.
 
     Args:
         apart: identities of objects that must stay by themselves.
     """
-    found: list[list[Value]] = []
-    plain: dict[tuple[int, ...], list[Value]] = {}
+    found: list[list[Variable]] = []
+    plain: dict[tuple[int, ...], list[Variable]] = {}
     for group in shared:
         where = tuple(lacking[group[0].name])
         if (
@@ -83,7 +83,7 @@ def bundles(
 
 
 @dataclass
-class Parcel:
+class Bundle:
     """Values that are rebuilt together."""
 
     names: list[str]
@@ -102,7 +102,7 @@ class Parcel:
         return {
             "names": self.names,
             "ranks": self.ranks,
-            **described(self.locations, len(self.pickled.pieces)),
+            **part_fields(self.locations, len(self.pickled.pieces)),
             "imports": self.imports,
             "same": self.same,
             "code": self.pickled.code,
@@ -110,86 +110,86 @@ class Parcel:
         }
 
 
-class Loading:
-    """Writes parcels to a shelf and describes where they lie.
+class BundleWriter:
+    """Writes the parts of bundles into a store, each content once, and notes where they are.
 
     Args:
-        total: bytes of all parcels, for ``progress``.
+        total: bytes of all bundles, for ``progress``.
     """
 
-    def __init__(self, shelf: Shelf, progress: Progress | None = None, total: int = 0) -> None:
-        self.shelf = shelf
+    def __init__(self, index: ContentIndex, progress: Progress | None = None, total: int = 0) -> None:
+        self.index = index
         self.nbytes = 0
         self.needs: dict[str, set[str]] = {}
         self._files: dict[str, int] = {}
-        self._small: list[tuple[Parcel, int]] = []
+        self._small: list[tuple[Bundle, int]] = []
         self._progress = progress
         self._total = total
         self._done = 0
 
     @property
     def keys(self) -> frozenset[str]:
-        """Files that the parcels lie in."""
+        """Files that the bundles lie in."""
         return frozenset(self._files)
 
     @property
     def files(self) -> list[str]:
         """Their names, in the order of their numbers."""
-        return [self.shelf.store.name(key) for key in self._files]
+        return [self.index.store.name(key) for key in self._files]
 
-    def expect(self, parcels: Iterable[Parcel]) -> None:
-        """These parcels will be added."""
-        self.shelf.expect(part for parcel in parcels for part in parcel.parts)
+    def expect(self, bundles: Iterable[Bundle]) -> None:
+        """These bundles will be added."""
+        self.index.expect(part for bundle in bundles for part in bundle.parts)
 
-    def add(self, parcel: Parcel) -> None:
-        """Write a parcel's large parts; its small ones wait for ``finish``."""
-        name = ", ".join(parcel.names)
-        self.needs.update({each: set() for each in parcel.names})
-        parcel.locations = [""] * len(parcel.parts)
+    def add(self, bundle: Bundle) -> None:
+        """Write a bundle's large parts; its small ones wait for ``finish``."""
+        name = ", ".join(bundle.names)
+        self.needs.update({each: set() for each in bundle.names})
+        bundle.locations = [""] * len(bundle.parts)
         rest = []
-        for index, part in enumerate(parcel.parts):
-            self.shelf.identify([part], lazily=True)  # again: its like may just have been written
-            place = self.shelf.find(part) if part.blob else None
-            if place is None and part.blob and part.nbytes >= LARGE:
-                place = self.shelf.put(part, lambda done: self._tell(name, done))
+        for index, part in enumerate(bundle.parts):
+            self.index.identify([part], lazily=True)  # again: its like may just have been written
+            extent = self.index.find(part) if part.blob else None
+            if extent is None and part.blob and part.nbytes >= LARGE:
+                extent = self.index.put(part, lambda done: self._report(name, done))
                 self.nbytes += part.nbytes
-            if place is None:
+            if extent is None:
                 rest.append(index)
             else:
-                parcel.locations[index] = self._locate(parcel, place)
+                bundle.locations[index] = self._locate(bundle, extent)
                 self._done += part.nbytes
-        self._tell(name, 0)
-        if sum(parcel.parts[index].nbytes for index in rest) < INLINE:
-            self._small += [(parcel, index) for index in rest]
+        self._report(name, 0)
+        if sum(bundle.parts[index].nbytes for index in rest) < INLINE:
+            self._small += [(bundle, index) for index in rest]
         else:
-            self._pack([(parcel, index) for index in rest])
+            self._pack([(bundle, index) for index in rest])
 
     def finish(self) -> None:
-        """Put what is small into the orders, or into one file where it is much; wait until all is in its place."""
-        size = sum(parcel.parts[index].nbytes for parcel, index in self._small)
+        """Put what is small into the orders, or into one file where it is much; wait until all is on the nodes."""
+        size = sum(bundle.parts[index].nbytes for bundle, index in self._small)
         if size > INLINE_IN_ALL:
             self._pack(self._small)
         else:
             self.nbytes += size
-            for parcel, index in self._small:
-                parcel.locations[index] = inline(parcel.parts[index].data)
-        self.shelf.store.settle()
+            for bundle, index in self._small:
+                bundle.locations[index] = inline(bundle.parts[index].data)
+        self.index.store.settle()
 
-    def _pack(self, parts: list[tuple[Parcel, int]]) -> None:
-        places = self.shelf.pack(parcel.parts[index] for parcel, index in parts)
-        for (parcel, index), place in zip(parts, places, strict=True):
-            parcel.locations[index] = self._locate(parcel, place)
-            self.nbytes += place.nbytes
+    def _pack(self, parts: list[tuple[Bundle, int]]) -> None:
+        extents = self.index.pack(bundle.parts[index] for bundle, index in parts)
+        for (bundle, index), extent in zip(parts, extents, strict=True):
+            bundle.locations[index] = self._locate(bundle, extent)
+            self.nbytes += extent.nbytes
 
-    def _locate(self, parcel: Parcel, place: Place) -> Location:
-        key, offset, nbytes = place
+    def _locate(self, bundle: Bundle, extent: Extent) -> Location:
+        key, offset, nbytes = extent
         if key not in self._files:
-            self.shelf.store.pin([key])  # until the cargo is gone, or the loading failed
-        for name in parcel.names:
+            self.index.store.pin([key])  # until the manifest is collected, or writing failed
+        for name in bundle.names:
             self.needs[name].add(key)
         return [self._files.setdefault(key, len(self._files)), offset, nbytes]
 
-    def _tell(self, name: str, done: int) -> None:
+    def _report(self, name: str, done: int) -> None:
         if self._progress is not None:
             self._progress(name, min(self._done + done, self._total), self._total)
 

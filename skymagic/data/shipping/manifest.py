@@ -1,4 +1,4 @@
-"""What one cell needs on the ranks, as a value."""
+"""The manifest of a run: what one cell needs on the ranks, as a value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Item(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Cargo:
+class Manifest:
     """What one cell needs on the ranks; its files stay in the store as long as it is held."""
 
     orders: dict[str, Any]
@@ -31,6 +31,6 @@ class Cargo:
     nbytes: int
     """Bytes that were written or are sent with the orders."""
     items: tuple[Item, ...]
-    prints: Mapping[str, str] = field(default_factory=dict)
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
     """Name → fingerprint of the notebook's value, for every name that the cell loads or stores."""
     names: CellNames = field(default_factory=CellNames)

@@ -1,4 +1,4 @@
-"""The notebook's side of the data plane: what must travel to which rank, and values on their way back."""
+"""The notebook's end of the data plane: what must travel to which rank, and values on their way back."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Any
 
 from skymagic.data.capture import modules
 from skymagic.data.capture.names import CellNames, cell_names, reach
-from skymagic.data.shipping.bindings import Holdings
+from skymagic.data.shipping.bindings import Bindings
 from skymagic.data.shipping.bundles import (
-    Loading,
-    Parcel,
+    Bundle,
+    BundleWriter,
     Progress,
-    Value,
-    bundles,
+    Variable,
     groups,
+    merge_plain,
     parts_of,
     submodules,
 )
-from skymagic.data.shipping.manifest import Cargo, Item
+from skymagic.data.shipping.manifest import Item, Manifest
 from skymagic.data.shipping.refusal import Refusal, heavy, message, no_room, refusal
 from skymagic.data.shipping.unpacking import Unpacking
 from skymagic.data.store.base import Store
 from skymagic.data.store.bundle import INLINE
-from skymagic.data.store.index import Shelf
+from skymagic.data.store.index import ContentIndex
 from skymagic.data.values import pickling
 from skymagic.data.values.kinds import type_name
 from skymagic.errors import CaptureError
 
-__all__ = ["Cargo", "Item", "Shipper"]
+__all__ = ["Item", "Manifest", "Shipper"]
 
-_ATOMS = (int, float, bool, type(None), complex, str, bytes)
+_IMMUTABLE_TYPES = (int, float, bool, type(None), complex, str, bytes)
 
 
 class Shipper(Unpacking):
@@ -53,10 +53,10 @@ class Shipper(Unpacking):
         super().__init__(store, namespace)
         self.folder = folder
         self.large = large
-        self.shelf = Shelf(store)
-        self.holdings = Holdings()
-        self._atoms: dict[str, Value] = {}
-        self._odd: dict[str, tuple[object, str]] = {}
+        self.index = ContentIndex(store)
+        self.bindings = Bindings()
+        self._immutables: dict[str, Variable] = {}
+        self._unpicklable: dict[str, tuple[object, str]] = {}
         self._warned: set[frozenset[str]] = set()
 
     def prepare(
@@ -71,7 +71,7 @@ class Shipper(Unpacking):
         dry_run: bool = False,
         progress: Progress | None = None,
         warn: Callable[[str], None] | None = None,
-    ) -> Cargo:
+    ) -> Manifest:
         """Find what a cell needs, and write what some rank has not got into the store.
 
         Args:
@@ -102,37 +102,37 @@ class Shipper(Unpacking):
             sources = self._modules(names, values.values())
             hashes = {name: module.hash for name, module in sources.items()}
             self._identify(values, ranks, hashes)
-            prints = {name: value.print for name, value in values.items()}
-            lacking = self.holdings.lacking(prints, ranks, values if fresh else extra)
+            fingerprints = {name: value.fingerprint for name, value in values.items()}
+            lacking = self.bindings.ranks_without_value(fingerprints, ranks, values if fresh else extra)
             items = tuple(
                 Item(name, why[name], value.pickled.nbytes, bool(lacking[name]), type_name(value.value))
                 for name, value in values.items()
             )
             if dry_run:
-                return Cargo({}, 0, items, names=names)
+                return Manifest({}, 0, items, names=names)
             return self._load(names, ranks, values, lacking, sources, items, frozenset(extra), progress, warn)
 
-    def landed(self, cargo: Cargo, rank: int) -> None:
-        """This rank has bound the cargo, and is running or has run its cell; twice is safe."""
+    def bound(self, manifest: Manifest, rank: int) -> None:
+        """This rank has bound the manifest, and is running or has run its cell; twice is safe."""
         with self._lock:
-            self.holdings.landed(cargo, rank)
+            self.bindings.bound(manifest, rank)
 
-    def absent(self, rank: int, names: Iterable[str]) -> None:
+    def missing(self, rank: int, names: Iterable[str]) -> None:
         """This rank has no such names after all: a cell that should have made them failed before it did."""
         with self._lock:
-            self.holdings.absent(rank, names)
+            self.bindings.missing(rank, names)
 
     def gathered(self, names: Iterable[str], ranks: Iterable[int]) -> None:
         """The notebook's present values of these names came from these ranks, which keep their own."""
         with self._lock:
-            prints = self._standing(names)
+            fingerprints = self._fingerprints(names)
             for rank in ranks:
-                self.holdings.note(rank, prints)
+                self.bindings.set_fingerprints(rank, fingerprints)
 
     def forget(self, ranks: Iterable[int]) -> None:
         """These ranks were started anew and hold nothing."""
         with self._lock:
-            self.holdings.forget(ranks)
+            self.bindings.forget(ranks)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -143,16 +143,16 @@ class Shipper(Unpacking):
         kept: frozenset[str],
         push: Sequence[str],
         ranks: Sequence[int],
-    ) -> tuple[dict[str, Value], dict[str, str]]:
+    ) -> tuple[dict[str, Variable], dict[str, str]]:
         """Pickle the names that a cell needs, and follow the functions in them to further names of `space`."""
-        values: dict[str, Value] = {}
+        values: dict[str, Variable] = {}
         failed: dict[str, BaseException] = {}
 
         def uses(name: str, value: object) -> Mapping[str, str]:
             try:
-                values[name] = self._value(name, value)
+                values[name] = self._variable(name, value)
             except Exception as problem:
-                if not self._stands(name, value, ranks):
+                if not self._ranks_keep_theirs(name, value, ranks):
                     failed[name] = problem
                 return {}
             found = values[name].pickled.uses
@@ -169,127 +169,131 @@ class Shipper(Unpacking):
             raise CaptureError(message(refusals))
         return values, why
 
-    def _value(self, name: str, value: object) -> Value:
-        known = self._atoms.get(name)
+    def _variable(self, name: str, value: object) -> Variable:
+        known = self._immutables.get(name)
         if known is not None and known.value is value:
             return known
-        made = Value(name, value, pickling.dumps(value, self.namespace, folder=self.folder))
-        if type(value) in _ATOMS and made.pickled.nbytes < INLINE:
-            self._atoms[name] = made
+        made = Variable(name, value, pickling.dumps(value, self.namespace, folder=self.folder))
+        if type(value) in _IMMUTABLE_TYPES and made.pickled.nbytes < INLINE:
+            self._immutables[name] = made
         return made
 
     def _attempt(self, part: object) -> object:
         return pickling.dumps(part, self.namespace)
 
-    def _stands(self, name: str, value: object, ranks: Sequence[int]) -> bool:
+    def _ranks_keep_theirs(self, name: str, value: object, ranks: Sequence[int]) -> bool:
         """Whether all ranks have their own binding of a name whose value here cannot travel, and is the same still."""
-        known = self._odd.get(name)
+        known = self._unpicklable.get(name)
         if known is None or known[0] is not value:
             return False
-        return all(self.holdings.prints(rank).get(name) == known[1] for rank in ranks)
+        return all(self.bindings.fingerprints(rank).get(name) == known[1] for rank in ranks)
 
-    def _modules(self, names: CellNames, values: Iterable[Value]) -> dict[str, modules.ModuleSource]:
+    def _modules(self, names: CellNames, values: Iterable[Variable]) -> dict[str, modules.ModuleSource]:
         wanted = names.imports.union(*(value.pickled.modules for value in values))
         return modules.collect(sorted(wanted), self.folder) if wanted else {}
 
-    def _identify(self, values: Mapping[str, Value], ranks: Sequence[int], hashes: Mapping[str, str]) -> None:
+    def _identify(
+        self, values: Mapping[str, Variable], ranks: Sequence[int], hashes: Mapping[str, str]
+    ) -> None:
         """Give all values their fingerprints, except those that nobody can have."""
-        held = [self.holdings.prints(rank) for rank in ranks]
+        held = [self.bindings.fingerprints(rank) for rank in ranks]
         for name, value in values.items():
-            if value.print is None:
-                new = not any(name in prints for prints in held)
-                if value.pickled.plain or self.shelf.identify(value.parts, lazily=new):
-                    value.seal(hashes)
+            if value.fingerprint is None:
+                new = not any(name in fingerprints for fingerprints in held)
+                if value.pickled.plain or self.index.identify(value.parts, lazily=new):
+                    value.set_fingerprint(hashes)
 
     def _load(
         self,
         names: CellNames,
         ranks: Sequence[int],
-        values: dict[str, Value],
+        values: dict[str, Variable],
         lacking: Mapping[str, list[int]],
         sources: Mapping[str, modules.ModuleSource],
         items: tuple[Item, ...],
-        passing: frozenset[str],
+        temporary: frozenset[str],
         progress: Progress | None,
         warn: Callable[[str], None] | None,
-    ) -> Cargo:
+    ) -> Manifest:
         """Write what is lacking, and make the orders."""
         moved = [value for name, value in values.items() if lacking[name]]
         attributes = names.attributes.union(*(value.pickled.attributes for value in moved))
-        loading = Loading(self.shelf, progress, sum(value.pickled.nbytes for value in moved))
+        writer = BundleWriter(self.index, progress, sum(value.pickled.nbytes for value in moved))
         try:
             held: dict[int, str] = {}
             if moved:
                 held = {
                     id(value.value): name
                     for name, value in values.items()
-                    if not lacking[name] and type(value.value) not in _ATOMS
+                    if not lacking[name] and type(value.value) not in _IMMUTABLE_TYPES
                 }
-            parcels = [
-                self._parcel(group, ranks, held, lacking, attributes)
-                for group in bundles(groups(moved), lacking, held)
+            bundles = [
+                self._bundle(group, ranks, held, lacking, attributes)
+                for group in merge_plain(groups(moved), lacking, held)
             ]
-            loading.expect(parcels)
+            writer.expect(bundles)
             if warn is not None and self.store.remote:
-                self._warn(parcels, warn)
-            for parcel in parcels:
-                loading.add(parcel)
-            loading.finish()
+                self._warn(bundles, warn)
+            for bundle in bundles:
+                writer.add(bundle)
+            writer.finish()
             hashes = {name: module.hash for name, module in sources.items()}
             for value in moved:
                 if not value.pickled.plain:
-                    self.shelf.identify(value.parts)
-                    value.seal(hashes)
-            prints = {name: value.print or "" for name, value in values.items() if name not in passing}
-            prints.update(self._standing(names.stores - set(values)))
+                    self.index.identify(value.parts)
+                    value.set_fingerprint(hashes)
+            fingerprints = {
+                name: value.fingerprint or "" for name, value in values.items() if name not in temporary
+            }
+            fingerprints.update(self._fingerprints(names.stores - set(values)))
             orders = {
                 "python": platform.python_version(),
-                "files": loading.files,
-                "parcels": [parcel.plain() for parcel in parcels],
+                "files": writer.files,
+                "bundles": [bundle.plain() for bundle in bundles],
                 "modules": self._lacking_modules(sources, ranks),
                 "sources": self._lacking_cells(moved, ranks),
                 "stores": sorted(names.stores),
-                "passing": sorted(passing),
+                "temporary": sorted(temporary),
             }
         except BaseException as problem:
-            self.store.unpin(loading.keys)
-            self.shelf.sweep()
+            self.store.unpin(writer.keys)
+            self.index.sweep()
             if isinstance(problem, OSError):
                 raise CaptureError(
                     no_room(problem, [(item.name, item.nbytes) for item in items])
                 ) from problem
             raise
-        cargo = Cargo(orders, loading.nbytes, items, prints, names)
-        weakref.finalize(cargo, self.store.unpin, loading.keys).atexit = False
-        self.shelf.need(loading.needs, {*self.namespace, *passing})
-        self._tidy()
-        return cargo
+        manifest = Manifest(orders, writer.nbytes, items, fingerprints, names)
+        weakref.finalize(manifest, self.store.unpin, writer.keys).atexit = False
+        self.index.set_needs(writer.needs, {*self.namespace, *temporary})
+        self._forget_lost_names()
+        return manifest
 
-    def _warn(self, parcels: Iterable[Parcel], warn: Callable[[str], None]) -> None:
+    def _warn(self, bundles: Iterable[Bundle], warn: Callable[[str], None]) -> None:
         """Say which large values are about to travel."""
-        for parcel in parcels:
-            parts = self.shelf.travels(parcel.parts)
+        for bundle in bundles:
+            parts = self.index.to_send(bundle.parts)
             value = frozenset(parts)
             if sum(parts.values()) > self.large and value not in self._warned:
                 self._warned.add(value)
-                warn(heavy(", ".join(parcel.names), sum(parts.values())))
+                warn(heavy(", ".join(bundle.names), sum(parts.values())))
 
-    def _parcel(
+    def _bundle(
         self,
-        group: list[Value],
+        group: list[Variable],
         ranks: Sequence[int],
         held: Mapping[int, str],
         lacking: Mapping[str, list[int]],
         attributes: frozenset[str],
-    ) -> Parcel:
+    ) -> Bundle:
         pickled, parts = group[0].pickled, group[0].parts
         if len(group) > 1:
             together = tuple(value.value for value in group)
             pickled = pickling.dumps(together, self.namespace, folder=self.folder)
             parts = parts_of(pickled)
-            self.shelf.identify(parts, lazily=True)
+            self.index.identify(parts, lazily=True)
         needed = sorted(set().union(*(lacking[value.name] for value in group)))
-        return Parcel(
+        return Bundle(
             names=[value.name for value in group],
             ranks=None if needed == sorted(ranks) else needed,
             pickled=pickled,
@@ -298,50 +302,52 @@ class Shipper(Unpacking):
             same=self._same(group, needed, held),
         )
 
-    def _same(self, group: list[Value], needed: list[int], held: Mapping[int, str]) -> str | None:
+    def _same(self, group: list[Variable], needed: list[int], held: Mapping[int, str]) -> str | None:
         """A name for the same object that the ranks have from the notebook, and have not rebound."""
         name = held.get(id(group[0].value))
-        if len(group) > 1 or name is None or any(self.holdings.has_rebound(rank, name) for rank in needed):
+        if len(group) > 1 or name is None or any(self.bindings.has_rebound(rank, name) for rank in needed):
             return None
         return name
 
-    def _standing(self, names: Iterable[str]) -> dict[str, str]:
+    def _fingerprints(self, names: Iterable[str]) -> dict[str, str]:
         """Fingerprints of the notebook's present values of names that ranks bind themselves."""
-        prints = {}
+        fingerprints = {}
         for name in names:
             if name not in self.namespace:
                 continue
             value = self.namespace[name]
             try:
-                standing = self._value(name, value)
-                if standing.print is None:
-                    self.shelf.identify(standing.parts)
-                    local = modules.collect(standing.pickled.modules, self.folder)
-                    standing.seal({each: module.hash for each, module in local.items()})
-                prints[name] = standing.print or ""
+                variable = self._variable(name, value)
+                if variable.fingerprint is None:
+                    self.index.identify(variable.parts)
+                    local = modules.collect(variable.pickled.modules, self.folder)
+                    variable.set_fingerprint({each: module.hash for each, module in local.items()})
+                fingerprints[name] = variable.fingerprint or ""
             except Exception:  # it cannot travel, so its identity must do
-                known = self._odd.get(name)
+                known = self._unpicklable.get(name)
                 if known is None or known[0] is not value:
-                    known = self._odd[name] = (value, f"object {id(value)}")
-                prints[name] = known[1]
-        return prints
+                    known = self._unpicklable[name] = (value, f"object {id(value)}")
+                fingerprints[name] = known[1]
+        return fingerprints
 
     def _lacking_modules(
         self, sources: Mapping[str, modules.ModuleSource], ranks: Sequence[int]
     ) -> list[dict[str, Any]]:
         found = []
         for name, module in sources.items():
-            need = self.holdings.without(name, module.hash, ranks)
+            need = self.bindings.ranks_without_source(name, module.hash, ranks)
             if need:
                 found.append({**modules.as_plain(module), "ranks": None if len(need) == len(ranks) else need})
         return found
 
-    def _lacking_cells(self, values: Iterable[Value], ranks: Sequence[int]) -> dict[str, str]:
+    def _lacking_cells(self, values: Iterable[Variable], ranks: Sequence[int]) -> dict[str, str]:
         files = frozenset().union(*(value.pickled.files for value in values))
-        return pickling.cell_sources(name for name in files if self.holdings.without(name, "", ranks))
+        return pickling.cell_sources(
+            name for name in files if self.bindings.ranks_without_source(name, "", ranks)
+        )
 
-    def _tidy(self) -> None:
+    def _forget_lost_names(self) -> None:
         """Forget names that the notebook has lost."""
-        for known in (self._atoms, self._odd):
+        for known in (self._immutables, self._unpicklable):
             for name in [name for name in known if name not in self.namespace]:
                 del known[name]

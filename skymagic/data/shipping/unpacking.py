@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from skymagic.data.store import bundle
 from skymagic.data.store.base import Store
+from skymagic.data.store.bundle import read_parts
 from skymagic.data.values import pickling
 
 
@@ -35,7 +35,7 @@ class Unpacking:
         self._lock = threading.RLock()
         self._groups: dict[str, _Group] = {}
 
-    def bring(self, refs: Iterable[Mapping[str, Any]]) -> None:
+    def prefetch(self, refs: Iterable[Mapping[str, Any]]) -> None:
         """These values that ``Namespace.pack`` packed will be unpacked or discarded: let them come from all nodes at once."""
         files = dict.fromkeys((ref["file"], ref.get("node", 0)) for ref in refs if ref.get("file"))
         if len(files) > 1:
@@ -76,5 +76,5 @@ class Unpacking:
             self._groups.pop(ref["group"], None)
 
     def _open(self, ref: Mapping[str, Any]) -> Any:
-        header, buffers = bundle.read(ref, lambda _: self.store.take(ref["file"], ref.get("node", 0)))
+        header, buffers = read_parts(ref, lambda _: self.store.take(ref["file"], ref.get("node", 0)))
         return pickling.loads(header, buffers, self.namespace)

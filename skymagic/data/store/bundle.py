@@ -44,7 +44,7 @@ def align(parts: Sequence[Buffer]) -> tuple[list[Buffer], list[int], int]:
     return pieces, offsets, nbytes
 
 
-def write(
+def write_parts(
     parts: Sequence[Buffer], give: Callable[[list[Buffer], int], str]
 ) -> tuple[str | None, list[Location]]:
     """Write what is not inline into one file.
@@ -68,12 +68,12 @@ def write(
     ]
 
 
-def described(locations: Sequence[Location], header_parts: int) -> dict[str, Any]:
+def part_fields(locations: Sequence[Location], header_parts: int) -> dict[str, Any]:
     """The bundle of parts at these locations, of which so many are the pickle stream."""
     return {"header": list(locations[:header_parts]), "buffers": list(locations[header_parts:])}
 
 
-def read(
+def read_parts(
     bundle: Mapping[str, Any], open_file: Callable[[int], memoryview]
 ) -> tuple[list[Buffer], list[Buffer]]:
     """Header and buffers of a bundle.

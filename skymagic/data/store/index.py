@@ -1,4 +1,4 @@
-"""What lies in a store on behalf of a notebook: parts of values by their content, and the names that need them."""
+"""The content index: where the parts of a notebook's values are in a store, found by their hashes, and which names need them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from skymagic.data.store.bundle import align
 from skymagic.data.store.store import LARGE, digest
 
 
-class Place(NamedTuple):
-    """Where a part lies."""
+class Extent(NamedTuple):
+    """Consecutive bytes of a file: where a part is."""
 
     key: str
     """The file's content hash."""
@@ -36,8 +36,8 @@ class Part:
         return len(self.data)
 
 
-class Shelf:
-    """Parts in one store, each content once.
+class ContentIndex:
+    """Deduplicates parts of values in one store, and removes the files that no name needs any more.
 
     Args:
         store: where the files go.
@@ -46,7 +46,7 @@ class Shelf:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._known: frozenset[str] = frozenset()
-        self._places: dict[str, Place] = {}
+        self._extents: dict[str, Extent] = {}
         self._lengths: set[int] = set()
         self._needs: dict[str, frozenset[str]] = {}
         self._gone: frozenset[str] = frozenset()
@@ -75,7 +75,7 @@ class Shelf:
             new = {part.hash or "": part.nbytes for part in large if self.find(part) is None}
             self._known = self.store.expect(new.items())
 
-    def travels(self, parts: Iterable[Part]) -> dict[str, int]:
+    def to_send(self, parts: Iterable[Part]) -> dict[str, int]:
         """Content and length of the large parts that must be sent, after they were expected."""
         return {
             part.hash: part.nbytes
@@ -83,31 +83,35 @@ class Shelf:
             if part.hash and part.nbytes >= LARGE and part.hash not in self._known and self.find(part) is None
         }
 
-    def find(self, part: Part) -> Place | None:
+    def find(self, part: Part) -> Extent | None:
         """Where a part with this content lies, if it is here."""
-        place = self._places.get(part.hash or "")
-        return place if place is not None and not self.store.missing([place.key]) else None
+        extent = self._extents.get(part.hash or "")
+        return extent if extent is not None and not self.store.missing([extent.key]) else None
 
-    def put(self, part: Part, progress: Callable[[int], None] | None = None) -> Place:
+    def put(self, part: Part, progress: Callable[[int], None] | None = None) -> Extent:
         """Write a large part as a file of its own; its hash becomes that of the bytes that were written."""
         key = self.store.put(part.hash, [part.data], part.nbytes, progress)
         part.hash = key
         self._lengths.add(part.nbytes)
-        place = self._places[key] = Place(key, 0, part.nbytes)
-        return place
+        extent = self._extents[key] = Extent(key, 0, part.nbytes)
+        return extent
 
-    def pack(self, parts: Iterable[Part]) -> list[Place]:
+    def pack(self, parts: Iterable[Part]) -> list[Extent]:
         """Write parts one after the other into one file."""
         parts = list(parts)
         pieces, offsets, nbytes = align([part.data for part in parts])
         key = self.store.put(None, pieces, nbytes)
-        places = [Place(key, start, part.nbytes) for start, part in zip(offsets, parts, strict=True)]
-        self._places.update(
-            {part.hash: place for part, place in zip(parts, places, strict=True) if part.blob and part.hash}
+        extents = [Extent(key, start, part.nbytes) for start, part in zip(offsets, parts, strict=True)]
+        self._extents.update(
+            {
+                part.hash: extent
+                for part, extent in zip(parts, extents, strict=True)
+                if part.blob and part.hash
+            }
         )
-        return places
+        return extents
 
-    def need(self, needs: Mapping[str, Iterable[str]], names: Iterable[str]) -> None:
+    def set_needs(self, needs: Mapping[str, Iterable[str]], names: Iterable[str]) -> None:
         """Note which files the values of names need now, and drop the files that none does.
 
         A name that the notebook has lost keeps its files for one more cell: it may come back as another name.
@@ -124,9 +128,9 @@ class Shelf:
         self.sweep()
 
     def sweep(self) -> None:
-        """Unlink the files that neither a name nor a cargo on its way needs."""
+        """Unlink the files that neither a name nor a manifest on its way needs."""
         needed = frozenset().union(*self._needs.values())
         here = self.store.keys()
         self.store.drop(key for key in here - needed if not self.store.pinned(key))
         here = self.store.keys()
-        self._places = {content: place for content, place in self._places.items() if place.key in here}
+        self._extents = {content: extent for content, extent in self._extents.items() if extent.key in here}

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from skymagic.data.store import bundle
+from skymagic.data.store.bundle import part_fields, read_parts, write_parts
 from skymagic.data.store.store import NodeStore
 from skymagic.data.values import pickling
 from skymagic.data.values.kinds import type_name
@@ -66,10 +66,10 @@ class Namespace:
         self._modules(orders)
         bound: dict[str, Any] = {}
         problems: list[BindError] = []
-        for parcel in orders.get("parcels", ()):
-            if self._is_for_this_rank(parcel):
+        for bundle in orders.get("bundles", ()):
+            if self._is_for_this_rank(bundle):
                 try:
-                    bound.update(self._open(parcel, orders))
+                    bound.update(self._open(bundle, orders))
                 except BindError as problem:
                     problems.append(problem)
         if len(problems) > 1:
@@ -82,7 +82,7 @@ class Namespace:
 
     def drop_temporary(self, orders: Mapping[str, Any]) -> None:
         """The cell is over: forget what was for it alone."""
-        for name in orders.get("passing", ()):
+        for name in orders.get("temporary", ()):
             self.variables.pop(name, None)
 
     def missing(self, orders: Mapping[str, Any]) -> list[str]:
@@ -120,34 +120,34 @@ class Namespace:
                 names, f"the module's code raised {type(problem).__name__}: {problem}"
             ) from problem
 
-    def _open(self, parcel: Mapping[str, Any], orders: Mapping[str, Any]) -> dict[str, Any]:
-        names = list(parcel["names"])
-        if parcel["same"] in self.variables:
-            return {names[0]: self.variables[parcel["same"]]}
+    def _open(self, bundle: Mapping[str, Any], orders: Mapping[str, Any]) -> dict[str, Any]:
+        names = list(bundle["names"])
+        if bundle["same"] in self.variables:
+            return {names[0]: self.variables[bundle["same"]]}
         try:
-            _check_python(orders["python"], parcel["code"])
-            for module in parcel["imports"]:
+            _check_python(orders["python"], bundle["code"])
+            for module in bundle["imports"]:
                 importlib.import_module(module)
-            header, buffers = bundle.read(parcel, lambda number: self.store.map(orders["files"][number]))
+            header, buffers = read_parts(bundle, lambda number: self.store.map(orders["files"][number]))
             value = pickling.loads(header, buffers, self.variables)
         except Exception as problem:
-            raise self._bind_error(names, problem, parcel, orders) from problem
+            raise self._bind_error(names, problem, bundle, orders) from problem
         return {names[0]: value} if len(names) == 1 else dict(zip(names, value, strict=True))
 
     def _bind_error(
-        self, names: list[str], problem: Exception, parcel: Mapping[str, Any], orders: Mapping[str, Any]
+        self, names: list[str], problem: Exception, bundle: Mapping[str, Any], orders: Mapping[str, Any]
     ) -> BindError:
         name = ", ".join(names)
         if isinstance(problem, _OtherPython):
             return BindError(name, str(problem), "python")
         if isinstance(problem, ModuleNotFoundError) and problem.name:
             package = problem.name.partition(".")[0]
-            theirs = parcel["versions"].get(package) or ""
+            theirs = bundle["versions"].get(package) or ""
             wanted = f"{package} {theirs}".strip()
             return BindError(name, f"{package} is not installed here; the notebook has {wanted}", package)
         skew = [
             (package, theirs, _version(package))
-            for package, theirs in parcel["versions"].items()
+            for package, theirs in bundle["versions"].items()
             if theirs and _version(package) != theirs
         ]
         text = f"{type(problem).__name__}: {problem}"
@@ -176,9 +176,9 @@ class Namespace:
         return {name: {**ref, "index": index, "count": len(names)} for index, name in enumerate(names)}
 
     def _write(self, pickled: Pickled) -> dict[str, Any]:
-        file, locations = bundle.write([*pickled.pieces, *pickled.buffers], self.store.give)
+        file, locations = write_parts([*pickled.pieces, *pickled.buffers], self.store.give)
         where = {"file": file, "node": self.node, "nbytes": pickled.nbytes}
-        return {**where, **bundle.described(locations, len(pickled.pieces))}
+        return {**where, **part_fields(locations, len(pickled.pieces))}
 
 
 class _OtherPython(Exception):
