@@ -7,7 +7,7 @@ absence    whether a node out of sight is gone: the others are asked
 agents     all of them: start, watch, signal, ask, replace
 """
 
-from skymagic.cluster.cluster import Agents
+from skymagic.cluster.agents import Agents
 from skymagic.cluster.link import Link
 from skymagic.cluster.nodes import Member, Place, RankState
 
