@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.figures import Figure, alternate, median, say, timed
-from skymagic.data.remote.remote_store import Node, RemoteStore
+from skymagic.data.remote.remote_store import RemoteStore
 from skymagic.data.store.store import digest
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hostlist import HostSpec
 from tests.lab.machines import Machines, machines
+from tests.lab.nodes import node_of, start
 
 MACHINES = 4
 PAYLOAD = 200_000_000
@@ -61,10 +62,10 @@ def store(hosts: Machines) -> Iterator[tuple[RemoteStore, list[Connection]]]:
     connections = [connect(config.endpoint(HostSpec(name, name))) for name in hosts.names]
     depot = command("-m", "skymagic.kernels.store.server", STORE)
     nodes = [
-        Node(host.name, functools.partial(connection.open, depot), host.address)
-        for host, connection in zip(hosts, connections, strict=True)
+        node_of(index, host.name, functools.partial(connection.open, depot), host.address)
+        for index, (host, connection) in enumerate(zip(hosts, connections, strict=True))
     ]
-    made = RemoteStore(nodes, say, keep=4 * PAYLOAD)
+    made = RemoteStore(nodes, start, say, keep=4 * PAYLOAD)
     try:
         yield made, connections
     finally:

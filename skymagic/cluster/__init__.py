@@ -9,6 +9,6 @@ agents     all of them: start, watch, signal, ask, replace
 
 from skymagic.cluster.agents import Agents
 from skymagic.cluster.link import Link
-from skymagic.cluster.nodes import Member, Place, RankState
+from skymagic.cluster.nodes import Node, RankState
 
-__all__ = ["Agents", "Link", "Member", "Place", "RankState"]
+__all__ = ["Agents", "Link", "Node", "RankState"]

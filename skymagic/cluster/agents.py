@@ -7,11 +7,12 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from skymagic.cluster.link import Link
 from skymagic.cluster.liveness import Absences
-from skymagic.cluster.nodes import Member, Place, RankState
+from skymagic.cluster.nodes import Node, RankState
 from skymagic.cluster.rpc import Questions
 from skymagic.errors import PoolError, ProvisionError
 from skymagic.plan.units import count
@@ -27,7 +28,7 @@ class Agents:
     """Owns the links to all agents of a pool.
 
     Args:
-        members: the machines, each with an agent of its own, the head first.
+        nodes: the machines, each with an agent of its own, the head first.
         died: called (on a link's thread) when a rank ended that nobody asked to end.
         lost: called (on a link's thread) when an agent is gone, with the node and a reason.
         note: called with what the user should know of links that are down, and up again.
@@ -36,29 +37,28 @@ class Agents:
 
     def __init__(
         self,
-        members: Sequence[Member],
+        nodes: Sequence[Node],
         died: Callable[[wire.RankExited], None],
         lost: Callable[[int, str], None],
         note: Callable[[str], None],
         ended: Callable[[str], None],
     ) -> None:
-        self.members = tuple(members)
+        self.nodes = tuple(nodes)
         self.specs: dict[int, tuple[int, wire.RankSpec]] = {}
-        """Rank → (index into `members`, its specification)."""
+        """Rank → (index into `nodes`, its specification)."""
         self.ranks: dict[int, RankState] = {}
-        self.places: tuple[Place, ...] = ()
         self.started: dict[int, wire.AgentStarted] = {}
-        """By index into `members`: what its agent said of itself."""
+        """By index into `nodes`: what its agent said of itself."""
         self.away: set[int] = set()
-        """Members whose links are down, and come back or not."""
+        """Nodes whose links are down, and come back or not."""
         self.gone: dict[int, str] = {}
-        """Members that are lost, each with a reason."""
+        """Nodes that are lost, each with a reason."""
         self._unheard: set[int] = set()
         """Those of them that may run on, out of reach."""
         self.untold: list[str] = []
-        """After the end: members that could not be told of it."""
+        """After the end: nodes that could not be told of it."""
         self._pulses: dict[int, dict[str, int]] = {}
-        """Where each member can be reached by the others."""
+        """Where each node can be reached by the others."""
         self._absences = Absences(self._tell_absence, self._reached_by_others, self._give_up)
         self._node_specs: tuple[wire.AgentSpec, ...] = ()
         self._offers: dict[str, wire.Offer] = {}
@@ -72,12 +72,12 @@ class Agents:
 
     def _fresh(self, rank: int) -> RankState:
         index, spec = self.specs[rank]
-        return RankState(spec.info["node"], self.members[index].name)
+        return RankState(spec.info["node"], self.nodes[index].name)
 
     # -- lifecycle ---------------------------------------------------------------------------------------------------
 
     def start(self, specs: Sequence[wire.AgentSpec]) -> None:
-        """Open all links; `specs` has one for each member."""
+        """Open all links; `specs` has one for each node."""
         self._node_specs = tuple(specs)
         transports = self._open(range(len(specs)))
         for index, spec in enumerate(specs):
@@ -91,7 +91,7 @@ class Agents:
 
         def open_one(index: int) -> None:
             try:
-                opened[index] = self.members[index].open(functools.partial(self._link_is, index))
+                opened[index] = self.nodes[index].start_agent(functools.partial(self._link_is, index))
             except BaseException as problem:
                 opened[index] = problem
 
@@ -110,7 +110,7 @@ class Agents:
             raise problems[0]
         return transports
 
-    def meet(self, word: str, timeout: float) -> tuple[Place, ...]:
+    def meet(self, word: str, timeout: float) -> tuple[Node, ...]:
         """Find out where the nodes reach each other, and have the head's controller listen there.
 
         Args:
@@ -119,23 +119,24 @@ class Agents:
         Raises:
             ProvisionError: no private address of the head can be reached by all others.
         """
-        if all(member.address is not None for member in self.members):
-            self.places = tuple(Place(m.name, m.address) for m in self.members if m.address is not None)
-            return self.places
-        self._wait(lambda: len(self.started) == len(self.members), timeout, "the node agents")
-        started = [self.started[index] for index in range(len(self.members))]
+        if all(node.address for node in self.nodes):
+            self.nodes = tuple(replace(node, hostname=node.name) for node in self.nodes)
+            return self.nodes
+        self._wait(lambda: len(self.started) == len(self.nodes), timeout, "the node agents")
+        started = [self.started[index] for index in range(len(self.nodes))]
         if len({hello.machine for hello in started}) == 1:
             addresses = ["127.0.0.1"] * len(started)
         else:
             addresses = self._reach(started[0].addresses, word, timeout)
         self._links[0].send(wire.StartController(addresses[0]))
-        self.places = tuple(
-            Place(hello.hostname, address) for hello, address in zip(started, addresses, strict=True)
+        self.nodes = tuple(
+            replace(node, address=address, hostname=hello.hostname)
+            for node, address, hello in zip(self.nodes, addresses, started, strict=True)
         )
-        return self.places
+        return self.nodes
 
     def _reach(self, places: Mapping[str, int], word: str, timeout: float) -> list[str]:
-        others = range(1, len(self.members))
+        others = range(1, len(self.nodes))
         with self._questions.asked() as (number, answers):
             for index in others:
                 self._links[index].send(wire.ProbeAddresses(dict(places), word, number, listen=True))
@@ -146,15 +147,15 @@ class Agents:
             if all(address in ways[index] for index in others):
                 self._pulses[0] = {address: places[address]}
                 return [address, *(ways[index][address] for index in others)]
-        head = self.members[0].name
-        lost = [self.members[index].name for index in others if not ways[index]]
+        head = self.nodes[0].name
+        lost = [self.nodes[index].name for index in others if not ways[index]]
         raise ProvisionError(
             f"{', '.join(lost) or 'the nodes'} cannot reach {head} at a private address that serves all "
             f"({head} has {', '.join(places) or 'none'}); the nodes of a pool must be in one network, and let each other in"
         )
 
     def order(self, specs: Mapping[int, tuple[int, wire.RankSpec]]) -> None:
-        """Order the ranks (rank → index into `members`, specification); returns at once."""
+        """Order the ranks (rank → index into `nodes`, specification); returns at once."""
         self.specs = dict(specs)
         self.ranks = {rank: self._fresh(rank) for rank in specs}
         self._order(self.ranks, 0)
@@ -225,7 +226,7 @@ class Agents:
             thread.start()
         for thread in threads:
             thread.join()
-        self.untold = [self.members[index].name for index in sorted(self._unheard | self.away)]
+        self.untold = [self.nodes[index].name for index in sorted(self._unheard | self.away)]
 
     # -- ranks -------------------------------------------------------------------------------------------------------
 
@@ -316,7 +317,7 @@ class Agents:
     # -- nodes that are out of sight ---------------------------------------------------------------------------------
 
     def ranks_of(self, index: int) -> list[int]:
-        """The ranks of one member."""
+        """The ranks of one node."""
         return [rank for rank, (where, _) in self.specs.items() if where == index]
 
     def _link_is(self, index: int, state: str) -> None:
@@ -333,7 +334,7 @@ class Agents:
         return self.specs[rank][0] in self.away
 
     def _tell_absence(self, index: int, away: bool) -> None:
-        name = self.members[index].name
+        name = self.nodes[index].name
         if away:
             self._note(
                 f"{name}: the connection is lost; what runs there goes on, and this notebook reconnects"
@@ -343,7 +344,7 @@ class Agents:
 
     def _reached_by_others(self, index: int) -> bool | None:
         """Whether another node reaches this one; None when nobody can tell."""
-        others = [other for other in range(len(self.members)) if other not in {index, *self.away, *self.gone}]
+        others = [other for other in range(len(self.nodes)) if other not in {index, *self.away, *self.gone}]
         pulse = self._pulses.get(index)
         if not pulse or not others:
             return None
@@ -356,7 +357,7 @@ class Agents:
 
     def _give_up(self, index: int) -> None:
         """No other node reaches it: its link ends."""
-        name, others = self.members[index].name, len(self.members) - 1
+        name, others = self.nodes[index].name, len(self.nodes) - 1
         self._unheard.add(index)
         self._lose(index, f"{name} does not answer, neither here nor to the other {count(others, 'node')}")
         self._links[index].drop()
@@ -374,7 +375,7 @@ class Agents:
         self._lost(index, reason)
 
     def revive(self, timeout: float) -> list[int]:
-        """Try again to reach the members that are gone; the ranks that belong there, none of which runs yet.
+        """Try again to reach the nodes that are gone; the ranks that belong there, none of which runs yet.
 
         Raises:
             ProvisionError: one is not to be reached still.
@@ -409,7 +410,7 @@ class Agents:
             match message:
                 case None if index not in self.gone:
                     said = self._links[index].complaint if index < len(self._links) else ""
-                    ended = f"the agent on {self.members[index].name} ended"
+                    ended = f"the agent on {self.nodes[index].name} ended"
                     self._trouble = self._trouble or (f"{ended}:\n{said}" if said else ended)
                 case wire.AgentStarted():
                     self.started[index] = message
@@ -422,7 +423,7 @@ class Agents:
                 case wire.PoolEnded():
                     self._trouble = f"the pool ended {message.reason}"
                 case wire.AgentFailed():
-                    self._trouble = f"{self.members[index].name}: {message.reason}"
+                    self._trouble = f"{self.nodes[index].name}: {message.reason}"
                 case wire.RankForked():
                     state = self.ranks[message.rank]
                     state.pid, state.ident = message.pid, message.ident

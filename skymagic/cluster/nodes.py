@@ -1,4 +1,4 @@
-"""The machines of a pool as a provider gives them, where they are among each other, and what is known of their ranks."""
+"""A machine of a pool, as its provider gives it, and what is known of one rank."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ class RankState:
 
 
 @dataclass(frozen=True)
-class Member:
-    """A machine of the cluster, as a provider gives it.
+class Node:
+    """A machine of a pool, as its provider gives it.
 
     Attributes:
+        index: its number among the machines, 0 for the head.
         name: what users call it.
-        address: where the others reach it; None: they find out when they meet.
-        open: a new link to its node agent; it is told when the link is "connected", and when it is "reconnecting".
+        start_agent: starts its node agent, and is a link to it; its argument is called with the link's state:
+            "connected", "reconnecting" or "lost".
         run: ``run(module, *arguments)`` starts ``python -m module arguments`` on that machine, in the environment of
             its ranks, and is a link to it; each call another process, which ends when the link is closed.
         forward: an address and port on that machine → a port of 127.0.0.1 here that leads there; None where the
             machine is this one.
+        address: where the other nodes reach it; empty until the nodes have met.
+        hostname: its own name for itself; empty until the nodes have met.
     """
 
+    index: int
     name: str
-    address: str | None
-    open: Callable[[Callable[[str], None]], Transport] = field(repr=False, compare=False)
+    start_agent: Callable[[Callable[[str], None]], Transport] = field(repr=False, compare=False)
     run: Callable[..., Transport] = field(repr=False, compare=False)
     forward: Callable[[str, int], int] | None = field(default=None, repr=False, compare=False)
+    address: str = ""
+    hostname: str = ""
 
-
-@dataclass(frozen=True)
-class Place:
-    """Where a node is, once the nodes have met: its own hostname, and its address among them."""
-
-    hostname: str
-    address: str
+    def __str__(self) -> str:
+        return f"node {self.index} ({self.name})"

@@ -7,8 +7,7 @@ porter    put, get, sync
 words     what was done, and what went wrong
 """
 
-from skymagic.files.clients import FileNode
 from skymagic.files.copy import Files
 from skymagic.files.messages import Copied, summary
 
-__all__ = ["Copied", "FileNode", "Files", "summary"]
+__all__ = ["Copied", "Files", "summary"]

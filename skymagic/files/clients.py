@@ -6,9 +6,9 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TypeVar
 
+from skymagic.cluster import Node
 from skymagic.errors import SkyError
 from skymagic.files.messages import failed
 from skymagic.wire.files import (
@@ -36,24 +36,6 @@ PATIENCE = 5.0
 TICK = 0.2
 
 
-@dataclass(frozen=True)
-class FileNode:
-    """A machine to copy to and from.
-
-    Attributes:
-        node: its number.
-        hostname: its name.
-        open: starts ``skymagic.kernels.files`` there.
-    """
-
-    node: int
-    hostname: str
-    open: Callable[[], Transport] = field(repr=False, compare=False)
-
-    def __str__(self) -> str:
-        return f"node {self.node} ({self.hostname})"
-
-
 class Stopped(Exception):
     """The user wants no more."""
 
@@ -67,13 +49,14 @@ class Line:
 
     Args:
         node: which.
+        transport: to the process there.
         stop: set when the user wants no more.
     """
 
-    def __init__(self, node: FileNode, stop: threading.Event) -> None:
+    def __init__(self, node: Node, transport: Transport, stop: threading.Event) -> None:
         self.node = node
         self._stop = stop
-        self._transport = node.open()
+        self._transport = transport
         self._messages = messages(self._transport.read)
         self._writing = threading.Lock()
         self._sending = False
@@ -162,18 +145,25 @@ class Lines:
 
     Args:
         nodes: which.
+        start: starts ``skymagic.kernels.files`` on a node.
         watch: called about five times a second while they are at work, by the thread that waits for them.
     """
 
-    def __init__(self, nodes: Sequence[FileNode], watch: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        start: Callable[[Node], Transport],
+        watch: Callable[[], None] = lambda: None,
+    ) -> None:
         self.nodes = tuple(nodes)
+        self._start = start
         self._watch = watch
         self._stop = threading.Event()
         self._lines: list[Line] = []
 
     def __enter__(self) -> Lines:
-        def opened(node: FileNode) -> None:
-            line = Line(node, self._stop)
+        def opened(node: Node) -> None:
+            line = Line(node, self._start(node), self._stop)
             self._lines.append(line)
             if self._stop.is_set():  # too late
                 line.close()
@@ -201,7 +191,7 @@ class Lines:
         """
         return self._all([(line.node, lambda line=line: job(line)) for line in self._lines], title)  # type: ignore[misc]
 
-    def _all(self, jobs: Sequence[tuple[FileNode, Callable[[], T]]], title: str) -> list[T]:
+    def _all(self, jobs: Sequence[tuple[Node, Callable[[], T]]], title: str) -> list[T]:
         results: dict[int, T] = {}
         problems: dict[int, BaseException] = {}
 
@@ -242,7 +232,7 @@ class Lines:
                 thread.join(max(0.0, end - time.monotonic()))
             raise
 
-    def _sentences(self, node: FileNode, problem: BaseException) -> Sequence[str]:
+    def _sentences(self, node: Node, problem: BaseException) -> Sequence[str]:
         if isinstance(problem, Trouble):
             return problem.args
         if isinstance(problem, SkyError):

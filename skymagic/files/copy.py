@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from skymagic.cluster import Node
 from skymagic.errors import RequestError
-from skymagic.files.clients import FileNode, Line, Lines, Trouble
+from skymagic.files.clients import Line, Lines, Trouble
 from skymagic.files.destination import landing, unasked
 from skymagic.files.ignore import going_along
 from skymagic.files.messages import Copied, failed, shown
@@ -31,6 +32,7 @@ from skymagic.wire.files import (
     StatReply,
     Write,
 )
+from skymagic.wire.transport import Transport
 
 Progress = Callable[[str, int, int], None]
 """Takes the path of a file under way, and how many bytes of how many are on their way or there."""
@@ -73,16 +75,18 @@ class Files:
 
     Args:
         nodes: the machines, the head first.
+        start: starts ``skymagic.kernels.files`` on a node.
     """
 
-    def __init__(self, nodes: Sequence[FileNode]) -> None:
+    def __init__(self, nodes: Sequence[Node], start: Callable[[Node], Transport]) -> None:
         self._nodes = tuple(nodes)
+        self._start = start
 
-    def _chosen(self, nodes: Collection[int] | None) -> list[FileNode]:
-        known = {node.node for node in self._nodes}
+    def _chosen(self, nodes: Collection[int] | None) -> list[Node]:
+        known = {node.index for node in self._nodes}
         if wrong := sorted(set(nodes or ()) - known):
             raise RequestError(f"there is no node {wrong[0]}: there are {', '.join(map(str, sorted(known)))}")
-        return [node for node in self._nodes if nodes is None or node.node in nodes]
+        return [node for node in self._nodes if nodes is None or node.index in nodes]
 
     def put(
         self,
@@ -103,7 +107,7 @@ class Files:
         """
         found = _checked(listing(os.fspath(src)))
         meter = Meter(progress)
-        with Lines(self._chosen(nodes), meter.show) as lines:
+        with Lines(self._chosen(nodes), self._start, meter.show) as lines:
             places = {line.node: line for line in lines.each(lambda line: _Place(line, dst))}
             where = landing(found, dst, [place.kind for place in places.values()])
             entries = renamed(found.entries, where.name)
@@ -132,7 +136,7 @@ class Files:
         """
         found = _checked(going_along(folder, excludes, includes))
         meter = Meter(progress)
-        with Lines(self._chosen(nodes), meter.show) as lines:
+        with Lines(self._chosen(nodes), self._start, meter.show) as lines:
             places = {line.node: line for line in lines.each(lambda line: _Place(line, dst))}
             return _bring(
                 lines, found, found.entries, lambda line: places[line.node].path, meter, mirror=True
@@ -158,7 +162,7 @@ class Files:
         chosen = self._chosen(nodes)
         goal = _Goal(os.fspath(dst), several=len(chosen) > 1)
         meter = Meter(progress)
-        with Lines(chosen, meter.show) as lines:
+        with Lines(chosen, self._start, meter.show) as lines:
             fetches = lines.each(lambda line: _Fetch(line, src, goal))
             meter.total = sum(fetch.nbytes for fetch in fetches)
             by_node = {fetch.node: fetch for fetch in fetches}
@@ -193,7 +197,7 @@ def _bring(
     """Bring entries to all nodes."""
     plain, tops = [entry.plain() for entry in entries], [vars(top) for top in found.tops]
 
-    def compare(line: Line) -> tuple[FileNode, CompareReply]:
+    def compare(line: Line) -> tuple[Node, CompareReply]:
         request = Compare(base(line), plain, tops, found.contents, found.machine, mirror)
         answer = line.ask(request, CompareReply)
         if answer.problems:
@@ -231,11 +235,11 @@ def _work(
 
 
 def _copied(
-    node: FileNode, entries: Sequence[Entry], want: Sequence[int], removed: int, notes: Sequence[str]
+    node: Node, entries: Sequence[Entry], want: Sequence[int], removed: int, notes: Sequence[str]
 ) -> Copied:
     files = sum(entry.kind == FILE for entry in entries)
     nbytes = sum(entries[number].size for number in want)
-    return Copied(node.node, node.hostname, len(want), nbytes, files - len(want), removed, tuple(notes))
+    return Copied(node.index, node.name, len(want), nbytes, files - len(want), removed, tuple(notes))
 
 
 class _Goal:
@@ -248,10 +252,10 @@ class _Goal:
         except LookupError as problem:
             raise failed(NOTHING, [("", str(problem))], 1) from None
 
-    def of(self, node: FileNode, found: Listing) -> tuple[str, str | None]:
+    def of(self, node: Node, found: Listing) -> tuple[str, str | None]:
         """(the folder that a node's files go into, the name that they take there or None)."""
         if self._several:
-            return str(Path(self._full) / f"node{node.node}"), None
+            return str(Path(self._full) / f"node{node.index}"), None
         where = landing(found, self._text, [FOLDER] if Path(self._full).is_dir() else [])
         return where.base(self._full), where.name
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from skymagic.cluster import Agents
+from skymagic.cluster import Agents, Node
 from skymagic.wire import processes
 from skymagic.wire.transport import Transport
 
@@ -29,14 +28,10 @@ def open_store(agents: Agents, remote: bool, tell: Callable[[str], None]) -> Nod
         from skymagic.data.store.store import NodeStore
 
         return NodeStore(agents.started[0].store, notify=tell)
-    from skymagic.data.remote.remote_store import Node, RemoteStore
+    from skymagic.data.remote.remote_store import RemoteStore
 
-    nodes = [
-        Node(member.name, functools.partial(_open_depot, agents, index), agents.places[index].address)
-        for index, member in enumerate(agents.members)
-    ]
-    return RemoteStore(nodes, tell, keep=KEPT_ON_NODES)
+    def start_server(node: Node) -> Transport:
+        # an agent that was started anew has another folder, so this is looked up each time
+        return node.run(processes.VALUES, agents.started[node.index].store)
 
-
-def _open_depot(agents: Agents, index: int) -> Transport:
-    return agents.members[index].run(processes.VALUES, agents.started[index].store)
+    return RemoteStore(agents.nodes, start_server, tell, keep=KEPT_ON_NODES)

@@ -11,7 +11,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -172,11 +171,11 @@ class Pool:
                 raise
 
     def _bring_up(self, say: Callable[[str], None]) -> None:
-        members = self._provider.acquire(self.plan, self.job_id, say)
-        self._agents = Agents(members, self._on_death, self._on_loss, self._on_note, self._on_limit)
+        nodes = self._provider.acquire(self.plan, self.job_id, say)
+        self._agents = Agents(nodes, self._on_death, self._on_loss, self._on_note, self._on_limit)
         self._agents.start(
             specs.of_agents(
-                self.plan, self.plugins, self.name, self.job_id, members, self.defaults.away, os.environ
+                self.plan, self.plugins, self.name, self.job_id, nodes, self.defaults.away, os.environ
             )
         )
         from skymagic.data.shipping.shipper import Shipper
@@ -188,7 +187,7 @@ class Pool:
             )
         )
         controller = self._agents.wait_controller(START_TIMEOUT)
-        self._engine = Engine(controller.client, members[0].forward)
+        self._engine = Engine(controller.client, nodes[0].forward)
         self._shipper = Shipper(
             open_store(self._agents, self.plan.remote, self.tell), self.namespace, str(Path.cwd())
         )
@@ -545,7 +544,7 @@ class Pool:
         before, after = self.world_size, plan.topology.world_size
         self.plan = plan
         self.agents.signal(range(after, before), signal.SIGKILL)
-        ranks = specs.of_ranks(self.plan, self.plugins, self.job_id, self.agents.places)
+        ranks = specs.of_ranks(self.plan, self.plugins, self.job_id, self.agents.nodes)
         self.agents.reshape(ranks, START_TIMEOUT)
         self._engine.forget(range(after, before))
         self.shipper.forget(range(after, before))
@@ -560,19 +559,14 @@ class Pool:
 
     def files(self) -> Files:
         """What copies between the notebook and the machines of the pool; all nodes of this machine are one."""
-        from skymagic.files import FileNode, Files
+        from skymagic.files import Files
 
-        return Files(
-            [
-                FileNode(node, member.name, partial(member.run, processes.FILES, self._folder))
-                for node, member in enumerate(self.agents.members)
-            ]
-        )
+        return Files(self.agents.nodes, lambda node: node.run(processes.FILES, self._folder))
 
     def machines(self, chosen: Selection) -> tuple[int, ...]:
         """The numbers of the machines of these nodes, as `files` knows them. Raises RequestError for nodes that there are not."""
         nodes = chosen.ranks(self.plan.topology.nodes, "node")
-        last = len(self.agents.members) - 1
+        last = len(self.agents.nodes) - 1
         return tuple(sorted({min(node, last) for node in nodes}))
 
     def status(self) -> list[tuple[object, ...]]:

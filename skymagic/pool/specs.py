@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from skymagic.cluster import Member, Place
+from skymagic.cluster import Node
 from skymagic.plan import Plan
 from skymagic.plugins import Plugin, packing
 from skymagic.runtime.info import InstanceInfo, Peer
@@ -35,7 +35,7 @@ def of_agents(
     plugins: Sequence[Plugin],
     pool: str,
     job_id: str,
-    members: Sequence[Member],
+    nodes: Sequence[Node],
     away: float | None,
     environ: Mapping[str, str],
 ) -> list[wire.AgentSpec]:
@@ -48,33 +48,33 @@ def of_agents(
     request = plan.request
     return [
         wire.AgentSpec(
-            pool=pool, job_id=job_id, node=index, head=index == 0, preload=preload(plugins),
-            env=environment(plan, environ), address=member.address, curve=plan.remote,
+            pool=pool, job_id=job_id, node=node.index, head=node.index == 0, preload=preload(plugins),
+            env=environment(plan, environ), address=node.address or None, curve=plan.remote,
             idle_timeout=request.idle, max_lifetime=request.max_lifetime, detached_timeout=away if plan.remote else None,
         )
-        for index, member in enumerate(members)
+        for node in nodes
     ]  # fmt: skip
 
 
 def of_ranks(
-    plan: Plan, plugins: Sequence[Plugin], job_id: str, places: Sequence[Place]
+    plan: Plan, plugins: Sequence[Plugin], job_id: str, nodes: Sequence[Node]
 ) -> dict[int, tuple[int, wire.RankSpec]]:
     """Rank → (index of its machine, its specification).
 
     Args:
-        places: where the machines are, the head first; one machine may serve all nodes.
+        nodes: the machines, which have met, the head first; one machine may serve all nodes of the plan.
     """
     shape = plan.topology
     packed = tuple(map(packing.packed, plugins))
-    machines = [min(node, len(places) - 1) for node in range(shape.nodes)]
+    machines = [min(node, len(nodes) - 1) for node in range(shape.nodes)]
     peers = tuple(
-        Peer(node, places[index].address, places[index].hostname) for node, index in enumerate(machines)
+        Peer(node, nodes[index].address, nodes[index].hostname) for node, index in enumerate(machines)
     )
     found = {}
     for rank in range(shape.world_size):
         node = shape.node_of(rank)
         info = InstanceInfo(
-            node=node, total_nodes=shape.nodes, head_addr=places[0].address, head_port=0,
+            node=node, total_nodes=shape.nodes, head_addr=nodes[0].address, head_port=0,
             accelerators=plan.request.gpu.count if plan.request.gpu else 0, peers=peers, rank=rank,
             world_size=shape.world_size, local_rank=shape.local_rank(rank), local_world_size=shape.procs_per_node,
             hostname=peers[node].hostname, job_id=job_id,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
-from skymagic.cluster import Member
+from skymagic.cluster import Node
 from skymagic.errors import RequestError
 from skymagic.plan import Plan, PoolRequest
 from skymagic.plan.suggest import did_you_mean
@@ -28,7 +28,7 @@ class Provider(Protocol):
     def plan(self, request: PoolRequest, say: Say) -> Plan:
         """What would be made, with its price; looks, and starts nothing. Raises RequestError with all mistakes."""
 
-    def acquire(self, plan: Plan, job_id: str, say: Say) -> Sequence[Member]:
+    def acquire(self, plan: Plan, job_id: str, say: Say) -> Sequence[Node]:
         """Machines that can run an agent, the head first. Called once, after `plan`; releases all if it raises."""
 
     def release(self) -> None:

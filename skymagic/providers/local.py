@@ -16,7 +16,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from skymagic import plugins
-from skymagic.cluster import Member
+from skymagic.cluster import Node
 from skymagic.errors import RequestError
 from skymagic.plan import Inventory, Plan, PoolRequest, image, plan
 from skymagic.plugins import packing
@@ -44,9 +44,9 @@ class Local:
             raise RequestError(mistakes)
         return made
 
-    def acquire(self, plan: Plan, job_id: str, say: Say) -> Sequence[Member]:
+    def acquire(self, plan: Plan, job_id: str, say: Say) -> Sequence[Node]:
         """One agent serves all ranks of this machine."""
-        return [Member(socket.gethostname(), ADDRESS, lambda state: run(processes.AGENT), run)]
+        return [Node(0, socket.gethostname(), lambda state: run(processes.AGENT), run, address=ADDRESS)]
 
     def release(self) -> None:
         """Nothing was acquired."""

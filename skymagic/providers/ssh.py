@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from skymagic import plugins
 from skymagic.bootstrap import Facts, Requirements
 from skymagic.bootstrap.provision import Installation, probe, requirements_of, setup
-from skymagic.cluster import Member
+from skymagic.cluster import Node
 from skymagic.cluster.tunnel import Tunnel
 from skymagic.errors import ProvisionError, RequestError
 from skymagic.plan import Plan, PoolRequest, plan_over, topology
@@ -61,7 +61,7 @@ class SSH:
         plan = plan_over(request, inventories, "ssh")
         return replace(plan, image=image, set_up=_set_up_words(self._machines, requirements))
 
-    def acquire(self, plan: Plan, job_id: str, say: Say) -> Sequence[Member]:
+    def acquire(self, plan: Plan, job_id: str, say: Say) -> Sequence[Node]:
         """Set up the hosts that are not, side by side."""
         del self._machines[plan.topology.nodes :]
         for machine, ready in zip(
@@ -73,7 +73,7 @@ class SSH:
         if twice := _twice(self._machines):
             say(f"two nodes on one machine: {twice}")
         # two nodes may be one machine: each has a daemon of its own
-        return [machine.member(f"{job_id}-{node}") for node, machine in enumerate(self._machines)]
+        return [machine.node(index, f"{job_id}-{index}") for index, machine in enumerate(self._machines)]
 
     def _set_up(self, machine: Machine, image: Image, say: Say) -> Installation:
         return setup(
@@ -119,12 +119,12 @@ class Machine:
         assert self.facts is not None
         return self.facts
 
-    def member(self, daemon: str) -> Member:
+    def node(self, index: int, daemon: str) -> Node:
         """The machine as a pool sees it; `daemon` names what keeps the node's agent there."""
-        return Member(
+        return Node(
+            index,
             self.name,
-            None,
-            open=lambda state: self._open(daemon, state),
+            start_agent=lambda state: self._open(daemon, state),
             run=self._run,
             forward=lambda address, port: self._current().forward(address, port),
         )

@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skymagic.data.remote.remote_store import Node, RemoteStore
+from skymagic.data.remote.remote_store import RemoteStore
 from skymagic.data.store.store import NodeStore, create, digest, overflow, remove
 from skymagic.kernels.store.server import LOCK
 from skymagic.providers.local import ChildTransport
 from skymagic.wire.transport import Transport
 from tests.data.far import Far, Notebook, moved
+from tests.lab.nodes import node_of, start
 
 MB = 1 << 20
 
@@ -81,8 +82,8 @@ class Cluster:
         self.folders = [create() for _ in range(count)]
         self.lines: list[list[Counted]] = [[] for _ in range(count)]
         self.said: list[str] = []
-        nodes = [Node(f"node{n}", self._open(n), "127.0.0.1") for n in range(count)]
-        self.store = RemoteStore(nodes, self.said.append, **options)  # type: ignore[arg-type]
+        nodes = [node_of(n, f"node{n}", self._open(n), "127.0.0.1") for n in range(count)]
+        self.store = RemoteStore(nodes, start, self.said.append, **options)  # type: ignore[arg-type]
 
     def _open(self, node: int) -> Callable[[], Transport]:
         def opened() -> Transport:

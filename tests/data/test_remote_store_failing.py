@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.data.remote.remote_store import Node, RemoteStore
+from skymagic.data.remote.remote_store import RemoteStore
 from skymagic.data.store.store import NodeStore
 from skymagic.errors import PoolError
 from skymagic.providers.local import ChildTransport
 from tests.data.test_remote_store import MB, Cluster, put
+from tests.lab.nodes import node_of, start
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_a_node_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
         return ChildTransport([sys.executable, "-c", "raise SystemExit('no such thing here')"])
 
     said: list[str] = []
-    store = RemoteStore([Node("gpu7", refuse)], said.append, retry_timeout=0.1)
+    store = RemoteStore([node_of(0, "gpu7", refuse)], start, said.append, retry_timeout=0.1)
     with pytest.raises(PoolError, match=r"node 0 \(gpu7\) cannot be reached.*no such thing here.*%sky_down"):
         store.put(None, [b"x"], 1)
     assert len(said) == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.data.remote.remote_store import Node, RemoteStore
+from skymagic.data.remote.remote_store import RemoteStore
 from skymagic.errors import PoolError
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
@@ -21,6 +21,7 @@ from skymagic.wire.transport import Transport
 from tests.data.test_remote_store import MB
 from tests.data.test_remote_store_failing import at
 from tests.lab.machines import Machines, machines
+from tests.lab.nodes import node_of, start
 
 pytestmark = pytest.mark.needs("sshd", "namespaces")
 
@@ -41,8 +42,8 @@ class Pool:
         self.hosts = hosts
         self.connections: dict[str, Connection] = {}
         self.said: list[str] = []
-        nodes = [Node(host.name, self._open(host.name), host.address) for host in hosts]
-        self.store = RemoteStore(nodes, self.said.append, **options)  # type: ignore[arg-type]
+        nodes = [node_of(n, host.name, self._open(host.name), host.address) for n, host in enumerate(hosts)]
+        self.store = RemoteStore(nodes, start, self.said.append, **options)  # type: ignore[arg-type]
 
     def connection(self, name: str) -> Connection:
         """A connection that is not dead."""

@@ -16,21 +16,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skymagic.cluster import Node
 from skymagic.errors import FilesError, RequestError
-from skymagic.files import Copied, FileNode, Files, summary
+from skymagic.files import Copied, Files, summary
 from skymagic.files.messages import failed
 from skymagic.files.transfer.entries import LINK, Entry, stays, strange
 from skymagic.providers.local import ChildTransport
 from skymagic.wire.files import FileStart, ListReply, SendReply, encode
+from tests.lab.nodes import node_of, start
 from tests.lab.notebook import opened
 
 MODULE = "skymagic.kernels.files"
 
 
-def node(number: int, root: Path, *command: str) -> FileNode:
+def node(number: int, root: Path, *command: str) -> Node:
     """A process that stands for a node; `command` runs it in another way."""
     words = [*(command or (sys.executable, "-m", MODULE)), str(root)]
-    return FileNode(number, f"host{number}", lambda: ChildTransport(words))
+    return node_of(number, f"host{number}", lambda: ChildTransport(words))
 
 
 class Nodes:
@@ -42,7 +44,7 @@ class Nodes:
         self.roots = [folder / f"node{number}" for number in range(count)]
         for root in self.roots:
             root.mkdir()
-        self.files = Files([node(number, root) for number, root in enumerate(self.roots)])
+        self.files = Files([node(number, root) for number, root in enumerate(self.roots)], start)
 
 
 @pytest.fixture
@@ -319,8 +321,8 @@ def public() -> Iterator[Path]:
 def test_no_permission(public: Path, tmp_path: Path) -> None:
     """As a user who is not root."""
     nobody = "os.setuid(65534); " if os.geteuid() == 0 else ""
-    start = f"import os, skymagic.kernels.files as files; {nobody}files.main()"
-    files = Files([node(0, public, sys.executable, "-c", start)])
+    code = f"import os, skymagic.kernels.files as files; {nobody}files.main()"
+    files = Files([node(0, public, sys.executable, "-c", code)], start)
     grow(public, {"mine/a": "old", "secret": "x"})
     (public / "mine").chmod(0o555)
     (public / "secret").chmod(0o000)
@@ -341,7 +343,7 @@ def test_disk_full(tmp_path: Path) -> None:
     command = ["unshare", "-rm", "sh", "-c", mount, sys.executable]
     if subprocess.run([*command[:3], "-c", "mount -t tmpfs none /mnt"], capture_output=True).returncode:
         pytest.skip("this machine makes no file systems for its users")
-    files = Files([node(0, root, *command), node(1, tmp_path / "roomy")])
+    files = Files([node(0, root, *command), node(1, tmp_path / "roomy")], start)
     grow(tmp_path, {"large": "x" * 2_000_000, **{f"many/{number}": "x" for number in range(9)}})
     with pytest.raises(
         FilesError, match=r"node 0 \(host0\): .*/root: no room: 2.0 MB more are needed, 1.0 MB are free"
@@ -443,10 +445,10 @@ def test_a_node_that_is_lost(two: Nodes) -> None:
 def test_a_node_that_cannot_answer(tmp_path: Path) -> None:
     bad = node(0, tmp_path, sys.executable, "-c", "import no_such_module_here")
     with pytest.raises(FilesError, match="connection was lost .*No module named 'no_such_module_here'"):
-        Files([bad]).get("x", tmp_path)
+        Files([bad], start).get("x", tmp_path)
     chatty = node(0, tmp_path, sys.executable, "-c", "print('Welcome to this host')\ninput()")
     with pytest.raises(FilesError, match="the connection was lost"):
-        Files([chatty]).get("x", tmp_path)
+        Files([chatty], start).get("x", tmp_path)
 
 
 def hostile(entries: list[Entry], *, contents: bool, sent: int | None = None) -> str:
@@ -488,7 +490,7 @@ def test_a_node_cannot_write_where_it_likes(tmp_path: Path, entries: list[Entry]
     here.mkdir(parents=True)
     evil = node(0, tmp_path, sys.executable, "-c", hostile(entries, contents=contents))
     with pytest.raises(FilesError, match="is refused"):
-        Files([evil]).get("out/" if contents else "out", here)
+        Files([evil], start).get("out/" if contents else "out", here)
     assert tree(tmp_path) == {"a/": "", "a/b/": ""}
 
 
@@ -499,7 +501,7 @@ def test_a_node_cannot_send_what_nobody_wants(tmp_path: Path, sent: int) -> None
     os.utime(tmp_path / "out/here", ns=(5, 5))
     evil = node(0, tmp_path, sys.executable, "-c", hostile(entries, contents=False, sent=sent))
     with pytest.raises(FilesError, match="a file that nobody asked for"):
-        Files([evil]).get("out", tmp_path)
+        Files([evil], start).get("out", tmp_path)
     assert tree(tmp_path) == {"out/": "", "out/here": "ok"}
 
 

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 
 from skymagic import providers
-from skymagic.cluster import Member
+from skymagic.cluster import Node
 from skymagic.cluster.tunnel import Tunnel
 from skymagic.plan import Plan
 from skymagic.providers import Say
@@ -19,7 +19,7 @@ class Tunnelled(Local):
     def __init__(self) -> None:
         self._tunnels: list[Tunnel] = []
 
-    def acquire(self, plan: Plan, job_id: str, say: Say) -> Sequence[Member]:
+    def acquire(self, plan: Plan, job_id: str, say: Say) -> Sequence[Node]:
         """One agent, which outlives its gates."""
 
         def opened(state):
@@ -31,7 +31,7 @@ class Tunnelled(Local):
         def forward(address: str, port: int) -> int:
             return self._tunnels[-1].forward(address, port)
 
-        return [Member(socket.gethostname(), None, opened, run, forward)]
+        return [Node(0, socket.gethostname(), opened, run, forward)]
 
     def release(self) -> None:
         """Close the tunnels."""

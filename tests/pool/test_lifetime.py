@@ -86,7 +86,7 @@ def test_the_first_of_two_limits_is_due() -> None:
 
 PROVIDER = """
 from dataclasses import replace
-from skymagic.cluster import Member
+from skymagic.cluster import Node
 from skymagic.providers.local import Local, run
 
 class Two(Local):
@@ -96,7 +96,7 @@ class Two(Local):
 
     def acquire(self, plan, job_id, say):
         agent = lambda state: run("skymagic.kernels.agent.agent")
-        return [Member(f"box{node}", "127.0.0.1", agent, run) for node in range(plan.topology.nodes)]
+        return [Node(n, f"box{n}", agent, run, address="127.0.0.1") for n in range(plan.topology.nodes)]
 """
 
 

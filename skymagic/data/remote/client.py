@@ -9,27 +9,14 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from skymagic.cluster import Node
 from skymagic.wire import store
 from skymagic.wire.store import Beat, Looked, Message, Open, Opened, Piece, Read, Size
 from skymagic.wire.transport import Transport
 
 START_TIMEOUT = 60.0
 """Seconds that a value server may take to say that it is ready."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """Where a value server runs."""
-
-    name: str
-    """What users call the machine."""
-    open: Callable[[], Transport]
-    """Starts ``python -m skymagic.kernels.store.server STORE`` there, STORE being the folder that the node's ranks have as
-    their store; may be called again after a lost connection. May raise OSError or a SkyError."""
-    address: str = ""
-    """Where the other nodes reach this one; empty when it is alone."""
 
 
 class ConnectionLost(ConnectionError):
@@ -87,7 +74,8 @@ class StoreClient:
 
     Args:
         node: where it runs.
-        number: the node's number.
+        start: starts ``skymagic.kernels.store.server`` there; may be called again after a lost connection. May raise OSError
+            or a SkyError.
         settings: what the server gets first.
         on_message: called on the client's thread, under no lock, with the number and what a server says of its values;
             with None when the connection is lost.
@@ -98,13 +86,14 @@ class StoreClient:
     def __init__(
         self,
         node: Node,
-        number: int,
+        start: Callable[[Node], Transport],
         settings: Open,
         on_message: Callable[[int, Message | None], None],
         silence_timeout: float,
     ) -> None:
         self.node = node
-        self.number = number
+        self.number = node.index
+        self._start = start
         self.port = 0
         self.room = 0
         self.closed = False
@@ -132,14 +121,14 @@ class StoreClient:
 
         Raises:
             ConnectionLost: it does not answer; it may be tried again.
-            Exception: what the node's ``open`` raises.
+            Exception: what `start` raises.
         """
         with self._writing:
             if self._ready:
                 return
             if self.closed:
                 raise self._lost()
-            transport = self.node.open()
+            transport = self._start(self.node)
             try:
                 self._handshake(transport)
             except BaseException:

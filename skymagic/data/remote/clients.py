@@ -7,10 +7,12 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from skymagic.data.remote.client import ConnectionLost, Node, StoreClient
+from skymagic.cluster import Node
+from skymagic.data.remote.client import ConnectionLost, StoreClient
 from skymagic.errors import PoolError, SkyError
 from skymagic.wire import store
 from skymagic.wire.threads import failures, run_all
+from skymagic.wire.transport import Transport
 
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 2.0
@@ -22,6 +24,7 @@ class Clients:
 
     Args:
         nodes: in the order of their numbers.
+        start: starts a value server on a node.
         settings: what each server gets first.
         notify: called with one sentence when a node cannot be reached for a while.
         retry_timeout: seconds for which a node that cannot be reached is tried again.
@@ -31,14 +34,14 @@ class Clients:
     def __init__(
         self,
         nodes: Sequence[Node],
+        start: Callable[[Node], Transport],
         settings: Callable[[Node], store.Open],
         notify: Callable[[str], None],
         retry_timeout: float,
         silence_timeout: float,
     ) -> None:
         self.all = [
-            StoreClient(node, number, settings(node), self._received, silence_timeout)
-            for number, node in enumerate(nodes)
+            StoreClient(node, start, settings(node), self._received, silence_timeout) for node in nodes
         ]
         self.lost: set[int] = set()
         """Nodes that are gone: nothing is sent to them."""

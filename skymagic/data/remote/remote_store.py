@@ -6,7 +6,8 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from skymagic.data.remote.client import Download, Node
+from skymagic.cluster import Node
+from skymagic.data.remote.client import Download
 from skymagic.data.remote.clients import Clients
 from skymagic.data.remote.prefetch import Prefetch
 from skymagic.data.remote.replication import ReplicatedFile, Replication
@@ -14,8 +15,7 @@ from skymagic.data.store.base import Buffer, Store
 from skymagic.data.store.store import LARGE, digest
 from skymagic.errors import PoolError
 from skymagic.wire import store
-
-__all__ = ["Node", "RemoteStore"]
+from skymagic.wire.transport import Transport
 
 
 class RemoteStore(Store):
@@ -25,6 +25,8 @@ class RemoteStore(Store):
 
     Args:
         nodes: in the order of their numbers; ``node`` in a rank's reference is such a number.
+        start: starts ``skymagic.kernels.store.server STORE`` on a node, STORE being the folder that its ranks have as their
+            store.
         notify: called with one sentence when files are evicted, kept on disk, or a node cannot be reached for a while.
         keep: bytes that values may fill in ``~/.skymagic/values`` on each node, for the user's later pools; 0: none.
         keep_after: seconds that a value must have been in use to be worth keeping.
@@ -39,6 +41,7 @@ class RemoteStore(Store):
     def __init__(
         self,
         nodes: Sequence[Node],
+        start: Callable[[Node], Transport],
         notify: Callable[[str], None] | None = None,
         *,
         keep: int = 0,
@@ -56,7 +59,7 @@ class RemoteStore(Store):
         def settings(node: Node) -> store.Open:
             return store.Open(node.address if several else "", public, secret, keep, keep_after, share)
 
-        self._clients = Clients(nodes, settings, self._notify, retry_timeout, silence_timeout)
+        self._clients = Clients(nodes, start, settings, self._notify, retry_timeout, silence_timeout)
         self._replication = Replication(self._clients, self._notify)
         self._prefetch = Prefetch(self._fetch)
         self._files: dict[str, ReplicatedFile] = {}
