@@ -1,4 +1,4 @@
-"""What the notebook and a node's depot say to each other: messages (`wire.codec`), of which `Body` and `Piece` have raw bytes behind them."""
+"""The protocol of a node's value server: messages (`wire.codec`) between it and the notebook; `data.remote` draws them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}")
 _KEY = re.compile(r"[0-9a-f]{32}")
 
 
-# -- notebook → depot ------------------------------------------------------------------------------------------------
+# -- notebook → value server ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Open:
-    """First of all: the pool's terms."""
+class Settings:
+    """First of all: the pool's settings for all of its value servers."""
 
     address: str = ""
     """Where other nodes reach this one; empty: there are none, and nothing listens."""
     public: str = ""
     secret: str = ""
-    """The pool's key pair, which all of its depots have and nobody else (CURVE, Z85)."""
+    """The pool's key pair, which all of its value servers have and nobody else (CURVE, Z85)."""
     keep: int = 0
     """Bytes that values kept for later pools may fill in the user's folder; 0: none is kept, none is looked for."""
     keep_after: float = 0.0
@@ -33,7 +33,7 @@ class Open:
 
 
 @dataclass(frozen=True)
-class Look:
+class Query:
     """Which of these are here, or were kept by an earlier pool: key, name and length of each."""
 
     number: int
@@ -42,31 +42,31 @@ class Look:
 
 @dataclass(frozen=True)
 class Put:
-    """A value comes: bodies, then its seal."""
+    """A value comes: `PutChunk`s, then `PutEnd`."""
 
     name: str
     nbytes: int
 
 
 @dataclass(frozen=True)
-class Body(WithPayload):
-    """Raw bytes of a value follow."""
+class PutChunk(WithPayload):
+    """Bytes of a value."""
 
     name: str
     nbytes: int
 
 
 @dataclass(frozen=True)
-class Seal:
-    """That was all of it."""
+class PutEnd:
+    """That was all of it: verify it against its key, the content's hash."""
 
     name: str
     key: str
 
 
 @dataclass(frozen=True)
-class Follow:
-    """Get a value from another node's depot, as it arrives there; what has come of it already is not asked for again."""
+class Replicate:
+    """Get a value from another node's server, as it arrives there, from the offset on that is here already."""
 
     name: str
     nbytes: int
@@ -75,15 +75,8 @@ class Follow:
 
 
 @dataclass(frozen=True)
-class Abandon:
-    """What has come of these values is not wanted."""
-
-    names: list[str]
-
-
-@dataclass(frozen=True)
-class Drop:
-    """Unlink these files."""
+class Delete:
+    """Unlink these files, complete or not."""
 
     names: list[str]
 
@@ -98,36 +91,37 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Stop:
-    """What is being read under this number is not wanted any more."""
+class CancelRead:
+    """Send no more for the `Read` of this number."""
 
     number: int
 
 
-# -- depot → notebook ------------------------------------------------------------------------------------------------
+# -- value server → notebook ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Opened:
-    """The depot is ready."""
+class Ready:
+    """The server has the store, and listens."""
 
     port: int
+    """For other nodes; 0 when there are none."""
     room: int
     """Bytes that its store may still take."""
 
 
 @dataclass(frozen=True)
-class Looked:
-    """Answer to `Look`: names that are not here; the others are, or will be said to have landed."""
+class QueryReply:
+    """Answer to `Query`. What is neither missing nor present is arriving: `Stored` or `StoreFailed` follows."""
 
     number: int
-    lacks: list[str]
-    here: list[str]
+    missing: list[str]
+    present: list[str]
     room: int
 
 
 @dataclass(frozen=True)
-class Landed:
+class Stored:
     """A value is complete and as its key says."""
 
     name: str
@@ -138,8 +132,8 @@ class Landed:
 
 
 @dataclass(frozen=True)
-class Failed:
-    """A value did not land."""
+class StoreFailed:
+    """A value could not be stored."""
 
     name: str
     reason: str
@@ -147,7 +141,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Size:
+class ReadReply:
     """Answer to `Read`: bytes that will come; -1: there is no such file."""
 
     number: int
@@ -155,25 +149,24 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Piece(WithPayload):
-    """Raw bytes follow: a piece of a file that is read."""
+class ReadChunk(WithPayload):
+    """Bytes of a file that is read."""
 
     number: int
     nbytes: int
-    packed: bool
-    """Whether they are deflated."""
-    check: str
+    deflated: bool
+    checksum: str
     """xxh3-64 of the piece as it lies in the file."""
 
 
 @dataclass(frozen=True)
-class Beat:
-    """The depot lives."""
+class Heartbeat:
+    """The server lives; sent every 2 s."""
 
 
 Message = (
-    Open | Look | Put | Body | Seal | Follow | Abandon | Drop | Read | Stop
-    | Opened | Looked | Landed | Failed | Size | Piece | Beat
+    Settings | Query | Put | PutChunk | PutEnd | Replicate | Delete | Read | CancelRead
+    | Ready | QueryReply | Stored | StoreFailed | ReadReply | ReadChunk | Heartbeat
 )  # fmt: skip
 
 
@@ -190,7 +183,7 @@ def is_key(text: object) -> bool:
 def _check(message: Any) -> None:
     names = [*getattr(message, "names", ()), *([message.name] if hasattr(message, "name") else [])]
     keys = [message.key] if hasattr(message, "key") else []
-    if isinstance(message, Look):
+    if isinstance(message, Query):
         names += [name for _, name, _ in message.values]
         keys += [key for key, _, _ in message.values]
     if not all(map(is_name, names)) or not all(map(is_key, keys)):

@@ -40,7 +40,7 @@ def said(depot: ChildTransport) -> list[object]:
 def started(store: Path, *lines: bytes) -> ChildTransport:
     """A depot that was told this."""
     depot = ChildTransport([sys.executable, "-m", "skymagic.kernels.store.server", str(store)])
-    for line in (freight.encode(freight.Open()), *lines):
+    for line in (freight.encode(freight.Settings()), *lines):
         depot.write(line)
     return depot
 
@@ -48,13 +48,13 @@ def started(store: Path, *lines: bytes) -> ChildTransport:
 @pytest.mark.parametrize(
     "line",
     [
-        b'["Drop",{"names":["../precious"]}]\n',
-        b'["Drop",{"names":["/etc/passwd"]}]\n',
+        b'["Delete",{"names":["../precious"]}]\n',
+        b'["Delete",{"names":["/etc/passwd"]}]\n',
         b'["Read",{"number":1,"name":"../precious","offset":0}]\n',
         b'["Put",{"name":"../precious","nbytes":5}]\n',
-        b'["Seal",{"name":"' + NAME.encode() + b'","key":"../../precious"}]\n',
-        b'["Look",{"number":1,"values":[["../precious","' + NAME.encode() + b'",8]]}]\n',
-        b'["Follow",{"name":".depot","nbytes":1,"address":"","port":1}]\n',
+        b'["PutEnd",{"name":"' + NAME.encode() + b'","key":"../../precious"}]\n',
+        b'["Query",{"number":1,"values":[["../precious","' + NAME.encode() + b'",8]]}]\n',
+        b'["Replicate",{"name":".depot","nbytes":1,"address":"","port":1}]\n',
         b'["Exec",{}]\n',
         b"\x80\x04\x95nonsense\n",
         b"[]\n",
@@ -76,7 +76,7 @@ def test_names_lead_nowhere_else(store: Path, line: bytes) -> None:
 
 @pytest.mark.parametrize("how", ["its input ends", "SIGTERM", "SIGHUP", "its store goes"])
 def test_an_end_leaves_nothing_half_done(store: Path, how: str) -> None:
-    part = freight.encode(freight.Put(NAME, MB)) + freight.encode(freight.Body(NAME, 10)) + b"x" * 10
+    part = freight.encode(freight.Put(NAME, MB)) + freight.encode(freight.PutChunk(NAME, 10)) + b"x" * 10
     depot = started(store, part)
     while not [path for path in store.iterdir() if path.suffix == ".part" and path.stat().st_size == 10]:
         pass
@@ -134,12 +134,14 @@ def test_a_follower_trusts_the_pool_alone(store: Path) -> None:
     port = false.bind_to_random_port("tcp://127.0.0.1")
     public, secret = (key.decode() for key in zmq.curve_keypair())
     depot = ChildTransport([sys.executable, "-m", "skymagic.kernels.store.server", str(store)])
-    depot.write(freight.encode(freight.Open("127.0.0.1", public, secret)))
-    depot.write(freight.encode(freight.Follow(NAME, 1, "127.0.0.1", port)))
+    depot.write(freight.encode(freight.Settings("127.0.0.1", public, secret)))
+    depot.write(freight.encode(freight.Replicate(NAME, 1, "127.0.0.1", port)))
     stream = freight.decoder(noise=True)
-    while not (failed := [each for each in stream.feed(depot.read()) if isinstance(each, freight.Failed)]):
+    while not (
+        failed := [each for each in stream.feed(depot.read()) if isinstance(each, freight.StoreFailed)]
+    ):
         pass
-    assert failed == [freight.Failed(NAME, f"no word from 127.0.0.1:{port}")]
+    assert failed == [freight.StoreFailed(NAME, f"no word from 127.0.0.1:{port}")]
     assert not false.poll(0)  # nor was it told anything
     depot.close()
     context.destroy(linger=0)
@@ -155,11 +157,11 @@ def test_nodes_that_wait_for_each_other() -> None:
         names = [f"{NAME[:16]}-{digest([each])}" for each in data]
         for node, other in ((0, 1), (1, 0)):
             for name in names if node == 0 else reversed(names):
-                clients[node].send(freight.Follow(name, MB, "127.0.0.1", clients[other].port))
+                clients[node].send(freight.Replicate(name, MB, "127.0.0.1", clients[other].port))
         for node, name, each in ((0, names[1], data[1]), (1, names[0], data[0])):
             clients[node].send(freight.Put(name, MB))  # instead of following, at last
-            clients[node].send(freight.Body(name, MB), memoryview(each))
-            clients[node].send(freight.Seal(name, name[17:]))
+            clients[node].send(freight.PutChunk(name, MB), memoryview(each))
+            clients[node].send(freight.PutEnd(name, name[17:]))
         while not all({path.name for path in two.files(node)} >= set(names) for node in range(2)):
             time.sleep(0.01)
     finally:
@@ -209,10 +211,10 @@ def test_files_are_deflated_while_the_line_is_slow() -> None:
 def test_frames_in_any_pieces() -> None:
     whole = b"noise\n" + b"".join(
         [
-            freight.encode(freight.Opened(1, 2)),
-            freight.encode(freight.Body(NAME, 5)) + b"a\nb\nc",
-            freight.encode(freight.Body(NAME, 0)),
-            freight.encode(freight.Beat()),
+            freight.encode(freight.Ready(1, 2)),
+            freight.encode(freight.PutChunk(NAME, 5)) + b"a\nb\nc",
+            freight.encode(freight.PutChunk(NAME, 0)),
+            freight.encode(freight.Heartbeat()),
         ]
     )
     for step in range(1, len(whole)):
@@ -220,10 +222,10 @@ def test_frames_in_any_pieces() -> None:
         found = [each for n in range(0, len(whole), step) for each in stream.feed(whole[n : n + step])]
         messages = [each for each in found if not isinstance(each, memoryview)]
         assert messages == [
-            freight.Opened(1, 2),
-            freight.Body(NAME, 5),
-            freight.Body(NAME, 0),
-            freight.Beat(),
+            freight.Ready(1, 2),
+            freight.PutChunk(NAME, 5),
+            freight.PutChunk(NAME, 0),
+            freight.Heartbeat(),
         ]
         assert b"".join(each for each in found if isinstance(each, memoryview)) == b"a\nb\nc"
     with pytest.raises(ValueError, match="not a message"):

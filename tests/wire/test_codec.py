@@ -94,7 +94,7 @@ def test_noise_is_skipped_before_the_first_message_only() -> None:
 
 
 def test_names_of_a_store_lead_nowhere_else() -> None:
-    line = json.dumps(["Drop", {"names": ["../precious"]}]).encode()
+    line = json.dumps(["Delete", {"names": ["../precious"]}]).encode()
     with pytest.raises(ValueError, match="not a name of a store"):
         store.decode(line)
 

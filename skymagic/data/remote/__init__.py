@@ -2,15 +2,15 @@
 
 The messages of `wire.store`, for a value that two nodes get; ``→`` is the notebook's connection, ``⇢`` between nodes::
 
-    notebook → 0, 1     Open                       0, 1 → notebook     Opened (port, room), then Beat every 2 s
-    notebook → 0, 1     Look (keys)                0, 1 → notebook     Looked: what an earlier pool has left
-    notebook → 1        Follow (value, 0)          1 ⇢ 0               name, offset, credit
-    notebook → 0        Put, Body…, Seal (key)     0 ⇢ 1               pieces, as they arrive; at the end the key
-                                                   0, 1 → notebook     Landed, or Failed: another source is assigned
-    notebook → 1        Read (name, offset)        1 → notebook        Size, Piece…
+    notebook → 0, 1     Settings                   0, 1 → notebook     Ready (port, room), then Heartbeat every 2 s
+    notebook → 0, 1     Query (keys)               0, 1 → notebook     QueryReply: what an earlier pool has left
+    notebook → 1        Replicate (value, 0)       1 ⇢ 0               name, offset, credit
+    notebook → 0        Put, PutChunk…, PutEnd     0 ⇢ 1               pieces, as they arrive; at the end the key
+                                                   0, 1 → notebook     Stored, or StoreFailed: another source is assigned
+    notebook → 1        Read (name, offset)        1 → notebook        ReadReply, ReadChunk…
 
 What a node has is in its store under the content's hash, so that everything may be sent again: after a lost connection
-the notebook connects anew, asks with Look what is there, and goes on with what is not.
+the notebook connects anew, asks with Query what is there, and goes on with what is not.
 
 client          the connection to one node's value server
 clients         the connections to all: opened at once, retried with backoff, told what to unlink

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from skymagic.cluster import Node
 from skymagic.wire import store
-from skymagic.wire.store import Beat, Looked, Message, Open, Opened, Piece, Read, Size
+from skymagic.wire.store import Heartbeat, Message, QueryReply, Read, ReadChunk, ReadReply, Ready, Settings
 from skymagic.wire.transport import Transport
 
 START_TIMEOUT = 60.0
@@ -57,12 +57,12 @@ class Download:
             except (OSError, ValueError, MemoryError) as problem:
                 self.problem = problem
 
-    def add(self, piece: Piece, data: bytes | memoryview) -> None:
+    def add(self, piece: ReadChunk, data: bytes | memoryview) -> None:
         """A piece has come."""
         import xxhash
 
-        plain = zlib.decompress(data) if piece.packed else data
-        if self.memory is None or xxhash.xxh3_64_hexdigest(plain) != piece.check:
+        plain = zlib.decompress(data) if piece.deflated else data
+        if self.memory is None or xxhash.xxh3_64_hexdigest(plain) != piece.checksum:
             self.problem = OSError("a file was damaged on its way from the node")
             return
         self.memory[self.received : self.received + len(plain)] = plain
@@ -87,7 +87,7 @@ class StoreClient:
         self,
         node: Node,
         start: Callable[[Node], Transport],
-        settings: Open,
+        settings: Settings,
         on_message: Callable[[int, Message | None], None],
         silence_timeout: float,
     ) -> None:
@@ -109,7 +109,7 @@ class StoreClient:
         self._complaint = ""
         self._numbers = itertools.count(1)
         self._downloads: dict[int, Download] = {}
-        self._queries: dict[int, Callable[[Looked], None]] = {}
+        self._queries: dict[int, Callable[[QueryReply], None]] = {}
 
     @property
     def connected(self) -> bool:
@@ -170,7 +170,7 @@ class StoreClient:
                 raise
 
     def query(
-        self, values: list[tuple[str, str, int]], on_answer: Callable[[Looked], None]
+        self, values: list[tuple[str, str, int]], on_answer: Callable[[QueryReply], None]
     ) -> Callable[[], None]:
         """Ask what is there (key, name, length); the answer is waited for by calling what is returned.
 
@@ -183,7 +183,7 @@ class StoreClient:
         number = next(self._numbers)
         transport = self._transport
         self._queries[number] = on_answer
-        self.send(store.Look(number, values))
+        self.send(store.Query(number, values))
 
         def wait() -> None:
             if not self._wait_for(lambda: number not in self._queries, transport):
@@ -211,7 +211,7 @@ class StoreClient:
             self._downloads.pop(number, None)
             if not download.ended:
                 with contextlib.suppress(ConnectionLost):
-                    self.send(store.Stop(number))
+                    self.send(store.CancelRead(number))
         if download.problem is not None:
             raise download.problem
 
@@ -266,9 +266,9 @@ class StoreClient:
 
         try:
             for message, payload in store.CODEC.messages(read, noise=True):
-                if isinstance(message, Piece):
+                if isinstance(message, ReadChunk):
                     self._receive_piece(message, payload)
-                elif isinstance(message, Opened | Looked | Size | Beat):
+                elif isinstance(message, Ready | QueryReply | ReadReply | Heartbeat):
                     self._answer(message)
                 else:
                     self._on_message(self.number, message)
@@ -278,20 +278,20 @@ class StoreClient:
             self._complaint = transport.complaint()
         self._disconnect(transport)
 
-    def _answer(self, message: Opened | Looked | Size | Beat) -> None:
-        if isinstance(message, Looked) and message.number in self._queries:
+    def _answer(self, message: Ready | QueryReply | ReadReply | Heartbeat) -> None:
+        if isinstance(message, QueryReply) and message.number in self._queries:
             self._queries[message.number](message)
         with self._changed:
-            if isinstance(message, Opened):
+            if isinstance(message, Ready):
                 self.port, self.room, self._ready = message.port, message.room, True
-            elif isinstance(message, Looked):
+            elif isinstance(message, QueryReply):
                 self.room = message.room
                 self._queries.pop(message.number, None)
-            elif isinstance(message, Size) and message.number in self._downloads:
+            elif isinstance(message, ReadReply) and message.number in self._downloads:
                 self._downloads[message.number].begin(message.nbytes)
             self._changed.notify_all()
 
-    def _receive_piece(self, piece: Piece, data: bytes | memoryview) -> None:
+    def _receive_piece(self, piece: ReadChunk, data: bytes | memoryview) -> None:
         download = self._downloads.get(piece.number)
         if download is not None:
             download.add(piece, data)

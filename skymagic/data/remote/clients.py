@@ -35,7 +35,7 @@ class Clients:
         self,
         nodes: Sequence[Node],
         start: Callable[[Node], Transport],
-        settings: Callable[[Node], store.Open],
+        settings: Callable[[Node], store.Settings],
         notify: Callable[[str], None],
         retry_timeout: float,
         silence_timeout: float,
@@ -104,7 +104,7 @@ class Clients:
     def follow(self, node: int, name: str, nbytes: int, source: int) -> None:
         """Let a node get a value from another one."""
         client = self.all[source]
-        self.send(node, store.Follow(name, nbytes, client.node.address, client.port))
+        self.send(node, store.Replicate(name, nbytes, client.node.address, client.port))
 
     def unlink(self, names: Iterable[str], nodes: Iterable[int] | None = None) -> None:
         """Unlink files, on all nodes unless said, now or when they are connected again."""
@@ -115,7 +115,7 @@ class Clients:
 
     def _send_unlinks(self, node: int) -> None:
         names = set(self._unlink[node])
-        if names and self.all[node].connected and self.send(node, store.Drop(sorted(names))):
+        if names and self.all[node].connected and self.send(node, store.Delete(sorted(names))):
             self._unlink[node] -= names
 
     def drop_silent(self) -> None:
@@ -133,7 +133,7 @@ class Clients:
     def _close(self, client: StoreClient, names: set[str]) -> None:
         if client.connected and not client.drop_if_silent():
             with contextlib.suppress(ConnectionLost):
-                client.send(store.Drop(sorted(names | self._unlink[client.number])))
+                client.send(store.Delete(sorted(names | self._unlink[client.number])))
         client.close()
 
     def _received(self, node: int, message: store.Message | None) -> None:

@@ -56,8 +56,8 @@ class RemoteStore(Store):
         several = len(nodes) > 1
         public, secret = _key_pair() if several else ("", "")
 
-        def settings(node: Node) -> store.Open:
-            return store.Open(node.address if several else "", public, secret, keep, keep_after, share)
+        def settings(node: Node) -> store.Settings:
+            return store.Settings(node.address if several else "", public, secret, keep, keep_after, share)
 
         self._clients = Clients(nodes, start, settings, self._notify, retry_timeout, silence_timeout)
         self._replication = Replication(self._clients, self._notify)

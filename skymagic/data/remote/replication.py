@@ -16,7 +16,7 @@ from skymagic.data.remote.fanout import CACHE, NOTEBOOK, Placement, assign_sourc
 from skymagic.data.store.base import Buffer
 from skymagic.errors import PoolError
 from skymagic.wire import store
-from skymagic.wire.store import Failed, Landed
+from skymagic.wire.store import Stored, StoreFailed
 
 STEP = 1 << 19
 """Bytes that are copied, hashed and sent at a time."""
@@ -155,8 +155,8 @@ class Replication:
             with contextlib.suppress(ConnectionLost):
                 wait()
 
-    def _answered(self, node: int, files: list[ReplicatedFile], answer: store.Looked) -> None:
-        here, lacks = set(answer.here), set(answer.lacks)
+    def _answered(self, node: int, files: list[ReplicatedFile], answer: store.QueryReply) -> None:
+        here, lacks = set(answer.present), set(answer.missing)
         with self.changed:
             for file in files:
                 if file.name in here:
@@ -191,13 +191,13 @@ class Replication:
                 self._replan = True
                 for file in self._files.values():
                     file.placement.disconnected(node)
-            elif isinstance(message, Landed):
+            elif isinstance(message, Stored):
                 self._arrived(node, message)
-            elif isinstance(message, Failed):
+            elif isinstance(message, StoreFailed):
                 self._failed(node, message)
             self.changed.notify_all()
 
-    def _arrived(self, node: int, message: Landed) -> None:
+    def _arrived(self, node: int, message: Stored) -> None:
         client = self.clients.all[node]
         client.room = message.room
         file = self._files.get(message.name)
@@ -213,7 +213,7 @@ class Replication:
                 f"{client.node.name}: {file.nbytes / 1e6:,.0f} MB do not fit in memory: {message.note}"
             )
 
-    def _failed(self, node: int, message: Failed) -> None:
+    def _failed(self, node: int, message: StoreFailed) -> None:
         file = self._files.get(message.name)
         if file is None or node not in file.placement.sources:
             return
@@ -265,7 +265,7 @@ class Replication:
             if not sending or file.placement.sources.get(node) != NOTEBOOK:
                 return
             state.update(piece)
-            sending = self.clients.send(node, store.Body(file.sent_as, piece.nbytes), piece)
+            sending = self.clients.send(node, store.PutChunk(file.sent_as, piece.nbytes), piece)
             done += piece.nbytes
             if progress is not None and done % _PROGRESS_BYTES < STEP:
                 progress(done)
@@ -273,7 +273,7 @@ class Replication:
                 self._replan = False
                 self.replicate(file, only_followers=True)
         self._seal(file, str(state.hexdigest()))
-        self.clients.send(node, store.Seal(file.sent_as, file.key))
+        self.clients.send(node, store.PutEnd(file.sent_as, file.key))
 
     def _seal(self, file: ReplicatedFile, key: str) -> None:
         """What was sent has this key, whatever the file's was before."""

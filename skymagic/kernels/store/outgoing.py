@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from skymagic.wire.store import Message, Piece, Read, Size, encode
+from skymagic.wire.store import Message, Read, ReadChunk, ReadReply, encode
 from skymagic.wire.transport import write_all
 
 PIECE = 1 << 19
@@ -119,12 +119,12 @@ class Reading:
                 with path.open("rb", buffering=0) as file:
                     self._send(order, file.fileno())
             except OSError:
-                self._outlet.say(Size(order.number, -1))
+                self._outlet.say(ReadReply(order.number, -1))
 
     def _send(self, order: Read, descriptor: int) -> None:
         import xxhash
 
-        self._outlet.say(Size(order.number, os.fstat(descriptor).st_size - order.offset))
+        self._outlet.say(ReadReply(order.number, os.fstat(descriptor).st_size - order.offset))
         offset, rest, count, busy = order.offset, 0, 0, False
         while order.number not in self._stopped and (data := os.pread(descriptor, PIECE, offset)):
             offset += len(data)
@@ -136,7 +136,7 @@ class Reading:
             if self._slow and not rest and sent is data:
                 rest = _REST
             check = xxhash.xxh3_64_hexdigest(data)
-            self._outlet.piece(Piece(order.number, len(sent), sent is not data, check), sent)
+            self._outlet.piece(ReadChunk(order.number, len(sent), sent is not data, check), sent)
         self._stopped.discard(order.number)
 
 

@@ -20,7 +20,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from skymagic.wire import store
-from skymagic.wire.store import Follow
+from skymagic.wire.store import Replicate
 
 CHUNK = 1 << 19
 """Bytes of one message."""
@@ -172,13 +172,13 @@ class Follower:
     ) -> None:
         self._keys = public, secret
         self._write, self._land, self._fail = write, land, fail
-        self._orders: dict[str, Follow] = {}
+        self._orders: dict[str, Replicate] = {}
         self._lock = threading.Lock()
         self._alarm = Alarm()
         self._sockets: dict[tuple[str, int], Any] = {}
         threading.Thread(target=self._follow, name="depot-follower", daemon=True).start()
 
-    def follow(self, order: Follow) -> None:
+    def follow(self, order: Replicate) -> None:
         """Get a value, or go on with it from another node."""
         with self._lock:
             self._orders[order.name] = order
@@ -210,11 +210,11 @@ class Follower:
                     self.abandon(order.name)
                     self._fail(order.name, problem if isinstance(problem, OSError) else OSError(str(problem)))
 
-    def _stands(self, order: Follow) -> bool:
+    def _stands(self, order: Replicate) -> bool:
         with self._lock:
             return self._orders.get(order.name) is order
 
-    def _gives_way(self, order: Follow) -> bool:
+    def _gives_way(self, order: Replicate) -> bool:
         """Put an order that does not move behind the others: it may wait for a node that waits for this one."""
         with self._lock:
             if len(self._orders) < 2 or self._orders.get(order.name) is not order:
@@ -222,7 +222,7 @@ class Follower:
             self._orders[order.name] = self._orders.pop(order.name)
             return True
 
-    def _get(self, order: Follow) -> str | None:
+    def _get(self, order: Replicate) -> str | None:
         """Write what comes until the end, and say its key; None when the order changed or gave way."""
         socket = self._socket(order.address, order.port)
         try:
@@ -234,7 +234,7 @@ class Follower:
             if not socket.closed:
                 socket.send(json.dumps([order.name, -1, 0]).encode())
 
-    def _pieces(self, order: Follow, socket: Any) -> str | None:
+    def _pieces(self, order: Replicate, socket: Any) -> str | None:
         come = self._write(order.name, memoryview(b""))
         socket.send(json.dumps([order.name, come, WINDOW]).encode())
         poller = zmq.Poller()

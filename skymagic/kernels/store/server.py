@@ -25,21 +25,20 @@ from skymagic.kernels.store.cache import Cellar, pieces, place
 from skymagic.kernels.store.incoming import Arrival, Ground, renamed
 from skymagic.kernels.store.outgoing import Outlet, Reading
 from skymagic.wire.store import (
-    Abandon,
-    Beat,
-    Body,
-    Drop,
-    Failed,
-    Follow,
-    Landed,
-    Look,
-    Looked,
-    Open,
-    Opened,
+    CancelRead,
+    Delete,
+    Heartbeat,
     Put,
+    PutChunk,
+    PutEnd,
+    Query,
+    QueryReply,
     Read,
-    Seal,
-    Stop,
+    Ready,
+    Replicate,
+    Settings,
+    Stored,
+    StoreFailed,
     decoder,
 )
 
@@ -58,7 +57,7 @@ class Depot:
         terms: the pool's.
     """
 
-    def __init__(self, directory: Path, outlet: Outlet, terms: Open) -> None:
+    def __init__(self, directory: Path, outlet: Outlet, terms: Settings) -> None:
         self._ground = Ground(directory, terms.share)
         self._ground.clear()
         self._outlet = outlet
@@ -75,34 +74,31 @@ class Depot:
 
             self._server = Server(terms.address, terms.public, terms.secret, self._supply)
             self._follower = Follower(terms.public, terms.secret, self._more, self._land, self._fail)
-        outlet.say(Opened(self._server.port if self._server else 0, self._ground.room()))
+        outlet.say(Ready(self._server.port if self._server else 0, self._ground.room()))
 
     def carry_out(self, order: Any) -> None:
         """One message of the notebook's, or raw bytes that follow one."""
         match order:
             case memoryview():
                 self._write(order)
-            case Body():
+            case PutChunk():
                 self._into = self._arrivals.get(order.name)
             case Put():
                 self._abandon(order.name)
                 self._arrive(order.name, order.nbytes)
-            case Seal():
+            case PutEnd():
                 self._try_to_land(order.name, order.key)
-            case Look():
+            case Query():
                 self._look(order)
-            case Follow():
+            case Replicate():
                 self._follow(order)
-            case Abandon():
-                for name in order.names:
-                    self._abandon(name)
-            case Drop():
+            case Delete():
                 for name in order.names:
                     self._abandon(name)
                 self._ground.drop(order.names)
             case Read():
                 self._reading.read(order)
-            case Stop():
+            case CancelRead():
                 self._reading.stop(order.number)
             case _:
                 raise ValueError(f"not a message to a depot: {order!r}")
@@ -159,13 +155,13 @@ class Depot:
         if self._cellar is not None:
             self._cellar.keep(key, arrival.come, lambda: self._ground.find(renamed(name, key)))
         note = f"it is kept on disk, in {path.parent}" if path is not None and spilled else ""
-        self._outlet.say(Landed(name, key, self._ground.room(), note))
+        self._outlet.say(Stored(name, key, self._ground.room(), note))
 
     def _fail(self, name: str, problem: OSError) -> None:
         """Say so; what has come is kept for going on with another node, unless that cannot help."""
         if not isinstance(problem, TimeoutError):
             self._abandon(name)
-        self._outlet.say(Failed(name, problem.strerror or str(problem), problem.errno or 0))
+        self._outlet.say(StoreFailed(name, problem.strerror or str(problem), problem.errno or 0))
 
     def _abandon(self, name: str) -> None:
         if self._follower is not None:
@@ -177,11 +173,11 @@ class Depot:
 
     # -- other nodes -------------------------------------------------------------------------------------------------
 
-    def _follow(self, order: Follow) -> None:
+    def _follow(self, order: Replicate) -> None:
         if self._follower is None:
             self._fail(order.name, OSError(errno.ENOTCONN, "this node knows no other"))
         elif self._ground.find(order.name) is not None:  # it has landed while the line was down
-            self._outlet.say(Landed(order.name, order.name.partition("-")[2], self._ground.room()))
+            self._outlet.say(Stored(order.name, order.name.partition("-")[2], self._ground.room()))
         elif order.name in self._arrivals or self._arrive(order.name, order.nbytes):
             self._follower.follow(order)
 
@@ -207,7 +203,7 @@ class Depot:
 
     # -- what is here ------------------------------------------------------------------------------------------------
 
-    def _look(self, order: Look) -> None:
+    def _look(self, order: Query) -> None:
         here: list[str] = []
         lacks: list[str] = []
         kept: list[tuple[str, str, Path]] = []
@@ -220,7 +216,7 @@ class Depot:
                     lacks.append(name)
                 else:
                     kept.append((key, name, path))
-        self._outlet.say(Looked(order.number, lacks, here, self._ground.room()))
+        self._outlet.say(QueryReply(order.number, lacks, here, self._ground.room()))
         threading.Thread(target=self._restore, args=(kept,), name="depot-restore", daemon=True).start()
 
     def _restore(self, kept: list[tuple[str, str, Path]]) -> None:
@@ -249,7 +245,7 @@ def _beat(outlet: Outlet, directory: Path, end: threading.Event) -> None:
     while not end.wait(BEAT):
         if not directory.exists():
             os.kill(os.getpid(), signal.SIGTERM)
-        outlet.say(Beat())
+        outlet.say(Heartbeat())
 
 
 @contextlib.contextmanager
@@ -293,7 +289,7 @@ def main(directory: str) -> None:
     outlet = Outlet(out, lambda: os.kill(os.getpid(), signal.SIGTERM))
     asked = orders(0)
     terms = next(asked, None)
-    if not isinstance(terms, Open):
+    if not isinstance(terms, Settings):
         return
     store = Path(directory)
     private(store)
