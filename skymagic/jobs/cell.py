@@ -253,7 +253,7 @@ def failure(report: Report, pool: Pool, limits: Limits) -> RunError:
     if report.timed_out:
         lines = [
             f"the cell took longer than {limits.timeout:g} s and was stopped",
-            text.stacks(report.where),
+            text.stacks(report.stacks),
             *notes,
         ]
         error = RunTimeout("\n".join(lines))

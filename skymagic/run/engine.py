@@ -1,4 +1,4 @@
-"""All of ipyparallel on the notebook's side: one client, cells by DirectView, output by callbacks.
+"""The ipyparallel client: all of ipyparallel on the notebook's side; cells by DirectView, output by callbacks.
 
 The rank → engine map is kept here: engine ids come in any order and grow with each rank that is replaced.
 """
@@ -19,7 +19,7 @@ from skymagic.errors import ProvisionError
 from skymagic.run.submission import Submission
 from skymagic.wire.order import Order, encode
 
-ASK_AGAIN = 0.5
+REGISTRATION_POLL = 0.5
 """Seconds without news after which the hub is asked which ranks have registered."""
 PURGE_AFTER = 100
 """Requests of runs that are over that the hub may remember: to make it forget takes time that the next cell would wait for."""
@@ -31,6 +31,7 @@ class _Client(ipp.Client):  # type: ignore[misc]  # untyped base
     """ipyparallel's client without its magics, with callbacks that are in place before anything is sent."""
 
     hook: Any = None
+    """Called with each request's future before the request is sent."""
 
     def activate(self, *args: Any, **kwargs: Any) -> None:
         """Leave the notebook's magics alone."""
@@ -43,11 +44,11 @@ class _Client(ipp.Client):  # type: ignore[misc]  # untyped base
         with self.changed:
             self.changed.notify_all()
 
-    def ask_who_is_there(self) -> None:
-        """Learn of engines that the hub told of before this client's subscription had reached it: nobody has heard that."""
-        self._send(self._query_socket, "connection_request").add_done_callback(self._told)
+    def query_registrations(self) -> None:
+        """Ask the hub for its engines: what it published before this client's subscription had reached it is lost (a slow joiner)."""
+        self._send(self._query_socket, "connection_request").add_done_callback(self._on_registrations)
 
-    def _told(self, answer: Any) -> None:
+    def _on_registrations(self, answer: Any) -> None:
         """On the client's own thread, as news of engines come."""
         if not answer.cancelled() and answer.exception() is None:
             self._update_engines(dict(answer.result()["content"]["engines"]))
@@ -61,7 +62,7 @@ class _Client(ipp.Client):  # type: ignore[misc]  # untyped base
 
 
 class Engine:
-    """Owns the client.
+    """One connection to the controller; the map from ranks to its engines.
 
     Args:
         connection: the controller's connection info for clients.
@@ -83,9 +84,9 @@ class Engine:
         self._engines: dict[int, int] = {}
         self._sending = threading.Lock()
         """The client's hook serves one order at a time."""
-        self._over: list[str] = []
+        self._purgeable: list[str] = []
         """Requests of runs that are over and that the hub still remembers."""
-        self._over_bytes = 0
+        self._purgeable_bytes = 0
         self._unanswered: set[Any] = set()
         """Requests of runs that are over, to ranks that are gone."""
 
@@ -106,8 +107,8 @@ class Engine:
                 left = end - time.monotonic()
                 if left <= 0:
                     raise ProvisionError(f"ranks {missing} have not registered within {timeout:.0f} s")
-                if not client.changed.wait(min(left, ASK_AGAIN)):
-                    client.ask_who_is_there()
+                if not client.changed.wait(min(left, REGISTRATION_POLL)):
+                    client.query_registrations()
         self._engines.update({rank: known[ident] for rank, ident in idents.items()})
 
     def submit(self, submission: Submission, order: Order, source: str) -> None:
@@ -116,7 +117,7 @@ class Engine:
         code = encode(order, source)
         submission.nbytes = len(code) * len(ranks)
         by_engine = {self._engines[rank]: rank for rank in ranks}
-        pending = iter(ranks)  # DirectView sends to its targets in their order
+        pending = iter(ranks)  # DirectView sends to its targets in their order: futures come in it
 
         def hook(future: Any) -> None:
             rank = next(pending)
@@ -142,14 +143,18 @@ class Engine:
         with self._sending:
             for future in submission.futures.values():
                 client.history.remove(future.msg_id) if future.msg_id in client.history else None
-            due = self._over if len(self._over) > PURGE_AFTER or self._over_bytes > PURGE_BYTES else []
+            due = (
+                self._purgeable
+                if len(self._purgeable) > PURGE_AFTER or self._purgeable_bytes > PURGE_BYTES
+                else []
+            )
             if due:
-                self._over, self._over_bytes = [], 0
+                self._purgeable, self._purgeable_bytes = [], 0
             self._unanswered.update(submission.futures.values())
             answered = {future for future in self._unanswered if future.done()}
             self._unanswered -= answered
-            self._over += [future.msg_id for future in answered]
-            self._over_bytes += submission.nbytes
+            self._purgeable += [future.msg_id for future in answered]
+            self._purgeable_bytes += submission.nbytes
         if not due:
             return
         # This run's own come the next time: the hub may have them still to do, and would refuse them all.
@@ -180,9 +185,8 @@ def _on_iopub(submission: Submission, future: Any, message: Mapping[str, Any]) -
     content = message["content"]
     submission.put("output", content["rank"], content)
     if content["kind"] == "end" and not future.output.done():
-        future.output.set_result(
-            None
-        )  # all output has come: the client may forget the request, once it is replied to
+        # all output has come: the client may forget the request, once it is replied to
+        future.output.set_result(None)
 
 
 def _on_reply(submission: Submission, rank: int, future: Any) -> None:

@@ -1,4 +1,4 @@
-"""How a run is limited, and how it ended: rank by rank."""
+"""A run's limits, and its report: the state of each rank's part, and how all of it ended."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from typing import Any
 
 from skymagic.wire import agent as wire
 
-LATE_OUTPUT = 1.0
+DEAD_OUTPUT_TIMEOUT = 1.0
 """Seconds to wait for the last text of a rank that has died."""
-LOST_OUTPUT = 10.0
+LOST_OUTPUT_TIMEOUT = 10.0
 """Seconds without news to wait for the last text of a rank whose cell is over; it comes at once, unless its agent is gone."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Times of a run, in seconds."""
+    """Timeouts of a run, in seconds."""
 
     timeout: float | None = None
     grace: float = 2.0
-    """From an interrupt to freeing, and from freeing to killing."""
+    """Grace period: from an interrupt to releasing collectives, and from that to SIGKILL."""
     stall_after: float = 30.0
+    """Without progress, until a stall is pointed out."""
 
 
 @dataclass
 class RankRun:
-    """One rank's part of a run."""
+    """The state of one rank's part of a run."""
 
     outcome: Mapping[str, Any] | None = None
     ended: bool = False
@@ -34,9 +35,9 @@ class RankRun:
     died: wire.RankExited | None = None
     died_at: float = 0.0
     stopped: bool = False
-    """It was interrupted or freed because of another rank's failure, a timeout or the user."""
+    """It was interrupted or released because of another rank's failure, a timeout or the user."""
     killed: bool = False
-    heard_at: float = 0.0
+    last_event_at: float = 0.0
 
     @property
     def settled(self) -> bool:
@@ -44,11 +45,11 @@ class RankRun:
         return self.ended and (self.outcome is not None or self.died is not None)
 
     @property
-    def silent_at(self) -> float | None:
-        """When it counts as silent, though its last output has not come; None while that may still come, or has."""
+    def output_deadline(self) -> float | None:
+        """When to give up waiting for its last output; None while its cell goes on, or when the output is complete."""
         if self.ended or not (self.died or self.outcome):
             return None
-        return self.died_at + LATE_OUTPUT if self.died else self.heard_at + LOST_OUTPUT
+        return self.died_at + DEAD_OUTPUT_TIMEOUT if self.died else self.last_event_at + LOST_OUTPUT_TIMEOUT
 
     @property
     def failed(self) -> bool:
@@ -58,12 +59,12 @@ class RankRun:
 
 @dataclass
 class Report:
-    """How a run ended."""
+    """The report of a run: how each rank ended, and what was done to end it."""
 
     ranks: dict[int, RankRun]
     interrupted: bool = False
     timed_out: bool = False
-    where: Mapping[int, Mapping[str, Any] | None] = field(default_factory=dict)
+    stacks: Mapping[int, Mapping[str, Any] | None] = field(default_factory=dict)
     """Stacks of the ranks that had not ended when the time was over or the user stopped them."""
     freed: bool = False
     """Connections of process groups were shut down: groups must be formed anew."""

@@ -1,4 +1,17 @@
-"""One run of one order: events in, output out; fail fast, free who is stuck, and never wait for what cannot come."""
+"""One run as an event loop: output as it comes, fail fast, and an escalation from interrupt to kill that always ends.
+
+When a rank has failed, the ranks whose cell goes on are stopped in steps::
+
+    failure            SIGINT, collectives released     SIGINT again        SIGKILL
+       │                            │                        │                 │
+    ───┼────────────────────────────┼────────────────────────┼─────────────────┼──▶ time
+       │◀─── OTHERS_FAIL_TIME, ────▶│◀──── grace / 2 ───────▶│                 │
+       │     or ROOT_CAUSE_TIME     │◀───────────────── grace ───────────────▶│  and again, for ranks that leave their
+                                                                                  cell: MAX_GRACE_EXTENSIONS times
+
+The end of ``--timeout`` enters at the first SIGINT. So does the stop button, but it releases collectives only one grace period
+later, and kills after one more; a second press kills at once.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +30,19 @@ from skymagic.run.stall import Stall
 from skymagic.run.submission import Event, Submission
 from skymagic.wire import agent as wire
 
-SETTLE = 0.1
+OTHERS_FAIL_TIME = 0.1
 """Seconds that other ranks have to fail by themselves, so that an error that all of them raise is told as such."""
-ROOT_CAUSE = 0.5
+ROOT_CAUSE_TIME = 0.5
 """Seconds to wait for the cause when the first news is that a connection closed."""
-RESPITES = 5
+MAX_GRACE_EXTENSIONS = 5
 """How often a rank that is leaving its cell (an ``except`` or ``finally`` of the user's, a slow machine) gets the grace period again."""
-HINT = 0.7
+KILL_HINT_DELAY = 0.7
 """Seconds after an interrupt until the user is told of the second press."""
-STACKS = 0.5
-"""Seconds that ranks have to say where they are."""
-AWAKE = 0.2
-"""Seconds after which a wait looks up: Python sleeps through a signal that comes just before it waits, or to another thread."""
-PASSING = 5.0
+ANSWER_TIMEOUT = 0.5
+"""Seconds in which ranks answer what they are asked: where they are, whether they leave their cell."""
+POLL_INTERVAL = 0.2
+"""Longest wait: Python does not wake for a signal that comes just before it waits, or to another thread."""
+DRAIN_TIMEOUT = 5.0
 """Seconds to wait until what was sent to ranks that have ended their cells has reached them."""
 
 
@@ -47,11 +60,11 @@ class Screen(Protocol):
 
 
 class Run:
-    """Waits for one submission.
+    """The event loop of one submission: events, deadlines, and the escalation from interrupt to kill.
 
     Args:
         submission: what was sent.
-        agents: signals, questions.
+        agents: send signals and requests to the ranks.
         screen: where output goes.
         limits: how long anything may take.
     """
@@ -65,27 +78,26 @@ class Run:
         self._stopping = False
         """Something went wrong, or the user pressed stop: the run is being brought to its end."""
         self._stop_at: float | None = None
-        """When the ranks that go on are interrupted and freed, because one has failed."""
-        self._free_at: float | None = None
+        """When the ranks that go on are interrupted and released, because one has failed."""
+        self._release_at: float | None = None
         self._kill_at: float | None = None
-        self._respites = 0
-        self._again_at: float | None = None
-        """When ranks that took no notice of the first interrupt get another: Python may lose one, in a destructor or a fork."""
+        self._grace_extensions = 0
+        self._interrupt_again_at: float | None = None
+        """When ranks that go on get a second interrupt: Python may lose the first, in a destructor or a fork."""
         self._hint_at: float | None = None
         """When the user is told that a second press kills."""
-        self._told: set[int] = set()
+        self._disturbed: set[int] = set()
         """Ranks that were sent signals or other disturbances."""
         self._stall = Stall(limits.stall_after, self._started)
         self.report = Report({rank: RankRun() for rank in submission.ranks})
 
     def wait(self) -> Report:
         """Until every rank has settled. What the user does with the stop button becomes part of the report."""
-        while self._open():
+        while self._unsettled():
             self._step()
-        if (
-            self._told
-        ):  # what is still on its way there must not fall into the next cell; the answer comes after it
-            self._agents.ask(self._told, "leaving", timeout=PASSING)
+        if self._disturbed:
+            # what is still on its way there must not fall into the next cell; the answer comes after it
+            self._agents.ask(self._disturbed, "leaving", timeout=DRAIN_TIMEOUT)
         ranks = self.report.ranks.values()
         if self.report.interrupted and not any(rank.failed for rank in ranks):
             self.report.interrupted = False  # it ended well in spite of it
@@ -97,11 +109,11 @@ class Run:
 
     def _step(self) -> None:
         try:
-            event = self._submission.events.get(timeout=self._patience())
+            event = self._submission.events.get(timeout=self._next_timeout())
         except queue.Empty:
             event = None
         if event is not None:
-            self._take(event)
+            self._handle(event)
         now = time.monotonic()
         for when, act in self._deadlines():
             if when <= now:
@@ -111,32 +123,32 @@ class Run:
             and not self._stopping
             and now >= self._started + self._limits.timeout
         ):
-            self._time_over()
-        self._give_up_on_output(now)
-        self._look_for_stall(now)
+            self._timed_out()
+        self._close_overdue_output(now)
+        self._check_stall(now)
 
-    def _patience(self) -> float:
+    def _next_timeout(self) -> float:
         now = time.monotonic()
         times = [when for when, _ in self._deadlines()]
         if self._limits.timeout is not None and not self._stopping:
             times.append(self._started + self._limits.timeout)
-        times += [when for rank in self.report.ranks.values() if (when := rank.silent_at) is not None]
+        times += [when for rank in self.report.ranks.values() if (when := rank.output_deadline) is not None]
         if self._stall.due is not None and not self._stopping:
             times.append(self._stall.due)
-        return max(0.0, min([*times, now + AWAKE]) - now)
+        return max(0.0, min([*times, now + POLL_INTERVAL]) - now)
 
     def _deadlines(self) -> list[tuple[float, Callable[[], None]]]:
         """What is to be done, and when."""
         plans = (
             (self._stop_at, self._stop_others),
-            (self._free_at, self._free),
+            (self._release_at, self._release),
             (self._kill_at, self._kill_stuck),
-            (self._hint_at, self._hint),
-            (self._again_at, self._interrupt_again),
+            (self._hint_at, self._show_kill_hint),
+            (self._interrupt_again_at, self._interrupt_again),
         )
         return [(when, act) for when, act in plans if when is not None]
 
-    def _open(self) -> list[int]:
+    def _unsettled(self) -> list[int]:
         return [number for number, rank in self.report.ranks.items() if not rank.settled]
 
     def _unfinished(self) -> list[int]:
@@ -144,16 +156,16 @@ class Run:
             number for number, rank in self.report.ranks.items() if rank.outcome is None and rank.died is None
         ]
 
-    def _take(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         if event.kind == "stop":
-            self._pressed()
+            self._stop_requested()
             return
         if event.kind == "note":
             self._screen.note(f"[{event.content['text']}]\n")
         rank = self.report.ranks.get(event.rank)
         if rank is None:
             return
-        rank.heard_at = time.monotonic()
+        rank.last_event_at = time.monotonic()
         if event.kind == "output":
             self._show(event.rank, rank, event.content)
         elif event.kind == "outcome":
@@ -161,8 +173,8 @@ class Run:
         elif event.kind == "died" and rank.outcome is None:
             rank.died, rank.died_at = event.content["exited"], time.monotonic()
         if rank.failed and self._unfinished():
-            patience = (rank.outcome or {}).get("patience") or (ROOT_CAUSE if self._follows(rank) else SETTLE)
-            stop_at = time.monotonic() + patience
+            default = ROOT_CAUSE_TIME if self._follows(rank) else OTHERS_FAIL_TIME
+            stop_at = time.monotonic() + ((rank.outcome or {}).get("cause_timeout") or default)
             if not self._stopping:
                 self._stopping, self._stop_at = True, stop_at
             elif self._stop_at is not None:  # this one may be the cause for which the first was given time
@@ -188,52 +200,56 @@ class Run:
     # -- ending early ------------------------------------------------------------------------------------------------
 
     def _stop_others(self) -> None:
-        """A rank has failed: interrupt the others, and free those that wait for it in a collective."""
+        """A rank has failed: interrupt the others, and release those that wait for it in a collective."""
         self._stop_at = None
         self._interrupt()
-        self._free()
-        self._again_at = time.monotonic() + self._limits.grace / 2
+        self._release()
+        self._interrupt_again_at = time.monotonic() + self._limits.grace / 2
 
     def _interrupt(self) -> None:
         open_ranks = self._unfinished()
         for number in open_ranks:
             self.report.ranks[number].stopped = True
-        self._told.update(open_ranks)
+        self._disturbed.update(open_ranks)
         self._agents.signal(open_ranks, signal.SIGINT)
 
     def _interrupt_again(self) -> None:
-        self._again_at = None
+        self._interrupt_again_at = None
         self._agents.ask(self._unfinished(), "interrupt", timeout=0.0)
 
-    def _free(self) -> None:
-        self._free_at = None
+    def _release(self) -> None:
+        self._release_at = None
         open_ranks = self._unfinished()
         if open_ranks:
-            answers = self._agents.ask(open_ranks, "release", timeout=STACKS)
+            answers = self._agents.ask(open_ranks, "release", timeout=ANSWER_TIMEOUT)
             self.report.freed = self.report.freed or any(answers.values())
             self._kill_at = time.monotonic() + self._limits.grace
 
     def _kill_stuck(self) -> None:
         """The grace period is over: kill, but leave ranks that are on their way out of the cell a little longer."""
         open_ranks = self._unfinished()
-        leaving = self._agents.ask(open_ranks, "leaving", timeout=STACKS)
-        stuck = [rank for rank in open_ranks if not leaving.get(rank) or self._respites >= RESPITES]
-        self._respites += 1
+        leaving = self._agents.ask(open_ranks, "leaving", timeout=ANSWER_TIMEOUT)
+        stuck = [
+            rank
+            for rank in open_ranks
+            if not leaving.get(rank) or self._grace_extensions >= MAX_GRACE_EXTENSIONS
+        ]
+        self._grace_extensions += 1
         self._kill_at = time.monotonic() + self._limits.grace if len(stuck) < len(open_ranks) else None
         self._kill(stuck)
 
     def _kill(self, open_ranks: Sequence[int]) -> None:
         for number in open_ranks:
             self.report.ranks[number].killed = True
-        self._told.update(open_ranks)
+        self._disturbed.update(open_ranks)
         self._agents.signal(open_ranks, signal.SIGKILL)
         for number in filter(self._agents.is_away, open_ranks):  # nobody can tell when it has ended
             reason = "its node is not connected; it is ended there as soon as it is"
             self.report.ranks[number].died = wire.RankExited(number, 0, None, True, tail=reason)
             self.report.ranks[number].died_at = time.monotonic()
 
-    def _pressed(self) -> None:
-        """The stop button: once interrupts, and frees after the grace period; twice kills."""
+    def _stop_requested(self) -> None:
+        """The stop button: once interrupts, and releases after the grace period; twice kills."""
         open_ranks = self._unfinished()
         if not open_ranks:  # the cell is over, and only its last output is to come
             self._submission.stop_was_late()
@@ -244,42 +260,42 @@ class Run:
         self.report.interrupted = self._stopping = True
         self._interrupt()
         self._stop_at = None
-        self._again_at = time.monotonic() + self._limits.grace / 2
-        self._free_at = time.monotonic() + self._limits.grace
-        self._hint_at = time.monotonic() + HINT
+        self._interrupt_again_at = time.monotonic() + self._limits.grace / 2
+        self._release_at = time.monotonic() + self._limits.grace
+        self._hint_at = time.monotonic() + KILL_HINT_DELAY
 
-    def _hint(self) -> None:
+    def _show_kill_hint(self) -> None:
         self._hint_at = None
         if open_ranks := self._unfinished():
             self._screen.note(f"[{rank_words(open_ranks)} did not stop yet; press again to kill]\n")
 
-    def _time_over(self) -> None:
+    def _timed_out(self) -> None:
         open_ranks = self._unfinished()
         if not open_ranks:
             return
         self.report.timed_out = self._stopping = True
-        self.report.where = self._where(open_ranks)
+        self.report.stacks = self._stacks(open_ranks)
         self._stop_others()
 
-    def _where(self, ranks: Sequence[int]) -> dict[int, Mapping[str, Any] | None]:
+    def _stacks(self, ranks: Sequence[int]) -> dict[int, Mapping[str, Any] | None]:
         """Stacks of ranks: as their control threads tell, else as a signal handler does; None of those that do neither."""
-        answers = self._agents.ask(ranks, "stacks", timeout=STACKS)
+        answers = self._agents.ask(ranks, "stacks", timeout=ANSWER_TIMEOUT)
         if silent := [rank for rank in ranks if answers.get(rank) is None]:
-            answers |= self._agents.ask(silent, "native", timeout=STACKS)
+            answers |= self._agents.ask(silent, "native", timeout=ANSWER_TIMEOUT)
         return {rank: answers.get(rank) for rank in ranks}
 
-    def _give_up_on_output(self, now: float) -> None:
+    def _close_overdue_output(self, now: float) -> None:
         for rank in self.report.ranks.values():
-            if (when := rank.silent_at) is not None and now >= when:
+            if (when := rank.output_deadline) is not None and now >= when:
                 rank.ended = True
 
-    def _look_for_stall(self, now: float) -> None:
+    def _check_stall(self, now: float) -> None:
         """Ranks that wait for others that make no progress: say once who waits where. Nothing is stopped."""
         if self._stopping or self._stall.due is None or now < self._stall.due:
             return
         waiting = self._unfinished()
         ended = [number for number in self.report.ranks if number not in waiting]
         many = len(self.report.ranks) > 1 and waiting
-        if many and (note := self._stall.seen(ended, self._where(waiting), now)):
+        if many and (note := self._stall.observe(ended, self._stacks(waiting), now)):
             self._screen.note(note)
-        self._stall.wait(now)
+        self._stall.schedule(now)

@@ -1,4 +1,4 @@
-"""Noticing that ranks stand still, some of them behind others."""
+"""Stall detection: ranks whose stacks do not change between samples, some of them behind others."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ from typing import Any
 from skymagic.display import text
 from skymagic.plan.units import rank_words
 
-WORKING = 0.01
-"""Share of the time between two looks which, on the processor, counts as work."""
+BUSY_SHARE = 0.01
+"""Share of the time between two samples which, on the processor, counts as work."""
 
 
 class Stall:
-    """Notices that ranks have stood still for a while, some behind others. Pure: the caller brings stacks and time.
+    """A stall detector: samples stacks, and reports once that ranks make no progress. Pure: the caller brings stacks and time.
 
     Args:
         after: seconds without progress until it is told, once.
         now: monotonic seconds.
     """
 
-    LOOKS = 3
-    """Looks in the time that must pass."""
+    SAMPLES = 3
+    """Samples in the time that must pass."""
 
     def __init__(self, after: float, now: float) -> None:
         self._after = after
         self._last: Mapping[int, Mapping[str, Any] | None] = {}
         self._since = now
-        self._told = False
+        self._reported = False
         self.due: float | None = None
-        self.wait(now)
+        self.schedule(now)
 
-    def wait(self, now: float) -> None:
-        """Set the time of the next look."""
-        self.due = None if self._told else now + self._after / self.LOOKS
+    def schedule(self, now: float) -> None:
+        """Set the time of the next sample."""
+        self.due = None if self._reported else now + self._after / self.SAMPLES
 
-    def seen(
+    def observe(
         self, ended: Sequence[int], stacks: Mapping[int, Mapping[str, Any] | None], now: float
     ) -> str | None:
-        """What one look found; a line for the user when ranks have stood still for long enough.
+        """Take one sample; a line for the user when ranks have stood still for long enough.
 
         Args:
             ended: ranks whose cell is over.
             stacks: of all others, as ranks tell them: frames, and the number of collectives begun.
         """
         before, self._last = self._last, stacks
-        if not before or not stand_still(before, stacks, WORKING * self._after / self.LOOKS):
+        if not before or not stand_still(before, stacks, BUSY_SHARE * self._after / self.SAMPLES):
             self._since = now
             return None
         begun = {rank: (stack or {}).get("collectives") for rank, stack in stacks.items()}
         counts = {count for count in begun.values() if count is not None}
-        if now - self._since < self._after * (1 - 1 / self.LOOKS) or not (ended or len(counts) > 1):
+        if now - self._since < self._after * (1 - 1 / self.SAMPLES) or not (ended or len(counts) > 1):
             return None
-        self._told = True
+        self._reported = True
         behind = (
             [rank for rank, count in begun.items() if counts and count == min(counts)]
             if len(counts) > 1
@@ -72,7 +72,7 @@ def stand_still(
     now: Mapping[int, Mapping[str, Any] | None],
     working: float,
 ) -> bool:
-    """Whether no rank got on between two looks: the same frames, and no time on the processor but for waiting in a collective.
+    """Whether no rank got on between two samples: the same frames, and no time on the processor but for waiting in a collective.
 
     Args:
         working: seconds on the processor that count.

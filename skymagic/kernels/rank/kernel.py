@@ -268,6 +268,6 @@ class RankKernel(IPythonParallelKernel):
             "traceback": lines or [],
             "exception": packed,
             "freed": self._context.freed,
-            "patience": getattr(problem, "patience", 0.0),
+            "cause_timeout": getattr(problem, "cause_timeout", 0.0),
             "interrupted": isinstance(problem, (KeyboardInterrupt, asyncio.CancelledError)),
         }

@@ -65,7 +65,7 @@ class Failed(Exception):
     def __init__(self, end: Mapping[str, Any]) -> None:
         super().__init__(end)
         cause = end["cause"]
-        self.patience = PATIENCE if cause is not None and cause["follows"] else 0.0
+        self.cause_timeout = PATIENCE if cause is not None and cause["follows"] else 0.0
         """Seconds for which others may go on, for one of them may know why."""
 
     def _render_traceback_(self) -> list[str]:
