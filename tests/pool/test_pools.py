@@ -560,9 +560,7 @@ def test_files_beside_the_notebook_are_not_pythons_own(tmp_path: Path) -> None:
 
 def test_ranks_that_registered_unheard_are_asked_for(tmp_path: Path) -> None:
     """Far away, ranks can be there before the client's subscription has reached the controller."""
-    deaf = (
-        "import skymagic.run.engine\nskymagic.engine._Client._register_engine = lambda client, message: None"
-    )
+    deaf = "import skymagic.run.engine\nskymagic.run.engine._Client._register_engine = lambda client, message: None"
     with opened(tmp_path, deaf, "%sky_pool --nodes 2") as notebook:
         shown = notebook.run("%%sky_broadcast --only all\nprint('here')")
         assert shown.text.count("here") == 2
