@@ -30,7 +30,7 @@ from skymagic.wire.session.handshake import (
     HandshakeRequest,
 )
 from skymagic.wire.session.loop import Loop
-from skymagic.wire.session.streams import WRITABLE
+from skymagic.wire.session.channels import WRITABLE
 
 FORSAKEN = 20.0
 """Seconds for which a daemon waits to be fetched, when its agent has ended or was never told what to do."""

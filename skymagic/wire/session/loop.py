@@ -11,7 +11,7 @@ from typing import Any
 
 from skymagic.wire.session import frames
 from skymagic.wire.session.frames import Frame, ProtocolError, Session
-from skymagic.wire.session.streams import BATCH, READABLE, WRITABLE, Channels
+from skymagic.wire.session.channels import BATCH, READABLE, WRITABLE, Channels
 
 BEAT = 1.0
 """Seconds after which an end that has nothing to say says that it is alive."""
