@@ -24,7 +24,7 @@ from skymagic.providers.local import ChildTransport
 ECHO = """
 import sys
 for line in sys.stdin:
-    if not line.startswith(('["Away', '["Back')):
+    if not line.startswith('["Notebook'):
         sys.stdout.write(line)
         sys.stdout.flush()
 """
@@ -332,7 +332,7 @@ def test_the_agent_hears_who_is_there() -> None:
         one.cut()
         one.wait("reconnecting")
         one.down.clear()
-        assert one.lines(2) == [b'["Away",{}]', b'["Back",{}]']
+        assert one.lines(2) == [b'["NotebookDetached",{}]', b'["NotebookAttached",{}]']
         one.agent.write(b"line\n")
         assert one.lines(1) == [b"half line"]
 
@@ -402,7 +402,7 @@ signal.pause()
         with seen.open() as told:
             assert told.readline() == "hello\n"
             child.kill()
-            assert told.readline() == '["Away",{}]\n'
+            assert told.readline() == '["NotebookDetached",{}]\n'
             daemon = daemon_of(name)
             daemon.terminate()
             assert told.readline() == ""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.kernels.daemon import rundir
-from skymagic.kernels.daemon.rundir import BerthError
+from skymagic.kernels.daemon.rundir import RunDirectoryError
 from skymagic.wire.session.handshake import REPLY, REQUEST, HandshakeRequest
 
 
@@ -19,7 +19,7 @@ from skymagic.wire.session.handshake import REPLY, REQUEST, HandshakeRequest
 def name(tmp_path, monkeypatch) -> str:
     """A name for a daemon, whose folder is looked for under `tmp_path` only."""
     monkeypatch.setattr(
-        rundir, "places", lambda name: [str(tmp_path / "first" / name), str(tmp_path / "second" / name)]
+        rundir, "candidates", lambda name: [str(tmp_path / "first" / name), str(tmp_path / "second" / name)]
     )
     (tmp_path / "first").mkdir()
     (tmp_path / "second").mkdir()
@@ -65,14 +65,16 @@ def test_all_reasons_are_told(name, tmp_path) -> None:
     (tmp_path / "first" / name).write_text("")
     (tmp_path / "second" / name).mkdir()
     (tmp_path / "second" / name).chmod(0o755)
-    with pytest.raises(BerthError, match=r"first/lab-0: not a folder; .*second/lab-0: others can enter it"):
+    with pytest.raises(
+        RunDirectoryError, match=r"first/lab-0: not a folder; .*second/lab-0: others can enter it"
+    ):
         rundir.make(name)
 
 
 def test_a_path_too_long_for_a_socket_is_passed_over(tmp_path, monkeypatch) -> None:
     long = tmp_path / ("x" * 120)
     long.mkdir()
-    monkeypatch.setattr(rundir, "places", lambda name: [str(long / name), str(tmp_path / name)])
+    monkeypatch.setattr(rundir, "candidates", lambda name: [str(long / name), str(tmp_path / name)])
     place = rundir.make("a")
     assert place.path == str(tmp_path / "a")
     place.listen().close()
@@ -80,7 +82,7 @@ def test_a_path_too_long_for_a_socket_is_passed_over(tmp_path, monkeypatch) -> N
 
 @pytest.mark.parametrize("bad", ["", "a/b", "..x/y", "a b", "x" * 81, "a\n"])
 def test_names(bad) -> None:
-    with pytest.raises(BerthError, match="cannot name a daemon"):
+    with pytest.raises(RunDirectoryError, match="cannot name a daemon"):
         rundir.make(bad)
 
 
@@ -93,7 +95,7 @@ def test_a_socket_that_nobody_serves_is_no_daemon(name) -> None:
 
 
 def test_what_killed_daemons_left_is_swept_up(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(rundir, "places", lambda name: [str(tmp_path / f"skymagic-gate-0-{name}")])
+    monkeypatch.setattr(rundir, "candidates", lambda name: [str(tmp_path / f"skymagic-gate-0-{name}")])
     old, new, alive, mine = (rundir.make(name) for name in ("old", "new", "alive", "mine"))
     other = tmp_path / "skymagic-gate-00-old"
     other.mkdir(mode=0o700)

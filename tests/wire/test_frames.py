@@ -95,10 +95,10 @@ def test_what_is_acknowledged_is_kept_no_longer() -> None:
     session.put(frames.DATA, 0, b"x")
     assert not session.settled
     other.feed(session.take(100))
-    assert other.owes == 1
+    assert other.unacknowledged == 1
     session.feed(other.ack())
     assert session.settled
-    assert other.owes == 0
+    assert other.unacknowledged == 0
     assert session.take(100) == b""
 
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skymagic.wire.session.channels import BATCH
 from skymagic.wire.session.frames import Frame, Session
 from skymagic.wire.session.loop import Loop
-from skymagic.wire.session.channels import BATCH
 
 # What happens next: a write of so many bytes to a stream (0 ends it) at one end, turns of the loops, or a loss.
 WRITES = st.tuples(

@@ -10,29 +10,29 @@ from skymagic.wire.exit_status import signal_name
 
 
 class AgentEnd:
-    """A `link.Transport`.
+    """A `wire.transport.Transport`.
 
     Args:
-        send: puts bytes under way; never blocks.
+        send: queues bytes for the agent; never blocks.
         finish: asks the agent to end everything, and waits until it has or cannot be waited for.
     """
 
     def __init__(self, send: Callable[[bytes], None], finish: Callable[[], None]) -> None:
         self._send, self._finish = send, finish
-        self._news = threading.Condition()
-        self._came: deque[bytes] = deque()
+        self._changed = threading.Condition()
+        self._received: deque[bytes] = deque()
         self._complaint: str | None = None
 
     def read(self) -> bytes:
-        """What the agent has said; b"" when it has ended or is lost."""
-        with self._news:
-            self._news.wait_for(lambda: self._came or self._complaint is not None)
-            data = b"".join(self._came)
-            self._came.clear()
+        """What the agent has written; b"" when it has ended or is lost."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._received or self._complaint is not None)
+            data = b"".join(self._received)
+            self._received.clear()
             return data
 
     def write(self, data: bytes | memoryview) -> None:
-        """Tell the agent, now or when there is a connection again.
+        """Send to the agent, now or when there is a connection again.
 
         Raises:
             BrokenPipeError: it has ended, or is lost.
@@ -42,7 +42,7 @@ class AgentEnd:
         self._send(bytes(data))
 
     def complaint(self) -> str:
-        """The agent's last words, or why it is lost."""
+        """The end of the agent's standard error, or why it is lost."""
         return self._complaint or ""
 
     def close(self) -> None:
@@ -52,23 +52,23 @@ class AgentEnd:
 
     # -- the tunnel's side -------------------------------------------------------------------------------------------
 
-    def heard(self, data: bytes) -> None:
-        """The agent has said something."""
-        with self._news:
-            self._came.append(data)
-            self._news.notify_all()
+    def receive(self, data: bytes) -> None:
+        """The agent has written this."""
+        with self._changed:
+            self._received.append(data)
+            self._changed.notify_all()
 
     def ended(self, complaint: str) -> None:
         """Nothing more will come; the first reason counts."""
-        with self._news:
+        with self._changed:
             if self._complaint is None:
                 self._complaint = complaint
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def wait(self, timeout: float) -> bool:
         """Whether the end came within so many seconds."""
-        with self._news:
-            return self._news.wait_for(lambda: self._complaint is not None, timeout)
+        with self._changed:
+            return self._changed.wait_for(lambda: self._complaint is not None, timeout)
 
 
 def how_ended(status: int, said: str) -> str:

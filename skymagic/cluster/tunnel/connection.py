@@ -10,7 +10,7 @@ from collections.abc import Callable
 from skymagic.wire.session.handshake import REPLY, REQUEST, HandshakeReply, HandshakeRequest
 from skymagic.wire.transport import Transport
 
-READ = 1 << 18
+READ_SIZE = 1 << 18
 
 
 class Connection:
@@ -37,12 +37,12 @@ class Connection:
         self._replied, self._ended = replied, ended
         self._transport: Transport | None = None
         self._closing = threading.Lock()
-        self._unwanted = False
+        self._abandoned = False
         self.closed = threading.Event()
         """Set when nothing is left of it."""
         threading.Thread(target=self._run, name="skymagic-connection", daemon=True).start()
 
-    def leave(self, timeout: float) -> None:
+    def wait_closed(self, timeout: float) -> None:
         """Wait until its transport is closed, if it has one; what is still being opened is closed when it is there."""
         if self._transport is not None:
             self.closed.wait(timeout)
@@ -52,7 +52,7 @@ class Connection:
         with contextlib.suppress(OSError):
             self.near.shutdown(socket.SHUT_RDWR)
         self.near.close()
-        self._unwanted = True
+        self._abandoned = True
         threading.Thread(target=self._close, name="skymagic-connection-close", daemon=True).start()
 
     def _close(self) -> None:
@@ -73,11 +73,11 @@ class Connection:
                 self.closed.set()
                 raise
             threading.Thread(
-                target=self._outward, args=(transport,), name="skymagic-connection-out", daemon=True
+                target=self._send_loop, args=(transport,), name="skymagic-connection-out", daemon=True
             ).start()
             try:
-                if not self._unwanted:
-                    self._inward(transport)
+                if not self._abandoned:
+                    self._receive_loop(transport)
             finally:
                 why = transport.complaint() or why
         except Exception as problem:  # whatever a provider's connection raises, it is down
@@ -88,7 +88,7 @@ class Connection:
             self._ended(self, why)
             self._close()  # last, for it may take its time
 
-    def _inward(self, transport: Transport) -> None:
+    def _receive_loop(self, transport: Transport) -> None:
         transport.write(REQUEST.encode(self._request()))
         data = b""
         while (found := REPLY.first(data, noise=True)) is None:
@@ -102,9 +102,9 @@ class Connection:
             while data := transport.read():
                 self._far.sendall(data)
 
-    def _outward(self, transport: Transport) -> None:
+    def _send_loop(self, transport: Transport) -> None:
         with contextlib.suppress(OSError):
-            while data := self._far.recv(READ):
+            while data := self._far.recv(READ_SIZE):
                 transport.write(data)
         self._far.close()
         self._close()

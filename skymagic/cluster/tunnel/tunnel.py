@@ -20,15 +20,15 @@ from skymagic.wire.transport import Transport
 
 HANDSHAKE_TIMEOUT = 30.0
 """Seconds that a node has to answer, once it is connected to: a cold disk may hold its Python."""
-FIRST_TRIES = 3
-"""Connections after which a tunnel that never was there is lost."""
-PAUSES = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
+MAX_FIRST_ATTEMPTS = 3
+"""Connections after which a tunnel that never was connected is lost."""
+RETRY_DELAYS = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Seconds before each attempt to connect again; the last for all that follow."""
-GRACE = 10.0
+STOP_TIMEOUT = 10.0
 """Seconds that the agent has to end everything."""
-ABSENT = 5.0
-"""Seconds to wait for a node that is not connected, when the tunnel is closed."""
-LAST = 5.0
+ABSENT_TIMEOUT = 5.0
+"""Seconds to wait at the close for a node that is not connected."""
+EXIT_TIMEOUT = 5.0
 """Seconds that a daemon has to remove its folder, once its agent has ended."""
 GONE = "the daemon on the node is gone"
 RESTARTED = "the machine was started anew; everything on it has ended"
@@ -42,7 +42,7 @@ class Tunnel:
             of its own, whenever a connection is lost; it may raise, and should do so within some seconds.
         state: called (on the tunnel's thread) with each new state: ``"connected"``, ``"reconnecting"``, ``"lost"``.
 
-    Opening does not wait; what cannot be reached is told by the agent's transport, which ends.
+    Opening does not wait; a node that cannot be reached ends the agent's transport, whose `complaint` says why.
     """
 
     def __init__(
@@ -52,28 +52,28 @@ class Tunnel:
         """``connected``, ``reconnecting``, ``lost`` (for certain: nothing will come back) or ``closed``."""
         self.reason = ""
         """Why it is not connected."""
-        self._connect, self._told = connect, state
+        self._connect, self._on_state = connect, state
         self._secret = secrets.token_hex(16)
         self._session = Session()
-        self._loop = Loop(self._session, self._on_frame, self._lose_connection)
-        self._agent = AgentEnd(lambda data: self._post(lambda: self._put(data)), self._finish)
+        self._loop = Loop(self._session, self._on_frame, self._reconnect)
+        self._agent = AgentEnd(lambda data: self._post(lambda: self._send_to_agent(data)), self._finish)
         self._connection: Connection | None = None
-        self._former: list[Connection] = []
+        self._old_connections: list[Connection] = []
         self._replied = False
         """Whether the node has replied on this connection."""
         self._attempt = self._tries = 0
         self._boot_id = ""
         self._progress = 0
         """The session's, when a connection was last seen to be of use."""
-        self._next: float | None = None
-        """When something is due: the next attempt, or the end of the node's patience."""
-        self._until: float | None = None
-        """Set when the agent has ended: how long to see to it that the daemon goes too."""
+        self._deadline: float | None = None
+        """When to try the next connection, or to give up waiting for a handshake."""
+        self._exit_deadline: float | None = None
+        """Set when the agent has ended: until when the daemon may take to end too."""
         self._ports: dict[tuple[str, int], int] = {}
         self._listeners: list[socket.socket] = []
         self._channel = 0
         self._calls: deque[Callable[[], None]] = deque()
-        self._over = False
+        self._closed = False
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
         self._woken.setblocking(False)
@@ -81,7 +81,7 @@ class Tunnel:
         self._thread = threading.Thread(target=self._run, name="skymagic-tunnel", daemon=True)
         self._thread.start()
 
-    # -- the face ----------------------------------------------------------------------------------------------------
+    # -- public ----------------------------------------------------------------------------------------------------
 
     def agent(self) -> Transport:
         """The node agent, for one `link.Link`."""
@@ -99,7 +99,7 @@ class Tunnel:
 
         self._listeners.append(listener)
         self._post(lambda: self._loop.watch(listener, lambda _: self._accept(listener, target)))
-        if self._over:
+        if self._closed:
             listener.close()
         return here
 
@@ -107,17 +107,18 @@ class Tunnel:
         """End the agent and everything that leads to it; twice is safe."""
         self._agent.close()
         self._post(self._end)
-        self._thread.join(GRACE)
-        end = time.monotonic() + GRACE
-        for connection in self._former:  # one that hangs may take its time
-            connection.leave(max(0.0, end - time.monotonic()))
+        self._thread.join(STOP_TIMEOUT)
+        end = time.monotonic() + STOP_TIMEOUT
+        for connection in self._old_connections:  # one that hangs may take its time
+            connection.wait_closed(max(0.0, end - time.monotonic()))
 
     # -- the thread --------------------------------------------------------------------------------------------------
 
     def _post(self, call: Callable[[], None]) -> None:
         """Have it called on the tunnel's thread, unless the tunnel is over."""
         self._calls.append(call)
-        with contextlib.suppress(OSError):  # it is full, and will wake up anyway; or closed
+        # A full pipe wakes the thread anyway; a closed one has none.
+        with contextlib.suppress(OSError):
             self._waker.send(b"w")
 
     def _on_calls(self) -> None:
@@ -127,21 +128,21 @@ class Tunnel:
             self._calls.popleft()()
 
     def _run(self) -> None:
-        self._begin()
+        self._open_connection()
         try:
-            while not self._over:
-                self._loop.step(min(filter(None, (self._next, self._until)), default=None))
-                if self._until is not None and self._until <= time.monotonic():
+            while not self._closed:
+                self._loop.step(min(filter(None, (self._deadline, self._exit_deadline)), default=None))
+                if self._exit_deadline is not None and self._exit_deadline <= time.monotonic():
                     break
-                if self._next is not None and self._next <= time.monotonic():
-                    self._next = None
-                    self._due()
+                if self._deadline is not None and self._deadline <= time.monotonic():
+                    self._deadline = None
+                    self._on_deadline()
         finally:
             self._release()
 
     def _release(self) -> None:
-        self._over = True
-        self._give_up()
+        self._closed = True
+        self._drop_connection()
         for listener in self._listeners:
             listener.close()
         self._loop.close()
@@ -149,19 +150,19 @@ class Tunnel:
         self._waker.close()
         self._woken.close()
 
-    def _put(self, data: bytes) -> None:
+    def _send_to_agent(self, data: bytes) -> None:
         self._session.put(frames.DATA, 0, data)
 
-    def _become(self, state: str, reason: str = "") -> None:
+    def _set_state(self, state: str, reason: str = "") -> None:
         changed = state != self.state
         self.state, self.reason = state, reason
         if changed:
-            self._told(state)
+            self._on_state(state)
 
     # -- connections -------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        self._next = None
+    def _open_connection(self) -> None:
+        self._deadline = None
         self._replied = False
         self._attempt += 1
         self._connection = Connection(
@@ -177,18 +178,18 @@ class Tunnel:
 
     def _wait(self, seconds: float) -> None:
         if not self._replied:
-            self._next = time.monotonic() + seconds
+            self._deadline = time.monotonic() + seconds
 
-    def _due(self) -> None:
+    def _on_deadline(self) -> None:
         if self._connection is None:
-            self._begin()
+            self._open_connection()
         else:
-            self._lose_connection(f"the node did not answer within {HANDSHAKE_TIMEOUT:.0f} s")
+            self._reconnect(f"the node did not answer within {HANDSHAKE_TIMEOUT:.0f} s")
 
     def _on_reply(self, connection: Connection, reply: HandshakeReply, rest: bytes) -> None:
         if connection is not self._connection:
             return
-        self._next = None
+        self._deadline = None
         if reply.error:
             self._refused(reply)
             return
@@ -197,62 +198,66 @@ class Tunnel:
         try:
             self._loop.attach(connection.near, reply.received, read=rest)
         except ProtocolError as problem:
-            self._lose(f"{GONE}: {problem}")
+            self._fail(f"{GONE}: {problem}")
             return
-        if self._loop.attached and self._until is None:
-            self._become("connected")
+        if self._loop.attached and self._exit_deadline is None:
+            self._set_state("connected")
 
     def _refused(self, reply: HandshakeReply) -> None:
         if reply.gone:
             restarted = self._boot_id and reply.boot_id != self._boot_id
-            self._lose(RESTARTED if restarted else reply.error)
+            self._fail(RESTARTED if restarted else reply.error)
         else:
-            self._lose_connection(reply.error)
+            self._reconnect(reply.error)
 
     def _on_end(self, connection: Connection, why: str) -> None:
         if connection is self._connection and not self._loop.attached:
-            self._lose_connection(why)  # one that is attached is read to its end
+            self._reconnect(why)  # one that is attached is read to its end
 
-    def _give_up(self) -> None:
+    def _drop_connection(self) -> None:
         """Let the present connection be closed, beside what goes on."""
         if self._connection is not None:
             self._connection.give_up()
-            self._former = [one for one in self._former if not one.closed.is_set()] + [self._connection]
+            self._old_connections = [one for one in self._old_connections if not one.closed.is_set()] + [
+                self._connection
+            ]
             self._connection = None
 
-    def _lose_connection(self, why: str) -> None:
-        """Connect again: at once, then with growing pauses while connections are of no use."""
-        self._give_up()
-        if self._over:
+    def _reconnect(self, why: str) -> None:
+        """Connect again: at once, then with backoff as long as no connection brings any frame."""
+        self._drop_connection()
+        if self._closed:
             return
         if self._session.progress > self._progress:
             self._tries, self._progress = 0, self._session.progress
-        if not self._boot_id and self._tries + 1 >= FIRST_TRIES:
-            self._lose(why)
+        if not self._boot_id and self._tries + 1 >= MAX_FIRST_ATTEMPTS:
+            self._fail(why)
             return
-        self._next = time.monotonic() + PAUSES[min(self._tries, len(PAUSES) - 1)]
+        self._deadline = time.monotonic() + RETRY_DELAYS[min(self._tries, len(RETRY_DELAYS) - 1)]
         self._tries += 1
-        if self._until is None:
-            self._become("reconnecting", why)
+        if self._exit_deadline is None:
+            self._set_state("reconnecting", why)
 
-    def _lose(self, why: str) -> None:
+    def _fail(self, why: str) -> None:
         """Nothing will come back."""
-        self._over = True
-        if self._until is None:
-            self._become("lost", why)
+        self._closed = True
+        if self._exit_deadline is None:
+            self._set_state("lost", why)
 
     # -- channels ----------------------------------------------------------------------------------------------------
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.kind == frames.DATA:
-            self._agent.heard(frame.data)
+            self._agent.receive(frame.data)
         elif frame.kind == frames.EXIT:
             end = EXIT.decode(frame.data)
-            self._become("lost", how_ended(end.status, end.stderr))
-            self._until = time.monotonic() + LAST  # the daemon goes when it knows that this has come
+            self._set_state("lost", how_ended(end.status, end.stderr))
+            self._exit_deadline = (
+                time.monotonic() + EXIT_TIMEOUT
+            )  # the daemon goes when it knows that this has come
             self._loop.acknowledge()
         elif frame.kind == frames.GONE:
-            self._over = True
+            self._closed = True
 
     def _accept(self, listener: socket.socket, target: bytes) -> None:
         try:
@@ -267,18 +272,20 @@ class Tunnel:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """Ask the agent to end everything, and wait: not long for a node that is not there, which is then let go."""
-        self._post(self._say_end)
-        if not self._agent.wait(ABSENT) and (self.state != "connected" or not self._agent.wait(GRACE)):
+        """Ask the agent to end everything, and wait; not long for a node that is not connected, which is then given up."""
+        self._post(self._send_eof)
+        if not self._agent.wait(ABSENT_TIMEOUT) and (
+            self.state != "connected" or not self._agent.wait(STOP_TIMEOUT)
+        ):
             self._post(self._end)
-            self._agent.wait(ABSENT)
+            self._agent.wait(ABSENT_TIMEOUT)
 
-    def _say_end(self) -> None:
+    def _send_eof(self) -> None:
         self._session.put(frames.EOF, 0)
         if self._connection is None:
-            self._begin()
+            self._open_connection()
 
     def _end(self) -> None:
         if self.state != "lost":
-            self._become("closed", "the tunnel was closed")
-        self._over = True
+            self._set_state("closed", "the tunnel was closed")
+        self._closed = True

@@ -1,7 +1,7 @@
-"""The daemon of a node: owns the agent, and keeps what it says until the notebook has it.
+"""The daemon of a node: owns the agent, and keeps what it writes until the notebook has acknowledged it.
 
-It runs in one thread: the agent's pipes, the socket that gates connect to, and streams to ports of this node. It ends when the agent
-has ended and the notebook knows of it, or nobody has come for `FORSAKEN` seconds.
+An event loop in one thread: the agent's pipes, the socket that attach processes connect to, and TCP connections to ports of this
+node. It ends when the agent has ended and the notebook has acknowledged that, or nobody has attached for `ORPHAN_TIMEOUT` seconds.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from skymagic.kernels.daemon.fork import Forked
-from skymagic.kernels.daemon.rundir import Berth, sweep
+from skymagic.kernels.daemon.rundir import RunDirectory, sweep
 from skymagic.wire import agent as wire
 from skymagic.wire.boot import boot_id
 from skymagic.wire.session import frames
+from skymagic.wire.session.channels import WRITABLE
 from skymagic.wire.session.frames import Frame, ProtocolError, Session
 from skymagic.wire.session.handshake import (
     EXIT,
@@ -30,52 +31,53 @@ from skymagic.wire.session.handshake import (
     HandshakeRequest,
 )
 from skymagic.wire.session.loop import Loop
-from skymagic.wire.session.channels import WRITABLE
 
-FORSAKEN = 20.0
-"""Seconds for which a daemon waits to be fetched, when its agent has ended or was never told what to do."""
-GRACE = 10.0
+ORPHAN_TIMEOUT = 20.0
+"""Seconds for which a daemon waits for somebody to attach, when its agent has ended or never got a line."""
+STOP_TIMEOUT = 10.0
 """Seconds that the agent has to end everything once its input is closed."""
-READ = 1 << 18
+READ_SIZE = 1 << 18
 
 
 class Daemon:
     """The event loop.
 
     Args:
-        listener: where gates connect.
-        place: the folder, removed at the end.
+        listener: where attach processes connect.
+        directory: removed at the end.
         command: what is run in the place of the agent; empty for the agent.
         secret: what a notebook must know.
     """
 
-    def __init__(self, listener: socket.socket, place: Berth, command: Sequence[str], secret: str) -> None:
-        self.place = place
+    def __init__(
+        self, listener: socket.socket, directory: RunDirectory, command: Sequence[str], secret: str
+    ) -> None:
+        self.directory = directory
         self.secret = secret
         self.session = Session()
-        self.loop = Loop(self.session, self._on_frame, lambda _: self._tell_agent(wire.NotebookDetached()))
+        self.loop = Loop(self.session, self._on_frame, lambda _: self._notify_agent(wire.NotebookDetached()))
         self.attempt = 0
-        self.partial = bytearray()
+        self.partial_line = bytearray()
         """The beginning of a line for the agent, whose end has not come."""
-        self.lines = bytearray()
+        self.pending_lines = bytearray()
         """Whole lines that the agent has not read."""
-        self.told = False
-        """Whether the agent has been told what to do."""
-        self.closing = False
+        self.configured = False
+        """Whether the agent has got a line: only then it knows `NotebookDetached`."""
+        self.closing_input = False
         """Whether the agent's input ends after the lines that wait."""
-        self.dismissed = False
+        self.exit_with_agent = False
         """Whether the daemon ends with its agent: somebody on this machine wants it, or nobody ever came."""
         self.status: int | None = None
         self.agent: subprocess.Popen[bytes] | Forked | None = None
         self.input = self.output = -1
-        self.deadline: float | None = time.monotonic() + FORSAKEN
+        self.deadline: float | None = time.monotonic() + ORPHAN_TIMEOUT
         self.kill_at: float | None = None
         listener.setblocking(False)
         self.listener = listener
-        self.loop.watch(listener, self._on_gate)
+        self.loop.watch(listener, self._on_connection)
         self._start(command)
         with suppress(OSError):
-            sweep(place, time.time())
+            sweep(directory, time.time())
 
     def _start(self, command: Sequence[str]) -> None:
         woken, wake = os.pipe()
@@ -85,11 +87,13 @@ class Daemon:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: None)
         self.loop.watch(woken, lambda _: self._on_signal(woken))
-        with open(os.open(self.place.errors, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as errors:
+        with open(
+            os.open(self.directory.errors, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb"
+        ) as errors:
             try:
                 agent = _run(command, errors.fileno()) if command else Forked(_agent, errors.fileno())
             except OSError as problem:
-                self._say_end(127, str(problem))
+                self._send_exit(127, str(problem))
                 return
         assert agent.stdin is not None and agent.stdout is not None
         self.agent = agent
@@ -101,34 +105,34 @@ class Daemon:
     def run(self) -> None:
         """Serve until the end; then nothing is left."""
         try:
-            while not self._over():
+            while not self._finished():
                 self.loop.step(min(filter(None, (self.deadline, self.kill_at)), default=None))
-                self._limits()
+                self._check_deadlines()
         finally:
             self._kill()
         self.listener.close()
-        self.place.remove()
-        self.loop.say_gone()
+        self.directory.remove()
+        self.loop.send_gone()
         self.loop.close()
 
-    def _over(self) -> bool:
+    def _finished(self) -> bool:
         if self.status is None:
             return False
         return (
             self.session.settled
-            or self.dismissed
+            or self.exit_with_agent
             or (self.deadline is not None and self.deadline <= time.monotonic())
         )
 
-    def _limits(self) -> None:
+    def _check_deadlines(self) -> None:
         now = time.monotonic()
-        waited = self.loop.attached or (self.told and self.status is None)
-        if waited:
+        attended = self.loop.attached or (self.configured and self.status is None)
+        if attended:
             self.deadline = None
         elif self.deadline is None:
-            self.deadline = now + FORSAKEN
+            self.deadline = now + ORPHAN_TIMEOUT
         elif self.deadline <= now and self.status is None:
-            self.deadline, self.dismissed = None, True
+            self.deadline, self.exit_with_agent = None, True
             self._close_input()
         if self.kill_at is not None and self.kill_at <= now:
             self.kill_at = None
@@ -139,9 +143,9 @@ class Daemon:
             with suppress(OSError):
                 os.killpg(self.agent.pid, signal.SIGKILL)
 
-    # -- gates -------------------------------------------------------------------------------------------------------
+    # -- connections -------------------------------------------------------------------------------------------------------
 
-    def _on_gate(self, _: int) -> None:
+    def _on_connection(self, _: int) -> None:
         with suppress(OSError):
             sock, _address = self.listener.accept()
             sock.setblocking(False)
@@ -186,56 +190,56 @@ class Daemon:
                 self._refuse(sock, str(problem))
                 return
             if not was_attached:
-                self._tell_agent(wire.NotebookAttached())
+                self._notify_agent(wire.NotebookAttached())
 
     # -- the agent ---------------------------------------------------------------------------------------------------
 
     def _on_frame(self, frame: Frame) -> None:
         match frame.kind:
             case frames.DATA:
-                self._pass_on(frame.data)
+                self._forward_lines(frame.data)
             case frames.EOF:
                 self._close_input()
             case frames.OPEN:
                 self._open(frame)
 
-    def _pass_on(self, data: bytes) -> None:
-        """Whole lines only, so that ours can go between them."""
+    def _forward_lines(self, data: bytes) -> None:
+        """Whole lines only, so that the daemon's own messages can go between them."""
         end = data.rfind(b"\n") + 1
         if not end:
-            self.partial += data
+            self.partial_line += data
             return
-        self.lines += self.partial + data[:end]
-        self.partial = bytearray(data[end:])
-        self.told = True
+        self.pending_lines += self.partial_line + data[:end]
+        self.partial_line = bytearray(data[end:])
+        self.configured = True
         self._write()
 
-    def _tell_agent(self, message: wire.NotebookDetached | wire.NotebookAttached) -> None:
-        if self.told:
-            self.lines += wire.encode(message)
+    def _notify_agent(self, message: wire.NotebookDetached | wire.NotebookAttached) -> None:
+        if self.configured:
+            self.pending_lines += wire.encode(message)
             self._write()
 
     def _write(self) -> None:
         if self.input < 0:
             return
         try:
-            while self.lines:
-                del self.lines[: os.write(self.input, self.lines)]
+            while self.pending_lines:
+                del self.pending_lines[: os.write(self.input, self.pending_lines)]
         except BlockingIOError:
             pass
         except OSError:
             self._end_input()
             return
-        if self.closing and not self.lines:
+        if self.closing_input and not self.pending_lines:
             self._end_input()
         else:
-            self.loop.watch(self.input, lambda _: self._write(), WRITABLE if self.lines else 0)
+            self.loop.watch(self.input, lambda _: self._write(), WRITABLE if self.pending_lines else 0)
 
     def _close_input(self) -> None:
-        """Let the agent end everything, once it has read what was said before."""
-        if not self.closing:
-            self.closing = True
-            self.kill_at = time.monotonic() + GRACE
+        """Close the agent's input, upon which it ends everything, once it has read all lines before."""
+        if not self.closing_input:
+            self.closing_input = True
+            self.kill_at = time.monotonic() + STOP_TIMEOUT
             self._write()
 
     def _end_input(self) -> None:
@@ -244,7 +248,7 @@ class Daemon:
         with suppress(OSError):
             self.agent.stdin.close()
         self.input = -1
-        self.lines.clear()
+        self.pending_lines.clear()
 
     def _on_output(self) -> None:
         if self.output >= 0 and not self._read():
@@ -253,7 +257,7 @@ class Daemon:
 
     def _read(self) -> bool:
         try:
-            data = os.read(self.output, READ)
+            data = os.read(self.output, READ_SIZE)
         except BlockingIOError:
             return True
         self.session.put(frames.DATA, 0, data) if data else None
@@ -262,21 +266,21 @@ class Daemon:
     def _on_signal(self, woken: int) -> None:
         with suppress(BlockingIOError):
             if signal.SIGTERM in os.read(woken, 4096):
-                self.dismissed = True
+                self.exit_with_agent = True
                 self._close_input()
         if self.status is None and self.agent is not None and (status := self.agent.poll()) is not None:
             self._ended(status)
 
     def _ended(self, status: int) -> None:
-        """Say how the agent ended, after all that it said. Its output may stay open in a process that it left."""
+        """Send how the agent ended, after all that it wrote. Its output may stay open in a process that it left."""
         before = -1
         while self.output >= 0 and self.session.backlog != before:
             before = self.session.backlog
             self._on_output()
-        with open(self.place.errors, errors="replace") as file:
-            self._say_end(status, file.read()[-4000:].strip())
+        with open(self.directory.errors, errors="replace") as file:
+            self._send_exit(status, file.read()[-4000:].strip())
 
-    def _say_end(self, status: int, stderr: str) -> None:
+    def _send_exit(self, status: int, stderr: str) -> None:
         self.status = status
         self.session.put(frames.EXIT, 0, EXIT.encode(AgentExit(status, stderr)))
 

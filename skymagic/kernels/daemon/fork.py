@@ -1,4 +1,4 @@
-"""A function in a process of its own that finds imported what is imported here, with the face of a `subprocess.Popen`."""
+"""A function in a forked process, with the interface of a `subprocess.Popen`: what is imported here is imported there already."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def close_from(first: int, but: int = -1) -> None:
 
 
 def _become(main: Callable[[], None], streams: tuple[int, int, int]) -> None:
-    """Never returns: objects of the parent's that own descriptors must not be collected here, where their numbers mean others."""
+    """Never returns: the parent's objects that own descriptors must not be collected here, where the numbers mean other files."""
     code = 1
     try:
         signal.set_wakeup_fd(-1)

@@ -1,6 +1,6 @@
-"""The folder of a daemon on a node: where its socket lies, and who may use it.
+"""The run directory of a daemon: its socket, its log, and the checks that it is ours alone.
 
-The folder is named after the user and the daemon, mode 0700. Anybody can make a folder in a shared place, so one that is not
+It is named after the user and the daemon, mode 0700. Anybody can make a folder in a shared place, so one that is not
 ours, or that others can enter, is passed over and the next place is tried.
 """
 
@@ -14,19 +14,19 @@ import stat
 import struct
 from collections.abc import Iterator
 
-LONGEST = 100
+MAX_SOCKET_PATH = 100
 """Bytes that a Unix socket's path may have on every system."""
-STALE = 3600.0
+STALE_AFTER = 3600.0
 """Seconds for which the folder of a daemon that was killed is kept: it may hold the reason."""
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,80}")
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
-class BerthError(Exception):
-    """No folder for the daemon; says why and what to do."""
+class RunDirectoryError(Exception):
+    """No run directory for the daemon; says why and what to do."""
 
 
-class Berth:
-    """The folder of one daemon.
+class RunDirectory:
+    """The run directory of one daemon.
 
     Args:
         path: the folder; it exists and is ours.
@@ -46,9 +46,8 @@ class Berth:
         except OSError:
             sock.close()
             return None
-        if hasattr(
-            socket, "SO_PEERCRED"
-        ):  # in a shared place without the sticky bit, others can exchange folders
+        # In a shared place without the sticky bit, others can exchange directories.
+        if hasattr(socket, "SO_PEERCRED"):
             _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if uid != os.getuid():
                 sock.close()
@@ -66,7 +65,7 @@ class Berth:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold off others who would start the same daemon."""
+        """Serialize starts of the same daemon."""
         import fcntl
 
         lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
@@ -76,8 +75,8 @@ class Berth:
         finally:
             os.close(lock)
 
-    def last_words(self) -> str:
-        """What the daemon wrote when it failed."""
+    def log_tail(self) -> str:
+        """The end of the daemon's log, which is empty unless it failed."""
         with contextlib.suppress(OSError), open(self.log, errors="replace") as file:
             return file.read()[-4000:].strip()
         return ""
@@ -90,10 +89,12 @@ class Berth:
             os.rmdir(self.path)
 
 
-def places(name: str) -> list[str]:
-    """Where a daemon's folder may lie, the best first."""
-    if not NAME.fullmatch(name):
-        raise BerthError(f"{name!r} cannot name a daemon: letters, digits, '.', '_' and '-' only, 80 at most")
+def candidates(name: str) -> list[str]:
+    """Where a daemon's run directory may lie, the best first."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise RunDirectoryError(
+            f"{name!r} cannot name a daemon: letters, digits, '.', '_' and '-' only, 80 at most"
+        )
     folder = f"skymagic-gate-{os.getuid()}-{name}"
     # neither XDG_RUNTIME_DIR nor TMPDIR first: they may belong to one login, and be removed when it ends
     run = os.path.join(os.path.expanduser("~"), ".skymagic", "run")
@@ -101,21 +102,21 @@ def places(name: str) -> list[str]:
     return [os.path.join(parent, folder) for parent in dict.fromkeys(parents)]
 
 
-def find(name: str) -> Berth | None:
+def find(name: str) -> RunDirectory | None:
     """The folder of a daemon that was started; None if there is none of ours."""
-    return next((Berth(path) for path in places(name) if trouble(path) is None), None)
+    return next((RunDirectory(path) for path in candidates(name) if why_unsafe(path) is None), None)
 
 
-def make(name: str) -> Berth:
+def make(name: str) -> RunDirectory:
     """A folder for a new daemon, or the one that an earlier start has made.
 
     Raises:
-        BerthError: none of the places will do; says why, place by place.
+        RunDirectoryError: none of the candidates will do; says why, one by one.
     """
-    refused: list[str] = []
-    for path in places(name):
-        if len(os.fsencode(path)) + len("/socket") > LONGEST:
-            refused.append(f"{path}: too long for a socket's path")
+    refusals: list[str] = []
+    for path in candidates(name):
+        if len(os.fsencode(path)) + len("/socket") > MAX_SOCKET_PATH:
+            refusals.append(f"{path}: too long for a socket's path")
             continue
         try:
             if "/.skymagic/" in path:
@@ -123,23 +124,27 @@ def make(name: str) -> Berth:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700)
         except OSError as problem:
-            refused.append(f"{path}: {problem.strerror}")
+            refusals.append(f"{path}: {problem.strerror}")
             continue
-        if (wrong := trouble(path)) is None:
-            return Berth(path)
-        refused.append(f"{path}: {wrong}")
-    raise BerthError("no place for the daemon's folder: " + "; ".join(refused))
+        if (reason := why_unsafe(path)) is None:
+            return RunDirectory(path)
+        refusals.append(f"{path}: {reason}")
+    raise RunDirectoryError("no place for the daemon's folder: " + "; ".join(refusals))
 
 
-def sweep(place: Berth, now: float) -> None:
+def sweep(own_directory: RunDirectory, now: float) -> None:
     """Remove folders beside this one whose daemons were killed, or ended with their machine, a while ago."""
-    parent, own = os.path.split(place.path)
+    parent, own = os.path.split(own_directory.path)
     prefix = own[: own.index("-", len("skymagic-gate-")) + 1]
     for path in [entry.path for entry in os.scandir(parent) if entry.name.startswith(prefix)]:
         with contextlib.suppress(OSError):
-            if path == place.path or trouble(path) is not None or os.stat(path).st_mtime > now - STALE:
+            if (
+                path == own_directory.path
+                or why_unsafe(path) is not None
+                or os.stat(path).st_mtime > now - STALE_AFTER
+            ):
                 continue
-            other = Berth(path)
+            other = RunDirectory(path)
             with other.locked():
                 if (sock := other.connect()) is None:
                     other.remove()
@@ -147,7 +152,7 @@ def sweep(place: Berth, now: float) -> None:
                     sock.close()
 
 
-def trouble(path: str) -> str | None:
+def why_unsafe(path: str) -> str | None:
     """Why a folder must not be used; None if it is ours alone."""
     try:
         found = os.lstat(path)

@@ -1,7 +1,7 @@
-"""The TCP streams in the channels of a session, at either end of it.
+"""Credit-based flow control: TCP sockets in the channels of a session, at either end of it.
 
-A window for each stream bounds what is under way; when the connection is slow or absent, streams are not read, so that their senders
-wait.
+A receiver grants each channel a window of bytes, as in SSH (RFC 4254, section 5.2) and HTTP/2, so that one slow reader does not fill
+the session for all. When the connection is slow or absent, sockets are not read, so that their senders wait.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from skymagic.wire.session import frames
 from skymagic.wire.session.frames import Frame, Session
 
 BATCH = 1 << 18
-"""Bytes that wait for the connection, from which on streams are not read."""
+"""Bytes waiting for the connection, from which on sockets are not read."""
 WINDOW = 1 << 22
-"""Bytes of a stream that may be under way."""
-READ = 1 << 16
+"""Bytes of a channel that may be under way."""
+READ_SIZE = 1 << 16
 ABORT = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 """SO_LINGER: closing sends a reset at once."""
 READABLE, WRITABLE = selectors.EVENT_READ, selectors.EVENT_WRITE
@@ -29,11 +29,11 @@ Watch = Callable[[Any, Callable[[int], None], int], None]
 """Call with the ready events of a source; a mask of 0 ends it."""
 
 
-def NOTHING(_: int) -> None:
+def _ignore(_: int) -> None:
     """What is called for a source that is not watched any more."""
 
 
-class Stream:
+class ChannelSocket:
     """A TCP socket at one end of a channel."""
 
     def __init__(self, channel: int, sock: socket.socket, connecting: bool = False) -> None:
@@ -41,9 +41,9 @@ class Stream:
         self.sock = sock
         self.connecting = connecting
         self.credit = WINDOW
-        """Bytes that the other end still takes."""
-        self.owed = 0
-        """Bytes written here that the other end has no credit for yet."""
+        """Bytes that may still be sent to the other end."""
+        self.unreported = 0
+        """Bytes written here for which the other end was not granted new credit yet."""
         self.out = bytearray()
         self.reading = True
         """Whether more can come from the socket."""
@@ -54,7 +54,7 @@ class Stream:
 
 
 class Channels:
-    """Owns the streams of one end.
+    """Owns the sockets of one end.
 
     Args:
         session: where their frames go.
@@ -63,22 +63,22 @@ class Channels:
 
     def __init__(self, session: Session, watch: Watch) -> None:
         self._session, self._watch = session, watch
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, ChannelSocket] = {}
         self._congested = False
 
     def add(self, channel: int, sock: socket.socket, connecting: bool = False) -> None:
         """Serve a socket in a channel; it is taken over."""
         sock.setblocking(False)
-        stream = self._streams[channel] = Stream(channel, sock, connecting)
-        self._interest(stream)
+        stream = self._streams[channel] = ChannelSocket(channel, sock, connecting)
+        self._update_interest(stream)
 
-    def congestion(self) -> None:
-        """Look whether streams may be read: not while much waits for the connection."""
+    def update_congestion(self) -> None:
+        """Backpressure: do not read sockets while `BATCH` bytes wait for the connection."""
         congested = self._session.backlog >= BATCH
         if congested != self._congested:
             self._congested = congested
             for stream in list(self._streams.values()):
-                self._interest(stream)
+                self._update_interest(stream)
 
     def close(self) -> None:
         """Close all streams; twice is safe."""
@@ -86,17 +86,17 @@ class Channels:
             self._forget(stream)
 
     def reset(self, channel: int) -> None:
-        """Tell the other end that a channel is broken, and forget it."""
+        """Reset a channel: the other end is notified, this end closed."""
         self._session.put(frames.RESET, channel)
         if (stream := self._streams.get(channel)) is not None:
             self._forget(stream)
 
-    def _forget(self, stream: Stream) -> None:
+    def _forget(self, stream: ChannelSocket) -> None:
         self._streams.pop(stream.channel, None)
-        self._watch(stream.sock, NOTHING, 0)
+        self._watch(stream.sock, _ignore, 0)
         stream.sock.close()
 
-    def _interest(self, stream: Stream) -> None:
+    def _update_interest(self, stream: ChannelSocket) -> None:
         read = stream.reading and stream.credit > 0 and not self._congested and not stream.connecting
         write = stream.connecting or bool(stream.out)
         mask = (READABLE if read else 0) | (WRITABLE if write else 0)
@@ -104,7 +104,7 @@ class Channels:
             self._watch(stream.sock, lambda ready: self._on_stream(stream, ready), mask)
             stream.mask = mask
 
-    def _on_stream(self, stream: Stream, ready: int) -> None:
+    def _on_stream(self, stream: ChannelSocket, ready: int) -> None:
         if stream.connecting:
             if stream.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self.reset(stream.channel)
@@ -120,28 +120,28 @@ class Channels:
         except OSError:
             self.reset(stream.channel)
             return
-        self._settle(stream)
+        self._close_or_update(stream)
 
-    def _read(self, stream: Stream) -> None:
-        data = stream.sock.recv(min(READ, stream.credit))
+    def _read(self, stream: ChannelSocket) -> None:
+        data = stream.sock.recv(min(READ_SIZE, stream.credit))
         if data:
             stream.credit -= len(data)
             self._session.put(frames.DATA, stream.channel, data)
-            self.congestion()
+            self.update_congestion()
         else:
             stream.reading = False
             self._session.put(frames.EOF, stream.channel)
 
-    def _drain(self, stream: Stream) -> None:
+    def _drain(self, stream: ChannelSocket) -> None:
         while stream.out:
             sent = stream.sock.send(memoryview(stream.out)[:BATCH].toreadonly())
             del stream.out[:sent]
-            stream.owed += sent
-            if stream.owed >= WINDOW // 4:
-                self._session.put(frames.WINDOW, stream.channel, stream.owed.to_bytes(4, "big"))
-                stream.owed = 0
+            stream.unreported += sent
+            if stream.unreported >= WINDOW // 4:
+                self._session.put(frames.WINDOW, stream.channel, stream.unreported.to_bytes(4, "big"))
+                stream.unreported = 0
 
-    def _settle(self, stream: Stream) -> None:
+    def _close_or_update(self, stream: ChannelSocket) -> None:
         """Pass an end of the stream on once all bytes before it are written, and forget it when both ways have ended."""
         if stream.finishing and not stream.out and not stream.connecting and not stream.shut:
             stream.shut = True
@@ -150,13 +150,13 @@ class Channels:
         if stream.shut and not stream.reading:
             self._forget(stream)
         else:
-            self._interest(stream)
+            self._update_interest(stream)
 
-    def heard(self, frame: Frame) -> None:
-        """A frame for one of the streams."""
+    def receive(self, frame: Frame) -> None:
+        """A frame for one of the channels."""
         stream = self._streams.get(frame.channel)
         if stream is None:
-            return  # it was reset here meanwhile
+            return  # reset here while the frame was on its way
         if frame.kind == frames.RESET:
             stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
             self._forget(stream)
@@ -175,4 +175,4 @@ class Channels:
                 except OSError:
                     self.reset(stream.channel)
                     return
-        self._settle(stream)
+        self._close_or_update(stream)

@@ -1,11 +1,12 @@
-"""A session of numbered frames that survives its connections: what was sent is kept until the other end has it, and sent again.
+"""Exactly-once delivery over lost connections, by sequence numbers and cumulative acknowledgements (as in TCP, RFC 9293).
 
-Both ends of a tunnel hold a `Session`. It touches no socket and no clock: bytes of a connection come in, frames come out,
-each exactly once and in order, whatever connections were lost in between.
+Both ends of a tunnel hold a `Session`. It touches no socket and no clock: bytes of a connection come in, frames come out, each once
+and in order. What was sent is kept until it is acknowledged, and sent again over the next connection.
 
-A frame is a header (kind, channel, number, length; big endian) and its data. Frames are numbered from 1 for each direction; when a
-connection begins, both ends say how many they have received, and each goes on from there. ACK has no number of its own: it says how
-many frames have been received, and that its sender is alive.
+    kind 1 byte | channel 4 | number 8 | length 4 | data        big endian
+
+Frames are numbered from 1 for each direction. ACK and GONE have no number of their own: ACK's says how many frames have been
+received, and is the heartbeat too. Frames are binary and not `wire.codec`'s lines, for most are pieces of byte streams.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 HEADER = struct.Struct("!BIQI")
 MAX_DATA = 1 << 16
-"""Bytes of data in a frame at most, so that a short message never waits behind a long one."""
+"""Most bytes of data in a frame, so that a short message never waits behind a long one (head-of-line blocking)."""
 
 ACK, DATA, OPEN, EOF, RESET, WINDOW, EXIT, GONE = range(8)
 """Kinds: `DATA` bytes of a channel; `OPEN` a channel to an address; `EOF` no more bytes; `RESET` the channel is broken;
@@ -29,7 +30,7 @@ class ProtocolError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What one end tells the other."""
+    """What one end sends the other."""
 
     kind: int
     channel: int
@@ -48,26 +49,26 @@ class Session:
         """Number of the last frame that was given to the present connection."""
         self._last = 0
         """Number of the last frame that was put."""
-        self._kept: deque[bytes] = deque()
+        self._unacked: deque[bytes] = deque()
         """Encoded frames that the other end has not acknowledged, the last of them `_last`."""
-        self._said = 0
-        """What the last ACK said."""
+        self._acknowledged = 0
+        """What the last ACK acknowledged."""
         self._buffer = bytearray()
 
     @property
     def settled(self) -> bool:
         """Whether the other end has received everything."""
-        return not self._kept
+        return not self._unacked
 
     @property
     def progress(self) -> int:
         """Frames that have arrived, here and there; grows while connections are of use."""
-        return self.received + self._last - len(self._kept)
+        return self.received + self._last - len(self._unacked)
 
     @property
-    def owes(self) -> int:
-        """How many frames have come that the other end has not been told of."""
-        return self.received - self._said
+    def unacknowledged(self) -> int:
+        """How many frames have come that were not acknowledged yet."""
+        return self.received - self._acknowledged
 
     def put(self, kind: int, channel: int, data: bytes = b"") -> None:
         """Send a frame, now or when there is a connection again; data longer than `MAX_DATA` becomes several."""
@@ -75,7 +76,7 @@ class Session:
             piece = data[start : start + MAX_DATA]
             self._last += 1
             encoded = HEADER.pack(kind, channel, self._last, len(piece)) + piece
-            self._kept.append(encoded)
+            self._unacked.append(encoded)
             self.backlog += len(encoded)
 
     def resume(self, received: int) -> None:
@@ -84,38 +85,38 @@ class Session:
         Raises:
             ProtocolError: that cannot be; it is not the other end of this session.
         """
-        if not self._last - len(self._kept) <= received <= self._last:
+        if not self._last - len(self._unacked) <= received <= self._last:
             raise ProtocolError(f"the other end says it has {received} of {self._last} frames")
         self._buffer.clear()
-        self._said = self.received  # the beginning of a connection says it
+        self._acknowledged = self.received  # by the handshake
         self._acknowledge(received)
         self._sent = received
-        self.backlog = sum(map(len, self._kept))
+        self.backlog = sum(map(len, self._unacked))
 
     def _acknowledge(self, received: int) -> None:
-        while self._kept and self._last - len(self._kept) < received:
-            self._kept.popleft()
+        while self._unacked and self._last - len(self._unacked) < received:
+            self._unacked.popleft()
 
     def ack(self) -> bytes:
         """An ACK, to be written at once."""
-        self._said = self.received
+        self._acknowledged = self.received
         return HEADER.pack(ACK, 0, self.received, 0)
 
     @staticmethod
     def gone() -> bytes:
-        """The last word of a daemon."""
+        """The last frame of a daemon."""
         return HEADER.pack(GONE, 0, 0, 0)
 
     def take(self, limit: int) -> bytes:
         """What is to be written next to the present connection: about `limit` bytes, b"" if there is nothing."""
         if self._sent == self._last:
             return b""
-        pieces = [self.ack()] if self.owes else []
-        index = self._sent - (self._last - len(self._kept))
+        pieces = [self.ack()] if self.unacknowledged else []
+        index = self._sent - (self._last - len(self._unacked))
         size = 0
-        while index < len(self._kept) and size < limit:
-            pieces.append(self._kept[index])
-            size += len(self._kept[index])
+        while index < len(self._unacked) and size < limit:
+            pieces.append(self._unacked[index])
+            size += len(self._unacked[index])
             index += 1
             self._sent += 1
         self.backlog -= size
@@ -139,7 +140,7 @@ class Session:
             body = start + HEADER.size
             start = body + length
             if kind == ACK:
-                self._heard(number)
+                self._on_ack(number)
                 continue
             if kind == GONE:
                 frames.append(Frame(kind, channel))
@@ -151,7 +152,7 @@ class Session:
         del self._buffer[:start]
         return frames
 
-    def _heard(self, number: int) -> None:
+    def _on_ack(self, number: int) -> None:
         if number > self._sent:
             raise ProtocolError(f"frame {number} was acknowledged, and {self._sent} were sent")
         self._acknowledge(number)

@@ -1,4 +1,4 @@
-"""The event loop at either end of a tunnel: one session, the connection that carries it now, and the streams in its channels."""
+"""The event loop at either end of a tunnel: one session, the connection that carries it now, and its channels' sockets."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 from skymagic.wire.session import frames
-from skymagic.wire.session.frames import Frame, ProtocolError, Session
 from skymagic.wire.session.channels import BATCH, READABLE, WRITABLE, Channels
+from skymagic.wire.session.frames import Frame, ProtocolError, Session
 
-BEAT = 1.0
-"""Seconds after which an end that has nothing to say says that it is alive."""
-SILENCE = 4.0
-"""Seconds without a byte after which a connection counts as lost."""
+HEARTBEAT_INTERVAL = 1.0
+"""Seconds after which an end that has nothing to send sends an ACK, as its heartbeat."""
+HEARTBEAT_TIMEOUT = 4.0
+"""Seconds without a byte after which a connection counts as lost: TCP alone would take minutes."""
 ACK_DELAY = 0.05
 """Seconds that an acknowledgement may wait for a frame to travel with."""
 ACK_FRAMES = 32
@@ -28,21 +28,21 @@ class Loop:
 
     Args:
         session: the numbered frames.
-        heard: called for each frame that is not a stream's.
-        detached: called with a reason when the connection is lost.
+        on_frame: called for each frame that is not a channel's.
+        on_detach: called with a reason when the connection is lost.
     """
 
     def __init__(
-        self, session: Session, heard: Callable[[Frame], None], detached: Callable[[str], None]
+        self, session: Session, on_frame: Callable[[Frame], None], on_detach: Callable[[str], None]
     ) -> None:
         self.session = session
-        self._heard, self._detached = heard, detached
+        self._on_frame, self._on_detach = on_frame, on_detach
         self._select = selectors.DefaultSelector()
         self.channels = Channels(session, self.watch)
         self._connection: socket.socket | None = None
         self._out = memoryview(b"")
         self._mask = 0
-        self._last_in = self._last_out = self._turned = time.monotonic()
+        self._last_in = self._last_out = self._last_step = time.monotonic()
         self._ack_at: float | None = None
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -60,39 +60,43 @@ class Loop:
 
     def step(self, until: float | None = None) -> None:
         """Wait for events, until this time (of the monotonic clock) at most, and serve them."""
-        for key, mask in self._select.select(self._patience(until)):
-            if self._select.get_map().get(key.fd) is key:  # else an earlier call has ended it
+        for key, mask in self._select.select(self._timeout(until)):
+            # An earlier call of this round may have closed it, and another source may have got its number.
+            if self._select.get_map().get(key.fd) is key:
                 key.data(mask)
         self.flush()
-        self._beat()
+        self._heartbeat()
 
-    def _patience(self, until: float | None) -> float:
+    def _timeout(self, until: float | None) -> float:
         now = time.monotonic()
-        times = [now + BEAT, *([until] if until is not None else [])]
+        times = [now + HEARTBEAT_INTERVAL, *([until] if until is not None else [])]
         if self._connection is not None:
-            times += [self._last_out + BEAT, self._last_in + SILENCE]
-            if self._ack_at is not None and self.session.owes and not self._out:
+            times += [self._last_out + HEARTBEAT_INTERVAL, self._last_in + HEARTBEAT_TIMEOUT]
+            if self._ack_at is not None and self.session.unacknowledged and not self._out:
                 times.append(self._ack_at)
         return max(0.0, min(times) - now)
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         now = time.monotonic()
-        if now - self._turned > BEAT + 1.0:  # this process stood still, not the other end
+        # A laptop that slept, or a stopped process, must not take its own silence for the other end's.
+        if now - self._last_step > HEARTBEAT_INTERVAL + 1.0:
             self._last_in = now
-        self._turned = now
+        self._last_step = now
         if self._connection is None:
             return
-        if now - self._last_in > SILENCE:
-            self.detach(f"nothing was heard for {SILENCE:.0f} s")
-        elif not self._out and (self._due(now) or now - self._last_out > BEAT):
+        if now - self._last_in > HEARTBEAT_TIMEOUT:
+            self.detach(f"nothing was heard for {HEARTBEAT_TIMEOUT:.0f} s")
+        elif not self._out and (self._ack_due(now) or now - self._last_out > HEARTBEAT_INTERVAL):
             self._write(self.session.ack())
 
-    def _due(self, now: float) -> bool:
-        owes = self.session.owes
-        return bool(owes) and (owes >= ACK_FRAMES or (self._ack_at is not None and self._ack_at <= now))
+    def _ack_due(self, now: float) -> bool:
+        unacknowledged = self.session.unacknowledged
+        return bool(unacknowledged) and (
+            unacknowledged >= ACK_FRAMES or (self._ack_at is not None and self._ack_at <= now)
+        )
 
-    def say_gone(self) -> None:
-        """The last word of a daemon that has left nothing."""
+    def send_gone(self) -> None:
+        """Send the last frame of a daemon that has left nothing on the node."""
         if self.attached and not self._out:
             self._write(self.session.gone())
 
@@ -109,13 +113,13 @@ class Loop:
         """Whether there is a connection."""
         return self._connection is not None
 
-    def attach(self, sock: socket.socket, received: int, say: bytes = b"", read: bytes = b"") -> None:
+    def attach(self, sock: socket.socket, received: int, first: bytes = b"", read: bytes = b"") -> None:
         """Go on over this connection, in the place of the one before.
 
         Args:
             sock: taken over, and closed when it has ended.
-            received: what the other end said that it has.
-            say: to be written before all frames.
+            received: how many frames the other end has.
+            first: to be written before all frames.
             read: frames' bytes that were read already.
 
         Raises:
@@ -127,8 +131,8 @@ class Loop:
         self._connection = sock
         self._last_in = self._last_out = time.monotonic()
         self._ack_at = None
-        self._out = memoryview(say)
-        self._interest()
+        self._out = memoryview(first)
+        self._update_interest()
         if read:
             self._feed(read)
         self.flush()
@@ -137,20 +141,21 @@ class Loop:
         """Give the connection up."""
         if self._connection is not None:
             self._drop()
-            self.channels.congestion()
-            self._detached(why)
+            self.channels.update_congestion()
+            self._on_detach(why)
 
     def _drop(self) -> None:
         if self._connection is not None:
             self.watch(self._connection, self._on_connection, 0)
             with contextlib.suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)  # a process forked off meanwhile may hold it too
+                # A process that was forked meanwhile may hold the socket too: closing alone would not end the connection.
+                self._connection.shutdown(socket.SHUT_RDWR)
             self._connection.close()
             self._connection = None
             self._out = memoryview(b"")
             self._mask = 0
 
-    def _interest(self) -> None:
+    def _update_interest(self) -> None:
         mask = READABLE | (WRITABLE if self._out else 0)
         if self._connection is not None and mask != self._mask:
             self.watch(self._connection, self._on_connection, mask)
@@ -173,17 +178,17 @@ class Loop:
     def _feed(self, data: bytes) -> None:
         self._last_in = time.monotonic()
         try:
-            heard = self.session.feed(data)
+            received = self.session.feed(data)
         except ProtocolError as problem:
             self.detach(str(problem))
             return
-        if heard and self._ack_at is None:
+        if received and self._ack_at is None:
             self._ack_at = self._last_in + ACK_DELAY
-        for frame in heard:
+        for frame in received:
             if frame.channel and frame.kind != frames.OPEN:
-                self.channels.heard(frame)
+                self.channels.receive(frame)
             else:
-                self._heard(frame)
+                self._on_frame(frame)
 
     def flush(self) -> None:
         """Write what waits, as far as the connection takes it."""
@@ -194,8 +199,8 @@ class Loop:
                 self._out = memoryview(data)
             if not self._send():
                 break
-        self._interest()
-        self.channels.congestion()
+        self._update_interest()
+        self.channels.update_congestion()
 
     def acknowledge(self) -> None:
         """Do not let the acknowledgement of what has come wait."""
@@ -204,7 +209,7 @@ class Loop:
     def _write(self, data: bytes) -> None:
         self._out = memoryview(data)
         self._send()
-        self._interest()
+        self._update_interest()
 
     def _send(self) -> bool:
         assert self._connection is not None
@@ -216,6 +221,6 @@ class Loop:
             self.detach(str(problem))
             return False
         self._last_out = time.monotonic()
-        if not self.session.owes:
+        if not self.session.unacknowledged:
             self._ack_at = None
         return not self._out
