@@ -1,1 +1,12 @@
-"""What processes say to each other: frozen messages of plain values, and the session that carries them over lost connections."""
+"""Everything that processes send each other: one codec, the messages of each protocol, and the session that carries them.
+
+codec        frozen dataclasses as lines of JSON, with raw bytes behind them: encoder, decoder, bounds
+transport    a pair of byte streams to a process; whole writes and lines on descriptors
+agent        messages of the node agents: notebook, daemon, agent, forkserver, ranks
+store        messages of the value servers
+files        messages of copying files
+order        what notebook and rank agree on besides: the orders in a run's code
+processes    the modules that one process starts in another
+boot         the boot id of this machine
+session/     exactly-once delivery over connections that break
+"""

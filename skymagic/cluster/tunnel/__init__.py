@@ -1,6 +1,9 @@
-"""Links to a node that survive lost connections: the agent's messages and TCP streams, nothing lost, nothing repeated."""
+"""The notebook's end of a node's session (`wire.session`): an agent and TCP ports that outlive each connection.
 
-from __future__ import annotations
+tunnel        one session over one connection after the other: reconnects, forwards ports, reports its state
+connection    one connection: handshake, then bytes both ways on threads of its own
+agent_end     channel 0 as a transport, which does not notice lost connections
+"""
 
 from skymagic.cluster.tunnel.tunnel import Tunnel
 
