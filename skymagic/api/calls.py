@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from skymagic.jobs.task import Task, on_all, on_one, side_by_side
+from skymagic.jobs.task import Task, on_all, on_one
+from skymagic.jobs.workers import side_by_side
 from skymagic.pool import Pool
 from skymagic.runtime import info
 

@@ -22,9 +22,10 @@ from typing import Any, overload
 
 from skymagic import plan, plugins
 from skymagic.api.calls import Call, Calls, Function, positive
-from skymagic.display.screen import in_ipython
+from skymagic.display.screen import print_note
 from skymagic.errors import PoolStateError, RequestError
-from skymagic.jobs.task import Task, side_by_side
+from skymagic.jobs.task import Task
+from skymagic.jobs.workers import side_by_side
 from skymagic.plan import AtLeast, Defaults, PluginSpec, PoolRequest
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
@@ -125,15 +126,15 @@ class Compute:
         timeout: float | None = None,
     ) -> None:
         self._namespace = sys._getframe(1).f_globals
-        reading = Reading()
+        reader = ArgumentReader()
         said = {
-            "nodes": reading.count("nodes", nodes),
-            "gpu": reading.of("accelerator", _accelerator, accelerator),
-            "plugins": reading.of("plugins", _plugins, plugins) or (),
+            "nodes": reader.count("nodes", nodes),
+            "gpu": reader.of("accelerator", _accelerator, accelerator),
+            "plugins": reader.of("plugins", _plugins, plugins) or (),
             "image": image,
-            "procs_per_node": reading.count("procs_per_node", procs_per_node),
-            "cpus": reading.of("cpus", lambda value: _amount(value, ""), cpus),
-            "memory": reading.of("memory", lambda value: _amount(value, "GB"), memory),
+            "procs_per_node": reader.count("procs_per_node", procs_per_node),
+            "cpus": reader.of("cpus", lambda value: _amount(value, ""), cpus),
+            "memory": reader.of("memory", lambda value: _amount(value, "GB"), memory),
             "pip": tuple(pip),
             "env": tuple((env or {}).items()),
             "secrets": tuple(secrets),
@@ -141,11 +142,11 @@ class Compute:
             "region": region,
             "spot": spot,
             "max_price": max_price,
-            "idle": reading.of("idle", _seconds, idle),
-            "max_lifetime": reading.of("max_lifetime", _seconds, max_lifetime),
+            "idle": reader.of("idle", _seconds, idle),
+            "max_lifetime": reader.of("max_lifetime", _seconds, max_lifetime),
         }
         choice = provider if isinstance(provider, Choice) else Choice(provider or "auto")
-        reading.finish()
+        reader.finish()
         fields = {**{key: value for key, value in said.items() if value}, **choice.fields}
         self._request = PoolRequest(provider=choice.name, yes=True, **fields)
         self._defaults = Defaults(timeout=None if timeout is None else positive(timeout))
@@ -186,7 +187,9 @@ class Compute:
         running = {pool.name for pool in registry.every()}
         name = self._name or next(n for i in _numbers if (n := f"compute-{i}") not in running)
         self._own = name not in running
-        self._pool = registry.ensure(replace(self._request, name=name), self._namespace, self._defaults, tell)
+        self._pool = registry.ensure(
+            replace(self._request, name=name), self._namespace, self._defaults, print_note
+        )
         return self
 
     def stop(self) -> None:
@@ -232,16 +235,11 @@ def find(name: str | None = None) -> Compute:
     return Compute.of(registry.find(name))
 
 
-def tell(text: str) -> None:
-    """A line of skymagic's own: in a script on standard error, for its output may be data."""
-    print(text, file=sys.stdout if in_ipython() else sys.stderr, flush=True)
-
-
 # -- arguments -------------------------------------------------------------------------------------------------------
 
 
-class Reading:
-    """Reads arguments, and tells all mistakes at once."""
+class ArgumentReader:
+    """Reads arguments, collects their mistakes, and raises them at once."""
 
     def __init__(self) -> None:
         self._mistakes: list[str] = []

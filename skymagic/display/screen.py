@@ -55,6 +55,11 @@ def in_ipython() -> bool:
     return module is not None and module.get_ipython() is not None
 
 
+def print_note(text: str) -> None:
+    """A line of skymagic's own: in a script on standard error, for its output may be data."""
+    print(text, file=sys.stdout if in_ipython() else sys.stderr, flush=True)
+
+
 def show(content: Mapping[str, Any], *, update: bool = False) -> None:
     """Show a bundle of representations: richly in IPython, as text elsewhere."""
     data = dict(content["data"])
@@ -70,13 +75,13 @@ def show(content: Mapping[str, Any], *, update: bool = False) -> None:
 
 
 class Progress:
-    """Tells what is being shipped once that takes longer than half a second, and then when it is done.
+    """Progress of shipping: tells what is under way once that takes longer than half a second, and then when it is done.
 
     Args:
         tell: takes a line.
     """
 
-    PATIENCE = 0.5
+    DELAY = 0.5
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -87,7 +92,7 @@ class Progress:
     def __call__(self, name: str, done: int, total: int) -> None:
         """`done` of `total` bytes are written; `name` is next or under way."""
         self._total = total
-        if time.monotonic() - self._begun > self.PATIENCE and name not in self._said:
+        if time.monotonic() - self._begun > self.DELAY and name not in self._said:
             self._said.add(name)
             self._tell(f"[shipping {name}: {size(done)} of {size(total)}]\n")
 
@@ -98,7 +103,7 @@ class Progress:
 
 
 class Copying:
-    """Tells how far a copying of files is, once that takes longer than half a second; then each second, over the same line.
+    """Progress of copying files, once that takes longer than half a second; then each second, over the same line.
 
     Args:
         write: takes a stream's name and text.
@@ -107,11 +112,11 @@ class Copying:
         seconds: how long it took, at the end.
     """
 
-    PATIENCE, EVERY = 0.5, 1.0
+    DELAY, INTERVAL = 0.5, 1.0
 
     def __init__(self, write: display.Write) -> None:
         self._write = write
-        self._next = self.PATIENCE
+        self._next = self.DELAY
         self._begun = time.monotonic()
         self._shown = 0
         self.seconds = 0.0
@@ -120,7 +125,7 @@ class Copying:
         """`done` of `total` bytes are on their way or there; `name` is under way."""
         seconds = time.monotonic() - self._begun
         if seconds > self._next:
-            self._next = seconds + self.EVERY
+            self._next = seconds + self.INTERVAL
             line = f"[{name}: {size(done)} of {size(total)}, {size(done / seconds)}/s]"
             self._write("stderr", "\r" + line.ljust(self._shown))
             self._shown = len(line)
@@ -134,8 +139,8 @@ class Copying:
             self._write("stderr", "\n")
 
 
-class Nowhere:
-    """A screen that shows nothing."""
+class NullScreen:
+    """The null object among screens: shows nothing."""
 
     def text(self, rank: int, name: str, text: str) -> None:
         """Not shown."""

@@ -7,19 +7,16 @@ notebook's functions, and cannot stop them. This one makes each batch of tasks a
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
-import queue
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
-from skymagic.errors import RunInterrupted
-from skymagic.jobs.task import Task, run
+from skymagic.jobs.task import Task
+from skymagic.jobs.workers import RankWorkers
 from skymagic.plugins import _joblib
 from skymagic.pool import Pool
-from skymagic.run.interrupt import StopSignal
 
 NAME = "skymagic"
 _open: list[Pool] = []
@@ -60,48 +57,6 @@ def _register() -> None:
     _undo.callback(joblib.parallel_config(NAME, n_jobs=-1).unregister)
 
 
-class Crew:
-    """Runs batches of one ``Parallel`` call, each on a rank that is free.
-
-    Args:
-        pool: whose ranks.
-        width: how many at a time.
-    """
-
-    def __init__(self, pool: Pool, width: int) -> None:
-        self._pool = pool
-        self._threads = ThreadPoolExecutor(width, thread_name_prefix="skymagic-joblib")
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for rank in pool.turns.lightest(pool.world_size, width):
-            self._free.put(rank)
-        self._stops: set[StopSignal] = set()
-        self._ended = False
-
-    def submit(self, batch: Any) -> Future[Any]:
-        """The batch's results, later."""
-        context = contextvars.copy_context()  # output of the thread belongs to this cell
-        return self._threads.submit(context.run, self._run, batch)
-
-    def _run(self, batch: Any) -> Any:
-        rank, stop = self._free.get(), StopSignal()
-        self._stops.add(stop)
-        try:
-            if self._ended:
-                raise RunInterrupted("stopped before it began")
-            return run(Task(batch), self._pool, (rank,), stop=stop)[0]
-        finally:
-            self._stops.discard(stop)
-            self._free.put(rank)
-
-    def close(self, *, stop: bool) -> None:
-        """No more batches; with `stop` those that run are interrupted."""
-        if stop:
-            self._ended = True
-            for one in list(self._stops):
-                one.send()
-        self._threads.shutdown(wait=True, cancel_futures=stop)
-
-
 @functools.cache
 def backend_class() -> Any:
     """The backend for joblib's register."""
@@ -118,7 +73,7 @@ def backend_class() -> Any:
         supports_sharedmem = False
         uses_threads = False
 
-        crew: Crew | None = None
+        workers: RankWorkers | None = None
 
         def effective_n_jobs(self, n_jobs: int | None) -> int:
             if n_jobs == 0:
@@ -133,12 +88,13 @@ def backend_class() -> Any:
                 raise FallbackToBackend(LokyBackend(nesting_level=self.nesting_level))
             self.parallel = parallel
             width = self.effective_n_jobs(n_jobs)
-            self.crew = Crew(_open[-1], width)
+            pool = _open[-1]
+            self.workers = RankWorkers(pool, pool.turns.lightest(pool.world_size, width))
             return width
 
         def submit(self, func: Any, callback: Any = None) -> Future[Any]:
-            assert self.crew is not None
-            future = self.crew.submit(func)
+            assert self.workers is not None
+            future = self.workers.submit(Task(func))
             if callback is not None:
                 future.add_done_callback(callback)
             return future
@@ -155,8 +111,8 @@ def backend_class() -> Any:
                 self.configure(n_jobs=self.parallel.n_jobs, parallel=self.parallel)
 
         def _close(self, *, stop: bool) -> None:
-            crew, self.crew = self.crew, None
-            if crew is not None:
-                crew.close(stop=stop)
+            workers, self.workers = self.workers, None
+            if workers is not None:
+                workers.close(stop=stop)
 
     return PoolBackend

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from IPython.core.interactiveshell import InteractiveShell
 
-HERE = ("%%", "%sky_", "%load_ext", "%unload_ext", "%reload_ext", "%config")
+NOTEBOOK_PREFIXES = ("%%", "%sky_", "%load_ext", "%unload_ext", "%reload_ext", "%config")
 """A cell that begins with one of these runs in the notebook."""
 
 
@@ -45,6 +45,6 @@ class Auto:
 
     def _transform(self, lines: list[str]) -> list[str]:
         first = next((line.lstrip() for line in lines if line.strip()), "")
-        if self._paused or not first or first.startswith(HERE):
+        if self._paused or not first or first.startswith(NOTEBOOK_PREFIXES):
             return lines
         return ["%%sky_broadcast\n", *lines]

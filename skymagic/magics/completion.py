@@ -40,7 +40,7 @@ def complete(text: str, namespace: dict[str, Any]) -> tuple[str, list[str]] | No
     line = LINE.match(text.lstrip())
     if line is None or line[1] not in arguments.MAGICS:
         return None
-    names = arguments.Names(
+    names = arguments.CompletionNames(
         pools=tuple(one.name for one in registry.every()),
         variables=tuple(name for name in namespace if not name.startswith("_")),
         plugins=tuple(plugins.names()),

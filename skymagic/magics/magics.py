@@ -8,6 +8,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from IPython.core.error import UsageError
@@ -17,14 +18,14 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 from skymagic import files, plugins, providers
 from skymagic.api.compute import Compute
 from skymagic.display import text as display
-from skymagic.display.screen import Copying
+from skymagic.display.screen import Copying, print_note
 from skymagic.errors import RequestError, SkyError
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import script
 from skymagic.magics import arguments, auto, completion
 from skymagic.magics.config import SkyMagic
 from skymagic.plan import PoolRequest, RunRequest, Selection, ShellRequest
-from skymagic.plan.suggest import Known
+from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import rank_words
 from skymagic.pool import Pool, registry
 from skymagic.providers.local import gpus as local_gpus
@@ -37,9 +38,9 @@ LOG_TIMEOUT = 20.0
 
 
 # Other packages may bring more; looking for those takes longer than many a cell.
-KNOWN = {
-    "plugins": Known(plugins.TABLE, plugins.names),
-    "providers": Known(("auto", *providers.TABLE), lambda: ["auto", *providers.names()]),
+EXISTING_NAMES = {
+    "plugins": LazyNames(plugins.TABLE, plugins.names),
+    "providers": LazyNames(("auto", *providers.TABLE), lambda: ["auto", *providers.names()]),
 }
 
 
@@ -60,22 +61,26 @@ class SkyMagics(Magics):
         self.settings = SkyMagic(parent=shell)
         shell.configurables.append(self.settings)
         self.auto = auto.Auto(shell)
-        self._turns: Iterator[int] = itertools.count()
+        self._round_robin: Iterator[int] = itertools.count()
         self.pending: list[Pending] = []
 
     # -- pools -------------------------------------------------------------------------------------------------------
 
     @line_cell_magic
     def sky_pool(self, line: str, cell: str | None = None) -> Compute | None:
-        request = usage(lambda: arguments.parse_pool(line, self.settings.defaults(), body=cell, **KNOWN))
+        request = usage(
+            lambda: arguments.parse_pool(line, self.settings.defaults(), body=cell, **EXISTING_NAMES)
+        )
         if request.dry_run:
-            print(usage(lambda: registry.preview(request, say)).text())
+            print(usage(lambda: registry.preview(request, print_note)).text())
             return None
         return Compute.of(self._ensure(request, resize=True))
 
     def _ensure(self, request: PoolRequest, *, resize: bool = False) -> Pool:
         defaults = self.settings.defaults()
-        return usage(lambda: registry.ensure(request, self.shell.user_ns, defaults, say, resize=resize))
+        return usage(
+            lambda: registry.ensure(request, self.shell.user_ns, defaults, print_note, resize=resize)
+        )
 
     def _pool_of(self, request: PoolRequest) -> Pool:
         """The pool that a run asks for: by options, by name, or the one used last."""
@@ -133,21 +138,19 @@ class SkyMagics(Magics):
 
     @line_magic
     def sky_put(self, line: str) -> None:
-        request = usage(lambda: arguments.parse_put(line))
-        one = registry.find(request.pool)
-        nodes = usage(lambda: one.machines(request.nodes or Selection("all")))
-        with Copying(display.write) as progress:
-            copied = one.files().put(request.source, request.target, nodes, progress)
-        print(files.summary(copied, progress.seconds))
+        self._copy(usage(lambda: arguments.parse_put(line)), "put", unless_said="all")
 
     @line_magic
     def sky_get(self, line: str) -> None:
-        request = usage(lambda: arguments.parse_get(line))
+        self._copy(usage(lambda: arguments.parse_get(line)), "get", unless_said="head")
+
+    def _copy(self, request: arguments.FilesRequest, direction: str, *, unless_said: str) -> None:
         one = registry.find(request.pool)
-        nodes = usage(lambda: one.machines(request.nodes or Selection("head")))
+        nodes = usage(lambda: one.machines(request.nodes or Selection(unless_said)))
         with Copying(display.write) as progress:
-            copied = one.files().get(request.source, request.target, nodes, progress)
-        print(files.summary(copied, progress.seconds, to_nodes=False))
+            copy = getattr(one.files(), direction)
+            copied = copy(request.source, request.target, nodes, progress)
+        print(files.summary(copied, progress.seconds, to_nodes=direction == "put"))
 
     @line_magic
     def sky_gpus(self, line: str) -> None:
@@ -169,7 +172,7 @@ class SkyMagics(Magics):
 
     @line_cell_magic
     def sky_broadcast(self, line: str, cell: str | None = None) -> Any:
-        request = usage(lambda: arguments.parse_broadcast(line, self.settings.defaults(), **KNOWN))
+        request = usage(lambda: arguments.parse_broadcast(line, self.settings.defaults(), **EXISTING_NAMES))
         return self._run(request, cell or "")
 
     @cell_magic
@@ -177,7 +180,8 @@ class SkyMagics(Magics):
         request = usage(lambda: arguments.parse_run(line, self.settings.defaults()))
         one = self._pool_of(request.pool)
         if request.targets is None:
-            request = one_rank(request, next(self._turns) % one.world_size)
+            rank = next(self._round_robin) % one.world_size
+            request = replace(request, targets=Selection(str(rank)))
         return self._run(request, cell)
 
     @cell_magic
@@ -267,9 +271,8 @@ class SkyMagics(Magics):
         """The body in its place in the cell that the user sees."""
         shell = self.shell
         inputs = shell.history_manager.input_hist_raw if shell.history_manager else [""]
-        number = min(
-            shell.execution_count, len(inputs) - 1
-        )  # some versions count up before a cell runs, some after
+        # some versions count up before a cell runs, some after
+        number = min(shell.execution_count, len(inputs) - 1)
         return broadcast.Cell(body, broadcast.above_body(inputs[-1], body), number)
 
     def _keep(
@@ -331,18 +334,6 @@ class Pending:
         return f"<broadcast cell: {word}>"
 
 
-def say(text: str) -> None:
-    """A line of skymagic's own."""
-    print(text, flush=True)
-
-
-def one_rank(request: RunRequest, rank: int) -> RunRequest:
-    """The request for one rank."""
-    from dataclasses import replace
-
-    return replace(request, targets=Selection(str(rank)))
-
-
 def named(name: str | None) -> PoolRequest:
     """A request for a pool that runs."""
     return PoolRequest(name=name, stated=frozenset())
@@ -360,7 +351,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     for name in arguments.MAGICS:
         method = getattr(SkyMagics, name, None)
         if method is not None:
-            method.__doc__ = arguments.usage(name)
+            method.__doc__ = arguments.help_text(name)
     shell.register_magics(magics)
     completion.register(shell)
 

@@ -20,8 +20,8 @@ def _fold(word: str) -> str:
     return word.casefold().translate(str.maketrans("oil", "011", "-–—_"))
 
 
-class Known(Collection[str]):
-    """Known names: a few at hand, and all of them where finding them takes time.
+class LazyNames(Collection[str]):
+    """A collection of names, loaded on use: a few are at hand, and finding all of them takes time.
 
     Args:
         at_hand: looked at first.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from skymagic import plugins
 from skymagic.cluster import Agents
-from skymagic.display.screen import Nowhere, Progress
+from skymagic.display.screen import NullScreen, Progress
 from skymagic.errors import PoolError, PoolStateError, RequestError, RunInterrupted
 from skymagic.plan import Defaults, Plan, Selection
 from skymagic.plan.lifetime import Lifetime
@@ -384,7 +384,7 @@ class Pool:
 
     def preview(self, spec: RunSpec) -> Manifest:
         """What a run would ship; nothing is written or sent."""
-        return self._load(spec, Nowhere(), dry_run=True)
+        return self._load(spec, NullScreen(), dry_run=True)
 
     def _carry_out(
         self, spec: RunSpec, manifest: Manifest, screen: Screen, limits: Limits, stop: StopSignal

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from skymagic.display.screen import Nowhere
+from skymagic.display.screen import NullScreen
 from skymagic.errors import PoolError, PoolStateError
 from skymagic.pool.scheduling import Turn, Turns
 from skymagic.pool.states import Event
@@ -42,7 +42,7 @@ class Patient(Protocol):
         submission: Submission,
         order: Order,
         source: str,
-        screen: Nowhere,
+        screen: NullScreen,
         limits: Limits,
     ) -> Report:
         """Have an order carried out."""
@@ -172,7 +172,7 @@ class Mending:
         infos = {str(rank): info for rank, info in self._infos.items()}
         order = Rejoin(ranks=tuple(range(self._world_size)), generation=self._generation, infos=infos)
         limits = Limits(timeout=REJOIN_TIMEOUT, grace=0.1)
-        report = self._pool.send(Submission(alive), order, "", Nowhere(), limits)
+        report = self._pool.send(Submission(alive), order, "", NullScreen(), limits)
         for number, rank in report.ranks.items():
             outcome = rank.outcome or {}
             if rank.failed and not rank.stopped:

@@ -15,14 +15,15 @@ from skymagic.errors import RequestError
 from skymagic.magics import arguments
 from skymagic.magics.arguments import (
     MAGICS,
+    CompletionNames,
     DownRequest,
     FilesRequest,
     LogsRequest,
-    Names,
     NamesRequest,
     RestartRequest,
     Token,
     complete,
+    help_text,
     parse_attach,
     parse_auto,
     parse_broadcast,
@@ -41,7 +42,6 @@ from skymagic.magics.arguments import (
     parse_sh,
     parse_status,
     split,
-    usage,
 )
 from skymagic.magics.config import SkyMagic
 from skymagic.plan import (
@@ -55,7 +55,7 @@ from skymagic.plan import (
     plugin_specs,
 )
 from skymagic.plan.accelerators import Accelerator
-from skymagic.plan.suggest import Known
+from skymagic.plan.suggest import LazyNames
 
 PARSERS: dict[str, Callable[[str], Any]] = {
     name: getattr(arguments, name.replace("sky_", "parse_")) for name in MAGICS
@@ -388,7 +388,7 @@ def test_installed_packages_are_looked_through_only_for_a_name_that_is_not_at_ha
     def looked() -> list[str]:
         raise AssertionError("it takes longer than many a cell")
 
-    plugins, providers = Known(["torch"], looked), Known(["auto", "local"], looked)
+    plugins, providers = LazyNames(["torch"], looked), LazyNames(["auto", "local"], looked)
     assert parse_broadcast("--plugin torch --provider local", plugins=plugins, providers=providers)
     assert parse_broadcast("-o x", plugins=plugins, providers=providers)
     with pytest.raises(AssertionError, match="longer"):
@@ -745,7 +745,7 @@ def test_auto() -> None:
 
 @pytest.mark.parametrize("magic", MAGICS)
 def test_help_shows_every_option_and_a_line_that_works(magic: str) -> None:
-    text = usage(magic)
+    text = help_text(magic)
     assert text.startswith(MAGICS[magic].summary)
     for option in MAGICS[magic].options:
         assert all(name in text for name in option.names)
@@ -767,7 +767,7 @@ def test_every_option_has_help_and_a_name_of_its_own() -> None:
         assert all(option.help and (option.metavar or option.read is None) for option in face.options)
 
 
-NOW = Names(
+NOW = CompletionNames(
     pools=("train", "test"),
     variables=("model", "mother"),
     plugins=("torch", "jax"),

@@ -15,7 +15,7 @@ and a trailing ``;`` are understood here. Each ``parse_…`` raises RequestError
 """
 
 from skymagic.magics.arguments.cell_magics import parse_broadcast, parse_run, parse_sh
-from skymagic.magics.arguments.help import Names, complete, usage
+from skymagic.magics.arguments.help import CompletionNames, complete, help_text
 from skymagic.magics.arguments.line_magics import (
     DownRequest,
     FilesRequest,
@@ -48,12 +48,13 @@ __all__ = [
     "FilesRequest",
     "LogsRequest",
     "Magic",
-    "Names",
+    "CompletionNames",
     "NamesRequest",
     "Option",
     "RestartRequest",
     "Token",
     "complete",
+    "help_text",
     "parse_attach",
     "parse_auto",
     "parse_broadcast",
@@ -72,5 +73,4 @@ __all__ = [
     "parse_sh",
     "parse_status",
     "split",
-    "usage",
 ]

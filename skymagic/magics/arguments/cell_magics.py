@@ -7,20 +7,20 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from skymagic.magics.arguments.options import PLUGINS
-from skymagic.magics.arguments.pool_magic import NOTHING_SET, POOL_FIELDS, check_environment, pool_of
-from skymagic.magics.arguments.reading import Line
+from skymagic.magics.arguments.pool_magic import NO_DEFAULTS, POOL_FIELDS, check_environment, pool_of
+from skymagic.magics.arguments.reading import ParsedLine
 from skymagic.plan import PROVIDERS, Defaults, PoolRequest, RunRequest, Selection, ShellRequest
 
 
 def parse_broadcast(
     line: str,
-    defaults: Defaults = NOTHING_SET,
+    defaults: Defaults = NO_DEFAULTS,
     *,
     plugins: Collection[str] = PLUGINS,
     providers: Collection[str] = PROVIDERS,
 ) -> RunRequest:
     """``%%sky_broadcast [options of the run and of a pool]``. Raises RequestError with all mistakes."""
-    parsed = Line("sky_broadcast", line)
+    parsed = ParsedLine("sky_broadcast", line)
     values = parsed.values
     pool = pool_of(parsed, defaults, plugins, providers, name=values.get("name"))
     parsed.check(
@@ -30,13 +30,13 @@ def parse_broadcast(
     return _run(parsed, pool, {"only": defaults.only, "timeout": defaults.timeout})
 
 
-def parse_run(line: str, defaults: Defaults = NOTHING_SET) -> RunRequest:
+def parse_run(line: str, defaults: Defaults = NO_DEFAULTS) -> RunRequest:
     """``%%sky_run [--rank R] [options]``: `targets` is that rank, None for the next in turn; its output is shown.
 
     Raises:
         RequestError: all mistakes.
     """
-    parsed = Line("sky_run", line)
+    parsed = ParsedLine("sky_run", line)
     rank = parsed.values.get("targets")
     parsed.check(
         rank is not None and not re.fullmatch(r"-?\d+", rank.text),
@@ -46,7 +46,7 @@ def parse_run(line: str, defaults: Defaults = NOTHING_SET) -> RunRequest:
     return _run(parsed, pool, {"only": Selection("all"), "timeout": defaults.timeout, "head": True})
 
 
-def _run(line: Line, pool: PoolRequest, configured: Mapping[str, Any]) -> RunRequest:
+def _run(line: ParsedLine, pool: PoolRequest, configured: Mapping[str, Any]) -> RunRequest:
     """The run of a line, after the checks that need several options."""
     values = {key: value for key, value in line.values.items() if key not in POOL_FIELDS | {"name"}}
     push, held = values.get("push", ()), values.get("no_push", False)
@@ -64,9 +64,9 @@ def _run(line: Line, pool: PoolRequest, configured: Mapping[str, Any]) -> RunReq
     return RunRequest(pool=pool, **{**configured, **values})
 
 
-def parse_sh(line: str, defaults: Defaults = NOTHING_SET) -> ShellRequest:
+def parse_sh(line: str, defaults: Defaults = NO_DEFAULTS) -> ShellRequest:
     """``%%sky_sh [--workdir DIR] [--detach] [options of the run]``. Raises RequestError with all mistakes."""
-    parsed = Line("sky_sh", line)
+    parsed = ParsedLine("sky_sh", line)
     check_environment(parsed)
     parsed.done()
     values = {"only": defaults.only, "timeout": defaults.timeout, **parsed.values}

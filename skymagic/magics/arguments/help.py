@@ -12,7 +12,7 @@ from skymagic.plan import PROVIDERS
 from skymagic.plan.accelerators import NAMES as GPU_NAMES
 
 
-def usage(magic: str) -> str:
+def help_text(magic: str) -> str:
     """The help of a magic, for its docstring: what it does, examples, options."""
     face = MAGICS[magic]
     mark = "%%" if face.cell else "%"
@@ -40,7 +40,7 @@ def usage(magic: str) -> str:
 
 
 @dataclass(frozen=True)
-class Names:
+class CompletionNames:
     """What exists at the moment, for completion."""
 
     pools: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Names:
     switch: tuple[str, ...] = ("on", "off")
 
 
-def complete(magic: str, text: str, names: Names | None = None) -> list[str]:
+def complete(magic: str, text: str, names: CompletionNames | None = None) -> list[str]:
     """What may stand in place of the word that `text` ends in.
 
     Args:
@@ -63,7 +63,7 @@ def complete(magic: str, text: str, names: Names | None = None) -> list[str]:
     Returns:
         Whole words, for what follows the last blank, ``=`` or ``,``; empty within a comment or an open quote.
     """
-    face, names = MAGICS[magic], names or Names()
+    face, names = MAGICS[magic], names or CompletionNames()
     known = {name: option for option in face.options for name in option.names}
     tokens, unclosed = split(text)
     if unclosed or re.search(r"(^|\s)#", text):

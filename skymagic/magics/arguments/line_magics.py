@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.readers import Reader, identifiers, one_of, pool_name
-from skymagic.magics.arguments.reading import Line
+from skymagic.magics.arguments.reading import ParsedLine
 from skymagic.plan import Selection
 from skymagic.plan.accelerators import canonical
 
@@ -114,7 +114,7 @@ def parse_get(line: str) -> FilesRequest:
 
 def parse_down(line: str) -> DownRequest:
     """``%sky_down [NAME | --all]``. Raises RequestError with all mistakes."""
-    parsed = Line("sky_down", line)
+    parsed = ParsedLine("sky_down", line)
     name = parsed.word("name of a pool", pool_name)
     parsed.check(name and parsed.values.get("all"), f"say {name} or --all, not both")
     parsed.done()
@@ -123,7 +123,7 @@ def parse_down(line: str) -> DownRequest:
 
 def parse_auto(line: str) -> bool:
     """``%sky_auto on|off``. Raises RequestError for anything else."""
-    parsed = Line("sky_auto", line)
+    parsed = ParsedLine("sky_auto", line)
     switch = parsed.word("word, on or off", one_of("on", "off"))
     parsed.check(not parsed.words, "say on or off: %sky_auto on")
     parsed.done()
@@ -131,7 +131,7 @@ def parse_auto(line: str) -> bool:
 
 
 def _small(magic: str, line: str, request: Callable[..., _R], **renamed: str) -> _R:
-    parsed = Line(magic, line)
+    parsed = ParsedLine(magic, line)
     parsed.done()
     return request(
         **{{"name": "pool", **renamed}.get(key, key): value for key, value in parsed.values.items()}
@@ -139,14 +139,14 @@ def _small(magic: str, line: str, request: Callable[..., _R], **renamed: str) ->
 
 
 def _named(magic: str, line: str, what: str = "name of a pool", reader: Reader = pool_name) -> str | None:
-    parsed = Line(magic, line)
+    parsed = ParsedLine(magic, line)
     name: str | None = parsed.word(what, reader)
     parsed.done()
     return name
 
 
 def _names(magic: str, line: str) -> NamesRequest:
-    parsed = Line(magic, line)
+    parsed = ParsedLine(magic, line)
     names: tuple[str, ...] = ()
     try:
         names = identifiers(" ".join(parsed.words))
@@ -162,7 +162,7 @@ def _names(magic: str, line: str) -> NamesRequest:
 
 
 def _files(magic: str, line: str) -> FilesRequest:
-    parsed = Line(magic, line)
+    parsed = ParsedLine(magic, line)
     parsed.check(len(parsed.words) != 2, f"%{magic} needs SRC and DST; quote a path with blanks")
     parsed.check("" in parsed.words, f"%{magic}: a path is empty")
     parsed.done()

@@ -72,7 +72,7 @@ POOL: tuple[Option, ...] = (
     Option(("--max-lifetime",), "max_lifetime", limit, "TIME", "stop after so long, as in 8h"),
     Option(("-y", "--yes"), "yes", help="do not ask before money is spent"),
 )
-DRY = Option(("--dry-run",), "dry_run", help="show what would happen, and do nothing")
+DRY_RUN = Option(("--dry-run",), "dry_run", help="show what would happen, and do nothing")
 _POOL_NAME = Option(("--pool",), "name", pool_name, "NAME", "the pool to use; the latest one unless said", choices="pools")
 _OUTPUT = Option(("-o", "--output"), "output", identifier, "NAME", "keep the values of the last expression, by rank")
 _TARGETS = Option(("-t", "--targets"), "targets", Selection, "RANKS", "ranks that take part: 0,2 or 0:4 or ::2")
@@ -80,7 +80,7 @@ _HEAD = Option(("--head",), "head", help="keep the first rank's value alone inst
 _RANK = Option(("--rank",), "targets", Selection, "R", "one rank, or several: 0,2")
 _NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return at once; the cell goes on")
 _TIMEOUT = Option(("--timeout",), "timeout", limit, "TIME", "fail after so long, as in 10m")
-_CARGO: tuple[Option, ...] = (
+_SHIPPING: tuple[Option, ...] = (
     Option(("--push",), "push", identifiers, "NAMES", "variables to send though the cell does not show them", "names", "variables"),
     Option(("--no-push",), "no_push", identifiers, "NAMES", "variables not to send; alone: send nothing", "maybe", "variables"),
     _TIMEOUT,
@@ -93,9 +93,9 @@ RUN: tuple[Option, ...] = (
     _HEAD,
     Option(("--only",), "only", Selection, "RANKS", "whose output is shown: head, all, 0,2 or 0:4", choices="ranks"),
     _TARGETS,
-    *_CARGO,
+    *_SHIPPING,
     _NOBLOCK,
-    DRY,
+    DRY_RUN,
 )
 _WORKDIR = Option(("--workdir",), "workdir", path, "DIR", "a folder that goes along, and where the script runs")
 _SH_ENV = Option(("--env",), "env", pair, "NAME=VALUE", "an environment variable of the script", "list")
@@ -114,11 +114,11 @@ _ALL = Option(("--all",), "all", help="every pool of this notebook")
 
 @dataclass(frozen=True)
 class Magic:
-    """A magic's face.
+    """A magic: its summary, its grammar and its examples.
 
     Attributes:
         words: what stands on its line without an option's name, for help; empty when nothing may.
-        choices: which of `Names` completes those words.
+        choices: which of `CompletionNames` completes those words.
         cell: whether it is written with ``%%``.
     """
 
@@ -157,9 +157,9 @@ _GET_EXAMPLES = (
 )
 # fmt: off
 MAGICS: dict[str, Magic] = {
-    "sky_pool": Magic("Make a pool ready, or use the one of this name when it fits.", (*POOL, DRY), "[NAME]", "pools", _POOL_EXAMPLES),
+    "sky_pool": Magic("Make a pool ready, or use the one of this name when it fits.", (*POOL, DRY_RUN), "[NAME]", "pools", _POOL_EXAMPLES),
     "sky_broadcast": Magic("Run the cell on every rank; without a pool, options of a pool make one.", (*RUN, *POOL), examples=_BROADCAST_EXAMPLES, cell=True),
-    "sky_run": Magic("Run the cell on one rank: the next in turn unless --rank says which.", (_RANK, _POOL_NAME, _OUTPUT, *_CARGO, _NOBLOCK, DRY), examples=("%%sky_run -o value", "%%sky_run --rank 1 --timeout 30s"), cell=True),
+    "sky_run": Magic("Run the cell on one rank: the next in turn unless --rank says which.", (_RANK, _POOL_NAME, _OUTPUT, *_SHIPPING, _NOBLOCK, DRY_RUN), examples=("%%sky_run -o value", "%%sky_run --rank 1 --timeout 30s"), cell=True),
     "sky_sh": Magic("Run the cell as a shell script, once on each node.", SH, examples=_SH_EXAMPLES, cell=True),
     "sky_status": Magic("Show the pools and what they do.", (), "[NAME]", "pools", ("%sky_status",)),
     "sky_logs": Magic("Show what ranks wrote, also what the cell did not show.", (_RANK, _LINES, _FOLLOW, _POOL_NAME), examples=("%sky_logs --rank 1 -n 200", "%sky_logs -f")),

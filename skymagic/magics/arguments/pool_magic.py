@@ -7,19 +7,19 @@ from collections.abc import Collection, Iterable, Sequence
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.options import PLUGINS, POOL
 from skymagic.magics.arguments.readers import pool_name
-from skymagic.magics.arguments.reading import Line
+from skymagic.magics.arguments.reading import ParsedLine
 from skymagic.magics.arguments.toml import scan_body
 from skymagic.plan import PROVIDERS, Defaults, PoolRequest
 from skymagic.plan.image import Image
 from skymagic.plan.suggest import did_you_mean
 
-NOTHING_SET = Defaults()
+NO_DEFAULTS = Defaults()
 POOL_FIELDS = frozenset(option.field for option in POOL)
 
 
 def parse_pool(
     line: str,
-    defaults: Defaults = NOTHING_SET,
+    defaults: Defaults = NO_DEFAULTS,
     *,
     body: str | None = None,
     plugins: Collection[str] = PLUGINS,
@@ -37,7 +37,7 @@ def parse_pool(
         RequestError: all mistakes of line and body.
     """
     given, names, mistakes = scan_body(body) if body else ([], [], [])
-    parsed = Line("sky_pool", line, given)
+    parsed = ParsedLine("sky_pool", line, given)
     parsed.mistakes += mistakes
     parsed.words += [name for name in names if name not in parsed.words]
     request = pool_of(parsed, defaults, plugins, providers, name=parsed.word("name of a pool", pool_name))
@@ -47,7 +47,7 @@ def parse_pool(
 
 def parse_pool_toml(
     body: str,
-    defaults: Defaults = NOTHING_SET,
+    defaults: Defaults = NO_DEFAULTS,
     *,
     plugins: Collection[str] = PLUGINS,
     providers: Collection[str] = PROVIDERS,
@@ -61,7 +61,12 @@ def parse_pool_toml(
 
 
 def pool_of(
-    line: Line, defaults: Defaults, plugins: Collection[str], providers: Collection[str], *, name: str | None
+    line: ParsedLine,
+    defaults: Defaults,
+    plugins: Collection[str],
+    providers: Collection[str],
+    *,
+    name: str | None,
 ) -> PoolRequest:
     """The pool of a line; what was said of it is checked against what is known, the rest is configured."""
     configured = {key: getattr(defaults, key) for key in ("provider", "plugins", "idle", "max_lifetime")}
@@ -85,7 +90,7 @@ def pool_of(
     return PoolRequest(**values, name=name, dry_run=dry_run, stated=frozenset(stated))
 
 
-def check_environment(line: Line) -> None:
+def check_environment(line: ParsedLine) -> None:
     """Note the variables of --env and --secret that have several values."""
     keys = [key for key, _ in line.values.get("env", ())]
     line.mistakes += [

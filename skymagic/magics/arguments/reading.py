@@ -14,7 +14,7 @@ from skymagic.plan.suggest import did_you_mean
 
 
 @dataclass(frozen=True)
-class Given:
+class ParsedOption:
     """An option as it was given: how the user wrote its name, and its value's text (None: without one).
 
     `items` are values that need no reading: those of a TOML table.
@@ -26,10 +26,10 @@ class Given:
     items: tuple[Any, ...] = ()
 
 
-def scan(magic: Magic, tokens: Sequence[Token]) -> tuple[list[Given], list[str], list[str]]:
+def scan(magic: Magic, tokens: Sequence[Token]) -> tuple[list[ParsedOption], list[str], list[str]]:
     """(options given, words that belong to none, mistakes)."""
     known = {name: option for option in magic.options for name in option.names}
-    given: list[Given] = []
+    given: list[ParsedOption] = []
     words: list[str] = []
     mistakes: list[str] = []
     rest = list(tokens)
@@ -52,7 +52,7 @@ def scan(magic: Magic, tokens: Sequence[Token]) -> tuple[list[Given], list[str],
                 after = f"; {rest[0].text!r} after it is an option, unless you quote it" if rest else ""
                 mistakes.append(f"{label} needs {option.metavar}{after}")
                 continue
-        given.append(Given(option, label, text))
+        given.append(ParsedOption(option, label, text))
     return given, words, mistakes
 
 
@@ -80,10 +80,10 @@ def _take(option: Option, text: str | None, rest: list[Token]) -> str | None:
 _REPEATABLE = ("hosts", "plugins")  # one host may be two nodes; a plugin given twice is a mistake, met later
 
 
-def read(given: Iterable[Given], mistakes: list[str]) -> dict[str, Any]:
+def read(given: Iterable[ParsedOption], mistakes: list[str]) -> dict[str, Any]:
     """The fields that options fill; what cannot be read is added to `mistakes`."""
     values: dict[str, Any] = {}
-    first: dict[str, Given] = {}
+    first: dict[str, ParsedOption] = {}
     for item in given:
         option, before = item.option, first.setdefault(item.option.field, item)
         if before is not item and option.read is not None and option.takes == "one":
@@ -107,10 +107,10 @@ def read(given: Iterable[Given], mistakes: list[str]) -> dict[str, Any]:
     return values
 
 
-class Line:
+class ParsedLine:
     """A line on its way to a request: values read, words left, mistakes met."""
 
-    def __init__(self, magic: str, line: str, more: Iterable[Given] = ()) -> None:
+    def __init__(self, magic: str, line: str, more: Iterable[ParsedOption] = ()) -> None:
         tokens, self.mistakes = split(line)
         given, self.words, unknown = scan(MAGICS[magic], tokens)
         self.mistakes += unknown

@@ -7,21 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 from skymagic.errors import RequestError
-from skymagic.magics.arguments.options import DRY, POOL, Option
+from skymagic.magics.arguments.options import DRY_RUN, POOL, Option
 from skymagic.magics.arguments.readers import variable
-from skymagic.magics.arguments.reading import Given
+from skymagic.magics.arguments.reading import ParsedOption
 from skymagic.plan import PluginSpec
 from skymagic.plan.suggest import did_you_mean
 
 
-def scan_body(body: str) -> tuple[list[Given], list[str], list[str]]:
+def scan_body(body: str) -> tuple[list[ParsedOption], list[str], list[str]]:
     """(options given, the pool's name if it stands there, mistakes) of a TOML body."""
     try:
         table = tomllib.loads(body)
     except (ValueError, RecursionError) as wrong:  # a ValueError too where a number has thousands of digits
         return [], [], [f"the cell is not TOML: {wrong}"]
-    known = {name.lstrip("-"): option for option in (*POOL, DRY) for name in option.names}
-    given: list[Given] = []
+    known = {name.lstrip("-"): option for option in (*POOL, DRY_RUN) for name in option.names}
+    given: list[ParsedOption] = []
     mistakes: list[str] = []
     name = table.pop("name", "")
     if not isinstance(name, str):
@@ -38,19 +38,19 @@ def scan_body(body: str) -> tuple[list[Given], list[str], list[str]]:
     return given, [name] if name and isinstance(name, str) else [], mistakes
 
 
-def _entry(option: Option, key: str, value: object) -> list[Given]:
+def _entry(option: Option, key: str, value: object) -> list[ParsedOption]:
     """What a TOML value says of its option. Raises RequestError when it is of a type that the option does not take."""
     several = option.takes != "one"
     text = _scalar(value)
     if option.read is None and isinstance(value, bool):
-        return [Given(option, key, None)] if value else []
+        return [ParsedOption(option, key, None)] if value else []
     if option.read is not None and text is not None and not isinstance(value, bool):
-        return [Given(option, key, text)]
+        return [ParsedOption(option, key, text)]
     if several and isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return [Given(option, key, item) for item in value]
+        return [ParsedOption(option, key, item) for item in value]
     if option.field in _TABLES and isinstance(value, dict):
         return [
-            Given(option, key, None, (_TABLES[option.field](f"{key}.{inner}", inner, value[inner]),))
+            ParsedOption(option, key, None, (_TABLES[option.field](f"{key}.{inner}", inner, value[inner]),))
             for inner in value
         ]
     takes = "a string or a list of strings" if several else "a string or a number"
