@@ -1,19 +1,32 @@
-"""How the nodes of a cluster find out by which addresses they reach each other; the notebook may use others."""
+"""Address discovery: by which addresses the nodes of a cluster reach each other; the notebook may use others.
+
+As in ICE (RFC 8445), only smaller: the head listens at all its private addresses, its *candidates*; the others try to connect to
+each, which is a *probe*, and the notebook takes a candidate that all of them reached. What answers must know the pool's secret:
+in another network the same private address belongs to somebody else.
+
+    head     → notebook  AgentStarted: candidates
+    notebook → others    ProbeAddresses: candidates, secret
+    others   → head      connect; the head sends the secret and closes
+    others   → notebook  ProbeReply: candidates that answered, each with this node's own address on the way there
+    notebook → head      StartController: the chosen address
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json
 import os
 import socket
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.network import interface_addresses
 from skymagic.wire.boot import boot_id
 
-PATIENCE = 2.0
-"""Seconds in which a place must answer."""
+TIMEOUT = 2.0
+"""Seconds in which a candidate must answer."""
 
 
 def machine() -> str:
@@ -23,7 +36,7 @@ def machine() -> str:
     return f"{boot_id()} {socket.gethostname()}"
 
 
-def addresses() -> list[str]:
+def private_addresses() -> list[str]:
     """This machine's private IPv4 addresses other than loopback; public ones are no place to listen."""
     found = {address for address in [*interface_addresses().values(), *_of_hostname()] if _private(address)}
     return sorted(found, key=ipaddress.IPv4Address)
@@ -31,7 +44,7 @@ def addresses() -> list[str]:
 
 def _private(address: str) -> bool:
     known = ipaddress.IPv4Address(address)
-    shared = known in ipaddress.IPv4Network("100.64.0.0/10")  # carriers' and tailnets'
+    shared = known in ipaddress.IPv4Network("100.64.0.0/10")  # RFC 6598: carriers' and tailnets'
     return (known.is_private or shared) and not known.is_loopback and not known.is_unspecified
 
 
@@ -41,61 +54,87 @@ def _of_hostname() -> list[str]:
     return []
 
 
-class Places:
-    """Listens on addresses of this machine, and says a word to whoever comes.
+class Candidates:
+    """Owns the listeners at this node's candidate addresses, and sends the secret to whoever connects.
 
     Args:
-        word: what is said.
-        addresses: where.
+        loop: the agent's.
+        secret: what is sent.
     """
 
-    def __init__(self, word: str = "", addresses: Iterable[str] = ()) -> None:
-        self._word = word
-        self.listeners: list[socket.socket] = []
-        for address in addresses:
-            with contextlib.suppress(OSError):
-                self.listeners.append(socket.create_server((address, 0)))
+    def __init__(self, loop: Loop, secret: str) -> None:
+        self._loop = loop
+        self._secret = secret
+        self._listeners: list[socket.socket] = []
 
     @property
     def ports(self) -> dict[str, int]:
         """Address → port."""
-        return dict(listener.getsockname()[:2] for listener in self.listeners)
+        return dict(listener.getsockname()[:2] for listener in self._listeners)
 
-    def answer(self, listener: socket.socket) -> None:
-        """Say the word to one who came."""
+    def listen(self, addresses: Iterable[str]) -> None:
+        """Listen at these addresses, as far as they are this machine's, and no longer at others."""
+        self.close()
+        for address in addresses:
+            with contextlib.suppress(OSError):
+                listener = socket.create_server((address, 0))
+                self._listeners.append(listener)
+                self._loop.watch(listener, lambda listener=listener: self._answer(listener))  # type: ignore[misc]
+
+    def _answer(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            guest, _ = listener.accept()
-            with guest:
-                guest.sendall(self._word.encode())
+            peer, _ = listener.accept()
+            with peer:
+                peer.sendall(self._secret.encode())
 
     def close(self, but: str = "") -> None:
         """Stop listening, but at this address; twice is safe."""
-        kept = [listener for listener in self.listeners if but and listener.getsockname()[0] == but]
-        for listener in self.listeners:
+        kept = [listener for listener in self._listeners if but and listener.getsockname()[0] == but]
+        for listener in self._listeners:
             if listener not in kept:
+                self._loop.unwatch(listener)
                 listener.close()
-        self.listeners = kept
+        self._listeners = kept
 
 
-def reach(places: Mapping[str, int], word: str) -> dict[str, str]:
-    """The addresses at which the word is said, each with the address that this machine has on the way there."""
-    ways: dict[str, str] = {}
+def probe(
+    loop: Loop, candidates: Mapping[str, int], secret: str, on_result: Callable[[dict[str, str]], None]
+) -> None:
+    """Probe beside the event loop, for a candidate that drops packets takes its time; call back on the loop."""
+    ours, theirs = socket.socketpair()
+
+    def run() -> None:
+        with theirs:
+            theirs.sendall(json.dumps(answering(candidates, secret)).encode())
+
+    def done() -> None:
+        loop.unwatch(ours)
+        with ours:
+            on_result(json.loads(ours.recv(1 << 16)))
+
+    loop.watch(ours, done)
+    threading.Thread(target=run, name="skymagic-discovery", daemon=True).start()
+
+
+def answering(candidates: Mapping[str, int], secret: str) -> dict[str, str]:
+    """The candidates (address → port) that answer with the secret, each with the address that this machine has on the way there."""
+    routes: dict[str, str] = {}
     threads = [
-        threading.Thread(target=_try, args=(address, port, word, ways), daemon=True)
-        for address, port in places.items()
+        threading.Thread(target=_connect, args=(address, port, secret, routes), daemon=True)
+        for address, port in candidates.items()
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(2 * PATIENCE)
-    return dict(ways)
+        thread.join(2 * TIMEOUT)
+    return dict(routes)
 
 
-def _try(address: str, port: int, word: str, ways: dict[str, str]) -> None:
-    with contextlib.suppress(OSError), socket.create_connection((address, port), PATIENCE) as guest:
-        mine = str(guest.getsockname()[0])
-        said = b""
-        while piece := guest.recv(1024):
-            said += piece
-        if said == word.encode():
-            ways[address] = mine
+def _connect(address: str, port: int, secret: str, routes: dict[str, str]) -> None:
+    with contextlib.suppress(OSError), socket.create_connection((address, port), TIMEOUT) as peer:
+        own_address = str(peer.getsockname()[0])
+        received = b""
+        while piece := peer.recv(1024):
+            received += piece
+        if received == secret.encode():
+            routes[address] = own_address

@@ -1,0 +1,160 @@
+"""The agent's two child processes, each with its owner: ipyparallel's controller (on the head), and the forkserver."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from skymagic.kernels.agent import forkserver
+from skymagic.kernels.agent.loop import Loop
+from skymagic.wire import agent as wire
+from skymagic.wire import processes
+
+
+class Controller:
+    """Owns ipyparallel's controller.
+
+    Args:
+        loop: the agent's.
+        directory: the agent's, where the controller's profile and the agent's log are.
+        address: where it listens.
+        curve: whether it lets in only those who have its key.
+        on_listening: called once with (client, engine): its connection information for the notebook, and for ranks.
+        on_end: called with a reason when it has ended by itself.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        directory: Path,
+        address: str,
+        curve: bool,
+        on_listening: Callable[[dict[str, Any], dict[str, Any]], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._directory = directory
+        self._security = directory / "profile" / "security"
+        self._on_listening, self._on_end = on_listening, on_end
+        self._listening = False
+        command = [
+            sys.executable,
+            *(["-P"] if sys.flags.safe_path else []),
+            "-m",
+            processes.CONTROLLER,
+            f"--profile-dir={directory / 'profile'}",
+            f"--ip={address}",
+            f"--IPController.enable_curve={curve}",
+        ]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self.stdin, self._stdout = self._process.stdin, self._process.stdout
+        loop.watch(self._stdout, self._on_output)
+        self._pidfd = -1
+        # the end of its output does not say that it has ended: its heartbeat, a process of its own, may keep that open
+        if hasattr(os, "pidfd_open"):
+            self._pidfd = os.pidfd_open(self._process.pid)
+            loop.watch(self._pidfd, self._ended)
+
+    @property
+    def engine_file(self) -> Path:
+        """Where its connection information for ranks is."""
+        return self._security / "ipcontroller-engine.json"
+
+    @property
+    def descriptors(self) -> set[int]:
+        """Of the agent's ends of its pipes: it lives until its standard input ends, so nobody else may hold them."""
+        return {self.stdin.fileno(), self._stdout.fileno()}
+
+    def _on_output(self) -> None:
+        line = os.read(self._stdout.fileno(), 4096)
+        if not line:
+            self._ended()
+        elif b"listening" in line and not self._listening:
+            self._listening = True
+            client = json.loads((self._security / "ipcontroller-client.json").read_text())
+            self._on_listening(client, json.loads(self.engine_file.read_text()))
+
+    def _ended(self) -> None:
+        self._loop.unwatch(self._stdout)
+        if self._pidfd >= 0:
+            self._loop.unwatch(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        status = self._process.wait()
+        log = (self._directory / "agent.log").read_text(errors="replace") if status > 0 else ""
+        self._on_end(f"ipyparallel's controller ended with status {status}\n{log[-2000:]}".strip())
+
+    def close(self) -> None:
+        """End it, and its heartbeat, which is a process of its own in the same group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+class Forkserver:
+    """Owns the process that forks ranks.
+
+    Args:
+        loop: the agent's.
+        preload: modules that it imports first.
+        foreign: descriptors of the agent that it closes: whoever holds one of them keeps a link open.
+        on_message: called with RankForked and ChildExited.
+        on_end: called when it has ended by itself.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        preload: Iterable[str],
+        foreign: set[int],
+        on_message: Callable[[wire.Message], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._on_message, self._on_end = on_message, on_end
+        self._decoder = wire.decoder()
+        self._channel, theirs = socket.socketpair()
+        self._pid = os.fork()
+        if self._pid == 0:
+            code = 1
+            try:
+                for fd in {self._channel.fileno(), *foreign} - {theirs.fileno(), 0, 1, 2}:
+                    os.close(fd)
+                forkserver.serve(theirs, tuple(preload))
+                code = 0
+            finally:
+                os._exit(code)
+        theirs.close()
+        loop.watch(self._channel, self._on_readable)
+
+    def fork(self, spec: wire.RankSpec, descriptors: list[int]) -> None:
+        """Ask for a rank; `descriptors` are its control socket, standard output and standard error, and are closed here."""
+        forkserver.send_spec(self._channel, spec, descriptors)
+        for fd in descriptors:
+            os.close(fd)
+
+    def _on_readable(self) -> None:
+        data = self._channel.recv(1 << 16)
+        if not data:
+            self._loop.unwatch(self._channel)
+            self._on_end()
+        for message in self._decoder.feed(data):
+            self._on_message(message)
+
+    def close(self) -> None:
+        """End it; ranks that it has forked go on."""
+        self._channel.close()
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self._pid, signal.SIGKILL)  # it may be in the middle of a long import
+            os.waitpid(self._pid, 0)

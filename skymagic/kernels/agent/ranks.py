@@ -1,0 +1,336 @@
+"""The ranks of a node: asked for, watched, replaced and ended; their messages, their output, and the values that they share."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from skymagic.kernels import stacks
+from skymagic.kernels.agent import logs
+from skymagic.kernels.agent.children import Forkserver
+from skymagic.kernels.agent.iopub import Iopub
+from skymagic.kernels.agent.loop import Loop
+from skymagic.kernels.agent.oom import oom_kills
+from skymagic.kernels.agent.output import Pipe, RankOutput, enlarge
+from skymagic.plan.lifetime import Lifetime
+from skymagic.wire import agent as wire
+
+STACK_DUMP_TIMEOUT = 0.1
+"""Seconds for which a rank may write its stack."""
+
+
+class Rank:
+    """One running rank; owns its control socket, its log and the read ends of its pipes."""
+
+    def __init__(self, number: int, ident: str, control: socket.socket, output: RankOutput) -> None:
+        self.number = number
+        self.ident = ident
+        self.control = control
+        self.output = output
+        self.decoder = wire.decoder()
+        self.pid: int | None = None
+        self.ready = False
+        """Whether it has run its plugins' hooks."""
+        self.expected = False
+        """Whether its end was asked for."""
+
+    def send(self, message: wire.Message) -> None:
+        """Send to its control thread; to a rank that is gone nothing is sent."""
+        with contextlib.suppress(OSError):
+            self.control.sendall(wire.encode(message))
+
+    def kill(self) -> None:
+        """SIGKILL it and what it started."""
+        if self.pid is not None:
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(OSError):
+                    kill(self.pid, signal.SIGKILL)
+
+    def close(self, loop: Loop) -> None:
+        """Close what the agent has of it."""
+        loop.unwatch(self.control)
+        for pipe in self.output.pipes:
+            loop.unwatch(pipe.fd)
+        self.control.close()
+        self.output.close()
+
+
+class Ranks:
+    """The ranks of this node.
+
+    Args:
+        loop: the agent's.
+        job_id: part of each rank's identity.
+        directory: where logs are.
+        store: the node store's directory.
+        lifetime: is told when a rank begins and ends its work.
+        send: sends a message to the notebook.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        job_id: str,
+        directory: Path,
+        store: Path,
+        lifetime: Lifetime,
+        send: Callable[[wire.Message], None],
+    ) -> None:
+        self._loop, self._lifetime, self._send = loop, lifetime, send
+        self._job_id, self._directory, self._store = job_id, directory, store
+        self._profile = directory / "ipython"
+        self._profile.mkdir()
+        self.forkserver: Forkserver
+        self._ranks: dict[int, Rank] = {}
+        self._replaced: dict[int, Rank] = {}
+        """By pid: ranks that were replaced and have not ended yet."""
+        self._waiting: list[wire.Spawn] = []
+        """Ranks asked for before the controller listened."""
+        self._engine_file = ""
+        self._iopub: Iopub | None = None
+        self._values: dict[str, wire.Offer] = {}
+        """By key: what ranks have put, for those that start later."""
+        self._spawned = 0
+        # an agent that is started in the place of one that was lost must make other identities
+        self._nonce = os.urandom(4).hex()
+        self._oom_kills = oom_kills()
+        self._followers: dict[int, wire.ReadLog] = {}
+        """By rank: who follows its log."""
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    # -- start -------------------------------------------------------------------------------------------------------
+
+    def connect(self, engine: dict[str, Any], engine_file: Path) -> None:
+        """The controller listens: `engine` is its connection information for ranks, in this file too."""
+        self._engine_file = str(engine_file)
+        self._iopub = Iopub(engine)
+        waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            self.spawn(request)
+
+    def spawn(self, request: wire.Spawn) -> None:
+        """Start ranks, or remember to when the controller listens."""
+        if request.connection is not None and self._iopub is None:
+            path = self._directory / "engine.json"
+            with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+                json.dump(request.connection, file)
+            self.connect(request.connection, path)
+        if self._iopub is None:
+            self._waiting.append(request)
+            return
+        for values in request.ranks:
+            spec = wire.RankSpec(**{**values, "plugins": tuple(values.get("plugins", ()))})
+            self._spawn(spec, self._iopub)
+
+    def _spawn(self, spec: wire.RankSpec, iopub: Iopub) -> None:
+        self._replace(spec.rank)
+        # what was put once for all, and what belongs to this generation
+        lasting = ("", str(spec.generation))
+        self._values = {k: put for k, put in self._values.items() if k.partition("/")[2] in lasting}
+        self._spawned += 1
+        ident = f"{self._job_id}-{spec.rank}-{self._nonce}-{self._spawned}"
+        ours, theirs = socket.socketpair()
+        pipes = {name: os.pipe() for name in ("stdout", "stderr")}
+        for reader, _ in pipes.values():
+            enlarge(reader)
+        output = RankOutput(
+            spec.rank, self._log(spec.rank), {name: reader for name, (reader, _) in pipes.items()},
+            lambda parent, content: iopub.send(ident, parent, content),
+        )  # fmt: skip
+        rank = self._ranks[spec.rank] = Rank(spec.rank, ident, ours, output)
+        self._lifetime.begin(spec.rank)
+        full = wire.RankSpec(
+            rank=spec.rank, info=spec.info, plugins=spec.plugins, generation=spec.generation,
+            env={**spec.env, "SKYMAGIC_IDENT": ident}, engine_file=self._engine_file, store=str(self._store),
+            profile=str(self._profile), log=str(self._log(spec.rank)),
+        )  # fmt: skip
+        self.forkserver.fork(full, [theirs.detach(), *(writer for _, writer in pipes.values())])
+        self._loop.watch(ours, lambda: self._on_control(rank))
+        for pipe in output.pipes:
+            self._loop.watch(pipe.fd, lambda pipe=pipe: self._on_output(rank, pipe))  # type: ignore[misc]
+        for put in self._values.values():
+            rank.send(put)
+
+    def _replace(self, number: int) -> None:
+        old = self._ranks.pop(number, None)
+        if old is not None:
+            old.expected = True
+            old.kill()
+            old.close(self._loop)
+            if old.pid is not None:
+                self._replaced[old.pid] = old
+
+    def on_forkserver(self, message: wire.Message) -> None:
+        """A rank was forked, or has ended."""
+        match message:
+            case wire.RankForked():
+                rank = self._ranks.get(message.rank)
+                if rank is None or rank.ident != message.ident:  # replaced before it was there
+                    with contextlib.suppress(OSError):
+                        os.kill(message.pid, signal.SIGKILL)
+                    return
+                rank.pid = message.pid
+                self._send(message)
+            case wire.ChildExited():
+                self._exited(message.pid, message.status)
+
+    # -- what the notebook asks --------------------------------------------------------------------------------------
+
+    def signal(self, number: int, signum: int) -> None:
+        """Send a signal; SIGKILL to what the rank started, too."""
+        rank = self._ranks.get(number)
+        if rank is None or rank.pid is None:
+            return
+        if signum == signal.SIGKILL:
+            rank.expected = True
+            rank.kill()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank.pid, signum)
+
+    def call(self, message: wire.Request) -> None:
+        """Pass a remote call on to ranks' control threads; ``native`` is carried out here."""
+        for number in message.ranks:
+            if message.method == "native":
+                self._dump_stack(number, message.number)
+            elif number in self._ranks:
+                self._ranks[number].send(message)
+
+    def _dump_stack(self, number: int, call: int) -> None:
+        """Let a rank whose interpreter is busy write its stack from a signal handler, and answer in its place."""
+        rank = self._ranks.get(number)
+        if rank is None or rank.pid is None:
+            return
+        path = Path(f"{self._log(number)}.stack")
+        before = path.stat().st_size if path.exists() else 0
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank.pid, stacks.SIGNAL)
+
+        def answer() -> None:
+            text = path.read_bytes()[before:].decode(errors="replace") if path.exists() else ""
+            self._send(wire.Reply(number, call, stacks.parse(text)))
+
+        self._loop.call_later(STACK_DUMP_TIMEOUT, answer)
+
+    def read_log(self, message: wire.ReadLog) -> None:
+        """Send the last lines of a rank's log, or follow it."""
+        if message.start is None:
+            found = logs.last(str(self._log(message.rank)), message.lines)
+            self._send(wire.Reply(message.rank, message.number, found))
+        else:
+            self._followers[message.rank] = message
+            self._follow(message.rank)
+
+    def _follow(self, number: int) -> None:
+        """Send what is new in a log to the one who follows it, once there is something."""
+        request = self._followers[number]
+        found = logs.since(str(self._log(number)), request.start or 0)
+        if found["text"]:
+            del self._followers[number]
+            self._send(wire.Reply(number, request.number, found))
+
+    def _log(self, number: int) -> Path:
+        return self._directory / f"rank-{number}.log"
+
+    # -- what ranks send ---------------------------------------------------------------------------------------------
+
+    def _on_output(self, rank: Rank, pipe: Pipe) -> None:
+        self._on_control(rank)  # a BeginOutput that was sent before this text was written
+        if not rank.output.read(pipe, time.monotonic()):
+            self._loop.unwatch(pipe.fd)
+        if rank.number in self._followers:
+            self._follow(rank.number)
+
+    def _on_control(self, rank: Rank) -> None:
+        try:
+            data = rank.control.recv(1 << 20, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.unwatch(rank.control)
+            return
+        for message in rank.decoder.feed(data):
+            self._on_message(rank, message)
+
+    def _on_message(self, rank: Rank, message: wire.Message) -> None:
+        now = time.monotonic()
+        match message:
+            case wire.BeginOutput():
+                self._lifetime.begin(rank.number)
+                rank.output.begin(message, now)
+            case wire.Publish():
+                rank.output.publish(message, now)
+                rank.send(wire.Published())
+            case wire.EndOutput():
+                self._lifetime.end(rank.number, now)
+                rank.output.end(now)
+            case wire.Offer():
+                self.put(message)
+                self._send(message)
+            case wire.RankReady():
+                rank.ready = True
+                self._lifetime.end(rank.number, now)
+                self._send(message)
+                if self._iopub is not None and all(one.ready for one in self._ranks.values()):
+                    self._iopub.open()
+            case _:
+                self._send(message)
+
+    def put(self, message: wire.Offer) -> None:
+        """Set a value on all ranks of this node; None deletes it."""
+        self._values.pop(message.key, None)
+        if message.value is not None:
+            self._values[message.key] = message
+        for rank in self._ranks.values():
+            rank.send(message)
+
+    @property
+    def flush_due(self) -> float | None:
+        """When the first text that waits for more must be sent (monotonic seconds)."""
+        times = [rank.output.due for rank in self._ranks.values() if rank.output.due is not None]
+        return min(times, default=None)
+
+    def flush(self, now: float) -> None:
+        """Send the text that has waited long enough."""
+        for rank in list(self._ranks.values()):
+            if rank.output.due is not None and rank.output.due <= now:
+                rank.output.flush(now)
+
+    # -- end ---------------------------------------------------------------------------------------------------------
+
+    def _exited(self, pid: int, status: int) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)  # what it started: loader workers, commands
+        rank = next((rank for rank in self._ranks.values() if rank.pid == pid), None)
+        if rank is None:
+            self._replaced.pop(pid, None)
+            return
+        rank.output.end(time.monotonic())
+        self._lifetime.end(rank.number, time.monotonic())
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        oom = status == -signal.SIGKILL and not rank.expected and self._oom_kills > before
+        self._send(wire.RankExited(rank.number, pid, status, rank.expected, oom, rank.output.tail()))
+        del self._ranks[rank.number]
+        rank.close(self._loop)
+
+    def stop(self) -> None:
+        """Let idle ranks run their plugins' teardown."""
+        for rank in self._ranks.values():
+            rank.expected = True
+            rank.send(wire.Request((rank.number,), "stop"))
+
+    def kill(self) -> None:
+        """SIGKILL all of them, and what they started."""
+        for rank in [*self._ranks.values(), *self._replaced.values()]:
+            rank.kill()
