@@ -8,8 +8,8 @@ plugin          the dataclass `Plugin`, and `Cluster`: what it may know of a poo
 table           names, factories, their options, entry points; the order of hooks
 packing         a plugin on its way to a rank; the image that a pool's plugins want
 integrations    ``@sky.integrations.torch``: a process group for one function
-_torch          PyTorch: its wheels, a process group per pool, freed and formed anew after a failure
-_keras          Keras 3: one model trained on all ranks
+_torch/         PyTorch: its wheels, a process group per pool, freed and formed anew after a failure
+_keras/         Keras 3: one model trained on all ranks
 _jax            JAX: one global device mesh
 _huggingface    HuggingFace: its packages, and the hub's token
 _joblib         joblib's tasks on the pool's ranks

@@ -1,1 +1,8 @@
-"""What code on a rank calls: where it is, who prints, its shard. Standard library only."""
+"""What code on a rank calls: where it is, who prints, its shard. Standard library only.
+
+info          `instance_info`, who takes part in a run, and output control: `stdout`, `stderr`, `silent`
+silence       redirection of standard streams at the level of file descriptors
+sharding      `shard`: this rank's part of data
+rendezvous    a key-value store of the pool's ranks, for plugins
+context       what plugins and the kernel of a rank know of each other
+"""

@@ -1,1 +1,19 @@
-"""A node's agent: starts ranks, watches them, filters what they print, and ends them."""
+"""A node's agent: starts ranks, watches them, filters what they print, and ends them.
+
+    notebook   ◀── link: messages of wire.agent ──▶  Agent   one event loop, one thread
+    forkserver ◀── RankSpec with descriptors; RankForked, ChildExited ──▶  Ranks
+    rank       ◀── control socket: Request, Offer, Published; Reply, BeginOutput, Publish, EndOutput ──▶  Ranks
+    rank       ─── stdout, stderr: pipes ──▶  RankOutput ──▶ its log, and iopub through a token bucket
+
+agent         the process: the link to the notebook, and what it asks
+loop          the event loop: readable descriptors and timers
+ranks         the ranks of the node: started, watched, replaced, ended
+children      the owners of the two child processes, controller and forkserver
+controller    what runs as ipyparallel's controller
+forkserver    what runs as the forkserver
+discovery     by which addresses the nodes reach each other
+output        a rank's output: pipes → complete log → what the screen may see
+iopub         the agent's place on ipyparallel's iopub channel
+logs          the last lines of a rank's log, and what follows
+oom           the system's out-of-memory kills, and GPUs in use
+"""

@@ -1,1 +1,13 @@
-"""A rank: an ipykernel whose namespace, output and errors the notebook sees as its own."""
+"""A rank: an ipykernel whose namespace, output and errors the notebook sees as its own.
+
+entry           what a forked process does to become a rank
+context         the state that kernel, shell and scripts share
+kernel          the kernel: carries out orders, between interrupts
+shell           IPython's shell: displays go by way of the agent, errors are returned
+namespace       the rank's variables: values are bound, and packed for the way back
+importer        the remote importer: modules from sources that the notebook sent
+control         the control socket to the agent, with a thread of its own
+plugin_hooks    the hooks of the pool's plugins, entered in order and left in reverse
+stdio           standard output and error, restored where a cell has broken them
+tracebacks      an exception's message and traceback without internal frames
+"""

@@ -1,1 +1,7 @@
-"""The plugin `keras`, and its side on a rank: Keras told of the other ranks, on torch and on JAX."""
+"""The plugin `keras`, and its side on a rank: ``fit`` trains one model on all ranks, on torch and on JAX.
+
+plugin      `Plugin` keras: backend, options, hooks
+fit         Keras' methods wrapped, so that it knows of the other ranks
+on_torch    gradients averaged in each step (all_reduce)
+on_jax      batches over the devices of all ranks, equal seeds, refusals
+"""

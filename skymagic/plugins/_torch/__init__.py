@@ -1,1 +1,14 @@
-"""The plugin `torch`, and its side on a rank: process groups, freed when they block and formed anew."""
+"""The plugin `torch`, and its side on a rank: the process group, freed and formed anew after a failure.
+
+A rank that fails in a step leaves the others blocked in a collective. They are let out without losing their variables:
+
+    unblock      shut down the connected sockets of the group: each blocked call raises at once
+    groups       destroy the group, and form a new one of the next generation, on a store of its own
+    carryover    put the new group where variables, DDP wrappers and parameter defaults held the old one
+
+plugin       `Plugin` torch: wheels, options, hooks
+groups       the default process group of a rank
+unblock      a rank let out of a collective that will never end
+carryover    what hung on the old group: carried over to the new one, or named as lost
+guard        collectives refused where ranks do not take part in the run
+"""
