@@ -1,3 +1,11 @@
-"""What can be run: a cell, a shell script, a call of a function, joblib's tasks."""
+"""What can be run: a cell, a shell script, a call of a function, joblib's tasks.
+
+cell              a cell on the ranks: from its text to values by rank, or one error
+script            a shell script on every node, to how it ended there
+workdir           the folder of a script, on the nodes
+task              a function with its arguments, on all ranks or on one
+workers           a worker pool over ranks: tasks side by side
+joblib_backend    joblib's backend: each batch of its tasks is a task here
+"""
 
 from skymagic.jobs import joblib_backend as joblib_backend  # puts itself where the plugin joblib finds it

@@ -21,8 +21,8 @@ from skymagic.pool import Pool
 NAME = "skymagic"
 _open: list[Pool] = []
 """Pools whose plugin is active; the one that came last has the tasks."""
-_changing = threading.Lock()
-_undo = contextlib.ExitStack()
+_lock = threading.Lock()
+_unregister = contextlib.ExitStack()
 
 
 @contextlib.contextmanager
@@ -32,17 +32,17 @@ def on_ranks(pool: Pool) -> Iterator[None]:
     Pools may be opened and closed in any order: the one that was opened last has the tasks. After the last one joblib is
     as it was.
     """
-    with _changing:
+    with _lock:
         if not _open:
             _register()
         _open.append(pool)
     try:
         yield
     finally:
-        with _changing:
+        with _lock:
             _open.remove(pool)
             if not _open:
-                _undo.close()
+                _unregister.close()
 
 
 _joblib.backend.append(on_ranks)
@@ -53,8 +53,8 @@ def _register() -> None:
     from joblib import parallel
 
     joblib.register_parallel_backend(NAME, backend_class())
-    _undo.callback(parallel.BACKENDS.pop, NAME, None)
-    _undo.callback(joblib.parallel_config(NAME, n_jobs=-1).unregister)
+    _unregister.callback(parallel.BACKENDS.pop, NAME, None)
+    _unregister.callback(joblib.parallel_config(NAME, n_jobs=-1).unregister)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from skymagic.errors import RequestError
 from skymagic.plan import Selection
 from skymagic.pool import Pool
 
-PLACE = "~/.skymagic/work"
+REMOTE_ROOT = "~/.skymagic/work"
 """Where such folders are on a node."""
 
 
@@ -26,25 +26,25 @@ def folder_here(text: str) -> Path:
 
 
 def folder_on_nodes(pool: Pool, folder: Path, targets: Selection) -> str:
-    """Where a folder of the notebook is on these nodes, in the end; what differs there travels, and is told of.
+    """Where a folder of the notebook is on these nodes, in the end; what differs there is copied, and said.
 
     Raises:
         FilesError: what cannot be copied, for all nodes at once.
     """
     if not pool.plan.remote:
         return str(folder)
-    goal = place(folder)
+    destination = remote_folder(folder)
     image = pool.plan.image
     includes = [str(Path(text).expanduser().absolute()) for text in image.includes]
     nodes = pool.machines(targets)
     with Copying(display.write) as progress:
-        copied = pool.files().sync(folder, goal, image.excludes, includes, nodes, progress)
+        copied = pool.files().sync(folder, destination, image.excludes, includes, nodes, progress)
     if any(one.files or one.removed or one.notes for one in copied):
         display.write("stderr", f"[{folder.name}: {files.summary(copied, progress.seconds)}]\n")
-    return goal
+    return destination
 
 
-def place(folder: Path) -> str:
+def remote_folder(folder: Path) -> str:
     """The same for a folder each time, and another one for each folder and machine."""
     mark = hashlib.sha256(f"{platform.node()}\0{folder}".encode(errors="surrogateescape")).hexdigest()[:8]
-    return f"{PLACE}/{folder.name or 'root'}-{mark}"
+    return f"{REMOTE_ROOT}/{folder.name or 'root'}-{mark}"

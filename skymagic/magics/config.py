@@ -1,4 +1,4 @@
-"""Users' defaults: the one place of traitlets; everybody else sees a frozen `Defaults`.
+"""Configuration: users' defaults, the one place of traitlets; everything else sees a frozen `Defaults`.
 
 ``%config SkyMagic.only = "all"`` and ``c.SkyMagic.idle = "30m"`` in a configuration file set them.
 """

@@ -3,11 +3,15 @@
 Nothing here touches a machine. A provider describes what there is as an `Inventory`, `plan` answers with a `Plan`
 or with every reason why not.
 
-    units      durations and amounts, read and written
-    only       some of a pool's ranks: head, all, 0,2
-    requests   a pool, a run or a plugin as it was asked for, and the configured defaults
-    plans      the values of an answer: Topology, Inventory, Plan
-    planning   from a request to a plan; whether a pool fits a request
+units           durations and amounts, read and written; numbers and ranks in words
+suggest         the nearest name to one that is misspelt
+accelerators    accelerators by name
+image           packages, environment and files that ranks need
+selection       some of a pool's ranks or nodes: head, all, 0,2
+requests        a pool, a run or a plugin as it was asked for, and the configured defaults
+plans           the values of an answer: Topology, Inventory, Plan
+planning        from a request to a plan; whether a pool fits a request
+lifetime        when a pool ends by itself
 """
 
 from skymagic.plan.accelerators import Accelerator

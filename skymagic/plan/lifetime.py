@@ -1,10 +1,10 @@
-"""When a pool ends by itself: after so long without a cell, or after so long. Pure; the caller brings the time."""
+"""A pool's lifetime limits: idle timeout, maximum age, absence of its notebook. Pure; the caller brings the time."""
 
 from __future__ import annotations
 
 
 class Lifetime:
-    """What a node agent was told of ``--idle`` and ``--max-lifetime``, who is at work, and whether the notebook is there.
+    """Idle timeout, maximum age and absence timeout of a pool, on one node: who is at work, and whether the notebook is there.
 
     Args:
         idle: seconds without work, None for no limit.
@@ -20,18 +20,18 @@ class Lifetime:
         self._max_lifetime = max_lifetime
         self._away = away
         self._started = now
-        self._left: float | None = None
-        """Since when the notebook is not connected."""
-        self._quiet = now
+        self._disconnected_at: float | None = None
+        """When the notebook was disconnected; None while it is there."""
+        self._ranks_idle_since = now
         """Since when no rank of this node is at work; it says nothing while one is."""
-        self._rested: float | None = None
+        self._idle_since: float | None = None
         """Since when nobody is at work; None while somebody is, and before the ranks are there."""
         self._busy: set[int | str] = set()
 
     def begin(self, who: int | str) -> None:
         """A rank starts, or has begun a cell; or what else keeps the pool from being idle. Twice is safe."""
         self._busy.add(who)
-        self._rested = None
+        self._idle_since = None
 
     def end(self, who: int | str, now: float) -> None:
         """It is over; what had not begun changes nothing."""
@@ -39,37 +39,37 @@ class Lifetime:
             return
         self._busy.discard(who)
         if not self._busy:
-            self._rested = now
+            self._idle_since = now
         if not self._ranks_work():
-            self._quiet = now
+            self._ranks_idle_since = now
 
     def left(self, now: float) -> None:
         """The notebook is not connected any more; twice is safe."""
-        self._left = now if self._left is None else self._left
+        self._disconnected_at = now if self._disconnected_at is None else self._disconnected_at
 
     def returned(self) -> None:
         """The notebook is connected."""
-        self._left = None
+        self._disconnected_at = None
 
     def _ranks_work(self) -> bool:
         return any(isinstance(who, int) for who in self._busy)
 
-    def _forsaken_at(self) -> float | None:
+    def _away_limit(self) -> float | None:
         """When nobody has waited for this node for too long: a notebook that comes back later starts anew."""
-        if self._away is None or self._left is None or self._ranks_work():
+        if self._away is None or self._disconnected_at is None or self._ranks_work():
             return None
-        return max(self._left, self._quiet) + self._away
+        return max(self._disconnected_at, self._ranks_idle_since) + self._away
 
     @property
     def due(self) -> float | None:
         """When the first limit is over if nothing else happens; None if that is never."""
         times = []
-        if self._idle is not None and self._rested is not None:
-            times.append(self._rested + self._idle)
+        if self._idle is not None and self._idle_since is not None:
+            times.append(self._idle_since + self._idle)
         if self._max_lifetime is not None:
             times.append(self._started + self._max_lifetime)
-        if (forsaken := self._forsaken_at()) is not None:
-            times.append(forsaken)
+        if (abandoned := self._away_limit()) is not None:
+            times.append(abandoned)
         return min(times, default=None)
 
     def reason(self, now: float) -> str:
@@ -80,10 +80,10 @@ class Lifetime:
         if self._max_lifetime is not None and now >= self._started + self._max_lifetime:
             text = duration_text(self._max_lifetime)
             return f"after {text} (--max-lifetime {text})"
-        if self._idle is not None and self._rested is not None and now >= self._rested + self._idle:
+        if self._idle is not None and self._idle_since is not None and now >= self._idle_since + self._idle:
             text = duration_text(self._idle)
             return f"after {text} without a cell (--idle {text})"
-        forsaken = self._forsaken_at()
-        if forsaken is not None and self._away is not None and now >= forsaken:
+        abandoned = self._away_limit()
+        if abandoned is not None and self._away is not None and now >= abandoned:
             return f"after {duration_text(self._away)} without its notebook"
         return ""

@@ -1,4 +1,4 @@
-"""Some of a pool's ranks, as users name them: ``head``, ``all``, ``0,2``, ``0:4``, ``::2``, ``-1``."""
+"""A selection of ranks or nodes, as users write it: ``head``, ``all``, ``0,2``, ``0:4``, ``::2``, ``-1``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INDEX = r"-?[0-9]{1,9}"
 
 @dataclass(frozen=True)
 class Selection:
-    """Some of a pool's ranks, chosen before their number is known: ``head``, ``all``, ``0,2``, ``0:4``, ``::2``, ``-1``.
+    """Some of a pool's ranks or nodes, chosen before their number is known: ``head``, ``all``, ``0,2``, ``0:4``, ``::2``, ``-1``.
 
     Args:
         text: the choice; kept without blanks, so that equal choices compare equal. It is all there is, so

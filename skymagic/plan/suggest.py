@@ -1,4 +1,4 @@
-"""What a misspelt word was meant to be: the nearest of the names that are known."""
+"""Spelling suggestions: the known name nearest to a word, by `difflib`."""
 
 from __future__ import annotations
 

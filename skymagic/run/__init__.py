@@ -1,1 +1,19 @@
-"""One run on some ranks: sent, streamed, failed fast, interrupted, freed, reported."""
+"""One run on some ranks: sent, streamed, failed fast, interrupted, reported.
+
+What a run sends and gets back::
+
+    Pool.run ── RunSpec ──▶ Engine.submit ── order and source (`wire.order`) ──▶ ranks
+                                                                                  │
+    Report ◀── Run.wait ◀── Submission.events ◀── outcome, by ipyparallel ────────┤
+                                   ▲        ▲ ◀── output, by way of the agent ────┘
+                  stop, by SIGINT ─┘        └──── died, from the agent
+
+spec          what a run asks of the ranks that take part
+engine        the ipyparallel client: all of ipyparallel on the notebook's side
+submission    the mailbox of one run, and its events
+run           the event loop of one run; the escalation from interrupt to kill
+interrupt     deferred delivery of SIGINT; a stop signal for other threads
+stall         stall detection: ranks whose stacks do not change
+report        a run's timeouts, and how each rank ended
+results       values in rank order, or one error that sums up what failed
+"""

@@ -10,7 +10,7 @@ from typing import Any
 from skymagic.errors import RankDied, RankError, RunError
 from skymagic.plan.units import rank_words
 
-CONNECTION_WORDS = (
+PEER_LOST_TEXTS = (
     "connection closed by peer",
     "connection reset",
     "broken pipe",
@@ -70,7 +70,7 @@ def is_connection_error(ename: str, evalue: str) -> bool:
         "DistNetworkError",
         "ConnectionError",
         "ConnectionResetError",
-    } and any(word in evalue.lower() for word in CONNECTION_WORDS)
+    } and any(word in evalue.lower() for word in PEER_LOST_TEXTS)
 
 
 def first_cause(failures: Sequence[Failure]) -> Failure:

@@ -3,15 +3,15 @@
 Nothing on a line is evaluated. IPython has expanded ``{expr}`` and ``$var`` before; a trailing ``# comment``, quotes
 and a trailing ``;`` are understood here. Each ``parse_…`` raises RequestError with every mistake of its line.
 
-    words     a line becomes words
-    values    the text of a value becomes what a request holds
-    options   the tables: every option, and each magic's own
-    reading   words become values by option, mistakes are collected
-    toml      the body of %%sky_pool does the same
-    pools     %sky_pool
-    cells     %%sky_broadcast, %%sky_run, %%sky_sh
-    lines     the other magics, one small request each
-    help      the text of a magic's docstring; completion
+tokens         a lexer: a line becomes tokens
+readers        the text of a value becomes what a request holds
+options        the tables: every option, and each magic's own
+reading        the parser: tokens become values by option, mistakes are collected
+toml           the body of %%sky_pool does the same
+pool_magic     %sky_pool and %%sky_pool
+cell_magics    %%sky_broadcast, %%sky_run, %%sky_sh
+line_magics    the other magics, one small request each
+help           the text of a magic's docstring; completion
 """
 
 from skymagic.magics.arguments.cell_magics import parse_broadcast, parse_run, parse_sh

@@ -1,4 +1,4 @@
-"""From words to values: options are found and read, and all mistakes of a line are collected."""
+"""The parser: tokens become values by option, and all mistakes of a line are collected."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def scan(magic: Magic, tokens: Sequence[Token]) -> tuple[list[ParsedOption], lis
         if option.read is None and text is not None:
             mistakes.append(f"{label} takes no value, not {text!r}")
         elif option.read is not None:
-            text = _take(option, text, rest)
+            text = _value_of(option, text, rest)
             if text is None and option.takes != "maybe":
                 after = f"; {rest[0].text!r} after it is an option, unless you quote it" if rest else ""
                 mistakes.append(f"{label} needs {option.metavar}{after}")
@@ -65,7 +65,7 @@ def _match(text: str, known: Mapping[str, Option]) -> tuple[Option | None, str, 
     return known.get(name), name, value if equals else None
 
 
-def _take(option: Option, text: str | None, rest: list[Token]) -> str | None:
+def _value_of(option: Option, text: str | None, rest: list[Token]) -> str | None:
     """The option's value: what came with it, else the tokens that follow and are no options."""
     parts = [] if text is None else [text]
     while rest and not rest[0].is_option:

@@ -1,4 +1,4 @@
-"""A line becomes words: quotes, comments and a last ``;`` are understood; nothing is evaluated."""
+"""The lexer: a line becomes tokens; quotes, comments and a last ``;`` are understood; nothing is evaluated."""
 
 from __future__ import annotations
 
