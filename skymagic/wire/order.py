@@ -13,10 +13,11 @@ To IPython the first line is a comment.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from skymagic.wire.codec import Codec
 
 PREFIX = "#%sky "
 LAST_VALUE = "the value of the last expression"
@@ -24,8 +25,8 @@ LAST_VALUE = "the value of the last expression"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """What every order says."""
+class _Order:
+    """What every order holds."""
 
     ranks: tuple[int, ...]
     """The ranks that take part."""
@@ -37,7 +38,7 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunCell(Order):
+class RunCell(_Order):
     """Bind what travels, run the source, send values back."""
 
     execution_count: int
@@ -51,7 +52,7 @@ class RunCell(Order):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rejoin(Order):
+class Rejoin(_Order):
     """Form the process group anew, with ranks that were replaced."""
 
     generation: int
@@ -59,16 +60,16 @@ class Rejoin(Order):
     """Rank → its new place, where that changes (``InstanceInfo.plain()``)."""
 
 
-_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (RunCell, Rejoin)}
+Order = RunCell | Rejoin
+CODEC: Codec[Order] = Codec(Order, max_line=1 << 30)
 
 
 def encode(order: Order, source: str) -> str:
     """The code of a request."""
-    return f"{PREFIX}{json.dumps([type(order).__name__, vars(order)], separators=(',', ':'))}\n{source}"
+    return f"{PREFIX}{CODEC.encode(order).decode()}{source}"
 
 
-def decode(code: str) -> tuple[RunCell | Rejoin, str]:
+def decode(code: str) -> tuple[Order, str]:
     """(order, source) of a request whose code begins with `PREFIX`."""
     line, _, source = code.partition("\n")
-    kind, values = json.loads(line.removeprefix(PREFIX))
-    return _KINDS[kind](**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}), source
+    return CODEC.decode(line.removeprefix(PREFIX).encode()), source
