@@ -31,9 +31,9 @@ from skymagic.wire import processes
 from skymagic.wire.exit_status import status_words
 from skymagic.wire.order import LAST_VALUE
 
-VARIABLE = "_sky_script"
-SOURCE = f'__import__("importlib").import_module("{processes.SCRIPT}").run({VARIABLE});'
-NNODES = re.compile(r"--nnodes[= ]+[\"']?(\d+)")
+SCRIPT_VARIABLE = "_sky_script"
+SOURCE = f'__import__("importlib").import_module("{processes.SCRIPT}").run({SCRIPT_VARIABLE});'
+NNODES_OPTION = re.compile(r"--nnodes[= ]+[\"']?(\d+)")
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
     return RunSpec(
         source=SOURCE, source_without_magics=SOURCE, ranks=tuple(first), value_ranks=tuple(first),
         visible_ranks=tuple(rank for rank, node in zip(first, part, strict=True) if node in shown),
-        execution_count=cell.execution_count, extra={VARIABLE: asked},
+        execution_count=cell.execution_count, extra={SCRIPT_VARIABLE: asked},
     )  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def ours(pool: Pool) -> list[str]:
 
 def too_many_nodes(text: str, nodes: int) -> str:
     """A line for a script that waits for more nodes than run it; else ""."""
-    asked = max((int(found) for found in NNODES.findall(text)), default=0)
+    asked = max((int(found) for found in NNODES_OPTION.findall(text)), default=0)
     if asked <= nodes:
         return ""
     return (
@@ -179,11 +179,11 @@ def run(
     node_of = pool.plan.topology.node_of
     notebook = NotebookScreen([node_of(rank) for rank in spec.visible_ranks])
     shown = screen or notebook
-    if note := too_many_nodes(spec.extra[VARIABLE]["text"], len(spec.ranks)):
+    if note := too_many_nodes(spec.extra[SCRIPT_VARIABLE]["text"], len(spec.ranks)):
         shown.note(note)
     # a script that says nothing for a while is none of our business: its processes are not ours to look into
-    patient = Limits(limits.timeout, limits.grace, stall_after=math.inf)
-    report = pool.run(spec, NodeScreen(shown, node_of), patient, stop)
+    unstalled = Limits(limits.timeout, limits.grace, stall_after=math.inf)
+    report = pool.run(spec, NodeScreen(shown, node_of), unstalled, stop)
     notebook.finish()
     ends = [end_of(rank, report.ranks[rank], pool) for rank in spec.ranks]
     for end in ends:

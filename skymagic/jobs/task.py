@@ -23,9 +23,9 @@ from skymagic.run.report import Limits
 from skymagic.run.run import Screen
 from skymagic.run.spec import RunSpec
 
-FUNCTION = "_sky_call"
-ARGUMENT = "_sky_arg_"
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+FUNCTION_NAME = "_sky_call"
+ARGUMENT_PREFIX = "_sky_arg_"
+_ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -80,25 +80,28 @@ def run(
             interrupts.values = values.value
             return values.value
     except CaptureError as refused:
-        raise CaptureError(str(refused).replace(ARGUMENT, "argument ").replace(FUNCTION, task.name)) from None
+        raise CaptureError(
+            str(refused).replace(ARGUMENT_PREFIX, "argument ").replace(FUNCTION_NAME, task.name)
+        ) from None
     except RankError as failed:
-        if (
-            failed.traceback and not in_ipython()
-        ):  # a plain script shows nothing but the message and its notes
-            failed.add_note(_COLOUR.sub("", "\n".join(failed.traceback)))
+        # a plain script shows nothing but the message and its notes
+        if failed.traceback and not in_ipython():
+            failed.add_note(_ANSI_COLOUR.sub("", "\n".join(failed.traceback)))
         raise
 
 
 def spec_of(task: Task, ranks: tuple[int, ...]) -> RunSpec:
     """The run that carries out a task: one line that names the function and each argument."""
     names = parameters(task)
-    extra: dict[str, Any] = {FUNCTION: task.function}
-    extra.update({ARGUMENT + name: value for name, value in zip(names, task.args, strict=False)})
-    extra.update({ARGUMENT + name: value for name, value in task.kwargs.items()})
-    written = [ARGUMENT + name for name in names] + [f"{name}={ARGUMENT}{name}" for name in task.kwargs]
+    extra: dict[str, Any] = {FUNCTION_NAME: task.function}
+    extra.update({ARGUMENT_PREFIX + name: value for name, value in zip(names, task.args, strict=False)})
+    extra.update({ARGUMENT_PREFIX + name: value for name, value in task.kwargs.items()})
+    written = [ARGUMENT_PREFIX + name for name in names] + [
+        f"{name}={ARGUMENT_PREFIX}{name}" for name in task.kwargs
+    ]
     wait = "await " if inspect.iscoroutinefunction(task.function) else ""
     # the semicolon keeps the value from being shown; who wants it has it
-    source = f"{wait}{FUNCTION}({', '.join(written)});  # {task.name}"
+    source = f"{wait}{FUNCTION_NAME}({', '.join(written)});  # {task.name}"
     return RunSpec(
         source=source, source_without_magics=source, ranks=ranks, visible_ranks=ranks, value_ranks=ranks,
         execution_count=execution_count(), extra=extra,

@@ -56,9 +56,8 @@ def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: 
     devices: list[tuple[int, ...]] = []
     taken: dict[str, set[int]] = {}
     for inventory in inventories[: shape.nodes]:
-        used = taken.setdefault(
-            inventory.machine or inventory.hostname, set()
-        )  # one machine may be two nodes
+        # one machine may be two nodes
+        used = taken.setdefault(inventory.machine or inventory.hostname, set())
         names = enumerate(inventory.gpus) if request.gpu else ()
         here = [i for i, name in names if request.gpu and i not in used and matches(request.gpu.name, name)]
         mistakes += _too_few(request, here, inventory) + _too_weak(request, inventory)
