@@ -55,7 +55,7 @@ class Agents:
         """Nodes that are lost, each with a reason."""
         self._unheard: set[int] = set()
         """Those of them that may run on, out of reach."""
-        self.untold: list[str] = []
+        self.unreached: list[str] = []
         """After the end: nodes that could not be told of it."""
         self._pulses: dict[int, dict[str, int]] = {}
         """Where each node can be reached by the others."""
@@ -226,7 +226,7 @@ class Agents:
             thread.start()
         for thread in threads:
             thread.join()
-        self.untold = [self.nodes[index].name for index in sorted(self._unheard | self.away)]
+        self.unreached = [self.nodes[index].name for index in sorted(self._unheard | self.away)]
 
     # -- ranks -------------------------------------------------------------------------------------------------------
 

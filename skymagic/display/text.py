@@ -70,7 +70,7 @@ def last_state(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2] if "\r" in line else line
 
 
-def untold(hosts: Sequence[str], away: float | None) -> str:
+def unreached(hosts: Sequence[str], away: float | None) -> str:
     """What to say of hosts that could not be told that their pool has ended; "" when there are none."""
     if not hosts:
         return ""

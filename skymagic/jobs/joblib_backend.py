@@ -89,7 +89,7 @@ def backend_class() -> Any:
             self.parallel = parallel
             width = self.effective_n_jobs(n_jobs)
             pool = _open[-1]
-            self.workers = RankWorkers(pool, pool.turns.lightest(pool.world_size, width))
+            self.workers = RankWorkers(pool, pool.scheduler.least_loaded(pool.world_size, width))
             return width
 
         def submit(self, func: Any, callback: Any = None) -> Future[Any]:

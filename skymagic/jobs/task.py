@@ -54,7 +54,7 @@ def on_all(task: Task, pool: Pool) -> list[Any]:
 
 def on_one(task: Task, pool: Pool) -> Any:
     """The task on the rank that has least to do; ranks that are alike take turns."""
-    return run(task, pool, tuple(pool.turns.lightest(pool.world_size)))[0]
+    return run(task, pool, tuple(pool.scheduler.least_loaded(pool.world_size)))[0]
 
 
 def run(

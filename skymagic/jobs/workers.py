@@ -112,7 +112,7 @@ def side_by_side(tasks: Sequence[Task], pool: Pool) -> list[Any]:
     """
     if not tasks:
         return []
-    ranks = sorted(pool.turns.lightest(pool.world_size, min(len(tasks), pool.world_size)))
+    ranks = sorted(pool.scheduler.least_loaded(pool.world_size, min(len(tasks), pool.world_size)))
     screen = LockedScreen(ranks)
     workers = RankWorkers(pool, ranks, screen)
     under_way, stopped = True, False

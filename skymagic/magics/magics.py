@@ -96,7 +96,7 @@ class SkyMagics(Magics):
         )
         for one in chosen:
             one.close()
-            print(f"pool {one.name!r} is stopped{display.untold(one.untold, one.defaults.away)}")
+            print(f"pool {one.name!r} is stopped{display.unreached(one.unreached, one.defaults.away)}")
 
     @line_magic
     def sky_restart(self, line: str) -> None:

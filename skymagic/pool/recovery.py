@@ -1,121 +1,133 @@
-"""Mending a pool beside the user: ranks are started anew, and all of them form a process group again."""
+"""Recovery beside the user: ranks are started anew, and all of them form a process group again.
+
+Each round has a generation number. Ranks that live get a `Rejoin` order and meet the new ones in a group of that generation;
+where that fails, all ranks are started anew.
+"""
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from skymagic.display.screen import NullScreen
-from skymagic.errors import PoolError, PoolStateError
-from skymagic.pool.scheduling import Turn, Turns
-from skymagic.pool.states import Event
+from skymagic.errors import PoolError, PoolStateError, RequestError
+from skymagic.plan.units import rank_words
+from skymagic.pool.resources import Resources
+from skymagic.pool.scheduling import Reservation, Scheduler
+from skymagic.pool.states import Event, State
+from skymagic.pool.status import Status
 from skymagic.run.report import Limits, Report
 from skymagic.run.submission import Submission
 from skymagic.wire.exit_status import describe
-from skymagic.wire.order import Order, Rejoin
+from skymagic.wire.order import Rejoin
 
 REJOIN_TIMEOUT = 20.0
+"""Seconds for which ranks that live wait for a new group."""
 TIMEOUT = 120.0
 """Seconds for which a restart waits for the ranks."""
 
 
-class Patient(Protocol):
-    """What is mended: a pool. All methods but `move` are called by the mending's own thread, when it has all ranks' turn."""
-
-    name: str
-
-    def move(self, event: Event) -> None:
-        """Something has happened to the pool."""
-
-    def tell(self, note: str) -> None:
-        """What the user must hear before the next run; the same twice is told once."""
-
-    def replace(self, ranks: Sequence[int], generation: int) -> None:
-        """End what is left of these ranks and begin to start them anew."""
-
-    def take_up(self, ranks: Sequence[int]) -> None:
-        """Wait for ranks that are starting, and bind them."""
-
-    def send(
-        self,
-        submission: Submission,
-        order: Order,
-        source: str,
-        screen: NullScreen,
-        limits: Limits,
-    ) -> Report:
-        """Have an order carried out."""
-
-
-class Mending:
-    """Owns the thread that mends one pool.
+class Recovery:
+    """Owns the thread that brings back a pool's ranks, while it has all of them reserved.
 
     Args:
-        pool: what is mended.
-        turns: where it waits for all ranks, ahead of runs that have not begun.
-        world_size: number of ranks.
-        inseparable: whether all ranks must be started anew when one has died.
+        status, resources, scheduler: the pool's; recovery comes ahead of runs that have not begun.
+        send: has an order carried out by ranks, and waits for them (`Dispatch.send`).
     """
 
-    def __init__(self, pool: Patient, turns: Turns, world_size: int, *, inseparable: bool) -> None:
-        self._pool = pool
-        self._turns = turns
-        self._world_size = world_size
-        self._inseparable = inseparable
-        self._news = threading.Lock()
+    def __init__(
+        self, status: Status, resources: Resources, scheduler: Scheduler, send: Callable[..., Report]
+    ) -> None:
+        self._status = status
+        self._resources = resources
+        self._scheduler = scheduler
+        self._send = send
+        self._lock = threading.Lock()
         """Held for moments, while what follows is changed."""
         self._to_replace: set[int] = set()
-        self._waits = False
+        self._queued = False
         self._thread: threading.Thread | None = None
         self._problem: Exception | None = None
         self._generation = 0
         self._infos: Mapping[int, Mapping[str, Any]] = {}
-        """What ranks that live must learn of their places when they join the next group."""
+        """The new places of ranks that live, which they get when they join the next group."""
 
     def begin(self, dead: Iterable[int]) -> None:
         """Start ranks anew and form the process groups again; returns at once, and runs that wait go on after it.
 
         It needs all ranks, and so begins when the runs that have begun are over.
+
+        Raises:
+            PoolStateError: not in this state.
         """
-        with self._news:
+        self._status.check(Event.RECOVER)
+        with self._lock:
             self._to_replace.update(dead)
-            if self._waits:
+            if self._queued:
                 return
-            self._waits = True
-            turn = self._turns.ask(range(self._world_size), urgent=True)
+            self._queued = True
+            reservation = self._scheduler.request(range(self._status.world_size), urgent=True)
             self._thread = threading.Thread(
-                target=self._mend_in, args=(turn,), name="skymagic-mend", daemon=True
+                target=self._recover_when_free, args=(reservation,), name="skymagic-recovery", daemon=True
             )
             self._thread.start()
 
+    def begin_after(self, report: Report) -> None:
+        """Begin if a run has left ranks dead, out of their group, or out of step with each other."""
+        dead = [number for number, rank in report.ranks.items() if rank.died is not None]
+        outcomes = [rank.outcome for rank in report.ranks.values() if rank.outcome is not None]
+        left_group = not all(outcome.get("joined", True) for outcome in outcomes)
+        broken = dead or left_group or report.freed or report.out_of_step
+        if broken and self._status.state in (State.READY, State.RUNNING):
+            self.begin(dead)
+
     def wait(self, timeout: float = TIMEOUT) -> bool:
-        """Until the mending begun last is over; False if it goes on after so many seconds, or there was none."""
-        with self._news:
-            thread = self._thread  # it is started, for who begins one holds the lock until then
+        """Wait for the recovery begun last; False if it goes on after so many seconds, or there was none."""
+        with self._lock:
+            thread = self._thread  # it is started: `begin` holds the lock until then
         if thread is None:
             return False
         thread.join(timeout)
         return not thread.is_alive()
 
     def check(self) -> None:
-        """Whether it worked; asked before each run.
-
-        Raises:
-            PoolStateError: ranks did not come back. It is said once.
-        """
-        if (problem := self.forgive()) is not None:
+        """Raises PoolStateError, once, if ranks did not come back; called before each run."""
+        if (problem := self._take_problem()) is not None:
             raise PoolStateError(
-                f"pool {self._pool.name!r} lost ranks that did not come back: {problem}; try %sky_restart"
+                f"pool {self._status.name!r} lost ranks that did not come back: {problem}; try %sky_restart"
             )
 
-    def forgive(self) -> Exception | None:
-        """What went wrong, which is forgotten with this."""
+    def _take_problem(self) -> Exception | None:
         problem, self._problem = self._problem, None
         return problem
 
-    def resize(self, world_size: int, infos: Mapping[int, Mapping[str, Any]], added: Sequence[int]) -> None:
-        """Form a group of another size; called by who has the turn of all ranks, before and after.
+    def restart(self, ranks: Sequence[int] | None) -> None:
+        """Start ranks anew (all of them), and those of machines that can be reached again.
+
+        Raises:
+            RequestError: there are no such ranks.
+            PoolError: they did not come back.
+        """
+        world_size = self._status.world_size
+        chosen = list(range(world_size)) if ranks is None else sorted(set(ranks))
+        wrong = [rank for rank in chosen if not 0 <= rank < world_size]
+        if wrong:
+            raise RequestError(
+                f"pool {self._status.name!r} has ranks 0 to {world_size - 1}, not {rank_words(wrong)}"
+            )
+        chosen = sorted({*chosen, *self._resources.revive()})
+        self._resources.agents.signal(chosen, signal.SIGKILL)
+        self.wait()
+        self._take_problem()
+        self.begin(chosen)
+        self.wait()
+        if (problem := self._take_problem()) is not None:
+            raise PoolError(f"the ranks did not come back: {problem}") from problem
+
+    def regroup(self, infos: Mapping[int, Mapping[str, Any]], added: Sequence[int]) -> None:
+        """Form a group of another size; the caller holds the reservation of all ranks, before and after.
 
         Args:
             infos: rank → its new place (``InstanceInfo.plain()``).
@@ -124,44 +136,45 @@ class Mending:
         Raises:
             PoolError: the ranks did not come up.
         """
-        self._world_size, self._infos = world_size, infos
+        self._infos = infos
         try:
-            self._mend(list(range(world_size)) if self._inseparable else list(added))
+            self._recover(list(range(self._status.world_size)) if self._status.inseparable else list(added))
         finally:
             self._infos = {}
-        if (problem := self.forgive()) is not None:
+        if (problem := self._take_problem()) is not None:
             raise PoolError(f"the ranks did not come up: {problem}") from problem
 
     # -- on its own thread -------------------------------------------------------------------------------------------
 
-    def _mend_in(self, turn: Turn) -> None:
-        with turn:
-            with self._news:
-                dead, self._to_replace, self._waits = sorted(self._to_replace), set(), False
-            self._mend(list(range(self._world_size)) if dead and self._inseparable else dead)
+    def _recover_when_free(self, reservation: Reservation) -> None:
+        with reservation:
+            with self._lock:
+                dead, self._to_replace, self._queued = sorted(self._to_replace), set(), False
+            all_ranks = list(range(self._status.world_size))
+            self._recover(all_ranks if dead and self._status.inseparable else dead)
 
-    def _mend(self, dead: list[int]) -> None:
+    def _recover(self, dead: list[int]) -> None:
         try:
-            self._pool.move(Event.MEND)
-            if not self._bring_back(dead) and not self._bring_back(list(range(self._world_size))):
-                raise PoolError(f"the ranks of pool {self._pool.name!r} did not come back")
+            self._status.move(Event.RECOVER)
+            if not self._bring_back(dead) and not self._bring_back(list(range(self._status.world_size))):
+                raise PoolError(f"the ranks of pool {self._status.name!r} did not come back")
         except Exception as problem:
             self._problem = problem
-            self._pool.move(Event.DEGRADE)
+            self._status.move(Event.DEGRADE)
         else:
-            self._pool.move(Event.MENDED)
+            self._status.move(Event.RECOVERED)
 
     def _bring_back(self, dead: Sequence[int]) -> bool:
         """Replace the dead, and let all others join a new group with them; whether that worked."""
         self._generation += 1
-        self._pool.replace(dead, self._generation)
-        problem = self._rejoin([rank for rank in range(self._world_size) if rank not in dead])
+        self._resources.replace(dead, self._generation)
+        problem = self._rejoin([rank for rank in range(self._status.world_size) if rank not in dead])
         if problem is not None:
-            self._pool.tell(
+            self._status.note(
                 f"the process group could not be formed again ({problem}): all ranks were started anew and lost their variables"
             )
             return False
-        self._pool.take_up(dead)
+        self._resources.take_up(dead)
         return True
 
     def _rejoin(self, alive: Sequence[int]) -> str | None:
@@ -170,9 +183,9 @@ class Mending:
             return None
         # those that are being replaced take part too, from their side
         infos = {str(rank): info for rank, info in self._infos.items()}
-        order = Rejoin(ranks=tuple(range(self._world_size)), generation=self._generation, infos=infos)
+        order = Rejoin(ranks=tuple(range(self._status.world_size)), generation=self._generation, infos=infos)
         limits = Limits(timeout=REJOIN_TIMEOUT, grace=0.1)
-        report = self._pool.send(Submission(alive), order, "", NullScreen(), limits)
+        report = self._send(Submission(alive), order, "", NullScreen(), limits)
         for number, rank in report.ranks.items():
             outcome = rank.outcome or {}
             if rank.failed and not rank.stopped:
@@ -182,5 +195,5 @@ class Mending:
                     else f"rank {number}: {outcome['ename']}: {outcome['evalue']}"
                 )
             for note in outcome.get("notes", ()):
-                self._pool.tell(note)
+                self._status.note(note)
         return None if report.good else f"not within {REJOIN_TIMEOUT:.0f} s"

@@ -1,4 +1,4 @@
-"""From a plan to what each node and each rank is told when it starts; pure."""
+"""From a pool's plan to the specification of each node's agent and each rank; pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from skymagic.cluster import Node
 from skymagic.plan import Plan
 from skymagic.plugins import Plugin, packing
+from skymagic.pool.status import Status
 from skymagic.runtime.info import InstanceInfo, Peer
 from skymagic.wire import agent as wire
 
@@ -31,41 +32,34 @@ def environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_agents(
-    plan: Plan,
-    plugins: Sequence[Plugin],
-    pool: str,
-    job_id: str,
-    nodes: Sequence[Node],
-    away: float | None,
-    environ: Mapping[str, str],
+    status: Status, nodes: Sequence[Node], detached_timeout: float | None, environ: Mapping[str, str]
 ) -> list[wire.AgentSpec]:
-    """What each machine's agent is told, the head's first.
+    """The specification of each machine's agent, the head's first.
 
     Args:
-        away: seconds without the notebook after which agents on other machines end everything.
+        detached_timeout: seconds without the notebook after which agents on other machines end everything.
         environ: as of `environment`.
     """
-    request = plan.request
+    plan, request = status.plan, status.plan.request
     return [
         wire.AgentSpec(
-            pool=pool, job_id=job_id, node=node.index, head=node.index == 0, preload=preload(plugins),
+            pool=status.name, job_id=status.job_id, node=node.index, head=node.index == 0, preload=preload(status.plugins),
             env=environment(plan, environ), address=node.address or None, curve=plan.remote,
-            idle_timeout=request.idle, max_lifetime=request.max_lifetime, detached_timeout=away if plan.remote else None,
+            idle_timeout=request.idle, max_lifetime=request.max_lifetime,
+            detached_timeout=detached_timeout if plan.remote else None,
         )
         for node in nodes
     ]  # fmt: skip
 
 
-def of_ranks(
-    plan: Plan, plugins: Sequence[Plugin], job_id: str, nodes: Sequence[Node]
-) -> dict[int, tuple[int, wire.RankSpec]]:
+def of_ranks(status: Status, nodes: Sequence[Node]) -> dict[int, tuple[int, wire.RankSpec]]:
     """Rank → (index of its machine, its specification).
 
     Args:
         nodes: the machines, which have met, the head first; one machine may serve all nodes of the plan.
     """
-    shape = plan.topology
-    packed = tuple(map(packing.packed, plugins))
+    plan, shape = status.plan, status.plan.topology
+    packed = tuple(map(packing.packed, status.plugins))
     machines = [min(node, len(nodes) - 1) for node in range(shape.nodes)]
     peers = tuple(
         Peer(node, nodes[index].address, nodes[index].hostname) for node, index in enumerate(machines)
@@ -77,7 +71,7 @@ def of_ranks(
             node=node, total_nodes=shape.nodes, head_addr=nodes[0].address, head_port=0,
             accelerators=plan.request.gpu.count if plan.request.gpu else 0, peers=peers, rank=rank,
             world_size=shape.world_size, local_rank=shape.local_rank(rank), local_world_size=shape.procs_per_node,
-            hostname=peers[node].hostname, job_id=job_id,
+            hostname=peers[node].hostname, job_id=status.job_id,
         )  # fmt: skip
         found[rank] = (machines[node], wire.RankSpec(rank, info.plain(), packed, _devices(plan, node)))
     return found

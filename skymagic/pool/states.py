@@ -22,7 +22,7 @@ class State(Enum):
     STARTING = "starting", "machines and ranks are coming up"
     READY = "ready", "every rank waits for a cell"
     RUNNING = "running", "a cell runs on the ranks"
-    MENDING = "mending", "ranks are being started again, or their process group is being built again"
+    RECOVERING = "mending", "ranks are being started again, or their process group is being built again"
     DEGRADED = "degraded", "some ranks are gone and did not come back"
     LOST = "lost", "the pool cannot be reached from here; what it runs may go on"
     STOPPING = "stopping", "ranks are being ended and machines released"
@@ -36,8 +36,8 @@ class Event(Enum):
     STARTED = "take up its ranks"
     RUN = "run a cell"
     DONE = "end a cell"
-    MEND = "restart its ranks (%sky_restart)"
-    MENDED = "take back its ranks"
+    RECOVER = "restart its ranks (%sky_restart)"
+    RECOVERED = "take back its ranks"
     DEGRADE = "go on without some ranks"
     LOSE = "lose the connection"
     ATTACH = "attach to it (%sky_attach)"
@@ -45,16 +45,16 @@ class Event(Enum):
     STOPPED = "be gone"
 
 
-_ALIVE = (State.STARTING, State.READY, State.RUNNING, State.MENDING, State.DEGRADED, State.LOST)
+_ALIVE = (State.STARTING, State.READY, State.RUNNING, State.RECOVERING, State.DEGRADED, State.LOST)
 _ENDING = (State.STOPPING, State.STOPPED)
-_COMING = (State.STARTING, State.MENDING)
+_STARTING = (State.STARTING, State.RECOVERING)
 
 # What users may ask for.
-_ASKED: dict[tuple[State, Event], State] = {
+_USER_MOVES: dict[tuple[State, Event], State] = {
     (State.NEW, Event.START): State.STARTING,
     (State.READY, Event.RUN): State.RUNNING,
     (State.DEGRADED, Event.RUN): State.RUNNING,
-    **{(state, Event.MEND): State.MENDING for state in _ALIVE if state is not State.STARTING},
+    **{(state, Event.RECOVER): State.RECOVERING for state in _ALIVE if state is not State.STARTING},
     (State.LOST, Event.ATTACH): State.READY,
     # a second %sky_attach finds what the first one made
     (State.READY, Event.ATTACH): State.READY,
@@ -64,24 +64,24 @@ _ASKED: dict[tuple[State, Event], State] = {
     (State.STOPPED, Event.STOP): State.STOPPED,
 }
 # What is reported from below; it may come late, so a report that no longer matters changes nothing.
-_REPORTED: dict[tuple[State, Event], State] = {
+_REPORTED_MOVES: dict[tuple[State, Event], State] = {
     (State.STARTING, Event.STARTED): State.READY,
     (State.RUNNING, Event.DONE): State.READY,
     **{(state, Event.DONE): state for state in (*_ALIVE, *_ENDING) if state is not State.RUNNING},
-    (State.MENDING, Event.MENDED): State.READY,
-    **{(state, Event.MENDED): state for state in (*_ALIVE, *_ENDING) if state not in _COMING},
+    (State.RECOVERING, Event.RECOVERED): State.READY,
+    **{(state, Event.RECOVERED): state for state in (*_ALIVE, *_ENDING) if state not in _STARTING},
     **{(state, Event.DEGRADE): State.DEGRADED for state in _ALIVE if state is not State.LOST},
     **{(state, Event.DEGRADE): state for state in (State.LOST, *_ENDING)},
     **{(state, Event.LOSE): State.LOST for state in _ALIVE},
     **{(state, Event.LOSE): state for state in _ENDING},
     **{(state, Event.STOPPED): State.STOPPED for state in (State.NEW, *_ALIVE, *_ENDING)},
 }
-MOVES: dict[tuple[State, Event], State] = {**_ASKED, **_REPORTED}
+MOVES: dict[tuple[State, Event], State] = {**_USER_MOVES, **_REPORTED_MOVES}
 
 
 def allowed(state: State) -> tuple[Event, ...]:
     """What a user may ask for in `state`."""
-    return tuple(event for event in Event if (state, event) in _ASKED)
+    return tuple(event for event in Event if (state, event) in _USER_MOVES)
 
 
 def move(state: State, event: Event, name: str = "") -> State:
@@ -101,7 +101,7 @@ def move(state: State, event: Event, name: str = "") -> State:
     choices = [choice.value for choice in allowed(state) if choice is not Event.ATTACH or state is State.LOST]
     if state in _ENDING:
         choices = ["make a new one (%sky_pool)"]
-    elif state in (*_COMING, State.RUNNING):
+    elif state in (*_STARTING, State.RUNNING):
         choices.insert(0, "wait until that is over")
     raise PoolStateError(
         f"cannot {event.value}: {pool} is {state.value} ({state.sentence}); from here you can {' or '.join(choices)}"

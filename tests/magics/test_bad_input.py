@@ -383,7 +383,7 @@ def test_the_same_cell_twenty_times(notebook: Notebook) -> None:
 
 
 def test_the_controller_forgets_runs_that_are_over(notebook: Notebook) -> None:
-    remembered = "len(__import__('sys').modules['skymagic.pool.registry'].find()._engine._client.db_query({}, ['msg_id']))"
+    remembered = "len(__import__('sys').modules['skymagic.pool.registry'].find()._resources.engine._client.db_query({}, ['msg_id']))"
     again = "get_ipython().run_cell_magic('sky_broadcast', '', 'pass')"
     notebook.run(f"for _ in range({PURGE_AFTER}):\n    {again}")
     assert 0 < notebook.value(remembered) <= PURGE_AFTER + 4

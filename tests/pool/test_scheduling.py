@@ -1,4 +1,4 @@
-"""Turns: runs that share a rank follow each other, others go side by side, and nobody waits for ever."""
+"""Scheduling: runs that share a rank follow each other, others go side by side, and nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import threading
 
 import pytest
 
-from skymagic.pool.scheduling import Turn, Turns
+from skymagic.pool.scheduling import Reservation, Scheduler
 
 
 class Waiting:
-    """A thread that waits for a turn; `came` is set when it has it."""
+    """A thread that waits for a reservation; `came` is set when it has it."""
 
-    def __init__(self, turns: Turns, turn: Turn) -> None:
+    def __init__(self, scheduler: Scheduler, reservation: Reservation) -> None:
         self.came, self._over = threading.Event(), threading.Event()
-        self._turn = turn
+        self._reservation = reservation
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        with self._turn:
+        with self._reservation:
             self.came.set()
             self._over.wait(10)
 
@@ -28,18 +28,18 @@ class Waiting:
         self._thread.join(10)
 
 
-def test_turns_on_different_ranks_go_side_by_side() -> None:
-    turns = Turns()
-    with turns.ask([0]), turns.ask([1, 2]), turns.ask([3]):
+def test_reservations_of_different_ranks_go_side_by_side() -> None:
+    scheduler = Scheduler()
+    with scheduler.request([0]), scheduler.request([1, 2]), scheduler.request([3]):
         pass
 
 
-def test_a_turn_waits_for_those_before_it_that_share_a_rank() -> None:
-    turns = Turns()
-    with turns.ask([0, 1]):
-        second = Waiting(turns, turns.ask([1, 2]))
-        third = Waiting(turns, turns.ask([2]))  # free, but asked for before by one that waits
-        with turns.ask([3]):
+def test_a_reservation_waits_for_those_before_it_that_share_a_rank() -> None:
+    scheduler = Scheduler()
+    with scheduler.request([0, 1]):
+        second = Waiting(scheduler, scheduler.request([1, 2]))
+        third = Waiting(scheduler, scheduler.request([2]))  # free, but asked for before by one that waits
+        with scheduler.request([3]):
             assert not second.came.is_set()
             assert not third.came.is_set()
     assert second.came.wait(10)
@@ -49,11 +49,11 @@ def test_a_turn_waits_for_those_before_it_that_share_a_rank() -> None:
     third.end()
 
 
-def test_an_urgent_turn_goes_before_those_that_wait() -> None:
-    turns = Turns()
-    with turns.ask([0]):
-        late = Waiting(turns, turns.ask([0]))
-        urgent = Waiting(turns, turns.ask([0, 1], urgent=True))
+def test_an_urgent_reservation_goes_before_those_that_wait() -> None:
+    scheduler = Scheduler()
+    with scheduler.request([0]):
+        late = Waiting(scheduler, scheduler.request([0]))
+        urgent = Waiting(scheduler, scheduler.request([0, 1], urgent=True))
     assert urgent.came.wait(10)
     assert not late.came.is_set()
     urgent.end()
@@ -61,41 +61,41 @@ def test_an_urgent_turn_goes_before_those_that_wait() -> None:
     late.end()
 
 
-def test_a_turn_that_is_given_up_is_in_nobodys_way() -> None:
-    turns = Turns()
-    first = turns.ask([0])
+def test_a_reservation_that_is_given_up_is_in_nobodys_way() -> None:
+    scheduler = Scheduler()
+    first = scheduler.request([0])
     first.__enter__()
-    turns.leave(turns.ask([0]))
-    turns.leave(first)
-    turns.leave(first)
-    with turns.ask([0]):
+    scheduler.release(scheduler.request([0]))
+    scheduler.release(first)
+    scheduler.release(first)
+    with scheduler.request([0]):
         pass
 
 
-def test_an_interrupt_while_waiting_gives_the_turn_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = Turns()
+def test_an_interrupt_while_waiting_gives_the_reservation_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Scheduler()
 
     def pressed(timeout: float | None = None) -> None:
         raise KeyboardInterrupt
 
-    with turns.ask([0]):
-        waiting = turns.ask([0])
+    with scheduler.request([0]):
+        waiting = scheduler.request([0])
         with monkeypatch.context() as patch:
-            patch.setattr(turns._news, "wait", pressed)
+            patch.setattr(scheduler._changed, "wait", pressed)
             with pytest.raises(KeyboardInterrupt):
-                turns.wait(waiting)
-    with turns.ask([0]):
+                scheduler.acquire(waiting)
+    with scheduler.request([0]):
         pass
 
 
-def test_the_lightest_ranks_come_in_turn() -> None:
-    turns = Turns()
-    assert [turns.lightest(3)[0] for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+def test_the_least_loaded_ranks_come_round_robin() -> None:
+    scheduler = Scheduler()
+    assert [scheduler.least_loaded(3)[0] for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
 
 
 def test_ranks_that_work_come_last() -> None:
-    turns = Turns()
-    with turns.ask([1, 2]):
-        turns.ask([2])
-        assert turns.lightest(4, 4)[2:] == [1, 2]
-        assert sorted(turns.lightest(4, 2)) == [0, 3]
+    scheduler = Scheduler()
+    with scheduler.request([1, 2]):
+        scheduler.request([2])
+        assert scheduler.least_loaded(4, 4)[2:] == [1, 2]
+        assert sorted(scheduler.least_loaded(4, 2)) == [0, 3]

@@ -25,10 +25,10 @@ def test_a_pool_that_works() -> None:
     assert follow(Event.START, Event.STARTED, Event.STOP, Event.STOPPED) is State.STOPPED
 
 
-@pytest.mark.parametrize("before", [State.READY, State.RUNNING, State.DEGRADED, State.LOST, State.MENDING])
+@pytest.mark.parametrize("before", [State.READY, State.RUNNING, State.DEGRADED, State.LOST, State.RECOVERING])
 def test_ranks_are_mended_from_everywhere(before: State) -> None:
-    assert move(before, Event.MEND) is State.MENDING
-    assert move(State.MENDING, Event.MENDED) is State.READY
+    assert move(before, Event.RECOVER) is State.RECOVERING
+    assert move(State.RECOVERING, Event.RECOVERED) is State.READY
 
 
 @pytest.mark.parametrize("state", State)
@@ -39,7 +39,7 @@ def test_stop_is_legal_everywhere_twice(state: State) -> None:
     assert move(once, Event.STOPPED) is State.STOPPED
 
 
-@pytest.mark.parametrize("event", [Event.DONE, Event.MENDED, Event.DEGRADE, Event.LOSE, Event.STOPPED])
+@pytest.mark.parametrize("event", [Event.DONE, Event.RECOVERED, Event.DEGRADE, Event.LOSE, Event.STOPPED])
 @pytest.mark.parametrize("state", [State.STOPPING, State.STOPPED])
 def test_late_reports_do_not_bring_a_pool_back(state: State, event: Event) -> None:
     after = move(state, event)
@@ -47,7 +47,7 @@ def test_late_reports_do_not_bring_a_pool_back(state: State, event: Event) -> No
 
 
 def test_a_run_that_ends_while_ranks_are_mended_does_not_make_them_ready() -> None:
-    assert move(State.MENDING, Event.DONE) is State.MENDING
+    assert move(State.RECOVERING, Event.DONE) is State.RECOVERING
     assert move(State.LOST, Event.DONE) is State.LOST
     assert move(State.DEGRADED, Event.DONE) is State.DEGRADED
 
@@ -62,11 +62,11 @@ def test_what_is_left_of_a_pool_runs_cells() -> None:
         (State.NEW, Event.RUN, ["cannot run a cell", "'lab' is new", "start it"]),
         (State.STARTING, Event.RUN, ["is starting", "wait until that is over", "%sky_down"]),
         (State.RUNNING, Event.RUN, ["is running", "wait until that is over", "%sky_restart"]),
-        (State.MENDING, Event.RUN, ["is mending", "wait until that is over"]),
+        (State.RECOVERING, Event.RUN, ["is mending", "wait until that is over"]),
         (State.LOST, Event.RUN, ["is lost", "%sky_attach", "%sky_restart", "%sky_down"]),
         (State.STOPPING, Event.RUN, ["is stopping", "make a new one (%sky_pool)"]),
         (State.STOPPED, Event.RUN, ["is stopped", "make a new one (%sky_pool)"]),
-        (State.STOPPED, Event.MEND, ["is stopped", "make a new one (%sky_pool)"]),
+        (State.STOPPED, Event.RECOVER, ["is stopped", "make a new one (%sky_pool)"]),
         (State.STOPPING, Event.STARTED, ["is stopping"]),
     ],
 )

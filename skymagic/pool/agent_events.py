@@ -1,0 +1,88 @@
+"""What the agents report between and during runs: deaths of ranks, lost nodes, notes, and limits that are over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from skymagic.cluster import Agents, Node
+from skymagic.plan.units import rank_words
+from skymagic.pool.dispatch import Dispatch
+from skymagic.pool.messages import without
+from skymagic.pool.recovery import Recovery
+from skymagic.pool.resources import Resources
+from skymagic.pool.states import Event, State
+from skymagic.pool.status import Status
+from skymagic.wire import agent as wire
+from skymagic.wire.exit_status import describe
+
+
+class AgentEvents:
+    """Passes each event on to the runs, to recovery, or to the user; its methods are called on the links' threads.
+
+    Args:
+        status, resources, dispatch, recovery: the pool's.
+        close: ends the pool.
+    """
+
+    def __init__(
+        self,
+        status: Status,
+        resources: Resources,
+        dispatch: Dispatch,
+        recovery: Recovery,
+        close: Callable[[], None],
+    ) -> None:
+        self._status = status
+        self._resources = resources
+        self._dispatch = dispatch
+        self._recovery = recovery
+        self._close = close
+        dispatch.on_late_death = self._died_between_runs
+
+    def connect(self, nodes: Sequence[Node]) -> Agents:
+        """Agents of these machines, whose events come here."""
+        return Agents(nodes, self._rank_died, self._node_lost, self._dispatch.note, self._limit_reached)
+
+    def _rank_died(self, exited: wire.RankExited) -> None:
+        if not self._dispatch.rank_died(exited):
+            self._died_between_runs(exited)
+
+    def _died_between_runs(self, exited: wire.RankExited) -> None:
+        if self._status.state in (State.READY, State.RUNNING) and not exited.expected:
+            host = self._resources.agents.ranks[exited.rank].hostname
+            self._status.note(
+                f"rank {exited.rank} on {host} had died ({describe(exited)}); it was started anew and lost its variables"
+            )
+            self._recovery.begin([exited.rank])
+
+    def _node_lost(self, index: int, reason: str) -> None:
+        status = self._status
+        if status.state in (State.STOPPING, State.STOPPED, State.STARTING, State.LOST):
+            return
+        if limit := status.lifetime.reason(time.time()):  # it was over while the agents were out of reach
+            self._limit_reached(limit)
+            return
+        # without the head, where the controller runs, all ranks are out of reach
+        ranks = self._resources.agents.ranks_of(index) if index else list(range(status.world_size))
+        status.move(Event.DEGRADE if index else Event.LOSE)
+        if index:
+            self._resources.lose_node(index)
+            status.note(
+                f"{reason}: {rank_words(ranks)} and their variables are lost; {without(ranks, status.world_size)}"
+            )
+        if not self._dispatch.ranks_lost(ranks, reason) and not index:
+            status.note(f"pool {status.name!r} is lost: {reason}")
+
+    def _limit_reached(self, reason: str) -> None:
+        """The agents end everything: runs that wait are told at once, and what is held here is released."""
+        status = self._status
+        if status.state in (State.STARTING, State.STOPPING, State.STOPPED):
+            return
+        ended = f"pool {status.name!r} ended {reason}"
+        self._dispatch.end(ended)
+        status.move(Event.STOP)
+        self._dispatch.ranks_lost(range(status.world_size), ended, expected=True)
+        # on a thread of its own, for closing waits for this one
+        threading.Thread(target=self._close, name="skymagic-close", daemon=True).start()

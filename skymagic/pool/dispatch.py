@@ -1,0 +1,92 @@
+"""Orders on their way to the ranks: who waits for which, so that a rank's death reaches the run that waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from skymagic.pool.resources import Resources
+from skymagic.pool.status import Status
+from skymagic.run.report import Limits, Report
+from skymagic.run.run import Run, Screen
+from skymagic.run.submission import Submission
+from skymagic.wire import agent as wire
+from skymagic.wire.order import Order
+
+
+class Dispatch:
+    """Owns the submissions under way.
+
+    Args:
+        status: the pool's.
+        resources: the pool's.
+    """
+
+    def __init__(self, status: Status, resources: Resources) -> None:
+        self._status = status
+        self._resources = resources
+        self.on_late_death: Callable[[wire.RankExited], None] = lambda exited: None
+        """Called when a rank died that nobody waits for any more, on the run's thread."""
+        self._lock = threading.Lock()
+        """Held for moments, while what follows is changed."""
+        self._under_way: set[Submission] = set()
+
+    def send(
+        self, submission: Submission, order: Order, source: str, screen: Screen, limits: Limits
+    ) -> Report:
+        """Have an order carried out by ranks that are reserved for it; waits for them."""
+        agents = self._resources.agents
+        try:
+            self._status.lifetime.begin(id(submission))
+            with agents.busy(submission.ranks):
+                self._submit(submission, order, source)
+                report = Run(submission, agents, screen, limits).wait()
+        finally:
+            self._status.lifetime.end(id(submission), time.time())
+            with self._lock:
+                self._under_way.discard(submission)
+        for event in submission.unread("died"):  # after its outcome
+            self.on_late_death(event.content["exited"])
+        self._resources.engine.purge(submission)
+        return report
+
+    def _submit(self, submission: Submission, order: Order, source: str) -> None:
+        # Registered before the ranks are looked at, so that a death in between is reported twice rather than never.
+        with self._lock:
+            self._status.check_ended()
+            self._under_way.add(submission)
+        for rank in submission.ranks:
+            exited = self._resources.agents.ranks[rank].exited
+            if exited is not None:
+                submission.put("died", rank, {"exited": exited})
+        self._resources.engine.submit(submission, order, source)
+
+    def rank_died(self, exited: wire.RankExited) -> bool:
+        """Report a rank's death to the run that waits for it; False if there is none."""
+        with self._lock:
+            current = next((each for each in self._under_way if exited.rank in each.ranks), None)
+            if current is not None:
+                current.put("died", exited.rank, {"exited": exited})
+        return current is not None
+
+    def ranks_lost(self, ranks: Iterable[int], reason: str, *, expected: bool = False) -> bool:
+        """Report to all runs that these ranks are out of reach; False if there are no runs."""
+        with self._lock:
+            under_way = list(self._under_way)
+        for current in under_way:
+            for rank in {*current.ranks} & {*ranks}:
+                exited = wire.RankExited(rank, 0, None, expected, tail=reason)
+                current.put("died", rank, {"exited": exited})
+        return bool(under_way)
+
+    def end(self, reason: str) -> None:
+        """Refuse submissions from now on: the pool has ended by itself."""
+        with self._lock:
+            self._status.ended = reason
+
+    def note(self, text: str) -> None:
+        """Have all runs show a line."""
+        with self._lock:
+            for current in self._under_way:
+                current.put("note", -1, {"text": text})

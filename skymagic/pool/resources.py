@@ -1,0 +1,172 @@
+"""What a pool holds while it lives: machines, agents, engine and store, brought up in this order and released in reverse."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from skymagic.cluster import Agents, Node
+from skymagic.pool import specs
+from skymagic.pool.open_store import open_store
+from skymagic.pool.status import Status
+
+if TYPE_CHECKING:
+    from skymagic.data.remote.remote_store import RemoteStore
+    from skymagic.data.shipping.shipper import Shipper
+    from skymagic.providers import Provider
+    from skymagic.run.engine import Engine
+
+START_TIMEOUT = 120.0
+"""Seconds that each step of a start may take."""
+
+
+class Resources:
+    """Owns them.
+
+    Args:
+        status: the pool's.
+        provider: who made the plan, and gives the machines.
+        namespace: the notebook's variables.
+        detached_timeout: seconds without the notebook after which agents on other machines end everything.
+    """
+
+    def __init__(
+        self, status: Status, provider: Provider, namespace: dict[str, Any], detached_timeout: float | None
+    ) -> None:
+        self._status = status
+        self._provider = provider
+        self._namespace = namespace
+        self._detached_timeout = detached_timeout
+        self._agents: Agents | None = None
+        self._engine: Engine | None = None
+        self._shipper: Shipper | None = None
+        self.unreached: tuple[str, ...] = ()
+        """After the end: machines that could not be told of it."""
+
+    @property
+    def agents(self) -> Agents:
+        """The agents of a started pool."""
+        if self._agents is None:
+            raise self._status.missing()
+        return self._agents
+
+    @property
+    def engine(self) -> Engine:
+        """The connection to the ranks' kernels."""
+        if self._engine is None:
+            raise self._status.missing()
+        return self._engine
+
+    @property
+    def shipper(self) -> Shipper:
+        """What knows which values the ranks hold."""
+        if self._shipper is None:
+            raise self._status.missing()
+        return self._shipper
+
+    @property
+    def started(self) -> bool:
+        """Whether there are agents."""
+        return self._agents is not None
+
+    def start(self, connect: Callable[[Sequence[Node]], Agents], say: Callable[[str], None]) -> None:
+        """Acquire the machines and bring up all ranks. What came up before a failure is released by `close`.
+
+        Args:
+            connect: makes the agents of the machines.
+        """
+        status = self._status
+        nodes = self._provider.acquire(status.plan, status.job_id, say)
+        agents = self._agents = connect(nodes)
+        agents.start(specs.of_agents(status, nodes, self._detached_timeout, os.environ))
+        # these import ipyparallel, while the agents start
+        from skymagic.data.shipping.shipper import Shipper
+        from skymagic.run.engine import Engine
+
+        agents.order(specs.of_ranks(status, agents.meet(status.job_id, START_TIMEOUT)))
+        controller = agents.wait_controller(START_TIMEOUT)
+        self._engine = Engine(controller.client, nodes[0].forward)
+        store = open_store(agents, status.plan.remote, status.note)
+        self._shipper = Shipper(store, self._namespace, str(Path.cwd()))
+        self.take_up(range(status.world_size))
+
+    def take_up(self, ranks: Sequence[int]) -> None:
+        """Wait for ranks that are starting, and bind them to the engine."""
+        self.agents.wait_ready(START_TIMEOUT, ranks)
+        idents = {rank: self.agents.ranks[rank].ident for rank in ranks}
+        self.engine.bind({rank: ident for rank, ident in idents.items() if ident is not None}, START_TIMEOUT)
+
+    def replace(self, ranks: Sequence[int], generation: int) -> None:
+        """End what is left of these ranks and begin to start them anew; what they held is forgotten."""
+        self._forget(ranks)
+        self.agents.respawn(ranks, generation)
+
+    def reshape(self) -> dict[int, Mapping[str, Any]]:
+        """End the ranks that the pool's plan has no more; the new ones are not started yet.
+
+        Returns:
+            Rank → its new place (``InstanceInfo.plain()``), for those that stay.
+        """
+        before, after = len(self.agents.ranks), self._status.world_size
+        self.agents.signal(range(after, before), signal.SIGKILL)
+        ranks = specs.of_ranks(self._status, self.agents.nodes)
+        self.agents.reshape(ranks, START_TIMEOUT)
+        self._forget(range(after, before))
+        return {rank: ranks[rank][1].info for rank in range(min(before, after))}
+
+    def _forget(self, ranks: Iterable[int]) -> None:
+        self.engine.forget(ranks)
+        self.shipper.forget(ranks)
+
+    def lose_node(self, index: int) -> None:
+        """A machine is gone, and the values in its store."""
+        if (store := self._remote_store()) is not None:
+            store.lose(index)
+
+    def revive(self) -> list[int]:
+        """Try again to reach the machines that are gone; the ranks that belong there.
+
+        Raises:
+            ProvisionError: one is not to be reached still.
+        """
+        back = self.agents.revive(START_TIMEOUT)
+        if (store := self._remote_store()) is not None:
+            for index in {self.agents.specs[rank][0] for rank in back}:
+                store.regain(index)
+        return back
+
+    def _remote_store(self) -> RemoteStore | None:
+        if self._shipper is None or not self._status.plan.remote:
+            return None
+        return cast("RemoteStore", self._shipper.store)
+
+    # -- release -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Release everything; each step runs even if one before it has failed. Twice is safe."""
+        for release in (self._close_store, self._close_engine, self._close_agents, self._provider.release):
+            with contextlib.suppress(Exception):
+                release()
+
+    def _close_store(self) -> None:
+        if (store := self._remote_store()) is not None:
+            store.close()
+
+    def _close_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+
+    def _close_agents(self) -> None:
+        if self._agents is None:
+            return
+        self._agents.close()
+        self.unreached = tuple(self._agents.unreached)
+        agent = self._agents.started.get(0)
+        if not self._status.plan.remote and agent is not None:  # an agent that was killed could not
+            for folder in (agent.directory, agent.store):
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,157 @@
+"""Runs on a pool: reserve the ranks, ship what the cell needs, carry it out, and recover what broke."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from skymagic.display.screen import NullScreen, Progress
+from skymagic.errors import PoolStateError, RunInterrupted
+from skymagic.plan.units import count, rank_words
+from skymagic.pool.dispatch import Dispatch
+from skymagic.pool.messages import without
+from skymagic.pool.recovery import Recovery
+from skymagic.pool.resources import Resources
+from skymagic.pool.scheduling import Scheduler
+from skymagic.pool.states import Event, State
+from skymagic.pool.status import Status
+from skymagic.run import interrupt
+from skymagic.run.interrupt import StopSignal
+from skymagic.run.report import Limits, Report
+from skymagic.run.run import Screen
+from skymagic.run.spec import RunSpec
+from skymagic.run.submission import Submission
+from skymagic.wire.order import RunCell
+
+if TYPE_CHECKING:
+    from skymagic.data.shipping.shipper import Manifest
+
+NOTES_WAIT = 0.2
+"""Seconds for which an error waits for what recovery finds out, so that both are shown together."""
+
+
+class Runs:
+    """Owns the count of runs.
+
+    Args:
+        status, resources, dispatch, scheduler, recovery: the pool's.
+        screen_limit: characters of output that each rank may send to the screen.
+    """
+
+    def __init__(
+        self,
+        status: Status,
+        resources: Resources,
+        dispatch: Dispatch,
+        scheduler: Scheduler,
+        recovery: Recovery,
+        screen_limit: int,
+    ) -> None:
+        self._status = status
+        self._resources = resources
+        self._dispatch = dispatch
+        self._scheduler = scheduler
+        self._recovery = recovery
+        self._screen_limit = screen_limit
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        """Held for moments, while what follows is changed."""
+        self.begun = 0
+        self._running = 0
+        """Runs that have begun and not ended."""
+
+    def run(self, spec: RunSpec, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
+        """See `Pool.run`."""
+        with self._scheduler.request(spec.ranks):
+            self._status.check_ended()
+            self._recovery.check()
+            self._check_present(spec.ranks)
+            for note in self._status.take_notes():
+                screen.note(f"[{note}]\n")
+            with self._counted():
+                manifest = self._prepare(spec, screen)
+                report = self._carry_out(spec, manifest, screen, limits, stop)
+            self._recovery.begin_after(report)
+        if not report.good and self._recovery.wait(NOTES_WAIT):
+            report.notes = self._status.take_notes()
+        return report
+
+    def preview(self, spec: RunSpec) -> Manifest:
+        """What a run would ship; nothing is written or sent."""
+        return self._prepare(spec, NullScreen(), dry_run=True)
+
+    def _check_present(self, ranks: Sequence[int]) -> None:
+        """Raises PoolStateError if the pool has released or lost some of these ranks."""
+        status = self._status
+        if max(ranks, default=0) >= status.world_size:
+            raise PoolStateError(
+                f"pool {status.name!r} has {count(status.world_size, 'rank')} by now, and the cell was for "
+                f"{rank_words(list(ranks))}: run it again"
+            )
+        if status.state is not State.DEGRADED:
+            return
+        agents = self._resources.agents
+        lost = [rank for rank, state in agents.ranks.items() if not state.ready]
+        if {*ranks} & {*lost}:
+            reasons = "; ".join(agents.gone.values()) or "they did not come back"
+            raise PoolStateError(
+                f"{rank_words(lost)} are gone ({reasons}): {without(lost, status.world_size)}"
+            )
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """The pool is running while there is a run: the first one moves its state, and the last one."""
+        with self._lock:
+            if self._status.state is not State.RUNNING:
+                self._status.move(Event.RUN)
+            self._running += 1
+            self.begun += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running -= 1
+                if not self._running:
+                    self._status.move(Event.DONE)
+                    if self._resources.agents.gone:
+                        self._status.move(Event.DEGRADE)
+
+    def _prepare(self, spec: RunSpec, screen: Screen, *, dry_run: bool = False) -> Manifest:
+        """What the run needs on its ranks, written into the store; shows a line when it takes long."""
+        progress = Progress(screen.note)
+        manifest = self._resources.shipper.prepare(
+            spec.source_without_magics, spec.ranks, push=spec.push, no_push=spec.no_push, fresh=spec.fresh,
+            extra=spec.extra, dry_run=dry_run, progress=progress, warn=lambda said: screen.note(f"[{said}]\n"),
+        )  # fmt: skip
+        progress.finish()
+        return manifest
+
+    def _carry_out(
+        self, spec: RunSpec, manifest: Manifest, screen: Screen, limits: Limits, stop: StopSignal
+    ) -> Report:
+        order = RunCell(
+            run=next(self._numbers),
+            ranks=spec.ranks,
+            visible_ranks=spec.visible_ranks,
+            screen_limit=self._screen_limit,
+            execution_count=spec.execution_count,
+            manifest=manifest.orders,
+            gather=spec.gather,
+            gather_ranks=spec.gather_ranks,
+            value_ranks=spec.value_ranks,
+        )
+        if stop.sent:
+            raise RunInterrupted("stopped before it began")
+        submission = Submission(spec.ranks)
+        stop.attach(submission)
+        with interrupt.deferred() as interrupts, interrupts.sent_to(submission):
+            report = self._dispatch.send(submission, order, spec.source, screen, limits)
+        shipper = self._resources.shipper
+        for number, rank in report.ranks.items():
+            if rank.outcome is not None and rank.outcome.get("bound"):
+                shipper.bound(manifest, number)
+                shipper.missing(number, rank.outcome.get("missing", ()))
+        return report
