@@ -104,7 +104,7 @@ def by_role(notebook: Notebook, role: str) -> psutil.Process:
     return next(
         child
         for child in agent.children()
-        if ("kernels.controller" in " ".join(child.cmdline())) == (role == "controller")
+        if ("kernels.agent.controller" in " ".join(child.cmdline())) == (role == "controller")
     )
 
 
