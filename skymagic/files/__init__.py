@@ -1,10 +1,12 @@
-"""Copying between the notebook and the nodes: put, get, and folders kept in step.
+"""Copying files between the notebook and the nodes: put, get, and one-way folder sync; only what differs travels.
 
-ignore    what .gitignore leaves behind
-landing   where a source lands, as cp and rsync would have it
-lines     one line to each node; all of them at once
-porter    put, get, sync
-words     what was done, and what went wrong
+clients      one client per node; all nodes at once
+copy         put, get and sync
+destination  where a source goes, by the rules of cp and rsync
+gitignore    the patterns of .gitignore
+ignore       which files .gitignore leaves out
+messages     results and errors in words
+transfer/    file entries, comparison, sending and receiving, for both ends
 """
 
 from skymagic.files.copy import Files

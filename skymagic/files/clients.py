@@ -1,4 +1,4 @@
-"""One line to each node, and all of them at once: questions, bytes out, bytes in, and an end to all when the user wants it."""
+"""Clients of the nodes' transfer servers: request and reply, upload, download; all nodes concurrently, with cancellation."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 from skymagic.cluster import Node
 from skymagic.errors import SkyError
-from skymagic.files.messages import failed
+from skymagic.files.messages import files_error
 from skymagic.wire.files import (
     Cancel,
     DiskFull,
@@ -31,26 +32,27 @@ from skymagic.wire.files import (
 from skymagic.wire.transport import Transport
 
 T = TypeVar("T")
-PATIENCE = 5.0
-"""Seconds in which a line that is to stop comes to an end by itself."""
-TICK = 0.2
+STOP_TIMEOUT = 5.0
+"""Seconds that clients have to end after an interrupt."""
+POLL_INTERVAL = 0.2
+NOTHING_COPIED = "nothing was copied"
 
 
-class Stopped(Exception):
-    """The user wants no more."""
+class Cancelled(Exception):
+    """The user interrupted."""
 
 
-class Trouble(Exception):
-    """What one node cannot do; its arguments are sentences."""
+class NodeFailed(Exception):
+    """What one node cannot do; the arguments are sentences."""
 
 
-class Line:
-    """A line to one node.
+class FileClient:
+    """A client of one node's transfer server.
 
     Args:
         node: which.
         transport: to the process there.
-        stop: set when the user wants no more.
+        stop: set when the user interrupts.
     """
 
     def __init__(self, node: Node, transport: Transport, stop: threading.Event) -> None:
@@ -61,8 +63,8 @@ class Line:
         self._writing = threading.Lock()
         self._sending = False
 
-    def ask(self, request: Message, reply: type[T]) -> T:
-        """A request, and its reply of this type."""
+    def request(self, request: Message, reply: type[T]) -> T:
+        """Send a request and wait for its reply, of this type."""
         self._write(encode(request))
         while not isinstance(message := next(self._messages)[0], reply):
             pass
@@ -70,38 +72,39 @@ class Line:
         return message
 
     def send(self, request: Write, frames: Iterator[bytes]) -> WriteReply:
-        """Send files, as encoded messages; returns what the node says at the end, or when its disk is full."""
-        answers: list[WriteReply | BaseException] = []
+        """Send files, as encoded messages, until all are sent or the node reports a full disk."""
+        replies: list[WriteReply | BaseException] = []
         full = threading.Event()
-        hearing = threading.Thread(target=self._hear, args=(answers, full), daemon=True)
+        waiter = threading.Thread(target=self._await_reply, args=(replies, full), daemon=True)
         self._sending = True
         self._write(encode(request))
-        hearing.start()
-        with contextlib.suppress(OSError):  # the other thread hears why
+        waiter.start()
+        # race: a server that ends meanwhile breaks the pipe here, and the waiter gets the reason
+        with contextlib.suppress(OSError):
             for data in joined(frames):
                 self._check()
                 if full.is_set():
                     self._write(encode(EndOfFiles()))
                     break
                 self._write(data)
-        while hearing.is_alive():
-            hearing.join(TICK)
+        while waiter.is_alive():
+            waiter.join(POLL_INTERVAL)
             self._check()
-        if isinstance(answers[0], BaseException):
-            raise answers[0]
-        return answers[0]
+        if isinstance(replies[0], BaseException):
+            raise replies[0]
+        return replies[0]
 
-    def _hear(self, answers: list[WriteReply | BaseException], full: threading.Event) -> None:
+    def _await_reply(self, replies: list[WriteReply | BaseException], full: threading.Event) -> None:
         try:
             while not isinstance(message := next(self._messages)[0], WriteReply):
                 if isinstance(message, DiskFull):
                     full.set()
-            answers.append(message)
+            replies.append(message)
         except BaseException as problem:
-            answers.append(problem)
+            replies.append(problem)
 
     def receive(self, request: Send, take: Callable[[FileMessage, bytes | memoryview], bool]) -> None:
-        """Have the node send files; `take` gets each message and its payload, and says whether more are wanted."""
+        """Have the node send files; `take` gets each message with its payload and returns whether to go on."""
         self._write(encode(request))
         more = True
         for message, payload in self._messages:
@@ -110,12 +113,13 @@ class Line:
             if more and isinstance(message, FileStart | FileChunk | FileFailed):
                 more = take(message, payload) and not self._stop.is_set()
                 if not more:
-                    self.halt()
+                    self.cancel()
         self._check()
 
-    def halt(self) -> None:
-        """Have the node come to an end with what it does; it is told unless bytes are on their way there."""
-        if self._sending or not self._writing.acquire(blocking=False):  # a line that hangs keeps the lock
+    def cancel(self) -> None:
+        """Send `Cancel`, unless files are being sent: their next chunk is not."""
+        # a write that hangs holds the lock
+        if self._sending or not self._writing.acquire(blocking=False):
             return
         with contextlib.suppress(OSError):
             try:
@@ -125,14 +129,14 @@ class Line:
 
     def _check(self) -> None:
         if self._stop.is_set():
-            raise Stopped
+            raise Cancelled
 
     def _write(self, data: bytes) -> None:
         with self._writing:
             self._transport.write(data)
 
     def complaint(self) -> str:
-        """The last thing that the other end said when it failed."""
+        """The last line of the server's standard error."""
         return (self._transport.complaint().splitlines() or [""])[-1]
 
     def close(self) -> None:
@@ -140,13 +144,13 @@ class Line:
         self._transport.close()
 
 
-class Lines:
-    """Lines to several nodes, as a context manager.
+class FileClients:
+    """Clients of several nodes, as a context manager.
 
     Args:
         nodes: which.
         start: starts ``skymagic.kernels.files`` on a node.
-        watch: called about five times a second while they are at work, by the thread that waits for them.
+        watch: called about five times a second while they work, by the thread that waits for them.
     """
 
     def __init__(
@@ -159,39 +163,40 @@ class Lines:
         self._start = start
         self._watch = watch
         self._stop = threading.Event()
-        self._lines: list[Line] = []
+        self._clients: list[FileClient] = []
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> FileClients:
         def opened(node: Node) -> None:
-            line = Line(node, self._start(node), self._stop)
-            self._lines.append(line)
-            if self._stop.is_set():  # too late
-                line.close()
+            client = FileClient(node, self._start(node), self._stop)
+            self._clients.append(client)
+            # race: opened after the interrupt, when __exit__ has closed the others
+            if self._stop.is_set():
+                client.close()
 
         try:
-            self._all([(node, lambda node=node: opened(node)) for node in self.nodes], "nothing was copied")  # type: ignore[misc]
+            self._run_all([(node, partial(opened, node)) for node in self.nodes], NOTHING_COPIED)
         except BaseException:
             self.__exit__()
             raise
-        self._lines.sort(key=lambda line: self.nodes.index(line.node))
+        self._clients.sort(key=lambda client: self.nodes.index(client.node))
         return self
 
     def __exit__(self, *exc: object) -> None:
-        threads = [threading.Thread(target=line.close, daemon=True) for line in self._lines]
+        threads = [threading.Thread(target=client.close, daemon=True) for client in self._clients]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    def each(self, job: Callable[[Line], T], title: str = "nothing was copied") -> list[T]:
-        """Do a job with every line at once; its results in the order of the nodes.
+    def each(self, job: Callable[[FileClient], T], title: str = NOTHING_COPIED) -> list[T]:
+        """Run a job with every client concurrently; its results in the order of the nodes.
 
         Raises:
             FilesError: what went wrong, of all nodes, after all have ended; `title` says what became of the whole.
         """
-        return self._all([(line.node, lambda line=line: job(line)) for line in self._lines], title)  # type: ignore[misc]
+        return self._run_all([(client.node, partial(job, client)) for client in self._clients], title)
 
-    def _all(self, jobs: Sequence[tuple[Node, Callable[[], T]]], title: str) -> list[T]:
+    def _run_all(self, jobs: Sequence[tuple[Node, Callable[[], T]]], title: str) -> list[T]:
         results: dict[int, T] = {}
         problems: dict[int, BaseException] = {}
 
@@ -214,31 +219,32 @@ class Lines:
                 for index, problem in sorted(problems.items())
                 for sentence in self._sentences(jobs[index][0], problem)
             ]
-            raise failed(title, said, len(self.nodes))
+            raise files_error(title, said, len(self.nodes))
         return [results[index] for index in range(len(jobs))]
 
     def _wait(self, threads: Sequence[threading.Thread]) -> None:
         try:
             for thread in threads:
                 while thread.is_alive():
-                    thread.join(TICK)
+                    thread.join(POLL_INTERVAL)
                     self._watch()
-        except BaseException:  # the stop button
+        # an interrupt
+        except BaseException:
             self._stop.set()
-            for line in self._lines:
-                line.halt()
-            end = time.monotonic() + PATIENCE
+            for client in self._clients:
+                client.cancel()
+            end = time.monotonic() + STOP_TIMEOUT
             for thread in threads:
                 thread.join(max(0.0, end - time.monotonic()))
             raise
 
     def _sentences(self, node: Node, problem: BaseException) -> Sequence[str]:
-        if isinstance(problem, Trouble):
+        if isinstance(problem, NodeFailed):
             return problem.args
         if isinstance(problem, SkyError):
             return [str(problem)]
         if not isinstance(problem, OSError | EOFError | ValueError | LookupError | TypeError):
             raise problem
-        line = next((line for line in self._lines if line.node is node), None)
-        said = (line.complaint() if line is not None else "") or str(problem)
+        client = next((client for client in self._clients if client.node is node), None)
+        said = (client.complaint() if client is not None else "") or str(problem)
         return [f"the connection was lost ({said}); what had arrived is whole: run it again to go on"]

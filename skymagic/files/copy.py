@@ -1,4 +1,4 @@
-"""Put, get, sync: what differs is found on all nodes first, then only that travels."""
+"""Put, get and sync: all nodes are compared first, then only what differs travels."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from skymagic.cluster import Node
 from skymagic.errors import RequestError
-from skymagic.files.clients import Line, Lines, Trouble
-from skymagic.files.destination import landing, unasked
-from skymagic.files.ignore import going_along
-from skymagic.files.messages import Copied, failed, shown
-from skymagic.files.transfer.entries import FILE, FOLDER, Entry, renamed, strange
+from skymagic.files.clients import NOTHING_COPIED, FileClient, FileClients, NodeFailed
+from skymagic.files.destination import destination, unrequested
+from skymagic.files.ignore import unignored
+from skymagic.files.messages import Copied, files_error, printable
+from skymagic.files.transfer.entries import FILE, FOLDER, Entry, renamed, unsafe
 from skymagic.files.transfer.listing import Listing, absolute, digests, listing
 from skymagic.files.transfer.receiving import Difference, Receiver
-from skymagic.files.transfer.sending import sent
+from skymagic.files.transfer.sending import encoded_files
 from skymagic.wire.files import (
     Compare,
     CompareReply,
@@ -35,15 +35,15 @@ from skymagic.wire.files import (
 from skymagic.wire.transport import Transport
 
 Progress = Callable[[str, int, int], None]
-"""Takes the path of a file under way, and how many bytes of how many are on their way or there."""
-NOTHING, PART = "nothing was copied", "not all was copied"
+"""Called with the path of a file under way, the bytes moved so far, and all bytes to move."""
+PARTLY_COPIED = "not all was copied"
 
 
-class Meter:
-    """Counts bytes that several threads move.
+class ByteCounter:
+    """Progress counter that several threads add to.
 
     Args:
-        progress: who wants to know.
+        progress: called with the state, by `show` only.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -57,14 +57,14 @@ class Meter:
             self._name, self._done = name, self._done + count
 
     def show(self) -> None:
-        """Tell how far it is."""
+        """Report the progress."""
         if self.total:
-            self._progress(shown(self._name), self._done, self.total)
+            self._progress(printable(self._name), self._done, self.total)
 
 
 @dataclass
-class _Work:
-    """What one node is to get: files by number, those that are equal but for their time, and how many are there."""
+class _Changes:
+    """What one node is to get: numbers of files to send, and of those that are equal but for their times."""
 
     want: list[int]
     equal: list[int]
@@ -82,7 +82,7 @@ class Files:
         self._nodes = tuple(nodes)
         self._start = start
 
-    def _chosen(self, nodes: Collection[int] | None) -> list[Node]:
+    def _selected(self, nodes: Collection[int] | None) -> list[Node]:
         known = {node.index for node in self._nodes}
         if wrong := sorted(set(nodes or ()) - known):
             raise RequestError(f"there is no node {wrong[0]}: there are {', '.join(map(str, sorted(known)))}")
@@ -106,12 +106,14 @@ class Files:
             FilesError: what cannot be copied, for all nodes at once.
         """
         found = _checked(listing(os.fspath(src)))
-        meter = Meter(progress)
-        with Lines(self._chosen(nodes), self._start, meter.show) as lines:
-            places = {line.node: line for line in lines.each(lambda line: _Place(line, dst))}
-            where = landing(found, dst, [place.kind for place in places.values()])
+        counter = ByteCounter(progress)
+        with FileClients(self._selected(nodes), self._start, counter.show) as clients:
+            places = {client.node: client for client in clients.each(lambda client: _RemotePath(client, dst))}
+            where = destination(found, dst, [place.kind for place in places.values()])
             entries = renamed(found.entries, where.name)
-            return _bring(lines, found, entries, lambda line: where.base(places[line.node].path), meter)
+            return _upload(
+                clients, found, entries, lambda client: where.base(places[client.node].path), counter
+            )
 
     def sync(
         self,
@@ -134,12 +136,12 @@ class Files:
         Raises:
             FilesError: what cannot be copied, for all nodes at once.
         """
-        found = _checked(going_along(folder, excludes, includes))
-        meter = Meter(progress)
-        with Lines(self._chosen(nodes), self._start, meter.show) as lines:
-            places = {line.node: line for line in lines.each(lambda line: _Place(line, dst))}
-            return _bring(
-                lines, found, found.entries, lambda line: places[line.node].path, meter, mirror=True
+        found = _checked(unignored(folder, excludes, includes))
+        counter = ByteCounter(progress)
+        with FileClients(self._selected(nodes), self._start, counter.show) as clients:
+            places = {client.node: client for client in clients.each(lambda client: _RemotePath(client, dst))}
+            return _upload(
+                clients, found, found.entries, lambda client: places[client.node].path, counter, mirror=True
             )
 
     def get(
@@ -159,65 +161,73 @@ class Files:
         Raises:
             FilesError: what cannot be copied, for all nodes at once.
         """
-        chosen = self._chosen(nodes)
-        goal = _Goal(os.fspath(dst), several=len(chosen) > 1)
-        meter = Meter(progress)
-        with Lines(chosen, self._start, meter.show) as lines:
-            fetches = lines.each(lambda line: _Fetch(line, src, goal))
-            meter.total = sum(fetch.nbytes for fetch in fetches)
-            by_node = {fetch.node: fetch for fetch in fetches}
-            return tuple(lines.each(lambda line: by_node[line.node].carry_out(line, meter), PART))
+        chosen = self._selected(nodes)
+        target = _LocalDestination(os.fspath(dst), several=len(chosen) > 1)
+        counter = ByteCounter(progress)
+        with FileClients(chosen, self._start, counter.show) as clients:
+            downloads = clients.each(lambda client: _Download(client, src, target))
+            counter.total = sum(download.nbytes for download in downloads)
+            by_node = {download.node: download for download in downloads}
+            return tuple(
+                clients.each(lambda client: by_node[client.node].run(client, counter), PARTLY_COPIED)
+            )
 
 
-class _Place:
-    """Where a node has what the user calls `path`."""
+class _RemotePath:
+    """A path on a node in full, and what is there."""
 
-    def __init__(self, line: Line, path: str) -> None:
-        found = line.ask(Stat(path), StatReply)
+    def __init__(self, client: FileClient, path: str) -> None:
+        found = client.request(Stat(path), StatReply)
         if found.problem:
-            raise Trouble(found.problem)
-        self.node, self.path, self.kind = line.node, found.path, found.kind
+            raise NodeFailed(found.problem)
+        self.node, self.path, self.kind = client.node, found.path, found.kind
 
 
 def _checked(found: Listing) -> Listing:
     if found.problems:
-        raise failed(NOTHING, [("", problem) for problem in found.problems], 1)
+        raise files_error(NOTHING_COPIED, [("", problem) for problem in found.problems], 1)
     return found
 
 
-def _bring(
-    lines: Lines,
+def _upload(
+    clients: FileClients,
     found: Listing,
     entries: list[Entry],
-    base: Callable[[Line], str],
-    meter: Meter,
+    base: Callable[[FileClient], str],
+    counter: ByteCounter,
     *,
     mirror: bool = False,
 ) -> tuple[Copied, ...]:
-    """Bring entries to all nodes."""
+    """Upload entries to all nodes."""
     plain, tops = [entry.plain() for entry in entries], [vars(top) for top in found.tops]
 
-    def compare(line: Line) -> tuple[Node, CompareReply]:
-        request = Compare(base(line), plain, tops, found.contents, found.machine, mirror)
-        answer = line.ask(request, CompareReply)
-        if answer.problems:
-            raise Trouble(*answer.problems)
-        return line.node, answer
+    def compare(client: FileClient) -> tuple[Node, CompareReply]:
+        request = Compare(base(client), plain, tops, found.contents, found.machine, mirror)
+        reply = client.request(request, CompareReply)
+        if reply.problems:
+            raise NodeFailed(*reply.problems)
+        return client.node, reply
 
-    answers = dict(lines.each(compare))
-    known = _hashes(found.paths, {number for answer in answers.values() for number in answer.ask})
-    works = {node: _work(answer.want, answer.ask, answer.hashes, known) for node, answer in answers.items()}
-    meter.total = sum(entries[number].size for work in works.values() for number in work.want)
+    replies = dict(clients.each(compare))
+    known = _hashes(found.paths, {number for reply in replies.values() for number in reply.ask})
+    changes_by_node = {
+        node: _changes(reply.want, reply.ask, reply.hashes, known) for node, reply in replies.items()
+    }
+    counter.total = sum(
+        entries[number].size for changes in changes_by_node.values() for number in changes.want
+    )
 
-    def write(line: Line) -> Copied:
-        work = works[line.node]
-        frames = sent(((number, entries[number], found.paths[number]) for number in work.want), meter.add)
-        answer = line.send(Write(work.want, work.equal), frames)
-        if answer.problems:
-            raise Trouble(*answer.problems)
-        return _copied(line.node, entries, work.want, answer.removed, found.notes)
+    def write(client: FileClient) -> Copied:
+        changes = changes_by_node[client.node]
+        frames = encoded_files(
+            ((number, entries[number], found.paths[number]) for number in changes.want), counter.add
+        )
+        reply = client.send(Write(changes.want, changes.equal), frames)
+        if reply.problems:
+            raise NodeFailed(*reply.problems)
+        return _summary(client.node, entries, changes.want, reply.removed, found.notes)
 
-    return tuple(lines.each(write, PART))
+    return tuple(clients.each(write, PARTLY_COPIED))
 
 
 def _hashes(paths: Sequence[str], numbers: Iterable[int]) -> dict[int, str]:
@@ -225,16 +235,16 @@ def _hashes(paths: Sequence[str], numbers: Iterable[int]) -> dict[int, str]:
     return dict(zip(asked, digests(paths[number] for number in asked), strict=True))
 
 
-def _work(
+def _changes(
     want: Sequence[int], asked: Sequence[int], hashes: Sequence[str], known: Mapping[int, str]
-) -> _Work:
+) -> _Changes:
     """Files of the same size travel when their hashes differ."""
     theirs = dict(zip(asked, hashes, strict=True))
     equal = [number for number, said in theirs.items() if said and known[number] == said]
-    return _Work(sorted({*want, *theirs} - set(equal)), equal)
+    return _Changes(sorted({*want, *theirs} - set(equal)), equal)
 
 
-def _copied(
+def _summary(
     node: Node, entries: Sequence[Entry], want: Sequence[int], removed: int, notes: Sequence[str]
 ) -> Copied:
     files = sum(entry.kind == FILE for entry in entries)
@@ -242,58 +252,58 @@ def _copied(
     return Copied(node.index, node.name, len(want), nbytes, files - len(want), removed, tuple(notes))
 
 
-class _Goal:
-    """Where it is to land here."""
+class _LocalDestination:
+    """The destination of a download."""
 
     def __init__(self, text: str, *, several: bool) -> None:
         self._text, self._several = text, several
         try:
             self._full = absolute(text)
         except LookupError as problem:
-            raise failed(NOTHING, [("", str(problem))], 1) from None
+            raise files_error(NOTHING_COPIED, [("", str(problem))], 1) from None
 
     def of(self, node: Node, found: Listing) -> tuple[str, str | None]:
         """(the folder that a node's files go into, the name that they take there or None)."""
         if self._several:
             return str(Path(self._full) / f"node{node.index}"), None
-        where = landing(found, self._text, [FOLDER] if Path(self._full).is_dir() else [])
+        where = destination(found, self._text, [FOLDER] if Path(self._full).is_dir() else [])
         return where.base(self._full), where.name
 
 
-class _Fetch:
-    """What comes from one node: found and compared when it is made.
+class _Download:
+    """A download from one node: listed and compared when it is made.
 
     Raises:
-        Trouble: why it cannot come.
+        NodeFailed: why it cannot be downloaded.
     """
 
-    def __init__(self, line: Line, src: str, goal: _Goal) -> None:
-        self.node = line.node
-        self._found = Listing.of(line.ask(List(src), ListReply).listing)
-        if problems := [*self._found.problems, *strange(self._found.entries), *unasked(self._found, src)]:
-            raise Trouble(*problems)
-        base, name = goal.of(self.node, self._found)
+    def __init__(self, client: FileClient, src: str, target: _LocalDestination) -> None:
+        self.node = client.node
+        self._found = Listing.of(client.request(List(src), ListReply).listing)
+        if problems := [*self._found.problems, *unsafe(self._found.entries), *unrequested(self._found, src)]:
+            raise NodeFailed(*problems)
+        base, name = target.of(self.node, self._found)
         self._entries = renamed(self._found.entries, name)
         self._receiver = Receiver(base, self._entries)
         difference = self._receiver.compare(
             self._found.machine, self._found.tops, contents=self._found.contents
         )
         if difference.problems:
-            raise Trouble(*difference.problems)
-        self._work = self._compared(line, difference)
-        self.nbytes = sum(self._entries[number].size for number in self._work.want)
+            raise NodeFailed(*difference.problems)
+        self._changes = self._compared(client, difference)
+        self.nbytes = sum(self._entries[number].size for number in self._changes.want)
 
-    def _compared(self, line: Line, difference: Difference) -> _Work:
+    def _compared(self, client: FileClient, difference: Difference) -> _Changes:
         here = {number: self._receiver.path(self._entries[number]) for number in difference.ask}
-        theirs = line.ask(Hash(difference.ask), HashReply).hashes if difference.ask else []
+        theirs = client.request(Hash(difference.ask), HashReply).hashes if difference.ask else []
         known = dict(zip(here, digests(here.values()), strict=True))
-        return _work(difference.want, difference.ask, theirs, known)
+        return _changes(difference.want, difference.ask, theirs, known)
 
-    def carry_out(self, line: Line, meter: Meter) -> Copied:
-        """Have it come.
+    def run(self, client: FileClient, counter: ByteCounter) -> Copied:
+        """Download it.
 
         Raises:
-            Trouble: what could not be written.
+            NodeFailed: what could not be written.
         """
         receiver = self._receiver
         path = ""
@@ -303,15 +313,15 @@ class _Fetch:
             receiver.take(message, payload)
             if isinstance(message, FileStart):
                 path = self._entries[message.number].path
-            meter.add(path, len(payload))
-            return not receiver.full
+            counter.add(path, len(payload))
+            return not receiver.disk_full
 
         try:
-            receiver.begin(self._work.want)
-            line.receive(Send(self._work.want), take)
-            receiver.end(self._work.equal)
+            receiver.begin(self._changes.want)
+            client.receive(Send(self._changes.want), take)
+            receiver.end(self._changes.equal)
         finally:
             receiver.abort()
         if receiver.problems:
-            raise Trouble(*receiver.problems)
-        return _copied(self.node, self._entries, self._work.want, 0, self._found.notes)
+            raise NodeFailed(*receiver.problems)
+        return _summary(self.node, self._entries, self._changes.want, 0, self._found.notes)

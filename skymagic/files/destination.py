@@ -14,7 +14,7 @@ from skymagic.files.transfer.listing import Listing
 
 
 @dataclass(frozen=True)
-class Landing:
+class Destination:
     """Whether the source goes into the folder that is named as its place; if not, the name that it takes beside it."""
 
     into: bool
@@ -25,8 +25,8 @@ class Landing:
         return place if self.into else str(PurePath(place).parent)
 
 
-def landing(found: Listing, target: str, kinds: Collection[str]) -> Landing:
-    """Where it lands.
+def destination(found: Listing, target: str, kinds: Collection[str]) -> Destination:
+    """The destination, by the rules of cp and rsync.
 
     A folder's contents, and several files, go into `target`; and so does what is put where a folder is, or to a path that ends in
     ``/``. Anything else takes the name. A folder that is put to a folder of its own name is brought up to date, not put inside.
@@ -37,14 +37,14 @@ def landing(found: Listing, target: str, kinds: Collection[str]) -> Landing:
     """
     last = target.replace(os.sep, "/").rpartition("/")[2]
     if found.contents or len(found.tops) != 1 or last in ("", ".", "..", "~"):
-        return Landing(into=True)
+        return Destination(into=True)
     top = found.tops[0]
     if FOLDER in kinds and not (top.kind == FOLDER and top.name == last):
-        return Landing(into=True)
-    return Landing(into=False, name=last)
+        return Destination(into=True)
+    return Destination(into=False, name=last)
 
 
-def unasked(found: Listing, source: str) -> list[str]:
+def unrequested(found: Listing, source: str) -> list[str]:
     """Names in a node's listing that `source` does not mean: a node must not choose what it writes here."""
     last = source.rstrip("/").rpartition("/")[2]
     wrong = {entry.path.split("/")[0] for entry in found.entries} if not found.contents else set()

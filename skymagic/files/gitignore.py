@@ -1,4 +1,7 @@
-"""The patterns of a .gitignore, as git reads them (gitignore(5); wildmatch.c and dir.c of its sources are where the manual is short)."""
+"""The patterns of .gitignore as git matches them: gitignore(5), and wildmatch.c and dir.c of git where the manual is short.
+
+pathspec cannot take its place: its version 1.1.1 reads ``[[:upper:]]*`` and ``a**/a`` otherwise than git.
+"""
 
 from __future__ import annotations
 
@@ -18,54 +21,54 @@ class Pattern:
     """One line.
 
     Attributes:
-        leaves_out: whether what matches stays behind; False for a line with ``!``.
+        ignore: whether a match is ignored; False for a line with ``!``.
         folders_only: whether it ends in ``/``.
-        name_only: whether it speaks of a last name at any depth, not of a path.
+        name_only: whether it matches a last name at any depth, not a path.
         regex: what the name or the path must be.
     """
 
-    leaves_out: bool
+    ignore: bool
     folders_only: bool
     name_only: bool
     regex: re.Pattern[str]
 
     def matches(self, path: str, folder: bool) -> bool:
-        """Whether it speaks of this path itself, and not only of a folder that it is in."""
+        """Whether it matches this path itself; a folder above it does not count."""
         if self.folders_only and not folder:
             return False
         return bool(self.regex.fullmatch(path.rpartition("/")[2] if self.name_only else path))
 
 
 class Patterns:
-    """The lines of one file; the last that matches decides."""
+    """The lines of one file; the last match decides."""
 
-    def __init__(self, lines: Iterable[str]) -> None:
-        self._last_first = list(_patterns(lines))[::-1]
+    def __init__(self, clients: Iterable[str]) -> None:
+        self._last_first = list(_patterns(clients))[::-1]
 
-    def says(self, path: str, folder: bool) -> bool | None:
-        """Whether a path, relative to where the file is, stays behind; None when no line speaks of it."""
-        return next((one.leaves_out for one in self._last_first if one.matches(path, folder)), None)
+    def decide(self, path: str, folder: bool) -> bool | None:
+        """Whether a path, relative to the file's folder, is ignored; None when no line matches."""
+        return next((one.ignore for one in self._last_first if one.matches(path, folder)), None)
 
 
-def _patterns(lines: Iterable[str]) -> Iterator[Pattern]:
-    for line in lines:
-        text = _without_blanks(line.removesuffix("\n").removesuffix("\r"))
+def _patterns(clients: Iterable[str]) -> Iterator[Pattern]:
+    for client in clients:
+        text = _without_blanks(client.removesuffix("\n").removesuffix("\r"))
         if text.startswith("#"):
             continue
-        leaves_out = not text.startswith("!")
+        ignore = not text.startswith("!")
         text = text.removeprefix("!")
         folders_only = text.endswith("/")
         text = text[:-1] if folders_only else text
         if text:
             regex = re.compile(_translated(text.removeprefix("/")), re.DOTALL)
-            yield Pattern(leaves_out, folders_only, "/" not in text, regex)
+            yield Pattern(ignore, folders_only, "/" not in text, regex)
 
 
-def _without_blanks(line: str) -> str:
+def _without_blanks(client: str) -> str:
     """The line without the blanks at its end, but for one behind a backslash."""
-    bare = line.rstrip(" ")
+    bare = client.rstrip(" ")
     backslashes = len(bare) - len(bare.rstrip("\\"))
-    return bare + " " if backslashes % 2 and len(bare) < len(line) else bare
+    return bare + " " if backslashes % 2 and len(bare) < len(client) else bare
 
 
 def _translated(pattern: str) -> str:

@@ -1,4 +1,4 @@
-"""What a folder that goes along leaves behind: what .gitignore names at every level, .git itself, and the image's excludes."""
+"""Which files of a folder a sync leaves out: by .gitignore at every level, .git itself, and the image's excludes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from skymagic.files.gitignore import Patterns
 from skymagic.files.transfer.listing import Listing, Walk, absolute
 
 NAME = ".gitignore"
-USUAL = ("__pycache__/", ".ipynb_checkpoints/")
-"""Left behind unless a .gitignore says otherwise."""
+DEFAULT_PATTERNS = ("__pycache__/", ".ipynb_checkpoints/")
+"""Ignored unless a .gitignore says otherwise."""
 
 
 class Ignore:
@@ -27,26 +27,26 @@ class Ignore:
     def __init__(self, folder: Path, excludes: Iterable[str] = ()) -> None:
         self._folder = folder
         self._excludes = Patterns(excludes)
-        self._usual = Patterns(USUAL)
+        self._usual = Patterns(DEFAULT_PATTERNS)
         self._levels: dict[str, Patterns | None] = {}
         self._above = list(_above(folder))
 
     def __call__(self, path: str, folder: bool) -> bool:
-        """Whether it stays behind; asked for a folder before what is in it."""
+        """Whether it is ignored; called for a folder before its contents."""
         if path.rpartition("/")[2] == ".git":
             return True
         said = self.excluded(path, folder)
         parts = path.split("/")
         for depth in range(len(parts) - 1, -1, -1):
             if said is None and (patterns := self._level("/".join(parts[:depth]))) is not None:
-                said = patterns.says("/".join(parts[depth:]), folder)
+                said = patterns.decide("/".join(parts[depth:]), folder)
         for prefix, patterns in self._above:
-            said = patterns.says(f"{prefix}/{path}", folder) if said is None else said
-        return bool(self._usual.says(path, folder) if said is None else said)
+            said = patterns.decide(f"{prefix}/{path}", folder) if said is None else said
+        return bool(self._usual.decide(path, folder) if said is None else said)
 
     def excluded(self, path: str, folder: bool) -> bool | None:
-        """What the image's patterns say; None when they say nothing."""
-        return self._excludes.says(path, folder)
+        """Whether the image's patterns ignore it; None when none matches."""
+        return self._excludes.decide(path, folder)
 
     def _level(self, path: str) -> Patterns | None:
         if path not in self._levels:
@@ -70,8 +70,8 @@ def _read(folder: Path) -> Patterns | None:
     return Patterns(text.split("\n"))
 
 
-def going_along(folder: Path, excludes: Sequence[str] = (), includes: Sequence[str] = ()) -> Listing:
-    """A folder's contents without what stays behind, and `includes` besides.
+def unignored(folder: Path, excludes: Sequence[str] = (), includes: Sequence[str] = ()) -> Listing:
+    """A folder's contents without ignored files, and `includes` besides.
 
     Args:
         includes: files and folders, relative to `folder`; they travel also where a .gitignore leaves them out. One from elsewhere
@@ -83,13 +83,13 @@ def going_along(folder: Path, excludes: Sequence[str] = (), includes: Sequence[s
     if not folder.is_dir():
         found.problems.append(f"there is no folder {folder}")
         return found
-    Walk(found, skip=ignore).top(str(folder), contents=True)
+    Walk(found, skip=ignore).add_top(str(folder), contents=True)
     for text in includes:
         path = Path(absolute(text, str(folder)))
         name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
         inner = Walk(found, skip=lambda below, is_folder: bool(ignore.excluded(below, is_folder)))
         if path != folder:
-            inner.top(str(path), contents=False, name=name)
+            inner.add_top(str(path), contents=False, name=name)
     return _once(found)
 
 

@@ -1,4 +1,4 @@
-"""What a copying did, and what went wrong with it, in words; pure."""
+"""Results and errors of a copy in words; pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from skymagic.errors import FilesError
 from skymagic.plan.units import count, size
 
-MOST = 20
-"""Sentences of an error, and notes, that are shown."""
+MAX_SENTENCES = 20
+"""Most sentences of an error, and notes, that are shown."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ def summary(copied: Sequence[Copied], seconds: float, *, to_nodes: bool = True) 
     said = [done]
     said += [f"{count(unchanged, 'file')} there already"] if unchanged else []
     said += [f"{count(removed, 'file')} removed"] if removed else []
-    notes = dict.fromkeys(shown(note) for one in copied for note in one.notes)
-    return "\n".join(["; ".join(said), *_short(list(notes))])
+    notes = dict.fromkeys(printable(note) for one in copied for note in one.notes)
+    return "\n".join(["; ".join(said), *_abridged(list(notes))])
 
 
-def failed(title: str, problems: Iterable[tuple[str, str]], nodes: int) -> FilesError:
+def files_error(title: str, problems: Iterable[tuple[str, str]], nodes: int) -> FilesError:
     """One error for all that went wrong.
 
     Args:
@@ -64,20 +64,22 @@ def failed(title: str, problems: Iterable[tuple[str, str]], nodes: int) -> Files
     """
     places: dict[str, list[str]] = {}
     for where, sentence in problems:
-        places.setdefault(shown(sentence), []).append(where)
-    lines = []
+        places.setdefault(printable(sentence), []).append(where)
+    clients = []
     for sentence, at in places.items():
         label = "every node" if nodes > 1 and len(at) == nodes else ", ".join(dict.fromkeys(filter(None, at)))
-        lines.append(f"{label}: {sentence}" if label else sentence)
-    return FilesError("\n".join([f"{title}:", *_short(lines)]) if len(lines) > 1 else f"{title}: {lines[0]}")
+        clients.append(f"{label}: {sentence}" if label else sentence)
+    return FilesError(
+        "\n".join([f"{title}:", *_abridged(clients)]) if len(clients) > 1 else f"{title}: {clients[0]}"
+    )
 
 
-def _short(lines: Sequence[str]) -> list[str]:
-    more = [f"… and {len(lines) - MOST} more"] if len(lines) > MOST else []
-    return [f"  {line}" for line in [*lines[:MOST], *more]]
+def _abridged(clients: Sequence[str]) -> list[str]:
+    more = [f"… and {len(clients) - MAX_SENTENCES} more"] if len(clients) > MAX_SENTENCES else []
+    return [f"  {client}" for client in [*clients[:MAX_SENTENCES], *more]]
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """A text with names of files in it, which may hold anything, in one line that every screen can show."""
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text

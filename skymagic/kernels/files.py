@@ -1,6 +1,6 @@
-"""The node's end of copying files: looks, lists, compares, takes and sends, as the notebook asks; one process per copying.
+"""The node's transfer server: stat, list, hash, compare, write, send; one process per copy, one request at a time.
 
-It speaks `skymagic.wire.files` over its standard input and output, one question at a time, and ends when its input does.
+It speaks `skymagic.wire.files` over its standard input and output, and ends when its input does.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import sys
 from skymagic.files.transfer.entries import FOLDER, Entry, Top
 from skymagic.files.transfer.listing import Listing, absolute, digests, listing
 from skymagic.files.transfer.receiving import Receiver
-from skymagic.files.transfer.sending import sent
+from skymagic.files.transfer.sending import encoded_files
 from skymagic.wire import files as wire
 from skymagic.wire.transport import write_all
 
 
-class Porter:
-    """Answers the notebook.
+class TransferServer:
+    """Serves one notebook.
 
     Args:
         root: what relative paths are relative to.
@@ -32,11 +32,12 @@ class Porter:
         self._receiver: Receiver | None = None
 
     def serve(self) -> None:
-        """Answer until the notebook is gone; then leave no half file."""
+        """Serve until the input ends; then remove a half-written file."""
         try:
             for message, _ in self._messages:
-                if not isinstance(message, wire.Cancel):  # one that came too late
-                    self._say(self._answer(message))
+                # race: a Cancel may come after the reply to what it cancels
+                if not isinstance(message, wire.Cancel):
+                    self._reply(self._answer(message))
         except (EOFError, BrokenPipeError):
             pass
         finally:
@@ -48,11 +49,11 @@ class Porter:
             case wire.Stat():
                 return self._stat(request.path)
             case wire.List():
-                self._listing = listing(request.path, self._root, self._stopped)
+                self._listing = listing(request.path, self._root, self._cancelled)
                 return wire.ListReply(self._listing.plain())
             case wire.Hash():
                 paths = [self._listing.paths[number] for number in request.numbers]
-                return wire.HashReply(list(digests(paths, self._stopped)))
+                return wire.HashReply(list(digests(paths, self._cancelled)))
             case wire.Compare():
                 return self._compare(request)
             case wire.Write():
@@ -61,11 +62,11 @@ class Porter:
                 return self._send(request.numbers)
         raise ValueError(f"not a request: {request!r}")
 
-    def _stopped(self) -> bool:
-        """Whether the notebook says something, or is gone: it waits for an answer only while it wants one."""
+    def _cancelled(self) -> bool:
+        """Whether anything was received, or the notebook is gone: while it waits for a reply it sends nothing but Cancel."""
         return bool(select.select([self._source], [], [], 0)[0])
 
-    def _say(self, message: wire.Message) -> None:
+    def _reply(self, message: wire.Message) -> None:
         write_all(self._sink, wire.encode(message))
 
     # -- taking ------------------------------------------------------------------------------------------------------
@@ -83,21 +84,23 @@ class Porter:
         self._receiver = Receiver(request.base, entries, mirror=request.mirror)
         tops = [Top(**top) for top in request.tops]
         found = self._receiver.compare(request.origin, tops, contents=request.contents)
-        hashes = list(digests([self._receiver.path(entries[number]) for number in found.ask], self._stopped))
+        hashes = list(
+            digests([self._receiver.path(entries[number]) for number in found.ask], self._cancelled)
+        )
         return wire.CompareReply(**vars(found), hashes=hashes)
 
     def _write(self, request: wire.Write) -> wire.WriteReply:
         receiver = self._receiver
         assert receiver is not None
         receiver.begin(request.want)
-        told = False
+        reported = False
         for message, payload in self._messages:
             if not isinstance(message, wire.FileStart | wire.FileChunk | wire.FileFailed):
                 break
             receiver.take(message, payload)
-            if receiver.full and not told:
-                told = True
-                self._say(wire.DiskFull())
+            if receiver.disk_full and not reported:
+                reported = True
+                self._reply(wire.DiskFull())
         receiver.end(request.equal)
         return wire.WriteReply(receiver.files, receiver.removed, receiver.problems)
 
@@ -105,8 +108,8 @@ class Porter:
 
     def _send(self, numbers: list[int]) -> wire.SendReply:
         chosen = [(number, self._listing.entries[number], self._listing.paths[number]) for number in numbers]
-        for data in wire.joined(sent(chosen)):
-            if self._stopped():
+        for data in wire.joined(encoded_files(chosen)):
+            if self._cancelled():
                 break
             write_all(self._sink, data)
         return wire.SendReply()
@@ -118,7 +121,7 @@ def main() -> None:
     os.dup2(2, 1)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
-    Porter(sys.argv[1] if len(sys.argv) > 1 else "", source, sink).serve()
+    TransferServer(sys.argv[1] if len(sys.argv) > 1 else "", source, sink).serve()
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from skymagic.cluster import Node
 from skymagic.errors import FilesError, RequestError
 from skymagic.files import Copied, Files, summary
-from skymagic.files.messages import failed
-from skymagic.files.transfer.entries import LINK, Entry, stays, strange
+from skymagic.files.messages import files_error
+from skymagic.files.transfer.entries import LINK, Entry, stays_inside, unsafe
 from skymagic.providers.local import ChildTransport
 from skymagic.wire.files import FileStart, ListReply, SendReply, encode
 from tests.lab.nodes import node_of, start
@@ -359,11 +359,11 @@ def test_disk_full(tmp_path: Path) -> None:
 
 def test_every_sentence_once() -> None:
     problems = [("node 0 (a)", "full"), ("node 1 (b)", "full"), ("node 1 (b)", "no permission")]
-    assert str(failed("nothing was copied", problems, 2)) == (
+    assert str(files_error("nothing was copied", problems, 2)) == (
         "nothing was copied:\n  every node: full\n  node 1 (b): no permission"
     )
-    many = failed("nothing was copied", [("a", str(number)) for number in range(30)], 2)
-    assert "\\udcff\\n" in str(failed("nothing was copied", [("", "\udcff\n")], 1))
+    many = files_error("nothing was copied", [("a", str(number)) for number in range(30)], 2)
+    assert "\\udcff\\n" in str(files_error("nothing was copied", [("", "\udcff\n")], 1))
     assert str(many).splitlines()[-2:] == ["  a: 19", "  … and 10 more"]
 
 
@@ -512,7 +512,7 @@ TARGETS = st.lists(st.sampled_from(["..", ".", "a", "b", "c", "d", ""]), max_siz
 @given(st.lists(st.tuples(NAMES, TARGETS), max_size=5))
 def test_links_that_are_allowed_lead_nowhere_else(links: list[tuple[str, str]]) -> None:
     entries = [Entry(path, LINK, target=target) for path, target in dict(links).items()]
-    if strange(entries):
+    if unsafe(entries):
         return
     with tempfile.TemporaryDirectory(prefix="test-files-") as folder:
         base = Path(folder, "x/y/base").resolve()
@@ -525,11 +525,11 @@ def test_links_that_are_allowed_lead_nowhere_else(links: list[tuple[str, str]]) 
 
 
 def test_which_links_stay() -> None:
-    assert stays("a/l", "../b/c")
-    assert stays("l", "b")
-    assert not stays("a/l", "../../b")
-    assert not stays("l", "b/../../c")
-    assert not stays("a/l", "/etc")
+    assert stays_inside("a/l", "../b/c")
+    assert stays_inside("l", "b")
+    assert not stays_inside("a/l", "../../b")
+    assert not stays_inside("l", "b/../../c")
+    assert not stays_inside("a/l", "/etc")
 
 
 # -- folders kept in step --------------------------------------------------------------------------------------------

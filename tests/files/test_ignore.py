@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from skymagic.files.ignore import going_along
+from skymagic.files.ignore import unignored
 from skymagic.files.transfer.entries import FILE
 from tests.files.test_files import grow
 
@@ -27,7 +27,7 @@ def by_git(repository: Path, below: str = ".") -> set[str]:
 
 
 def by_us(folder: Path) -> set[str]:
-    found = going_along(folder)
+    found = unignored(folder)
     assert not found.problems
     return {entry.path for entry in found.entries if entry.kind == FILE}
 
@@ -117,6 +117,6 @@ def test_what_never_goes_along(tmp_path: Path) -> None:
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
-    assert going_along(tmp_path / "no").problems == [f"there is no folder {tmp_path}/no"]
-    found = going_along(tmp_path, includes=["lost"])
+    assert unignored(tmp_path / "no").problems == [f"there is no folder {tmp_path}/no"]
+    found = unignored(tmp_path, includes=["lost"])
     assert found.problems == [f"{tmp_path}/lost: no such file or folder"]

@@ -1,8 +1,9 @@
-"""Files and folders from one machine to another: what lies there, what differs, bytes out, bytes in; for both ends of a line.
+"""Files and folders from one machine to another, for both ends: a manifest of entries, a comparison, then the files that differ.
 
-entries     what travels: files, folders, links; which paths may
-listing     a source as entries
-framing     headers and bytes on a pair of streams
-sending     files as frames
-receiving   frames as files: compared first, written beside, renamed when whole
+The messages, and their order, are in `skymagic.wire.files`.
+
+entries    files, folders and links as values; which paths are safe
+listing    a source as a list of entries
+receiving  comparison with a folder, atomic writes, the mirror's record
+sending    files as encoded messages
 """

@@ -7,9 +7,9 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
-FILE, FOLDER, LINK, NOTHING = "file", "folder", "link", ""
-OURS = ".skymagic-"
-"""What files of ours begin with that lie among the user's."""
+FILE, FOLDER, LINK, NOTHING_COPIED = "file", "folder", "link", ""
+OWN_PREFIX = ".skymagic-"
+"""Prefix of our own files among the user's."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def renamed(entries: Iterable[Entry], name: str | None) -> list[Entry]:
     return [replace(entry, path="/".join([name, *entry.path.split("/")[1:]])) for entry in entries]
 
 
-def strange(entries: Sequence[Entry]) -> list[str]:
-    """Entries that would leave the base, or that no honest sender sends; a sentence for each.
+def unsafe(entries: Sequence[Entry]) -> list[str]:
+    """Path traversal: entries that would leave the base folder, or that no honest sender sends; a sentence for each.
 
     A link may climb only with its first parts: then it stays inside also where other links of the same kind are on its way.
     """
@@ -74,12 +74,12 @@ def strange(entries: Sequence[Entry]) -> list[str]:
         above = {"/".join(parts[:count]) for count in range(1, len(parts))}
         if not all(map(_is_name, parts)) or entry.kind not in (FILE, FOLDER, LINK) or above & links:
             wrong.append(f"{entry.path!r} is refused: it leads out of the folder that it is copied into")
-        elif entry.kind == LINK and not stays(entry.path, entry.target):
+        elif entry.kind == LINK and not stays_inside(entry.path, entry.target):
             wrong.append(f"{entry.path!r} is refused: it is a link that leads out, to {entry.target!r}")
     return wrong
 
 
-def stays(path: str, target: str) -> bool:
+def stays_inside(path: str, target: str) -> bool:
     """Whether a link at `path` leads to something below the base, wherever that is."""
     parts = target.split("/")
     ups = next((number for number, part in enumerate(parts) if part != ".."), len(parts))

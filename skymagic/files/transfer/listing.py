@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skymagic.files.transfer.entries import FILE, FOLDER, LINK, OURS, Entry, Top, stays
+from skymagic.files.transfer.entries import FILE, FOLDER, LINK, OWN_PREFIX, Entry, Top, stays_inside
 from skymagic.wire.boot import boot_id
 
 Skip = Callable[[str, bool], bool]
@@ -73,7 +73,7 @@ def listing(source: str, root: str = "", stopped: Callable[[], bool] = lambda: F
         names = sorted(glob.glob(full))
     walk = Walk(found, stopped)
     for name in names:
-        walk.top(name, contents=slash and os.path.isdir(name) and len(names) == 1)
+        walk.add_top(name, contents=slash and os.path.isdir(name) and len(names) == 1)
         if slash and os.path.isfile(name):
             found.problems.append(f"{name} is a file; write it without the slash at its end")
     if not names:
@@ -107,13 +107,13 @@ class Walk:
         self._above: list[tuple[int, int]] = []
         """Folders that are being walked, by device and number."""
 
-    def top(self, path: str, *, contents: bool, name: str | None = None) -> None:
+    def add_top(self, path: str, *, contents: bool, name: str | None = None) -> None:
         """Add what was named; `name` is what its path begins with, its own name unless said."""
         own = os.path.basename(path.rstrip("/" + os.sep)) or "root"
         try:
             state = os.stat(path)
         except OSError as problem:
-            self._found.problems.append(trouble(path, problem))
+            self._found.problems.append(error_text(path, problem))
             return
         kind = FOLDER if stat.S_ISDIR(state.st_mode) else FILE
         self._found.tops.append(Top(own, kind, os.path.realpath(path), state.st_dev, state.st_ino))
@@ -150,18 +150,18 @@ class Walk:
             state = os.stat(path)
             inside = sorted(os.scandir(path), key=lambda one: one.name)
         except OSError as problem:
-            self._found.problems.append(trouble(path, problem))
+            self._found.problems.append(error_text(path, problem))
             return
         self._above.append((state.st_dev, state.st_ino))
         for one in inside:
             below = f"{name}/{one.name}" if name else one.name
-            if not one.name.startswith(OURS) and not self._skip(below, one.is_dir()):
+            if not one.name.startswith(OWN_PREFIX) and not self._skip(below, one.is_dir()):
                 self._one(one, below, region)
         self._above.pop()
 
     def _one(self, one: os.DirEntry[str], name: str, region: str) -> None:
         try:
-            if one.is_symlink() and (target := self._inner(one.path, name, region)) is not None:
+            if one.is_symlink() and (target := self._inner_target(one.path, name, region)) is not None:
                 self._put(one.path, Entry(name, LINK, target=target))
                 return
             state = one.stat()
@@ -169,23 +169,23 @@ class Walk:
             what = "it is a link to nothing" if one.is_symlink() else "it has gone"
             self._found.notes.append(f"{one.path} stays behind: {what}")
         except OSError as problem:
-            self._found.problems.append(trouble(one.path, problem))
+            self._found.problems.append(error_text(one.path, problem))
         else:
             self._add(one.path, name, region, state)
 
-    def _inner(self, path: str, name: str, region: str) -> str | None:
+    def _inner_target(self, path: str, name: str, region: str) -> str | None:
         """The target of a link that stays inside what is copied, and is there."""
         target = Path(os.readlink(path)).as_posix()
         below = name.removeprefix(region).lstrip("/") if region else name
-        return target if stays(below, target) and os.path.exists(path) else None
+        return target if stays_inside(below, target) and os.path.exists(path) else None
 
 
 def _mode(state: os.stat_result) -> int | None:
     return stat.S_IMODE(state.st_mode) & 0o777 if os.name == "posix" else None
 
 
-def trouble(path: str, problem: OSError) -> str:
-    """What the system said, in our words where we have better ones."""
+def error_text(path: str, problem: OSError) -> str:
+    """An OSError in words."""
     words = {
         FileNotFoundError: "no such file or folder",
         PermissionError: "no permission",

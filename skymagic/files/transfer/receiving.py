@@ -14,15 +14,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skymagic.files.transfer.entries import FILE, FOLDER, LINK, OURS, Entry, Top, strange
-from skymagic.files.transfer.listing import trouble
+from skymagic.files.transfer.entries import FILE, FOLDER, LINK, OWN_PREFIX, Entry, Top, unsafe
+from skymagic.files.transfer.listing import error_text
 from skymagic.wire.boot import boot_id
 from skymagic.wire.files import FileFailed, FileMessage, FileStart
 from skymagic.wire.transport import write_all
 
-RECORD = f"{OURS}sync"
-"""What the last mirroring brought into a folder: only that may a later one remove."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
+MIRROR_RECORD = f"{OWN_PREFIX}sync"
+"""The file with what the last sync brought into a folder: only that may a later one remove."""
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass
@@ -51,15 +51,15 @@ class Receiver:
 
     def __init__(self, base: str, entries: Sequence[Entry], *, mirror: bool = False) -> None:
         self._base, self._entries, self._mirror = base, list(entries), mirror
-        self.problems: list[str] = strange(self._entries)
+        self.problems: list[str] = unsafe(self._entries)
         """What went wrong so far, a sentence each."""
-        self.full = False
+        self.disk_full = False
         """Whether the disk is full: nothing more can be written."""
         self.files = self.removed = 0
         self._temporary = ""
         self._descriptor = -1
         self._current: tuple[int, int] = (-1, 0)
-        self._made: list[Entry] = []
+        self._created: list[Entry] = []
         self._want: frozenset[int] = frozenset()
 
     def path(self, entry: Entry) -> str:
@@ -82,26 +82,28 @@ class Receiver:
         sizes = {}
         for number, entry in enumerate(self._entries):
             try:
-                sizes[number] = self._look(number, entry, found)
+                sizes[number] = self._compare_entry(number, entry, found)
             except OSError as problem:
-                found.problems.append(trouble(self.path(entry), problem))
-        found.problems += self._forbidden(found) or self._no_room(found, sizes)
+                found.problems.append(error_text(self.path(entry), problem))
+        found.problems += self._unwritable(found) or self._no_room(found, sizes)
         return found
 
     def _onto_itself(self, tops: Sequence[Top], contents: bool) -> list[str]:
         goals = (
             {self._base} if contents else {self.path(each) for each in self._entries if "/" not in each.path}
         )
-        for top, goal in itertools.product(tops, sorted(goals)):
+        for top, destination_here in itertools.product(tops, sorted(goals)):
             with contextlib.suppress(OSError):
-                state = os.stat(goal)
+                state = os.stat(destination_here)
                 if (state.st_dev, state.st_ino) == (top.device, top.number):
                     return [f"{top.real} is there already: it would be copied onto itself"]
-            if top.kind == FOLDER and os.path.realpath(goal).startswith(os.path.join(top.real, "")):
-                return [f"{top.real} would be copied into itself, to {goal}"]
+            if top.kind == FOLDER and os.path.realpath(destination_here).startswith(
+                os.path.join(top.real, "")
+            ):
+                return [f"{top.real} would be copied into itself, to {destination_here}"]
         return []
 
-    def _look(self, number: int, entry: Entry, found: Difference) -> int:
+    def _compare_entry(self, number: int, entry: Entry, found: Difference) -> int:
         """Note what must be done for one entry; returns the bytes that are there now."""
         path = self.path(entry)
         try:
@@ -124,15 +126,15 @@ class Receiver:
             return state.st_size if regular else 0
         return 0
 
-    def _forbidden(self, found: Difference) -> list[str]:
+    def _unwritable(self, found: Difference) -> list[str]:
         """Folders in which something is to be written and may not."""
         missing = [
             entry for entry in self._entries if entry.kind != FILE and not os.path.lexists(self.path(entry))
         ]
         touched = [*(self._entries[number] for number in (*found.want, *found.ask)), *missing]
-        folders = {_nearest(os.path.dirname(self.path(entry))) for entry in touched}
+        folders = {_nearest_existing(os.path.dirname(self.path(entry))) for entry in touched}
         if not self._entries:
-            folders.add(_nearest(self._base))
+            folders.add(_nearest_existing(self._base))
         return [
             f"{path}: no permission to write there"
             for path in sorted(folders)
@@ -143,7 +145,7 @@ class Receiver:
         """A file lies beside the old one until it is whole."""
         old = [sizes.get(number, 0) for number in found.want]
         need = sum(self._entries[number].size for number in found.want) - sum(old) + max(old, default=0)
-        folder = _nearest(self._base)
+        folder = _nearest_existing(self._base)
         free = shutil.disk_usage(folder).free
         if need <= free:
             return []
@@ -161,9 +163,9 @@ class Receiver:
             try:
                 if not os.path.isdir(path):
                     os.makedirs(path)
-                    self._made.append(entry)
+                    self._created.append(entry)
             except OSError as problem:
-                self._wrong(path, problem)
+                self._note_error(path, problem)
 
     def take(self, message: FileMessage, view: bytes | memoryview) -> None:
         """Take a message of a file, and its payload; what goes wrong is noted, and the rest of that file ignored.
@@ -187,17 +189,17 @@ class Receiver:
                 self._finish(path)
         except OSError as problem:
             self.abort()
-            self._wrong(path or self.path(self._entries[self._current[0]]), problem)
+            self._note_error(path or self.path(self._entries[self._current[0]]), problem)
 
     def _open(self, number: int, mtime: int) -> None:
         if number not in self._want:
             raise ValueError("a file that nobody asked for")
         self._current = (number, mtime)
-        if self.full:
+        if self.disk_full:
             return
         folder = os.path.dirname(self.path(self._entries[number]))
         os.makedirs(folder, exist_ok=True)
-        self._temporary = os.path.join(folder, f"{OURS}{secrets.token_hex(8)}.part")
+        self._temporary = os.path.join(folder, f"{OWN_PREFIX}{secrets.token_hex(8)}.part")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         self._descriptor = os.open(self._temporary, flags, 0o600)
 
@@ -205,7 +207,7 @@ class Receiver:
         number, mtime = self._current
         os.close(self._descriptor)
         self._descriptor = -1
-        _dress(self._temporary, self._entries[number].mode, mtime)
+        _set_mode_and_time(self._temporary, self._entries[number].mode, mtime)
         os.replace(self._temporary, path)
         self._temporary = ""
         self.files += 1
@@ -220,13 +222,13 @@ class Receiver:
                 os.unlink(self._temporary)
             self._temporary = ""
 
-    def _wrong(self, path: str, problem: OSError) -> None:
-        if problem.errno in FULL:
-            if not self.full:
+    def _note_error(self, path: str, problem: OSError) -> None:
+        if problem.errno in DISK_FULL_ERRNOS:
+            if not self.disk_full:
                 self.problems.append(f"{path}: the disk is full")
-            self.full = True
+            self.disk_full = True
         else:
-            self.problems.append(trouble(path, problem))
+            self.problems.append(error_text(path, problem))
 
     # -- after -------------------------------------------------------------------------------------------------------
 
@@ -235,19 +237,19 @@ class Receiver:
         jobs: list[tuple[Entry, Callable[[str, Entry], None]]] = [
             *((self._entries[number], _touch) for number in equal),
             *((entry, _link) for entry in self._entries if entry.kind == LINK),
-            *((entry, _mode) for entry in reversed(self._made) if entry.path),
+            *((entry, _mode) for entry in reversed(self._created) if entry.path),
         ]
         for entry, job in jobs:
             try:
                 job(self.path(entry), entry)
             except OSError as problem:
-                self._wrong(self.path(entry), problem)
+                self._note_error(self.path(entry), problem)
         if self._mirror and not self.problems:
             try:
                 self._remove_old()
                 self._write_record()
             except OSError as problem:
-                self._wrong(os.path.join(self._base, RECORD), problem)
+                self._note_error(os.path.join(self._base, MIRROR_RECORD), problem)
 
     def _remove_old(self) -> None:
         """Remove what the record names and nobody has changed since, and folders that are empty then."""
@@ -265,11 +267,11 @@ class Receiver:
 
     def _record(self) -> list[Entry]:
         try:
-            with open(os.path.join(self._base, RECORD), encoding="utf-8") as file:
+            with open(os.path.join(self._base, MIRROR_RECORD), encoding="utf-8") as file:
                 entries = [Entry(*plain) for plain in json.load(file)]
         except (OSError, ValueError, TypeError):
             return []
-        return [] if strange(entries) else entries
+        return [] if unsafe(entries) else entries
 
     def _write_record(self) -> None:
         entries: list[list[Any]] = []
@@ -278,19 +280,19 @@ class Receiver:
             entries.append(
                 Entry(entry.path, entry.kind, state.st_size, state.st_mtime_ns, target=entry.target).plain()
             )
-        temporary = os.path.join(self._base, f"{OURS}{secrets.token_hex(8)}.part")
+        temporary = os.path.join(self._base, f"{OWN_PREFIX}{secrets.token_hex(8)}.part")
         with open(
             os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
         ) as file:
             json.dump(entries, file)
-        os.replace(temporary, os.path.join(self._base, RECORD))
+        os.replace(temporary, os.path.join(self._base, MIRROR_RECORD))
 
 
 def _touch(path: str, entry: Entry) -> None:
-    _dress(path, entry.mode, entry.mtime)
+    _set_mode_and_time(path, entry.mode, entry.mtime)
 
 
-def _dress(path: str, mode: int | None, mtime: int) -> None:
+def _set_mode_and_time(path: str, mode: int | None, mtime: int) -> None:
     if mode is not None:
         os.chmod(path, mode & 0o777)
     os.utime(path, ns=(mtime, mtime))
@@ -304,12 +306,12 @@ def _mode(path: str, entry: Entry) -> None:
 def _link(path: str, entry: Entry) -> None:
     if os.path.islink(path) and os.readlink(path) == entry.target:
         return
-    temporary = os.path.join(os.path.dirname(path), f"{OURS}{secrets.token_hex(8)}.part")
+    temporary = os.path.join(os.path.dirname(path), f"{OWN_PREFIX}{secrets.token_hex(8)}.part")
     os.symlink(entry.target, temporary)
     os.replace(temporary, path)
 
 
-def _nearest(path: str) -> str:
+def _nearest_existing(path: str) -> str:
     """The folder itself, or the nearest above it that is there."""
     while not os.path.exists(path) and path != os.path.dirname(path):
         path = os.path.dirname(path)

@@ -6,14 +6,16 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 from skymagic.files.transfer.entries import Entry
-from skymagic.files.transfer.listing import trouble
+from skymagic.files.transfer.listing import error_text
 from skymagic.wire.files import CHUNK, EndOfFiles, FileChunk, FileFailed, FileStart, encode
 
-Told = Callable[[str, int], None]
+OnBytes = Callable[[str, int], None]
 """Told of bytes that are on their way, with the path of their file."""
 
 
-def sent(files: Iterable[tuple[int, Entry, str]], told: Told = lambda name, count: None) -> Iterator[bytes]:
+def encoded_files(
+    files: Iterable[tuple[int, Entry, str]], told: OnBytes = lambda name, count: None
+) -> Iterator[bytes]:
     """Frames for files, each given as its number, its entry, and where it lies here.
 
     A file that grows while it is read is sent as long as it was; one that shrinks, as long as it is. The time of writing is that
@@ -34,7 +36,7 @@ def sent(files: Iterable[tuple[int, Entry, str]], told: Told = lambda name, coun
                     yield encode(FileChunk(left == 0, len(piece)), piece)
                     told(entry.path, len(piece))
         except OSError as problem:
-            yield encode(FileFailed(number, trouble(path, problem)))
+            yield encode(FileFailed(number, error_text(path, problem)))
     yield encode(EndOfFiles())
 
 
