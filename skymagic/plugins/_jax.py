@@ -53,7 +53,7 @@ def around_app(info: InstanceInfo) -> Iterator[None]:
     devices = devices_of(info)
     reserved = socket.socket()
     with reserved:
-        coordinator = meet(info, reserved)
+        coordinator = coordinator_address(info, reserved)
         os.environ.update(
             JAX_COORDINATOR_ADDRESS=coordinator,
             JAX_NUM_PROCESSES=str(info.world_size),
@@ -82,7 +82,7 @@ def devices_of(info: InstanceInfo) -> Sequence[int]:
     return range(info.local_rank * share, (info.local_rank + 1) * share)
 
 
-def meet(info: InstanceInfo, reserved: socket.socket) -> str:
+def coordinator_address(info: InstanceInfo, reserved: socket.socket) -> str:
     """Address of the coordinator that rank 0 is about to serve.
 
     The port is the system's choice, and `reserved` keeps it until the coordinator has bound it too: that one shares

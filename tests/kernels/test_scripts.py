@@ -101,7 +101,7 @@ def test_the_cluster_stands_in_the_environment(notebook: Notebook) -> None:
         assert (info["node"], info["total_nodes"], info["rank"], info["world_size"]) == (node, 2, node, 2)
         assert info["head_port"] == int(env["MASTER_PORT"])
         assert env["FROM_POOL"] == "1"
-        of_a_rank = {name for name in env if environment.OF_A_RANK.fullmatch(name)}
+        of_a_rank = {name for name in env if environment.RANK_VARIABLES.fullmatch(name)}
         assert of_a_rank == {"MASTER_ADDR", "MASTER_PORT", "COMPUTE_POOL", "TORCHELASTIC_ERROR_FILE"}
         assert ("OMP_NUM_THREADS" in env) == ("OMP_NUM_THREADS" in os.environ), (
             "the ranks have one from the pool"

@@ -38,9 +38,8 @@ def reserve(count: int) -> list[socket.socket]:
     for _ in range(count):
         holder = socket.socket()
         holder.bind(("", 0))
-        holder.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # after the bind: others see a port in use
+        # after the bind: others, who bind without it, see a port in use
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sockets.append(holder)
     return sockets
 

@@ -1,4 +1,4 @@
-"""One process per node that has the heavy imports done, and forks ranks from there.
+"""A fork server (zygote): one process per node that has the heavy imports done, and forks ranks from there.
 
 A rank forked from here has torch at once, so that starting or replacing one costs milliseconds instead of seconds. This process
 starts no thread and touches no GPU: both would be broken in its children.

@@ -1,4 +1,4 @@
-"""The agent's place on iopub: what ranks print and display goes to the notebook under their names."""
+"""A publisher on ipyparallel's iopub channel: what ranks print and display goes to the notebook under their names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Iopub:
     def send(self, ident: str, parent: dict[str, Any], content: dict[str, Any]) -> None:
         """Put a content on the channel, for the client that sent `parent`."""
         self.open()
-        if not self._subscribed:  # before the controller has subscribed, messages would be dropped
+        # an XPUB socket sees subscriptions: before the controller has subscribed, messages would be dropped
+        if not self._subscribed:
             self._subscribed = bool(self._socket.poll(5000)) and bool(self._socket.recv())
         self._session.send(
             self._socket,

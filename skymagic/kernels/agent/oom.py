@@ -1,4 +1,4 @@
-"""Whether the system has killed processes for want of memory, and which GPUs are in use already."""
+"""The system's count of out-of-memory kills, and the GPUs that are in use already."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 MIB = 1 << 20
-WORTH_TELLING = 256 * MIB
+IN_USE_BYTES = 256 * MIB
 """Bytes in use on a GPU that are more than a driver's own."""
 
 
@@ -43,7 +43,7 @@ def gpus_in_use(visible: str) -> str:
     taken = [
         f"GPU {index}: {used * MIB / 1e9:.1f} of {total * MIB / 1e9:.0f} GB"
         for index, used, total in rows
-        if used * MIB >= WORTH_TELLING and (not chosen or index in chosen)
+        if used * MIB >= IN_USE_BYTES and (not chosen or index in chosen)
     ]
     words = "in use already, by the pool's ranks or others; %sky_restart frees what the ranks hold"
     return f"{', '.join(taken)} {words}" if taken else ""

@@ -22,25 +22,25 @@ F_SETPIPE_SZ = 1031
 BATCH_SECONDS = 0.01
 """Text that follows within this time is sent together, so that a flood of short lines costs a hundred messages a second at most."""
 REFILL_SHARE = 0.25
-"""Share of the limit that the screen gets back each second."""
+"""Share of the bucket's size that is refilled each second."""
 
 Send = Callable[[dict[str, Any], dict[str, Any]], None]
 """Puts a content dictionary on iopub under a parent header."""
 
 
-class Screen:
-    """How much text of one run may still go to the screen: a token bucket. Pure; the caller brings the time."""
+class TokenBucket:
+    """A token bucket: how much text of one run may still go to the screen. Pure; the caller brings the time."""
 
     def __init__(self, limit: int, now: float) -> None:
         self.limit = limit
         self.tokens = float(limit)
-        self.since = now
+        self.refilled_at = now
         self.held_back = 0
 
     def admit(self, size: int, now: float) -> bool:
         """Whether `size` more bytes may be shown at this time (seconds, monotonic)."""
-        self.tokens = min(self.limit, self.tokens + (now - self.since) * self.limit * REFILL_SHARE)
-        self.since = now
+        self.tokens = min(self.limit, self.tokens + (now - self.refilled_at) * self.limit * REFILL_SHARE)
+        self.refilled_at = now
         if self.held_back and self.tokens < self.limit * REFILL_SHARE:  # not one line here, one line there
             self.held_back += size
             return False
@@ -89,7 +89,7 @@ class RankOutput:
         self._log: BinaryIO = open(fd, "ab", buffering=0)  # noqa: SIM115  # close() closes it
         self._send = send
         self._parent: dict[str, Any] | None = None
-        self._screen: Screen | None = None
+        self._bucket: TokenBucket | None = None
         self.due: float | None = None
         """When text that waits for company must leave (monotonic seconds)."""
         self._last_sent = 0.0
@@ -101,7 +101,7 @@ class RankOutput:
         self.flush(now)
         self._since = self._logged()
         self._parent = message.parent
-        self._screen = Screen(message.limit, now) if message.visible else None
+        self._bucket = TokenBucket(message.limit, now) if message.visible else None
 
     def publish(self, message: Publish, now: float) -> None:
         """Rich output, after the text written before it; without a kind there is none, and the text alone is taken."""
@@ -111,7 +111,7 @@ class RankOutput:
         plain = message.content.get("data", {}).get("text/plain", "")
         if plain:
             self._write_log(f"{plain}\n".encode(errors="replace"))
-        if self._screen is not None and self._parent is not None:
+        if self._bucket is not None and self._parent is not None:
             self._send(self._parent, {"rank": self.rank, "kind": message.kind, **message.content})
 
     def end(self, now: float) -> None:
@@ -120,7 +120,7 @@ class RankOutput:
         if self._parent is not None:
             self._note_held_back()
             self._send(self._parent, {"rank": self.rank, "kind": "end"})
-            self._parent = self._screen = None  # what threads still print goes to the log
+            self._parent = self._bucket = None  # what threads still print goes to the log
 
     def read(self, pipe: Pipe, now: float) -> bool:
         """Take what one pipe has; False at its end."""
@@ -172,19 +172,19 @@ class RankOutput:
 
     def _take(self, pipe: Pipe, data: bytes, now: float) -> None:
         self._write_log(data)
-        if self._screen is None:
+        if self._bucket is None:
             return
-        was_held_back = self._screen.held_back
-        if self._screen.admit(len(data), now):
+        was_held_back = self._bucket.held_back
+        if self._bucket.admit(len(data), now):
             if was_held_back:
                 self._note_held_back()
             pipe.waiting.append(pipe.decoder.decode(data))
 
     def _note_held_back(self) -> None:
-        screen = self._screen
-        if screen is not None and screen.held_back and self._parent is not None:
-            note = {"rank": self.rank, "kind": "held_back", "nbytes": screen.held_back}
-            screen.held_back = 0
+        bucket = self._bucket
+        if bucket is not None and bucket.held_back and self._parent is not None:
+            note = {"rank": self.rank, "kind": "held_back", "nbytes": bucket.held_back}
+            bucket.held_back = 0
             self._send(self._parent, note)
 
     def _logged(self) -> int:

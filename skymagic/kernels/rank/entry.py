@@ -52,9 +52,9 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
         await super().complete_registration(msg, connect, maybe_tunnel)
         kernel, rank = self.kernel, context.current()
         rank.control.procedures.update(
-            release=kernel.free,
+            release=kernel.release,
             interrupt=kernel.interrupt_again,
-            leaving=kernel.on_its_way,
+            leaving=kernel.will_return,
             stacks=lambda: stacks.of_main_thread(kernel),
             stop=self._stop_idle,
         )

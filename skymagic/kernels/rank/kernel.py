@@ -32,7 +32,7 @@ from skymagic.wire.order import LAST_VALUE, PREFIX, Rejoin, RunCell, decode
 INPUT_REFUSED = "input() cannot ask from a rank: ask in a plain cell of the notebook, and use the variable in the broadcast cell"
 
 
-IMPORT_LOOK = 0.05
+IMPORT_RETRY_SECONDS = 0.05
 """Seconds after which an interrupt that came during an import is tried again."""
 
 
@@ -65,11 +65,11 @@ class RankKernel(IPythonParallelKernel):
         self._result: Any = None
         self.busy = False
         self._interruptible = self._interrupted = False
-        self._served = 0
+        self._order_count = 0
         """Counts orders, so that what belongs to one does not fall into the next."""
-        self.shell.events.register("post_run_cell", self._remember)
+        self.shell.events.register("post_run_cell", self._keep_result)
 
-    def _remember(self, result: Any) -> None:
+    def _keep_result(self, result: Any) -> None:
         self._result = result
 
     def _publish_execute_input(self, code: str, parent: dict[str, Any], execution_count: int) -> None:
@@ -84,27 +84,27 @@ class RankKernel(IPythonParallelKernel):
     def getpass(self, prompt: str = "", stream: Any = None) -> str:
         raise RuntimeError(INPUT_REFUSED)
 
-    def free(self) -> int:
+    def release(self) -> int:
         """Called on the control thread: let the main thread out of a collective."""
         self._context.freed = self.busy and not self._context.outside_groups
         return self._context.hooks.release() if self._context.freed else 0
 
-    def leaving(self) -> bool:
+    def unwinding(self) -> bool:
         """Called on the control thread: whether the cell is over, or handles an exception."""
         main = threading.main_thread().ident
         handled = sys._current_exceptions().get(main) if main is not None else None
         problem = handled[1] if isinstance(handled, tuple) else handled
         return not self._interruptible or isinstance(problem, BaseException)
 
-    def on_its_way(self) -> bool:
+    def will_return(self) -> bool:
         """Called on the control thread: whether the rank will leave its cell by itself if it is given time."""
         main = threading.main_thread().ident
-        return self.leaving() or (main is not None and importing(sys._current_frames().get(main)))
+        return self.unwinding() or (main is not None and importing(sys._current_frames().get(main)))
 
     def interrupt_again(self) -> bool:
         """Called on the control thread: interrupt the cell once more, unless it is tidying up after the first interrupt."""
         main = threading.main_thread().ident
-        if main is None or self.leaving():
+        if main is None or self.unwinding():
             return False
         signal.pthread_kill(main, signal.SIGINT)
         return True
@@ -127,13 +127,13 @@ class RankKernel(IPythonParallelKernel):
             wire.BeginOutput(rank, header, rank in order.visible_ranks, order.screen_limit)
         )
         self._context.freed, self.busy, self._interrupted = False, True, False
-        self._served += 1
+        self._order_count += 1
         try:
             with (
                 runtime.taking_part(order.ranks, order.run),
                 self._context.hooks.around_run(),
                 self._flusher,
-                self._main_thread_known(),  # an interrupt may not tear it: no later order would be heard
+                self._parent_thread_known(),  # an interrupt may not tear it: no later order would be heard
             ):
                 try:
                     self._interruptible = isinstance(order, RunCell)
@@ -145,7 +145,7 @@ class RankKernel(IPythonParallelKernel):
             outcome = self._failure(problem)
         self.busy = False
         silence.end_all()  # a silence that the cell left open
-        self._stdio.mend()
+        self._stdio.restore()
         flush_text()
         self._context.control.send(wire.EndOutput(rank))
         return outcome
@@ -163,8 +163,10 @@ class RankKernel(IPythonParallelKernel):
             return
         if importing(frame):
             # a module that is torn while it is imported can never be imported again (torch._dynamo is one)
-            served = self._served
-            threading.Timer(IMPORT_LOOK, lambda: served == self._served and self.interrupt_again()).start()
+            count = self._order_count
+            threading.Timer(
+                IMPORT_RETRY_SECONDS, lambda: count == self._order_count and self.interrupt_again()
+            ).start()
             return
         self._interrupted = True
         raise KeyboardInterrupt
@@ -172,7 +174,7 @@ class RankKernel(IPythonParallelKernel):
     async def _carry_out(self, order: RunCell | Rejoin, source: str) -> dict[str, Any]:
         if isinstance(order, Rejoin):
             self._forget_failure()
-            self._take_place(order.infos.get(str(self._context.info.rank)))
+            self._update_info(order.infos.get(str(self._context.info.rank)))
             return {"status": "ok", "notes": self._context.hooks.rejoin(order.generation)}
         outcome: dict[str, Any] = {"status": "ok", "bound": False, "joined": True}
         try:
@@ -190,7 +192,7 @@ class RankKernel(IPythonParallelKernel):
         outcome["collectives"] = stacks.collectives()
         return outcome
 
-    def _take_place(self, info: Mapping[str, Any] | None) -> None:
+    def _update_info(self, info: Mapping[str, Any] | None) -> None:
         """The pool has another number of nodes: this rank's place in it."""
         if info is not None:
             self._context.info = self._context.hooks.info = runtime.InstanceInfo.from_plain(info)
@@ -236,7 +238,7 @@ class RankKernel(IPythonParallelKernel):
         shell.displayhook.value = None
 
     @contextlib.contextmanager
-    def _main_thread_known(self) -> Iterator[None]:
+    def _parent_thread_known(self) -> Iterator[None]:
         """ipykernel 7 asks a thread that engines do not have whether a top-level await runs on the main thread."""
         missing = getattr(self, "shell_channel_thread", self) is None
         if missing:

@@ -103,7 +103,7 @@ class RankShell(ZMQInteractiveShell):
             self._last_traceback = tracebacks.of_group(problem, self.compile._filename_map)
         else:
             kwargs["exception_only"] = False
-            with tracebacks.undisturbed():
+            with tracebacks.interrupts_ignored():
                 super().showtraceback((kind, problem, tracebacks.without_kernel(tb)), *args, **kwargs)
 
     def _showtraceback(self, etype: type[BaseException], evalue: BaseException, stb: list[str]) -> None:
@@ -119,7 +119,7 @@ class RankShell(ZMQInteractiveShell):
         raise SystemExit
 
 
-WIDGET = "application/vnd.jupyter.widget-view+json"
+WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 """A reference to a model in the kernel: the notebook has no such model, and would show an error in the place of the text."""
 
 
@@ -129,17 +129,17 @@ def publish(kind: str, content: dict[str, Any]) -> None:
     if "data" in content:
         content = {
             **content,
-            "data": {mime: data for mime, data in content["data"].items() if mime != WIDGET},
+            "data": {mime: data for mime, data in content["data"].items() if mime != WIDGET_MIME},
         }
-    current().control.request(wire.Publish(current().info.rank, kind, plain(content)))
+    current().control.request(wire.Publish(current().info.rank, kind, json_safe(content)))
 
 
-def plain(value: Any) -> Any:
+def json_safe(value: Any) -> Any:
     """The same with only what JSON can say: images as base64, as Jupyter's messages have them."""
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): json_safe(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [json_safe(item) for item in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
@@ -156,7 +156,7 @@ def flush_text() -> None:
 class Flusher:
     """Shows text without a newline (``print(".", end="")``) while a cell goes on; one thread, entered for each cell."""
 
-    EVERY = 0.1
+    INTERVAL = 0.1
 
     def __init__(self) -> None:
         self._running = threading.Event()
@@ -167,13 +167,11 @@ class Flusher:
 
     def _run(self) -> None:
         while self._running.wait():
-            time.sleep(
-                self.EVERY
-            )  # not woken by the cell's end: short cells that follow each other do not switch threads
+            # not woken by the cell's end: short cells that follow each other do not switch threads
+            time.sleep(self.INTERVAL)
             if self._running.is_set():
-                with contextlib.suppress(
-                    Exception
-                ):  # the cell has put something else in a stream's place, or closed it
+                # the cell may have put something else in a stream's place, or closed it
+                with contextlib.suppress(Exception):
                     flush_text()
 
     def __exit__(self, *_: object) -> None:

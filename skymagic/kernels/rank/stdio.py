@@ -20,7 +20,7 @@ class Stdio:
     def __init__(self) -> None:
         self._pipes = {fd: os.dup(fd) for fd in NAMES}
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Open what was closed; replace ``sys.stdout`` where it is None, closed, or cannot be flushed.
 
         A stream of the user's own that works stays, and so does a descriptor that leads elsewhere now.

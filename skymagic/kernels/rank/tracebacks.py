@@ -16,7 +16,7 @@ INTERNAL = tuple(os.path.join(PACKAGE, folder, "") for folder in ("kernels", "pl
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
+def interrupts_ignored() -> Iterator[None]:
     """Ignore interrupts inside: the cell has ended, and IPython would print that it was interrupted while it looks for the lines."""
     if threading.current_thread() is not threading.main_thread():
         yield

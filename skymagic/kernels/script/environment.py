@@ -13,15 +13,15 @@ from dataclasses import replace
 from skymagic.kernels.network import interface_to
 from skymagic.runtime.info import VARIABLE, InstanceInfo
 
-OF_A_RANK = re.compile(
+RANK_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|NODE_|ROLE_|)RANK|(LOCAL_|GROUP_|ROLE_|)WORLD_SIZE|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
     r"|JAX_(COORDINATOR_ADDRESS|COORDINATOR_PORT|PROCESS_ID|NUM_PROCESSES|LOCAL_DEVICE_IDS)"
     r"|SKYMAGIC_IDENT|COMPUTE_POOL"
 )
 """Variables that tell one process its place among others: a script's own processes are told theirs by their launcher."""
 
-MEETS = re.compile(r"--rdzv[-_]backend[= ]+[\"']?c10d")
-ALONE = "--standalone"
+C10D_RENDEZVOUS = re.compile(r"--rdzv[-_]backend[= ]+[\"']?c10d")
+STANDALONE = "--standalone"
 """A script with both has torchruns that each need a store of their own."""
 
 
@@ -54,7 +54,7 @@ def environment(
         error_file: where torch's launcher writes the first error.
         text: the script's own.
     """
-    kept = {name: value for name, value in base.items() if not OF_A_RANK.fullmatch(name)}
+    kept = {name: value for name, value in base.items() if not RANK_VARIABLES.fullmatch(name)}
     described = {
         "NODE_IPS": "\n".join(peer.addr for peer in cluster.peers),
         "NUM_NODES": cluster.total_nodes,
@@ -62,7 +62,7 @@ def environment(
         "NUM_GPUS_PER_NODE": processes,
         "TASK_ID": cluster.job_id,
     }
-    told = {
+    cluster_variables = {
         f"{whose}_{name}": str(value)
         for whose in ("SKYPILOT", "SKYMAGIC")
         for name, value in described.items()
@@ -71,7 +71,7 @@ def environment(
         "PYTHONUNBUFFERED": "1",
         **torchrun(cluster, text),
         **kept,
-        **told,
+        **cluster_variables,
         **interfaces(cluster, kept),
         "PATH": os.pathsep.join([os.path.dirname(sys.executable), kept.get("PATH", os.defpath)]),
         "MASTER_ADDR": cluster.head_addr,
@@ -98,7 +98,7 @@ def torchrun(cluster: InstanceInfo, text: str) -> dict[str, str]:
     """
     on_one_machine = cluster.head_addr.startswith("127.")
     defaults = {} if on_one_machine else {"PET_LOCAL_ADDR": cluster.peers[cluster.node].addr}
-    if MEETS.search(text) and ALONE not in text:
+    if C10D_RENDEZVOUS.search(text) and STANDALONE not in text:
         defaults["PET_RDZV_CONF"] = f"is_host={int(cluster.is_head)}"
     elif cluster.is_head and not on_one_machine:
         defaults["PET_RDZV_CONF"] = "is_host=1"

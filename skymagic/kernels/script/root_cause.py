@@ -9,26 +9,26 @@ from dataclasses import dataclass
 
 from skymagic.wire.exit_status import signal_name
 
-LABEL = re.compile(r"^(\[[^\]\s]{1,40}\]:? ?)?")
+LINE_PREFIX = re.compile(r"^(\[[^\]\s]{1,40}\]:? ?)?")
 """What torch and torchrun put before a line of one process: ``[rank1]: ``, ``[default0]:``."""
-HEAD = "Traceback (most recent call last):"
-LAST = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
-LAUNCHER = ("ChildFailedError", "SignalException")
+TRACEBACK_HEAD = "Traceback (most recent call last):"
+EXCEPTION_LINE = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
+LAUNCHER_ERRORS = ("ChildFailedError", "SignalException")
 """What torchrun raises because a worker has failed, or it was told to stop."""
-OWN_FRAME = re.compile(
+LAUNCHER_FRAME = re.compile(
     r'^  File "[^"]*(bin/torchrun|torch/distributed/(run\.py|launcher/|elastic/)[^"]*)", line '
 )
 LOG_LINE = re.compile(r"^[IWEF]\d{4} [\d:.]+ +\d+ torch/distributed/")
-RULE = re.compile(r"^=+$")
-ROOT = re.compile(
+RULER = re.compile(r"^=+$")
+ROOT_CAUSE = re.compile(
     r"Root Cause \(first observed failure\):\s*\[\d+\]:.*?rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)"
     r".*?exitcode\s*: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)",
     re.DOTALL,
 )
-FAILURE = re.compile(
+WORKER_FAILURE = re.compile(
     r"rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)\s*exitcode\s*: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)"
 )
-CONSEQUENCES = re.compile(
+PEER_LOST = re.compile(
     r"connection closed|connection reset|broken pipe|socket closed|closed by (peer|remote)|connection was closed"
     r"|connection to the C10d store|remote worker (crashing|hanging)|NCCL",
     re.IGNORECASE,
@@ -67,7 +67,7 @@ def root_cause(error_file: str, tail: str) -> Cause | None:
     if not text:
         return Cause(died, died, worker) if died else None
     summary = text.rstrip().rpartition("\n")[2]
-    follows = bool(CONSEQUENCES.search(summary)) and "EADDRINUSE" not in text
+    follows = bool(PEER_LOST.search(summary)) and "EADDRINUSE" not in text
     if follows and (killed := killed_worker(tail)):
         return killed
     return Cause(text.rstrip(), summary, worker, follows)
@@ -91,7 +91,7 @@ def killed_worker(tail: str) -> Cause | None:
 
     torchrun sees a killed worker when it looks next, and by then another one may have written down that it lost its peer.
     """
-    for found in FAILURE.finditer(tail):
+    for found in WORKER_FAILURE.finditer(tail):
         worker, died = named(found)
         if died and found["code"] != "-15":  # SIGTERM is torchrun's own
             return Cause(died, died, worker)
@@ -100,7 +100,7 @@ def killed_worker(tail: str) -> Cause | None:
 
 def of_launcher(tail: str) -> tuple[str, str]:
     """(the worker that torchrun names as the root cause, how it was killed); empty where it names none."""
-    every = list(ROOT.finditer(tail))
+    every = list(ROOT_CAUSE.finditer(tail))
     if not every:
         return "", ""
     return named(every[-1])
@@ -120,10 +120,10 @@ def without_frames(text: str) -> str:
     own = False
     for line in text.splitlines():
         if line.startswith("  File "):
-            own = OWN_FRAME.match(line) is not None
+            own = LAUNCHER_FRAME.match(line) is not None
         elif not line.startswith("    "):
             own = False
-            if kept and kept[-1] == HEAD:
+            if kept and kept[-1] == TRACEBACK_HEAD:
                 kept.pop()
         if not own:
             kept.append(line)
@@ -137,15 +137,15 @@ def without_launcher(tail: str) -> list[str]:
     rules = 2
     for line in tail.splitlines():
         if rules < 2:
-            rules += bool(RULE.match(line))
-        elif line == HEAD:
+            rules += bool(RULER.match(line))
+        elif line == TRACEBACK_HEAD:
             kept += block
             block = [line]
         elif block and (line.startswith(" ") or not line):
             block.append(line)
         else:
-            if block and line.split(":")[0].endswith(LAUNCHER):
-                rules = 0 if line.split(":")[0].endswith(LAUNCHER[0]) else 2
+            if block and line.split(":")[0].endswith(LAUNCHER_ERRORS):
+                rules = 0 if line.split(":")[0].endswith(LAUNCHER_ERRORS[0]) else 2
                 block = []
                 continue
             kept += block
@@ -157,9 +157,11 @@ def without_launcher(tail: str) -> list[str]:
 def traceback_in(tail: str) -> str:
     """The last traceback that is a cause: none of the launcher's own, and rather not of a process that lost its peer."""
     found = [
-        text for text in tracebacks(tail) if not text.rpartition("\n")[2].split(":")[0].endswith(LAUNCHER)
+        text
+        for text in tracebacks(tail)
+        if not text.rpartition("\n")[2].split(":")[0].endswith(LAUNCHER_ERRORS)
     ]
-    causes = [text for text in found if not CONSEQUENCES.search(text.rpartition("\n")[2])]
+    causes = [text for text in found if not PEER_LOST.search(text.rpartition("\n")[2])]
     return (causes or found or [""])[-1]
 
 
@@ -168,18 +170,18 @@ def tracebacks(tail: str) -> list[str]:
     open_ones: dict[str, list[str]] = {}
     found = []
     for line in tail.splitlines():
-        match = LABEL.match(line)
+        match = LINE_PREFIX.match(line)
         label = match[0] if match is not None else ""
         rest = line[len(label) :]
         lines = open_ones.get(label.strip())
-        if rest == HEAD:
+        if rest == TRACEBACK_HEAD:
             open_ones[label.strip()] = [rest]
         elif lines is None:
             continue
         elif rest.startswith(" ") or not rest:
             lines.append(rest)
         else:
-            if LAST.match(rest):
+            if EXCEPTION_LINE.match(rest):
                 found.append("\n".join([*lines, rest]))
             del open_ones[label.strip()]
     return found

@@ -172,7 +172,7 @@ def _carry_out(order: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
                 os.write(2, f"[{note}]\n".encode())
             return command.wait(), False
         except KeyboardInterrupt:  # inside this clause the rank counts as one that is on its way out
-            with tracebacks.undisturbed():
+            with tracebacks.interrupts_ignored():
                 command.stop()
                 return command.wait(), True
 
@@ -243,9 +243,8 @@ class Command:
 def _written() -> int:
     """Bytes of this rank's log, with all that was written so far."""
     flush_text()
-    current().control.request(
-        wire.Publish(current().info.rank, "", {})
-    )  # shows nothing, and comes back when the pipes are empty
+    # shows nothing, and is acknowledged when the agent has emptied the pipes
+    current().control.request(wire.Publish(current().info.rank, "", {}))
     return os.path.getsize(current().log)
 
 

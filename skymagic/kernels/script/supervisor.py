@@ -1,8 +1,8 @@
-"""Runs one command for a rank, and answers for all that the command starts: nothing of it outlives the command, or the rank.
+"""A subreaper (prctl PR_SET_CHILD_SUBREAPER) of one command: nothing that the command starts outlives it, or the rank.
 
 A process of its own, started as a plain file by the bare interpreter (``python -I -S``), so that it is there within milliseconds: it
-imports the standard library alone. It is the *subreaper* of what it starts: whoever leaves its parent, also with a session of its
-own, becomes its child and is found. Its argument is the descriptor of a socket to the rank:
+imports the standard library alone. A process that leaves its parent (a double fork, a session
+of its own) becomes the child of its nearest subreaper instead of init's, and is found. Its argument is the descriptor of a socket to the rank:
 
     rank → supervisor    first a line of JSON: argv, cwd, env, grace (seconds between TERM and KILL); then "stop"; its end means: kill
     supervisor → rank    a line of JSON: {"started": pid}, then {"status": …, "left": […]}; or {"problem": "why it could not start"}
@@ -23,12 +23,12 @@ import time
 from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-LINGER = 0.5
+LINGER_SECONDS = 0.5
 """Seconds that processes may go on which the command leaves: the end of a pipe, a resource tracker."""
-AGAIN = 0.05
+KILL_INTERVAL = 0.05
 """Seconds between two rounds of killing: a process may start another one meanwhile."""
 PIECE = 1 << 16
-LONGEST = 120
+MAX_COMMAND_LINE = 120
 """Characters of a command line that are told."""
 
 
@@ -63,7 +63,7 @@ def command_line(pid: int) -> str:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         words = " ".join(file.read().decode(errors="replace").split("\0")).strip()
         if words:
-            return words if len(words) <= LONGEST else words[: LONGEST - 1] + "…"
+            return words if len(words) <= MAX_COMMAND_LINE else words[: MAX_COMMAND_LINE - 1] + "…"
     return f"process {pid}"
 
 
@@ -90,7 +90,7 @@ class Supervisor:
 
     # -- start -------------------------------------------------------------------------------------------------------
 
-    def order(self) -> dict[str, Any] | None:
+    def read_order(self) -> dict[str, Any] | None:
         """The first line; None if the rank is gone before it came."""
         while b"\n" not in self.received:
             piece = self.link.recv(PIECE)
@@ -98,26 +98,26 @@ class Supervisor:
                 return None
             self.received += piece
         line, _, self.received = self.received.partition(b"\n")
-        asked: dict[str, Any] = json.loads(line)
-        return asked
+        order: dict[str, Any] = json.loads(line)
+        return order
 
-    def start(self, asked: dict[str, Any]) -> bool:
+    def start(self, order: dict[str, Any]) -> bool:
         """Start the command in a process group of its own; whether that worked."""
-        self.grace = float(asked["grace"])
+        self.grace = float(order["grace"])
         try:
             self.child = subprocess.Popen(
-                asked["argv"], cwd=asked["cwd"], env=asked["env"], stdin=subprocess.DEVNULL, process_group=0,
+                order["argv"], cwd=order["cwd"], env=order["env"], stdin=subprocess.DEVNULL, process_group=0,
                 preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
             )  # fmt: skip
         except (OSError, ValueError) as problem:
-            self.tell({"problem": str(problem)})
+            self.send({"problem": str(problem)})
             return False
         self.main = self.child.pid
-        self.tell({"started": self.main})
+        self.send({"started": self.main})
         return True
 
-    def tell(self, message: dict[str, Any]) -> None:
-        """Say something; a rank that is gone hears nothing."""
+    def send(self, message: dict[str, Any]) -> None:
+        """Send to the rank; to one that is gone nothing is sent."""
         with contextlib.suppress(OSError):
             self.link.sendall(json.dumps(message).encode() + b"\n")
 
@@ -128,34 +128,34 @@ class Supervisor:
         with selectors.DefaultSelector() as ready:
             ready.register(self.link, selectors.EVENT_READ)
             ready.register(wake, selectors.EVENT_READ)
-            while not self.over():
-                for key, _ in ready.select(self.patience()):
+            while not self.finished():
+                for key, _ in ready.select(self.timeout()):
                     if key.fileobj is wake:
                         signals = wake.recv(PIECE)
                         if signal.SIGHUP in signals:  # the rank is gone, though a fork of it holds the socket
                             self.kill()
-                    elif not self.hear():
+                    elif not self.receive():
                         ready.unregister(self.link)
                 self.reap()
-                self.act()
-        self.tell({"status": self.status, "left": self.left})
+                self.run_due_steps()
+        self.send({"status": self.status, "left": self.left})
 
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Whether everything has ended; when only the command has, the others' time begins to run."""
         if self.status is None:
             return False
         if not self.descendants():
             return True
         if not self.deadlines and not self.ending:
-            self.deadlines = [(time.monotonic() + LINGER, "left")]
+            self.deadlines = [(time.monotonic() + LINGER_SECONDS, "left")]
         return False
 
-    def patience(self) -> float | None:
+    def timeout(self) -> float | None:
         """Seconds until the next step."""
         return max(0.0, self.deadlines[0][0] - time.monotonic()) if self.deadlines else None
 
-    def hear(self) -> bool:
-        """What the rank says; False when it is gone."""
+    def receive(self) -> bool:
+        """Take what the rank sends; False when it is gone."""
         try:
             piece = self.link.recv(PIECE)
         except OSError:
@@ -175,7 +175,7 @@ class Supervisor:
                 if ended[0] == self.main:
                     self.status = os.waitstatus_to_exitcode(ended[1])
 
-    def act(self) -> None:
+    def run_due_steps(self) -> None:
         """Carry out the steps that are due."""
         while self.deadlines and self.deadlines[0][0] <= time.monotonic():
             step = self.deadlines.pop(0)[1]
@@ -189,7 +189,7 @@ class Supervisor:
                 self.signal([pid for pid in others if not self.in_group(pid)], signal.SIGTERM)
             else:
                 self.signal(others, signal.SIGKILL)
-                self.deadlines = [(time.monotonic() + AGAIN, "kill")]
+                self.deadlines = [(time.monotonic() + KILL_INTERVAL, "kill")]
 
     def end(self) -> None:
         """TERM to the command's group, which may pass it on; then to those with groups of their own; then KILL."""
@@ -248,9 +248,10 @@ def main() -> None:
     signal.set_wakeup_fd(bell.fileno())
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
+    # the rank may have ended before that took effect: then our parent is another one by now
     supervisor = Supervisor(link)
-    asked = supervisor.order()
-    if asked is not None and os.getppid() == parent and supervisor.start(asked):
+    order = supervisor.read_order()
+    if order is not None and os.getppid() == parent and supervisor.start(order):
         supervisor.serve(wake)
 
 

@@ -31,7 +31,7 @@ def installed(backend: str) -> Iterator[None]:
             setattr(owner, name, make(plain))
 
         if backend == "torch":
-            averager = on_torch.Averager(owner(keras.optimizers.Optimizer, "apply").apply)
+            averager = on_torch.GradientAverager(owner(keras.optimizers.Optimizer, "apply").apply)
             for kind in {owner(keras.optimizers.Optimizer, "apply"), keras.optimizers.LossScaleOptimizer}:
                 put(kind, "apply", averager.around)
             put(
@@ -68,9 +68,8 @@ def together(plain: Callable[..., Any], backend: str, callback: Callable[[], Any
         else:
             ours.data = bound.arguments.get("x")
             theirs = bound.arguments.get("callbacks")
-            if (
-                theirs is not None and hasattr(theirs, "append") and not isinstance(theirs, list)
-            ):  # a CallbackList
+            # a CallbackList
+            if theirs is not None and hasattr(theirs, "append") and not isinstance(theirs, list):
                 theirs.append(ours)
             else:
                 listed = theirs if isinstance(theirs, list | tuple) else [theirs]

@@ -11,7 +11,7 @@ from typing import Any
 from skymagic.runtime import info
 
 
-class Alike:
+class SharedSeeds:
     """Stands for the module `random` where Keras draws seeds of weights and of dropout: the same ones on all ranks.
 
     Each rank draws its own weights, and they must be equal. A run of some ranks, which others do not see, must not put the
@@ -27,9 +27,8 @@ class Alike:
         """A number from `low` to `high`."""
         from keras.src.utils import rng_utils
 
-        if (
-            not info.everyone() or rng_utils.get_random_seed() is not None
-        ):  # keras.utils.set_random_seed, by the user
+        # a seed that is there was set by the user: keras.utils.set_random_seed
+        if not info.everyone() or rng_utils.get_random_seed() is not None:
             return random.randint(low, high)
         if info.run_number() != self._run:
             self._run = info.run_number()
@@ -37,12 +36,12 @@ class Alike:
         return self._stream.randint(low, high)
 
 
-def draw_alike(seed: int) -> None:
+def share_seeds(seed: int) -> None:
     """From now on Keras draws the same seeds on all ranks; `seed` is known to all of them."""
     from keras.src.random import seed_generator
 
     if hasattr(seed_generator, "python_random"):
-        seed_generator.python_random = Alike(seed)
+        seed_generator.python_random = SharedSeeds(seed)
 
 
 @contextlib.contextmanager
@@ -91,16 +90,16 @@ def callback() -> Any:
     if jax.process_count() == 1 or not info.everyone():
         return None
 
-    class Together(keras.callbacks.Callback):  # type: ignore[misc]
+    class EqualParts(keras.callbacks.Callback):  # type: ignore[misc]
         data: Any = None
 
         def on_train_begin(self, logs: Any = None) -> None:
-            same(self.params.get("steps"), self.data)
+            check_equal_parts(self.params.get("steps"), self.data)
 
-    return Together()
+    return EqualParts()
 
 
-def same(steps: int | None, data: Any) -> None:
+def check_equal_parts(steps: int | None, data: Any) -> None:
     """Raises ValueError where ranks have different numbers of batches, or of items; all ranks must call it."""
     import numpy as np
     from jax.experimental import multihost_utils

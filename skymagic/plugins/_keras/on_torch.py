@@ -22,7 +22,7 @@ def together() -> bool:
     return dist.get_world_size() > 1 and info.everyone()
 
 
-class Averager:
+class GradientAverager:
     """Averages gradients over the ranks before an optimizer applies them.
 
     Args:
@@ -122,7 +122,7 @@ def broadcast(variables: Sequence[Any]) -> None:
             tensor.copy_(as_sent)
 
 
-def callback(averager: Averager) -> Any:
+def callback(averager: GradientAverager) -> Any:
     """What `fit` does beside training where ranks train together; None where they do not."""
     import keras
     import torch
@@ -131,7 +131,7 @@ def callback(averager: Averager) -> Any:
     if not together():
         return None
 
-    class Together(keras.callbacks.Callback):  # type: ignore[misc]
+    class Synchronization(keras.callbacks.Callback):  # type: ignore[misc]
         data: Any = None
 
         def on_train_begin(self, logs: Any = None) -> None:
@@ -150,4 +150,4 @@ def callback(averager: Averager) -> Any:
         def on_train_end(self, logs: Any = None) -> None:
             broadcast(self.model.non_trainable_variables)  # as DDP's buffers: rank 0's
 
-    return Together()
+    return Synchronization()

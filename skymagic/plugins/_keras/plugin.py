@@ -89,6 +89,6 @@ def distribute(info: InstanceInfo) -> None:
 
     if info.rank == 0:
         rendezvous.put("keras", int.from_bytes(os.urandom(4), "big"))
-    on_jax.draw_alike(rendezvous.get("keras"))
+    on_jax.share_seeds(rendezvous.get("keras"))
     multihost_utils.sync_global_devices("skymagic")  # a mesh that cannot connect is told at the start
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))

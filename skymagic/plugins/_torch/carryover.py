@@ -1,4 +1,4 @@
-"""What hangs on a rank's process group: what is carried over to a new one, and what is not, by name."""
+"""References to a rank's process group: rebound to the new one where that can be, named as lost where it cannot."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def name_of(value: object) -> str:
     )
 
 
-def foreign(wrappers: Any, kept: list[Any]) -> list[str]:
+def lost_wrappers(wrappers: Any, kept: list[Any]) -> list[str]:
     """DDP wrappers on groups of the user's own, and FSDP modules: they cannot be carried over."""
     found = [
         f"{name_of(one)}: its process group is gone; wrap it again"

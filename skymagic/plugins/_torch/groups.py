@@ -35,7 +35,7 @@ class Group:
         """Those of them that use the default group."""
         self._store: Any = None
         self._ours = False
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def join(self, info: InstanceInfo) -> None:
         """What a process does at its start: form the group; a rank that replaces another also takes part in the comparison
@@ -77,12 +77,12 @@ class Group:
         """Let the main thread out of a collective; called on another thread. The number of things shut down."""
         return self._connections.shut_down() + abort_nccl()
 
-    def form_anew(self, info: InstanceInfo) -> list[str]:
+    def reform(self, info: InstanceInfo) -> list[str]:
         """A new group with all ranks; DDP wrappers go on with it. Returns what the user must know, in sentences."""
         import torch.distributed as dist
 
         kept = list(self._on_default)
-        lost = [*carryover.foreign(self._wrappers, kept), *carryover.groups_in_variables()]
+        lost = [*carryover.lost_wrappers(self._wrappers, kept), *carryover.groups_in_variables()]
         self.free()  # asynchronous work may be pending without anybody waiting for it
         self.leave()
         gc.collect()  # errors hold frames, and frames the old groups with their connections and threads
@@ -95,12 +95,12 @@ class Group:
                 lost.append(
                     f"{carryover.name_of(wrapper)}: wrap it in DistributedDataParallel again ({problem})"
                 )
-        fresh = [note for note in lost if note not in self._told]
-        self._told.update(fresh)
+        fresh = [note for note in lost if note not in self._reported]
+        self._reported.update(fresh)
         return [*fresh, *carryover.differing(kept)]
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
+    def patched(self) -> Iterator[None]:
         """Inside, connections of every group are known, also of groups that the user makes, and so is every DDP wrapper."""
         import torch.distributed as dist
         from torch.distributed import distributed_c10d as c10d

@@ -55,24 +55,24 @@ def installed() -> Iterator[None]:
             plain = getattr(c10d, name, None)
             if plain is None:  # of another version of torch
                 continue
-            guarded = looking(plain)
+            guarded = guarded_collective(plain)
             for module in (c10d, dist):
                 if getattr(module, name, None) is plain:
                     put(module, name, guarded)
-        new_group = looking(c10d.new_group, unless="use_local_synchronization")
+        new_group = guarded_collective(c10d.new_group, unless="use_local_synchronization")
         for module in (c10d, dist):
             put(module, "new_group", new_group)
-        put(DDP, "__init__", ddp_looking(DDP.__init__, "DistributedDataParallel"))
+        put(DDP, "__init__", guarded_ddp(DDP.__init__, "DistributedDataParallel"))
         if hasattr(DDP, "_pre_forward"):  # called by forward, and out of the sight of torch.compile
             put(
                 DDP,
                 "_pre_forward",
-                ddp_looking(DDP._pre_forward, "the forward pass of DistributedDataParallel"),
+                guarded_ddp(DDP._pre_forward, "the forward pass of DistributedDataParallel"),
             )
         yield
 
 
-def looking(collective: Callable[..., Any], unless: str = "") -> Callable[..., Any]:
+def guarded_collective(collective: Callable[..., Any], unless: str = "") -> Callable[..., Any]:
     """The collective, refused where its group has ranks that do not take part.
 
     Args:
@@ -92,7 +92,7 @@ def looking(collective: Callable[..., Any], unless: str = "") -> Callable[..., A
     return guarded
 
 
-def ddp_looking(method: Callable[..., Any], what: str) -> Callable[..., Any]:
+def guarded_ddp(method: Callable[..., Any], what: str) -> Callable[..., Any]:
     """A method of a DDP wrapper, refused where the wrapper's group has ranks that do not take part."""
 
     @functools.wraps(method)

@@ -77,7 +77,7 @@ def hooks(backend: str | None) -> dict[str, Any]:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
         group = Group(backend)
         made.append(group)
-        with group.watched():
+        with group.patched():
             group.join(info)
             try:
                 yield
@@ -103,6 +103,6 @@ def hooks(backend: str | None) -> dict[str, Any]:
         "around_app": around_app,
         "collectives": collectives,
         "release": lambda: sum(group.free() for group in made),
-        "rejoin": lambda info: [note for group in made for note in group.form_anew(info)],
+        "rejoin": lambda info: [note for group in made for note in group.reform(info)],
         "joined": joined,
     }

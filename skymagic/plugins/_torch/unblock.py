@@ -1,4 +1,4 @@
-"""Freeing a rank that is blocked in a collective, without losing its variables.
+"""Unblocking a rank in a collective by shutting its connections down (``shutdown(2)``), without losing its variables.
 
 SIGINT, ``abort()`` and ``destroy_process_group()`` from another thread free nobody who is blocked in gloo. Shutting down the
 *connected* sockets that the process group opened does: each blocked call raises at once. A *listening* socket must be left
