@@ -1,4 +1,4 @@
-"""One connection of a tunnel: a transport to the gate, joined to a socket that the tunnel's event loop can watch."""
+"""One connection of a tunnel: a transport to the attach process, joined to a socket that the tunnel's event loop can watch."""
 
 from __future__ import annotations
 
