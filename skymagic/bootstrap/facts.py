@@ -1,4 +1,4 @@
-"""What is known of a host: the probe's answer as a value."""
+"""Facts of a host: the probe's output as a value."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Python:
 
 @dataclass(frozen=True)
 class Facts:
-    """A host as the probe saw it.
+    """Facts of a host, as the probe found them.
 
     Attributes:
         system, machine: as uname says: ``Linux``, ``x86_64``.
@@ -81,7 +81,7 @@ class Facts:
 
 
 def parse(out: str) -> Facts:
-    """What the probe said, whatever else was printed before or between.
+    """Parse the probe's output; other lines before or between are skipped.
 
     Raises:
         ValueError: it did not come to its end, or this is no POSIX system.

@@ -17,7 +17,7 @@ UPLOADED = "uploaded"
 
 @dataclass(frozen=True)
 class InstallPlan:
-    """What an installation does on one host.
+    """Plan of an installation on one host.
 
     Attributes:
         wanted: what is to be there.
@@ -179,7 +179,7 @@ code() {
 
 
 def plan_install(requirements: Requirements, facts: Facts, incoming: str, wheel: str) -> InstallPlan:
-    """How a host gets what it lacks: by its own Python, by its own uv, else by a uv that is uploaded.
+    """Choose how an environment is made: by the host's Python, by its uv, else by an uploaded uv.
 
     Args:
         incoming: a name for the folder of uploads.

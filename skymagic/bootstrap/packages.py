@@ -1,4 +1,4 @@
-"""How packages get into an environment, as functions of sh: by uv, which hears what pip is configured with, or by pip."""
+"""How packages get into an environment, as functions of sh: by uv, with pip's configuration passed on, or by pip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script that looks at a host and changes nothing: one round trip tells what is there and whether it is ready."""
+"""The probe script: gathers a host's facts in one round trip and changes nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PYTHON_PROBE = (
     "print('%d.%d %s %s %s' % (sys.version_info[0], sys.version_info[1], "
     "'venv' if m('venv') else '-', 'pip' if m('ensurepip') else '-', sys.executable))"
 )
-"""What an interpreter is asked: its version, whether it can make environments with pip, where it is."""
+"""Run by each interpreter: prints its version, whether it has venv and ensurepip, and its path."""
 
 PACKAGES_PROBE = """
 import os, re

@@ -1,4 +1,4 @@
-"""What an installation says, heard line by line: its steps in words, and how it ended."""
+"""Parser of install.sh's output: progress in words, and how it ended."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from skymagic.bootstrap.quoting import MARK
 
 KEPT_LINES = 15
 SHOWN_PREFIXES = ("Downloading ", "Building ", "Installing ", "Resolved ", "Prepared ", "Installed ")
-"""Beginnings of an installer's lines that the user sees."""
+"""Prefixes of an installer's lines that the user sees."""
 
 
 class InstallProgress:
-    """Hears an installation line by line: tells of steps, and remembers how it ended."""
+    """Parses the output line by line: reports steps, keeps the last lines and the status for the error."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report

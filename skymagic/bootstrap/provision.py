@@ -1,4 +1,4 @@
-"""A host made ready: looked at, given an environment and skymagic's own code; reused when all that is there."""
+"""Idempotent provisioning of a host: probe, environment, skymagic's code; what is there is reused."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ other; an interpreter that is used as it is may have any of these."""
 
 CHUNK_BYTES = 1 << 20
 CLOCK_SKEW_SECONDS = 120
-"""Seconds that a host's clock may be off before it is said."""
+"""Clock skew above which it is reported."""
 UPLOAD_NOTICE_BYTES = 2_000_000
-"""Bytes above which an upload is said."""
+"""Size above which an upload is reported."""
 
 Report = Callable[[str], None]
 
 
 class RemoteShell(Protocol):
-    """A machine that scripts can be run on, as a connection over SSH gives it."""
+    """What provisioning needs of a host: scripts and uploads; `ssh.connection.Connection` has it."""
 
     @property
     def label(self) -> str:
@@ -63,7 +63,7 @@ class RemoteShell(Protocol):
     def run(
         self, script: str, *, lines: Callable[[str], None] | None = None, timeout: float | None = None
     ) -> ScriptResult:
-        """Run `script` with ``/bin/sh -s``, in a process group of its own; `lines` hears each line of its output.
+        """Run `script` with ``/bin/sh -s``, in a process group of its own; `lines` gets each line of its output.
 
         Called several times, one after the other. Raises HostError when the host cannot be reached.
         """
@@ -74,7 +74,7 @@ class RemoteShell(Protocol):
 
 @dataclass(frozen=True)
 class Installation:
-    """A host that can run skymagic's modules.
+    """skymagic as it is installed on a host.
 
     Attributes:
         python: absolute path of the interpreter there.
@@ -192,7 +192,7 @@ def setup(
     """Make a host ready to run skymagic's modules; a host that is ready costs one round trip.
 
     Args:
-        say: hears each step in words, and what installers print about it.
+        report: called with each step in words, and with installers' progress.
         commands: shell commands of the plugins, run once in a new environment.
         facts: what `probe` said of this host for the same image and commands.
 

@@ -1,4 +1,4 @@
-"""Text that a shell takes as it is meant: sh itself, or whatever shell a user logs in with."""
+"""Shell quoting: for POSIX sh, and for whatever shell a user logs in with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node must have, as one value with a key: equal keys may share an environment."""
+"""Requirements of a node as one value; environments are content-addressed by its key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""uv for a node, got on the notebook's side: a node without a fitting Python needs no more than a package index."""
+"""uv's program for a node, downloaded and cached on the notebook's side: a node needs no Python, only a package index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""skymagic as it runs here, as a wheel: the same bytes for the same sources."""
+"""skymagic's running code as a reproducible wheel: the same bytes for the same sources."""
 
 from __future__ import annotations
 
