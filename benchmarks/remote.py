@@ -60,9 +60,9 @@ def store(hosts: Machines) -> Iterator[tuple[RemoteStore, list[Connection]]]:
     """A store on all machines, with its connections."""
     config = SshConfig(hosts.config)
     connections = [connect(config.endpoint(HostSpec(name, name))) for name in hosts.names]
-    depot = command("-m", "skymagic.kernels.store.server", STORE)
+    server = command("-m", "skymagic.kernels.store.server", STORE)
     nodes = [
-        node_of(index, host.name, functools.partial(connection.open, depot), host.address)
+        node_of(index, host.name, functools.partial(connection.open, server), host.address)
         for index, (host, connection) in enumerate(zip(hosts, connections, strict=True))
     ]
     made = RemoteStore(nodes, start, say, keep=4 * PAYLOAD)
@@ -99,7 +99,7 @@ def slow(hosts: Machines) -> Iterator[Figure]:
     data = os.urandom(PAYLOAD)
     floor = PAYLOAD * 8 / (RATE * 1e6)
     with store(hosts) as (to, _):
-        put(to, b"the depots are up")
+        put(to, b"the servers are up")
         say(f"{PAYLOAD / 1e6:.0f} MB to {MACHINES} machines over {RATE:.0f} Mbit/s")
         before = sum(hosts.link.traffic())
         seconds = timed(lambda: put(to, data))
@@ -116,7 +116,7 @@ def slow(hosts: Machines) -> Iterator[Figure]:
         yield from back(hosts, to)
         time.sleep(5)  # for what is worth keeping
     with store(hosts) as (to, _):
-        put(to, b"the depots are up")
+        put(to, b"the servers are up")
         before = sum(hosts.link.traffic())
         put(to, data)
         crossed = sum(hosts.link.traffic()) - before
@@ -158,7 +158,7 @@ def fast(hosts: Machines) -> Iterator[Figure]:
         return timed(lambda: subprocess.run(peer(hosts), input=data, check=True))
 
     with store(hosts) as (to, _):
-        put(to, b"the depot is up")
+        put(to, b"the server is up")
 
         def ours() -> float:
             seconds = timed(lambda: put(to, data))

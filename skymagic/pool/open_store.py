@@ -1,4 +1,4 @@
-"""Where a pool's values go: into this machine's memory, or to a depot on each node."""
+"""Where a pool's values go: into this machine's memory, or to a value server on each node."""
 
 from __future__ import annotations
 

@@ -38,18 +38,18 @@ class Counted:
 
     @property
     def pid(self) -> int:
-        """The depot's process."""
+        """The server's process."""
         return self.inner._child.pid
 
     def read(self) -> bytes:
-        """From the depot."""
+        """From the server."""
         time.sleep(self.pause)
         data = self.inner.read() if self.sent + self.got < self.breaks else b""
         self.got += len(data)
         return data
 
     def write(self, data: bytes | memoryview) -> None:
-        """To the depot."""
+        """To the server."""
         if self.sent + self.got > self.breaks:
             raise BrokenPipeError
         self.inner.write(data)
@@ -65,7 +65,7 @@ class Counted:
 
 
 class Cluster:
-    """Several nodes on this machine: a folder and a depot each.
+    """Several nodes on this machine: a folder and a server each.
 
     Args:
         count: of nodes.
@@ -119,7 +119,7 @@ class Cluster:
         return all(digest([self.content(node, key)]) == key for node in range(len(self.folders)))
 
     def close(self) -> None:
-        """End the depots and remove the folders."""
+        """End the servers and remove the folders."""
         self.store.close()
         for folder in self.folders:
             remove(folder)

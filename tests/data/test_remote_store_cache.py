@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.data.store.store import digest
-from skymagic.kernels.store.cache import Cellar
+from skymagic.kernels.store.cache import ValueCache
 from tests.data.far import Far, Notebook
 from tests.data.test_remote_store import MB, Cluster, put
 
@@ -139,20 +139,20 @@ def test_a_notebook_with_another_pool(pools: Callable[[], Cluster], tmp_path: Pa
 
 def test_the_oldest_go_first(tmp_path: Path) -> None:
     folder = tmp_path / "values"
-    cellar = Cellar(folder, 5 * MB, 0.0)
+    cache = ValueCache(folder, 5 * MB, 0.0)
     source = tmp_path / "source"
     source.write_bytes(bytes(2 * MB))
     keys = [f"{number:032x}" for number in range(4)]
 
     def keep(key: str) -> None:
-        cellar.keep(key, 2 * MB, lambda: source)
+        cache.add(key, 2 * MB, lambda: source)
         eventually((folder / key).exists)
 
     for age, key in ((300, keys[0]), (200, keys[1])):
         keep(key)
         os.utime(folder / key, (time.time() - age,) * 2)
-    assert cellar.find(keys[0], 2 * MB) == folder / keys[0]
-    assert cellar.find(keys[0], 3 * MB) is None
+    assert cache.find(keys[0], 2 * MB) == folder / keys[0]
+    assert cache.find(keys[0], 3 * MB) is None
     keep(keys[2])
     assert {path.name for path in folder.iterdir()} == {keys[0], keys[2]}
     os.utime(folder / keys[2], (time.time() - 40 * 86400,) * 2)

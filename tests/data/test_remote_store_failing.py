@@ -1,4 +1,4 @@
-"""Depots and lines that fail: what is put arrives all the same, or the error says where it does not."""
+"""Servers and lines that fail: what is put arrives all the same, or the error says where it does not."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def at(nbytes: int, act: Callable[[], None]) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize("victim", range(4))
-def test_a_depot_is_killed_while_a_value_passes(four: Cluster, victim: int) -> None:
+def test_a_server_is_killed_while_a_value_passes(four: Cluster, victim: int) -> None:
     put(four, b"all are up")
     data = os.urandom(40 * MB)
     kill = at(20 * MB, lambda: os.kill(four.lines[victim][0].pid, signal.SIGKILL))
@@ -74,7 +74,7 @@ def test_what_landed_before_a_line_broke_is_not_sent_again(four: Cluster) -> Non
     assert sum(four.sent()) < 12 * MB
 
 
-def test_a_depot_that_is_silent_is_replaced() -> None:
+def test_a_server_that_is_silent_is_replaced() -> None:
     two = Cluster(2, silence_timeout=4.0)
     try:
         put(two, b"all are up")

@@ -1,4 +1,4 @@
-"""What a depot refuses, what it leaves, and what crosses a slow line."""
+"""What a server refuses, what it leaves, and what crosses a slow line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import zmq
 
 from skymagic.data.store.store import NodeStore, create, digest, remove
 from skymagic.providers.local import ChildTransport
-from skymagic.wire import store as freight
+from skymagic.wire import store as protocol
 from tests.data.test_remote_store import MB, Cluster, put
 
 NAME = "0123456789abcdef-" + "f" * 32
@@ -29,20 +29,20 @@ def store() -> Iterator[Path]:
     remove(made)
 
 
-def said(depot: ChildTransport) -> list[object]:
-    """All that a depot says until it ends."""
-    stream, found = freight.decoder(noise=True), []
-    while data := depot.read():
+def said(server: ChildTransport) -> list[object]:
+    """All that a server says until it ends."""
+    stream, found = protocol.decoder(noise=True), []
+    while data := server.read():
         found += list(stream.feed(data))
     return found
 
 
 def started(store: Path, *lines: bytes) -> ChildTransport:
-    """A depot that was told this."""
-    depot = ChildTransport([sys.executable, "-m", "skymagic.kernels.store.server", str(store)])
-    for line in (freight.encode(freight.Settings()), *lines):
-        depot.write(line)
-    return depot
+    """A server that was told this."""
+    server = ChildTransport([sys.executable, "-m", "skymagic.kernels.store.server", str(store)])
+    for line in (protocol.encode(protocol.Settings()), *lines):
+        server.write(line)
+    return server
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def started(store: Path, *lines: bytes) -> ChildTransport:
         b'["Put",{"name":"../precious","nbytes":5}]\n',
         b'["PutEnd",{"name":"' + NAME.encode() + b'","key":"../../precious"}]\n',
         b'["Query",{"number":1,"values":[["../precious","' + NAME.encode() + b'",8]]}]\n',
-        b'["Replicate",{"name":".depot","nbytes":1,"address":"","port":1}]\n',
+        b'["Replicate",{"name":".value-server","nbytes":1,"address":"","port":1}]\n',
         b'["Exec",{}]\n',
         b"\x80\x04\x95nonsense\n",
         b"[]\n",
@@ -64,9 +64,9 @@ def test_names_lead_nowhere_else(store: Path, line: bytes) -> None:
     precious = store.parent / "precious"
     precious.write_text("precious")
     try:
-        depot = started(store, line)
-        answers = said(depot)
-        depot.close()
+        server = started(store, line)
+        answers = said(server)
+        server.close()
         assert len(answers) == 1  # ready; then it ended
         assert precious.read_text() == "precious"
         assert list(store.iterdir()) == []
@@ -76,27 +76,27 @@ def test_names_lead_nowhere_else(store: Path, line: bytes) -> None:
 
 @pytest.mark.parametrize("how", ["its input ends", "SIGTERM", "SIGHUP", "its store goes"])
 def test_an_end_leaves_nothing_half_done(store: Path, how: str) -> None:
-    part = freight.encode(freight.Put(NAME, MB)) + freight.encode(freight.PutChunk(NAME, 10)) + b"x" * 10
-    depot = started(store, part)
+    part = protocol.encode(protocol.Put(NAME, MB)) + protocol.encode(protocol.PutChunk(NAME, 10)) + b"x" * 10
+    server = started(store, part)
     while not [path for path in store.iterdir() if path.suffix == ".part" and path.stat().st_size == 10]:
         pass
     if how == "its store goes":
         remove(store)
     elif how == "its input ends":
-        depot.close()
+        server.close()
     else:
-        os.kill(depot._child.pid, getattr(signal, how))
-    assert depot._child.wait() == 0
-    depot.close()
+        os.kill(server._child.pid, getattr(signal, how))
+    assert server._child.wait() == 0
+    server.close()
     assert not store.exists() or list(store.iterdir()) == []
 
 
 def test_a_store_of_others_is_refused(store: Path) -> None:
     store.chmod(0o755)
-    depot = started(store)
-    assert said(depot) == []
-    assert "is not private to this user" in depot.complaint()
-    depot.close()
+    server = started(store)
+    assert said(server) == []
+    assert "is not private to this user" in server.complaint()
+    server.close()
 
 
 @pytest.mark.parametrize("who", ["nobody", "a stranger", "a stranger with the public key", "the pool"])
@@ -133,17 +133,17 @@ def test_a_follower_trusts_the_pool_alone(store: Path) -> None:
     false.curve_server = True
     port = false.bind_to_random_port("tcp://127.0.0.1")
     public, secret = (key.decode() for key in zmq.curve_keypair())
-    depot = ChildTransport([sys.executable, "-m", "skymagic.kernels.store.server", str(store)])
-    depot.write(freight.encode(freight.Settings("127.0.0.1", public, secret)))
-    depot.write(freight.encode(freight.Replicate(NAME, 1, "127.0.0.1", port)))
-    stream = freight.decoder(noise=True)
+    server = ChildTransport([sys.executable, "-m", "skymagic.kernels.store.server", str(store)])
+    server.write(protocol.encode(protocol.Settings("127.0.0.1", public, secret)))
+    server.write(protocol.encode(protocol.Replicate(NAME, 1, "127.0.0.1", port)))
+    stream = protocol.decoder(noise=True)
     while not (
-        failed := [each for each in stream.feed(depot.read()) if isinstance(each, freight.StoreFailed)]
+        failed := [each for each in stream.feed(server.read()) if isinstance(each, protocol.StoreFailed)]
     ):
         pass
-    assert failed == [freight.StoreFailed(NAME, f"no word from 127.0.0.1:{port}")]
+    assert failed == [protocol.StoreFailed(NAME, f"no word from 127.0.0.1:{port}")]
     assert not false.poll(0)  # nor was it told anything
-    depot.close()
+    server.close()
     context.destroy(linger=0)
 
 
@@ -157,18 +157,18 @@ def test_nodes_that_wait_for_each_other() -> None:
         names = [f"{NAME[:16]}-{digest([each])}" for each in data]
         for node, other in ((0, 1), (1, 0)):
             for name in names if node == 0 else reversed(names):
-                clients[node].send(freight.Replicate(name, MB, "127.0.0.1", clients[other].port))
+                clients[node].send(protocol.Replicate(name, MB, "127.0.0.1", clients[other].port))
         for node, name, each in ((0, names[1], data[1]), (1, names[0], data[0])):
-            clients[node].send(freight.Put(name, MB))  # instead of following, at last
-            clients[node].send(freight.PutChunk(name, MB), memoryview(each))
-            clients[node].send(freight.PutEnd(name, name[17:]))
+            clients[node].send(protocol.Put(name, MB))  # instead of following, at last
+            clients[node].send(protocol.PutChunk(name, MB), memoryview(each))
+            clients[node].send(protocol.PutEnd(name, name[17:]))
         while not all({path.name for path in two.files(node)} >= set(names) for node in range(2)):
             time.sleep(0.01)
     finally:
         two.close()
 
 
-def test_depots_listen_on_their_own_address_alone() -> None:
+def test_servers_listen_on_their_own_address_alone() -> None:
     two = Cluster(2)
     try:
         put(two, b"all are up")
@@ -211,22 +211,22 @@ def test_files_are_deflated_while_the_line_is_slow() -> None:
 def test_frames_in_any_pieces() -> None:
     whole = b"noise\n" + b"".join(
         [
-            freight.encode(freight.Ready(1, 2)),
-            freight.encode(freight.PutChunk(NAME, 5)) + b"a\nb\nc",
-            freight.encode(freight.PutChunk(NAME, 0)),
-            freight.encode(freight.Heartbeat()),
+            protocol.encode(protocol.Ready(1, 2)),
+            protocol.encode(protocol.PutChunk(NAME, 5)) + b"a\nb\nc",
+            protocol.encode(protocol.PutChunk(NAME, 0)),
+            protocol.encode(protocol.Heartbeat()),
         ]
     )
     for step in range(1, len(whole)):
-        stream = freight.decoder(noise=True)
+        stream = protocol.decoder(noise=True)
         found = [each for n in range(0, len(whole), step) for each in stream.feed(whole[n : n + step])]
         messages = [each for each in found if not isinstance(each, memoryview)]
         assert messages == [
-            freight.Ready(1, 2),
-            freight.PutChunk(NAME, 5),
-            freight.PutChunk(NAME, 0),
-            freight.Heartbeat(),
+            protocol.Ready(1, 2),
+            protocol.PutChunk(NAME, 5),
+            protocol.PutChunk(NAME, 0),
+            protocol.Heartbeat(),
         ]
         assert b"".join(each for each in found if isinstance(each, memoryview)) == b"a\nb\nc"
     with pytest.raises(ValueError, match="not a message"):
-        list(freight.decoder().feed(whole))
+        list(protocol.decoder().feed(whole))

@@ -23,7 +23,7 @@ PHASES = {
     "finding addresses": "skymagic.cluster:Agents.meet",
     "waiting for the controller": "skymagic.cluster:Agents.wait_controller",
     "connecting to it": "skymagic.run.engine:Engine.__init__",
-    "opening depots": "skymagic.pool.resources:open_store",
+    "opening value servers": "skymagic.pool.resources:open_store",
     "waiting for ranks": "skymagic.cluster:Agents.wait_ready",
     "binding engines": "skymagic.run.engine:Engine.bind",
 }

@@ -1,1 +1,9 @@
-"""What moves to which rank: the manifest of a run, bundles of values, and what each rank's names are bound to."""
+"""What moves to which rank: the manifest of a run, bundles of values, and what each rank's names are bound to.
+
+shipper     the notebook's end: makes the manifest of a run
+manifest    what one cell needs on the ranks, as a value
+bundles     variables that are pickled together, and their way into a store
+bindings    what each rank's names are bound to
+unpacking   values on their way back
+refusal     why a value cannot travel, and what to do instead
+"""

@@ -1,1 +1,11 @@
-"""Values as bytes and back: pickles with their buffers apart, memory that is shared, mappings; on both sides."""
+"""Values as bytes and back: pickles with their buffers apart, memory that is shared, mappings; on both sides.
+
+pickling    values as a pickle (protocol 5) and its out-of-band buffers
+rebuild     what pickles call to make functions, classes and others again
+pickled     a pickled value, and which values share something
+arrays      the memory of numpy's arrays and pandas' frames
+tensors     the memory of torch's tensors
+memory      which memory overlaps, and travels as one
+rope        pickle streams in pieces, without a copy
+kinds       questions about types
+"""

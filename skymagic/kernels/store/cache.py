@@ -1,4 +1,4 @@
-"""Values that the user's pools have left on a machine, found again by their content."""
+"""An LRU cache on disk: values that the user's pools have left on a machine, found again by their content."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from pathlib import Path
 from skymagic.data.store.store import LARGE, private
 from skymagic.wire.transport import write_all
 
-AGE = 30 * 86400.0
+MAX_AGE = 30 * 86400.0
 """Seconds after which a value that no pool has asked for is removed."""
-STEP = 1 << 20
+PIECE_BYTES = 1 << 20
 
 
-def place() -> Path:
-    """Where they lie: in the user's home, for the user alone."""
+def cache_folder() -> Path:
+    """Where the values are: in the user's home, for the user alone."""
     return Path.home() / ".skymagic" / "values"
 
 
-class Cellar:
-    """A folder of values, each under its xxh3-128; the ones that were asked for longest ago go first.
+class ValueCache:
+    """A folder of values, each under its xxh3-128; the least recently used go first.
 
-    Nothing here is promised: a folder that cannot be written keeps nothing, and says nothing.
+    Best effort: a folder that cannot be written keeps nothing, without a message.
 
     Args:
         folder: made when it is needed first.
         limit: bytes that all values together may fill.
-        after: seconds that a value must have lain in the store to be worth keeping.
+        min_age: seconds that a value must have lain in the store to be worth keeping.
     """
 
-    def __init__(self, folder: Path, limit: int, after: float) -> None:
+    def __init__(self, folder: Path, limit: int, min_age: float) -> None:
         self._folder = folder
         self._limit = limit
-        self._after = after
-        self._waiting: queue.SimpleQueue[tuple[float, str, Callable[[], Path | None]]] = queue.SimpleQueue()
-        threading.Thread(target=self._store, name="depot-cellar", daemon=True).start()
+        self._min_age = min_age
+        self._queue: queue.SimpleQueue[tuple[float, str, Callable[[], Path | None]]] = queue.SimpleQueue()
+        threading.Thread(target=self._store, name="values-cache", daemon=True).start()
 
     def find(self, key: str, nbytes: int) -> Path | None:
         """The file of a value; None when there is none of this length."""
@@ -54,18 +54,18 @@ class Cellar:
             return None
         return path
 
-    def keep(self, key: str, nbytes: int, source: Callable[[], Path | None]) -> None:
-        """Keep a value for later pools, if it is worth it; `source` says where it lies then, None when it has gone."""
+    def add(self, key: str, nbytes: int, source: Callable[[], Path | None]) -> None:
+        """Keep a value for later pools, if it is worth it; `source` returns where it is then, None when it has gone."""
         if LARGE <= nbytes <= self._limit:
-            self._waiting.put((time.monotonic() + self._after, key, source))
+            self._queue.put((time.monotonic() + self._min_age, key, source))
 
-    def forget(self, key: str) -> None:
-        """A value is not what it should be."""
+    def remove(self, key: str) -> None:
+        """Unlink a value whose content is not what its key says."""
         (self._folder / key).unlink(missing_ok=True)
 
     def _store(self) -> None:
         while True:
-            when, key, source = self._waiting.get()
+            when, key, source = self._queue.get()
             time.sleep(max(0.0, when - time.monotonic()))
             path = source()
             if path is not None:
@@ -81,7 +81,7 @@ class Cellar:
         part = self._folder / f"{secrets.token_hex(16)}.part"
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            for data in pieces(source):
+            for data in read_pieces(source):
                 write_all(descriptor, data)
             part.rename(self._folder / key)
         finally:
@@ -97,13 +97,13 @@ class Cellar:
         )
         size = sum(length for _, length, _ in files)
         for used, length, path in files:
-            if size + nbytes > self._limit or used < time.time() - AGE:
+            if size + nbytes > self._limit or used < time.time() - MAX_AGE:
                 path.unlink(missing_ok=True)
                 size -= length
 
 
-def pieces(path: Path) -> Iterator[memoryview]:
+def read_pieces(path: Path) -> Iterator[memoryview]:
     """A file's bytes, one piece at a time."""
     with path.open("rb", buffering=0) as file:
-        while data := file.read(STEP):
+        while data := file.read(PIECE_BYTES):
             yield memoryview(data)

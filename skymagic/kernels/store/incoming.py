@@ -12,11 +12,11 @@ from pathlib import Path
 from skymagic.data.store.store import available, overflow, private
 from skymagic.data.store.writer import STEP, Partial
 
-_PREFIX = ".depot-"
+_PREFIX = ".incoming-"
 
 
-class Ground:
-    """A store's directories, as a depot fills them.
+class StoreFolder:
+    """A store's directories, as the value server fills them.
 
     Args:
         directory: the store's; made when it does not exist.
@@ -37,11 +37,11 @@ class Ground:
             ours = sum(_length(entry) for entry in entries)
         return int((available(self.directory) + ours) * self.share) - ours
 
-    def place(self, nbytes: int) -> Path:
+    def folder_for(self, nbytes: int) -> Path:
         """The directory that a file of this size goes to."""
-        return self.directory if nbytes <= self.room() else self.spill()
+        return self.directory if nbytes <= self.room() else self.overflow_folder()
 
-    def spill(self) -> Path:
+    def overflow_folder(self) -> Path:
         """The directory on disk, made when it is needed first."""
         directory = overflow(self.directory)
         private(directory)
@@ -63,8 +63,8 @@ class Ground:
         with contextlib.suppress(OSError):  # not there, or files are left in it
             overflow(self.directory).rmdir()
 
-    def clear(self) -> None:
-        """Unlink what a depot that was killed has left half done."""
+    def remove_partials(self) -> None:
+        """Unlink the incomplete files of a server that was killed."""
         for directory in (self.directory, overflow(self.directory)):
             for path in directory.glob(f"{_PREFIX}*.part"):
                 path.unlink(missing_ok=True)
@@ -77,33 +77,33 @@ def _length(entry: os.DirEntry[str]) -> int:
         return 0
 
 
-class Arrival:
-    """A value that is being written; closed when it has landed or is given up.
+class IncomingValue:
+    """A value that is being written, and may be read meanwhile; closed when it is complete or abandoned.
 
     Args:
-        ground: where it goes.
+        folder: where it goes.
         name: the file's name, unless its content turns out to be another.
         nbytes: how long it will be.
-        news: called when more of it has come.
+        on_progress: called when more of it has come.
     """
 
-    def __init__(self, ground: Ground, name: str, nbytes: int, news: Callable[[], None]) -> None:
+    def __init__(self, folder: StoreFolder, name: str, nbytes: int, on_progress: Callable[[], None]) -> None:
         self.name = name
         self.final: str | None = None
-        """Its name in the store, once it has landed."""
-        self._ground = ground
-        self._news = news
+        """Its name in the store, once it is complete."""
+        self._folder = folder
+        self._on_progress = on_progress
         self._lock = threading.Lock()
         self._open = True
-        self._partial = Partial(ground.place(nbytes), ground.spill, _PREFIX)
+        self._partial = Partial(folder.folder_for(nbytes), folder.overflow_folder, _PREFIX)
 
     @property
-    def come(self) -> int:
+    def received(self) -> int:
         """Bytes that are here."""
         return self._partial.nbytes
 
     def write(self, data: memoryview) -> None:
-        """Append bytes; nothing happens when it was given up meanwhile.
+        """Append bytes; nothing happens when it was abandoned meanwhile.
 
         Raises:
             OSError: there is no room.
@@ -113,7 +113,7 @@ class Arrival:
                 return
             for start in range(0, len(data), STEP):
                 self._partial.write(data[start : start + STEP])
-        self._news()
+        self._on_progress()
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Bytes from an offset on, as far as they are here."""
@@ -121,10 +121,10 @@ class Arrival:
             return self._partial.read(offset, nbytes) if self._open else b""
 
     def seal(self, key: str) -> None:
-        """It is complete: give the file its name.
+        """It is complete: check its hash, and give the file its name.
 
         Raises:
-            OSError: it was given up, or its content is not what the key says.
+            OSError: it was abandoned, or its content is not what the key says.
         """
         with self._lock:
             if not self._open:
@@ -134,10 +134,10 @@ class Arrival:
             self.final = renamed(self.name, key)
             self._partial.finish(self.final)
             self._end()
-        self._news()
+        self._on_progress()
 
     def close(self) -> None:
-        """Give it up, unless it has landed; twice is safe."""
+        """Abandon it, unless it is complete; twice is safe."""
         with self._lock:
             self._end()
 

@@ -1,4 +1,4 @@
-"""What a depot says to the notebook: messages at once, files in pieces that are deflated while the line is busy."""
+"""What a value server sends to the notebook: messages, and files in pieces that are deflated while the connection is the bottleneck."""
 
 from __future__ import annotations
 
@@ -13,137 +13,137 @@ from pathlib import Path
 from skymagic.wire.store import Message, Read, ReadChunk, ReadReply, encode
 from skymagic.wire.transport import write_all
 
-PIECE = 1 << 19
+PIECE_BYTES = 1 << 19
 """Bytes of a file that are sent at a time."""
-_WAITING = 4
-"""Pieces that may wait for the line."""
-_WORTH = 0.9
+_MAX_QUEUED_PIECES = 4
+"""Pieces that may wait to be written."""
+_WORTHWHILE_RATIO = 0.9
 """A piece is sent deflated when it becomes shorter than this part of itself."""
-_REST = 16
+_SKIPPED_PIECES = 16
 """Pieces after one that was not worth it that are not tried."""
-_ENOUGH = 16
-"""Pieces after which a line that was never busy is a fast one: what is on the way hides a slow one until then."""
+_FAST_AFTER_PIECES = 16
+"""Pieces after which a connection that was never busy counts as fast: until then the buffers on the way hide a slow one."""
 
 
-class Outlet:
-    """Writes to a descriptor, on a thread of its own.
+class Sender:
+    """A bounded send queue: writes to a descriptor on a thread of its own.
 
     Args:
         descriptor: where the notebook listens.
-        gone: called once when nobody listens any more.
+        on_lost: called once when nobody listens any more.
     """
 
-    def __init__(self, descriptor: int, gone: Callable[[], None]) -> None:
+    def __init__(self, descriptor: int, on_lost: Callable[[], None]) -> None:
         self._descriptor = descriptor
-        self._gone = gone
+        self._on_lost = on_lost
         self._items: deque[tuple[bytes, bytes | None]] = deque()
         self._pieces = 0
         self._writing = False
-        self._news = threading.Condition()
-        threading.Thread(target=self._write, name="depot-outlet", daemon=True).start()
+        self._changed = threading.Condition()
+        threading.Thread(target=self._write, name="values-sender", daemon=True).start()
 
     @property
     def busy(self) -> bool:
-        """Whether pieces wait for the line: there is time to make the next one shorter."""
-        return self._pieces >= _WAITING
+        """Whether the queue is full: there is time to make the next piece shorter."""
+        return self._pieces >= _MAX_QUEUED_PIECES
 
-    def say(self, message: Message) -> None:
-        """A message; does not wait."""
-        with self._news:
+    def send(self, message: Message) -> None:
+        """Queue a message; does not wait."""
+        with self._changed:
             self._items.append((encode(message), None))
-            self._news.notify_all()
+            self._changed.notify_all()
 
-    def piece(self, message: Message, data: bytes) -> None:
-        """A message and raw bytes; waits while many are waiting."""
-        with self._news:
-            self._news.wait_for(lambda: self._pieces < _WAITING)
+    def send_piece(self, message: Message, data: bytes) -> None:
+        """Queue a message and raw bytes; waits while the queue is full (back pressure)."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pieces < _MAX_QUEUED_PIECES)
             self._pieces += 1
             self._items.append((encode(message), data))
-            self._news.notify_all()
+            self._changed.notify_all()
 
-    def close(self, patience: float = 1.0) -> None:
-        """Let what was said go out, as far as somebody listens."""
-        with self._news:
-            self._news.wait_for(lambda: not self._items and not self._writing, patience)
+    def close(self, timeout: float = 1.0) -> None:
+        """Wait until the queue is empty, or the time is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._items and not self._writing, timeout)
 
     def _write(self) -> None:
         try:
             while True:
-                with self._news:
-                    self._news.wait_for(lambda: self._items)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._items)
                     line, data = self._items.popleft()
                     self._writing = True
                 write_all(self._descriptor, line)
                 if data is not None:
                     write_all(self._descriptor, data)
-                with self._news:
+                with self._changed:
                     self._writing = False
                     self._pieces -= data is not None
-                    self._news.notify_all()
+                    self._changed.notify_all()
         except OSError:
-            self._gone()
+            self._on_lost()
 
 
-class Reading:
+class FileReader:
     """Sends files, one after the other, on a thread of its own.
 
     Args:
-        outlet: where they go.
+        sender: where they go.
         find: where the file of a name lies; None when there is none.
     """
 
-    def __init__(self, outlet: Outlet, find: Callable[[str], Path | None]) -> None:
-        self._outlet = outlet
+    def __init__(self, sender: Sender, find: Callable[[str], Path | None]) -> None:
+        self._sender = sender
         self._find = find
-        self._stopped: set[int] = set()
+        self._cancelled: set[int] = set()
         self._slow = False
-        """Whether the line was busy when last it could be told."""
-        self._orders: queue.SimpleQueue[Read] = queue.SimpleQueue()
-        threading.Thread(target=self._read, name="depot-reading", daemon=True).start()
+        """Whether the connection was busy when last it could be measured."""
+        self._requests: queue.SimpleQueue[Read] = queue.SimpleQueue()
+        threading.Thread(target=self._read, name="values-reader", daemon=True).start()
 
-    def read(self, order: Read) -> None:
+    def read(self, request: Read) -> None:
         """Send a file."""
-        self._orders.put(order)
+        self._requests.put(request)
 
-    def stop(self, number: int) -> None:
-        """Do not send it, or not the rest of it."""
-        self._stopped.add(number)
+    def cancel(self, number: int) -> None:
+        """Do not send a file, or not the rest of it."""
+        self._cancelled.add(number)
 
     def _read(self) -> None:
         while True:
-            order = self._orders.get()
-            path = self._find(order.name)
+            request = self._requests.get()
+            path = self._find(request.name)
             try:
                 if path is None:
-                    raise FileNotFoundError(order.name)
+                    raise FileNotFoundError(request.name)
                 with path.open("rb", buffering=0) as file:
-                    self._send(order, file.fileno())
+                    self._send_file(request, file.fileno())
             except OSError:
-                self._outlet.say(ReadReply(order.number, -1))
+                self._sender.send(ReadReply(request.number, -1))
 
-    def _send(self, order: Read, descriptor: int) -> None:
+    def _send_file(self, request: Read, descriptor: int) -> None:
         import xxhash
 
-        self._outlet.say(ReadReply(order.number, os.fstat(descriptor).st_size - order.offset))
-        offset, rest, count, busy = order.offset, 0, 0, False
-        while order.number not in self._stopped and (data := os.pread(descriptor, PIECE, offset)):
+        self._sender.send(ReadReply(request.number, os.fstat(descriptor).st_size - request.offset))
+        offset, skip, count, busy = request.offset, 0, 0, False
+        while request.number not in self._cancelled and (data := os.pread(descriptor, PIECE_BYTES, offset)):
             offset += len(data)
             count += 1
-            busy = busy or self._outlet.busy
-            self._slow = busy or (self._slow and count < _ENOUGH)
-            rest = max(0, rest - 1)
-            sent = deflated(data) if self._slow and not rest else data
-            if self._slow and not rest and sent is data:
-                rest = _REST
+            busy = busy or self._sender.busy
+            self._slow = busy or (self._slow and count < _FAST_AFTER_PIECES)
+            skip = max(0, skip - 1)
+            sent = deflated(data) if self._slow and not skip else data
+            if self._slow and not skip and sent is data:
+                skip = _SKIPPED_PIECES
             check = xxhash.xxh3_64_hexdigest(data)
-            self._outlet.piece(ReadChunk(order.number, len(sent), sent is not data, check), sent)
-        self._stopped.discard(order.number)
+            self._sender.send_piece(ReadChunk(request.number, len(sent), sent is not data, check), sent)
+        self._cancelled.discard(request.number)
 
 
 def deflated(data: bytes) -> bytes:
     """The bytes deflated, or the very same object where that is not worth it."""
     sample = data[: len(data) // 8]
-    if len(zlib.compress(sample, 1)) > _WORTH * len(sample):
+    if len(zlib.compress(sample, 1)) > _WORTHWHILE_RATIO * len(sample):
         return data
     packed = zlib.compress(data, 1)
-    return packed if len(packed) < _WORTH * len(data) else data
+    return packed if len(packed) < _WORTHWHILE_RATIO * len(data) else data

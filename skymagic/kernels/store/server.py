@@ -1,7 +1,7 @@
-"""A node's depot: brings values from the notebook and from other nodes into the node's store, and files back.
+"""A node's value server: writes values from the notebook and from other nodes into the node's store, and sends files back.
 
 ``python -m skymagic.kernels.store.server STORE`` speaks over its standard input and output (`skymagic.wire.store`) and ends when
-its input does. What is complete stays in the store; a depot that follows on the same store finds it.
+its input does. What is complete stays in the store; the next server on the same store finds it.
 Nothing that comes is unpickled or executed: it is bytes, written under a name that leads nowhere else.
 """
 
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.data.store.store import overflow, private
-from skymagic.kernels.store.cache import Cellar, pieces, place
-from skymagic.kernels.store.incoming import Arrival, Ground, renamed
-from skymagic.kernels.store.outgoing import Outlet, Reading
+from skymagic.kernels.store.cache import ValueCache, cache_folder, read_pieces
+from skymagic.kernels.store.incoming import IncomingValue, StoreFolder, renamed
+from skymagic.kernels.store.outgoing import FileReader, Sender
 from skymagic.wire.store import (
     CancelRead,
     Delete,
@@ -42,158 +42,162 @@ from skymagic.wire.store import (
     decoder,
 )
 
-LOCK = ".depot"
-"""A file in the store: its lock is held by the store's depot."""
-BEAT = 2.0
-"""Seconds between signs of life."""
+LOCK = ".value-server"
+"""A file in the store: its lock is held by the store's server."""
+HEARTBEAT_INTERVAL = 2.0
+"""Seconds between heartbeats."""
 
 
-class Depot:
-    """Carries out what the notebook says.
+class ValueServer:
+    """Handles the notebook's messages.
 
     Args:
         directory: the node's store.
-        outlet: where answers go.
-        terms: the pool's.
+        sender: where answers go.
+        settings: the pool's.
     """
 
-    def __init__(self, directory: Path, outlet: Outlet, terms: Settings) -> None:
-        self._ground = Ground(directory, terms.share)
-        self._ground.clear()
-        self._outlet = outlet
+    def __init__(self, directory: Path, sender: Sender, settings: Settings) -> None:
+        self._folder = StoreFolder(directory, settings.share)
+        self._folder.remove_partials()
+        self._sender = sender
         self._lock = threading.Lock()
-        self._arrivals: dict[str, Arrival] = {}
+        self._incoming: dict[str, IncomingValue] = {}
         self._renamed: dict[str, str] = {}
-        self._reading = Reading(outlet, self._ground.find)
-        self._into: Arrival | None = None
-        self._cellar = Cellar(place(), terms.keep, terms.keep_after) if terms.keep else None
+        self._reader = FileReader(sender, self._folder.find)
+        self._current: IncomingValue | None = None
+        self._cache = (
+            ValueCache(cache_folder(), settings.keep, settings.keep_after) if settings.keep else None
+        )
         self._server: Any = None
         self._follower: Any = None
-        if terms.address:
-            from skymagic.kernels.store.peers import Follower, Server
+        if settings.address:
+            from skymagic.kernels.store.peers import Follower, PeerServer
 
-            self._server = Server(terms.address, terms.public, terms.secret, self._supply)
-            self._follower = Follower(terms.public, terms.secret, self._more, self._land, self._fail)
-        outlet.say(Ready(self._server.port if self._server else 0, self._ground.room()))
+            self._server = PeerServer(settings.address, settings.public, settings.secret, self._read)
+            self._follower = Follower(
+                settings.public, settings.secret, self._append, self._complete, self._fail
+            )
+        sender.send(Ready(self._server.port if self._server else 0, self._folder.room()))
 
-    def carry_out(self, order: Any) -> None:
-        """One message of the notebook's, or raw bytes that follow one."""
-        match order:
+    def handle(self, message: Any) -> None:
+        """Handle a message, or raw bytes that follow one."""
+        match message:
             case memoryview():
-                self._write(order)
+                self._write(message)
             case PutChunk():
-                self._into = self._arrivals.get(order.name)
+                self._current = self._incoming.get(message.name)
             case Put():
-                self._abandon(order.name)
-                self._arrive(order.name, order.nbytes)
+                self._abandon(message.name)
+                self._begin(message.name, message.nbytes)
             case PutEnd():
-                self._try_to_land(order.name, order.key)
+                self._try_to_complete(message.name, message.key)
             case Query():
-                self._look(order)
+                self._query(message)
             case Replicate():
-                self._follow(order)
+                self._follow(message)
             case Delete():
-                for name in order.names:
+                for name in message.names:
                     self._abandon(name)
-                self._ground.drop(order.names)
+                self._folder.drop(message.names)
             case Read():
-                self._reading.read(order)
+                self._reader.read(message)
             case CancelRead():
-                self._reading.stop(order.number)
+                self._reader.cancel(message.number)
             case _:
-                raise ValueError(f"not a message to a depot: {order!r}")
+                raise ValueError(f"not a message to a value server: {message!r}")
 
     def close(self) -> None:
-        """Give up what has not landed."""
-        for arrival in list(self._arrivals.values()):
-            arrival.close()
+        """Abandon what is incomplete."""
+        for incoming in list(self._incoming.values()):
+            incoming.close()
 
-    # -- values that arrive ------------------------------------------------------------------------------------------
+    # -- incoming values ---------------------------------------------------------------------------------------------
 
-    def _news(self) -> None:
+    def _wake_followers(self) -> None:
         if self._server is not None:
-            self._server.news()
+            self._server.wake()
 
-    def _arrive(self, name: str, nbytes: int) -> Arrival | None:
+    def _begin(self, name: str, nbytes: int) -> IncomingValue | None:
         try:
-            arrival = Arrival(self._ground, name, nbytes, self._news)
+            incoming = IncomingValue(self._folder, name, nbytes, self._wake_followers)
         except OSError as problem:
             self._fail(name, problem)
             return None
         with self._lock:
-            self._arrivals[name] = arrival
-        return arrival
+            self._incoming[name] = incoming
+        return incoming
 
     def _write(self, data: memoryview) -> None:
-        if self._into is not None:
+        if self._current is not None:
             try:
-                self._into.write(data)
+                self._current.write(data)
             except OSError as problem:
-                self._fail(self._into.name, problem)
-                self._into = None
+                self._fail(self._current.name, problem)
+                self._current = None
 
-    def _try_to_land(self, name: str, key: str) -> None:
-        self._into = None
-        if name in self._arrivals:  # else it has failed, and that was said
+    def _try_to_complete(self, name: str, key: str) -> None:
+        self._current = None
+        if name in self._incoming:  # else it has failed, and StoreFailed was sent
             try:
-                self._land(name, key)
+                self._complete(name, key)
             except OSError as problem:
                 self._fail(name, problem)
 
-    def _land(self, name: str, key: str) -> None:
-        arrival = self._arrivals.get(name)
-        if arrival is None:
+    def _complete(self, name: str, key: str) -> None:
+        incoming = self._incoming.get(name)
+        if incoming is None:
             raise OSError(errno.ECANCELED, "it was given up")
-        arrival.seal(key)
+        incoming.seal(key)
         with self._lock:
-            self._arrivals.pop(name, None)
-            if arrival.final != name:
+            self._incoming.pop(name, None)
+            if incoming.final != name:
                 self._renamed[name] = renamed(name, key)
-        self._news()
-        path = self._ground.find(renamed(name, key))
-        spilled = path is not None and path.parent == overflow(self._ground.directory)
-        if self._cellar is not None:
-            self._cellar.keep(key, arrival.come, lambda: self._ground.find(renamed(name, key)))
+        self._wake_followers()
+        path = self._folder.find(renamed(name, key))
+        spilled = path is not None and path.parent == overflow(self._folder.directory)
+        if self._cache is not None:
+            self._cache.add(key, incoming.received, lambda: self._folder.find(renamed(name, key)))
         note = f"it is kept on disk, in {path.parent}" if path is not None and spilled else ""
-        self._outlet.say(Stored(name, key, self._ground.room(), note))
+        self._sender.send(Stored(name, key, self._folder.room(), note))
 
     def _fail(self, name: str, problem: OSError) -> None:
-        """Say so; what has come is kept for going on with another node, unless that cannot help."""
+        """Report it; after a timeout what has come is kept, to go on with another node as the source."""
         if not isinstance(problem, TimeoutError):
             self._abandon(name)
-        self._outlet.say(StoreFailed(name, problem.strerror or str(problem), problem.errno or 0))
+        self._sender.send(StoreFailed(name, problem.strerror or str(problem), problem.errno or 0))
 
     def _abandon(self, name: str) -> None:
         if self._follower is not None:
             self._follower.abandon(name)
         with self._lock:
-            arrival = self._arrivals.pop(name, None)
-        if arrival is not None:
-            arrival.close()
+            incoming = self._incoming.pop(name, None)
+        if incoming is not None:
+            incoming.close()
 
     # -- other nodes -------------------------------------------------------------------------------------------------
 
-    def _follow(self, order: Replicate) -> None:
+    def _follow(self, message: Replicate) -> None:
         if self._follower is None:
-            self._fail(order.name, OSError(errno.ENOTCONN, "this node knows no other"))
-        elif self._ground.find(order.name) is not None:  # it has landed while the line was down
-            self._outlet.say(Stored(order.name, order.name.partition("-")[2], self._ground.room()))
-        elif order.name in self._arrivals or self._arrive(order.name, order.nbytes):
-            self._follower.follow(order)
+            self._fail(message.name, OSError(errno.ENOTCONN, "this node knows no other"))
+        elif self._folder.find(message.name) is not None:  # it was completed while the connection was down
+            self._sender.send(Stored(message.name, message.name.partition("-")[2], self._folder.room()))
+        elif message.name in self._incoming or self._begin(message.name, message.nbytes):
+            self._follower.follow(message)
 
-    def _more(self, name: str, data: memoryview) -> int:
-        arrival = self._arrivals.get(name)
-        if arrival is None:
+    def _append(self, name: str, data: memoryview) -> int:
+        incoming = self._incoming.get(name)
+        if incoming is None:
             raise OSError(errno.ECANCELED, "it was given up")
-        arrival.write(data)
-        return arrival.come
+        incoming.write(data)
+        return incoming.received
 
-    def _supply(self, name: str, offset: int, limit: int) -> tuple[bytes, str]:
+    def _read(self, name: str, offset: int, limit: int) -> tuple[bytes, str]:
         with self._lock:
-            arrival, final = self._arrivals.get(name), self._renamed.get(name, name)
-        if arrival is not None:
-            return arrival.read(offset, limit), ""
-        path = self._ground.find(final)
+            incoming, final = self._incoming.get(name), self._renamed.get(name, name)
+        if incoming is not None:
+            return incoming.read(offset, limit), ""
+        path = self._folder.find(final)
         if path is None:  # it has not begun to arrive
             return b"", ""
         with path.open("rb", buffering=0) as file:
@@ -203,54 +207,54 @@ class Depot:
 
     # -- what is here ------------------------------------------------------------------------------------------------
 
-    def _look(self, order: Query) -> None:
+    def _query(self, message: Query) -> None:
         here: list[str] = []
         lacks: list[str] = []
         kept: list[tuple[str, str, Path]] = []
-        for key, name, nbytes in order.values:
-            if self._ground.find(name):
+        for key, name, nbytes in message.values:
+            if self._folder.find(name):
                 here.append(name)
-            elif name not in self._arrivals:
-                path = self._cellar.find(key, nbytes) if self._cellar is not None else None
-                if path is None or self._arrive(name, nbytes) is None:
+            elif name not in self._incoming:
+                path = self._cache.find(key, nbytes) if self._cache is not None else None
+                if path is None or self._begin(name, nbytes) is None:
                     lacks.append(name)
                 else:
                     kept.append((key, name, path))
-        self._outlet.say(QueryReply(order.number, lacks, here, self._ground.room()))
-        threading.Thread(target=self._restore, args=(kept,), name="depot-restore", daemon=True).start()
+        self._sender.send(QueryReply(message.number, lacks, here, self._folder.room()))
+        threading.Thread(target=self._restore, args=(kept,), name="values-restore", daemon=True).start()
 
     def _restore(self, kept: list[tuple[str, str, Path]]) -> None:
-        """Copy what an earlier pool has left, which other nodes may follow."""
+        """Copy what an earlier pool has left into the store; other nodes may follow meanwhile."""
         for key, name, path in kept:
             try:
-                for piece in pieces(path):
-                    self._more(name, piece)
-                self._land(name, key)
+                for piece in read_pieces(path):
+                    self._append(name, piece)
+                self._complete(name, key)
             except OSError as problem:
-                if problem.errno == errno.EBADMSG and self._cellar is not None:
-                    self._cellar.forget(key)
+                if problem.errno == errno.EBADMSG and self._cache is not None:
+                    self._cache.remove(key)
                 if problem.errno != errno.ECANCELED:
                     self._fail(name, problem)
 
 
-def orders(descriptor: int) -> Iterator[Any]:
-    """Messages and raw bytes that the notebook sends, until it has closed."""
+def messages(descriptor: int) -> Iterator[Any]:
+    """Messages and raw bytes of the notebook, until it has closed its end."""
     cutter = decoder()
     while data := os.read(descriptor, 1 << 18):
         yield from cutter.feed(data)
 
 
-def _beat(outlet: Outlet, directory: Path, end: threading.Event) -> None:
-    """Show that the depot lives; end it when its store is gone, for then so is the pool."""
-    while not end.wait(BEAT):
+def _send_heartbeats(sender: Sender, directory: Path, end: threading.Event) -> None:
+    """Send heartbeats; end the server when its store is gone, for then so is the pool."""
+    while not end.wait(HEARTBEAT_INTERVAL):
         if not directory.exists():
             os.kill(os.getpid(), signal.SIGTERM)
-        outlet.say(Heartbeat())
+        sender.send(Heartbeat())
 
 
 @contextlib.contextmanager
-def alone(directory: Path) -> Iterator[None]:
-    """Be the one depot on a store: end an older one, which has lost its notebook and does not know it yet."""
+def exclusive(directory: Path) -> Iterator[None]:
+    """Hold the store's lock: kill an older server, which has lost its notebook and does not know it yet."""
     path = directory / LOCK
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -258,11 +262,12 @@ def alone(directory: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(descriptor, 20, 0).strip()
-            if holder.isdigit():  # whoever holds the lock lives and has written its number
+            if holder.isdigit():  # the holder lives, for its lock does, and has written its process id
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(holder), signal.SIGKILL)
             time.sleep(0.01)
         else:
+            # The older server may have unlinked the file between our open and our lock: then the lock is nobody's.
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 break
         os.close(descriptor)
@@ -274,35 +279,35 @@ def alone(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _leave(*_: object) -> None:
+def _exit(*_: object) -> None:
     raise SystemExit(0)
 
 
 def main(directory: str) -> None:
-    """Serve until the input ends, or until another depot takes over."""
+    """Serve until the input ends, or until another server takes over."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+        signal.signal(number, _exit)
     out = os.dup(1)
-    os.dup2(2, 1)  # nothing else speaks there
+    os.dup2(2, 1)  # nothing else may write to the notebook: a library's print would break the protocol
     os.write(out, b"\n")  # after whatever a login shell has printed
     end = threading.Event()
-    outlet = Outlet(out, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    asked = orders(0)
-    terms = next(asked, None)
-    if not isinstance(terms, Settings):
+    sender = Sender(out, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    inbox = messages(0)
+    settings = next(inbox, None)
+    if not isinstance(settings, Settings):
         return
     store = Path(directory)
     private(store)
-    with alone(store):
-        depot = Depot(store, outlet, terms)
-        threading.Thread(target=_beat, args=(outlet, store, end), daemon=True).start()
+    with exclusive(store):
+        server = ValueServer(store, sender, settings)
+        threading.Thread(target=_send_heartbeats, args=(sender, store, end), daemon=True).start()
         try:
-            for order in asked:
-                depot.carry_out(order)
+            for message in inbox:
+                server.handle(message)
         finally:
             end.set()
-            depot.close()
-            outlet.close()
+            server.close()
+            sender.close()
 
 
 if __name__ == "__main__":
