@@ -147,7 +147,7 @@ def test_lower_knows_nothing_of_higher(path: Path) -> None:
 
 def test_processes_are_named_in_one_table() -> None:
     """What one process starts in another is a boundary: its module is named in `wire.processes`, and nowhere else."""
-    tables = {PROCESSES, Path("__init__.py"), Path("plugins/table.py"), Path("providers/__init__.py")}
+    tables = {PROCESSES, Path("__init__.py"), Path("plugins/table.py"), Path("providers/table.py")}
     boundaries = named(PROCESSES)
     assert boundaries
     assert {module.split(".")[0] for module in boundaries} == {"kernels"}

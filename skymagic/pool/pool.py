@@ -30,7 +30,7 @@ from skymagic.wire import processes
 if TYPE_CHECKING:
     from skymagic.data.shipping.shipper import Manifest, Shipper
     from skymagic.files import Files
-    from skymagic.providers import Provider
+    from skymagic.providers import Provider, Survey
 
 
 class Pool:
@@ -38,8 +38,8 @@ class Pool:
 
     Args:
         name: what users call it.
-        plan: what to make.
-        provider: who made the plan, and gives the machines.
+        provider: who gives the machines.
+        survey: what to make, and what the provider found.
         namespace: the notebook's variables.
         defaults: limits and such.
         gone: called when nothing of it is left, and nobody need hear why.
@@ -48,25 +48,25 @@ class Pool:
     def __init__(
         self,
         name: str,
-        plan: Plan,
         provider: Provider,
+        survey: Survey,
         namespace: dict[str, Any],
         defaults: Defaults,
         gone: Callable[[Pool], None] = lambda pool: None,
     ) -> None:
-        self._status = status = Status(name, plan)
+        self._status = status = Status(name, survey.plan)
         self.name, self.job_id, self.plugins = name, status.job_id, status.plugins
         self.namespace = namespace
         self.defaults = defaults
         self.started_at = 0.0
         self.start_seconds = 0.0
         self._gone = gone
-        self._folder = "~" if plan.remote else str(Path.cwd())
+        self._folder = "~" if survey.plan.remote else str(Path.cwd())
         """Where ranks run, on their node."""
         self._plugin_contexts = contextlib.ExitStack()
         """What plugins have open in the notebook."""
         self.scheduler = Scheduler()
-        self._resources = Resources(status, provider, namespace, defaults.away)
+        self._resources = Resources(status, provider, survey, namespace, defaults.away)
         dispatch = Dispatch(status, self._resources)
         self._recovery = Recovery(status, self._resources, self.scheduler, dispatch.send)
         self._events = AgentEvents(status, self._resources, dispatch, self._recovery, self.close)

@@ -74,13 +74,13 @@ def ensure(
     if there is not None and resize and there.ended is None and not fits(without_nodes(request), there.plan):
         return resized(there, request, tell)
     provider = providers.serving(request)
+    survey = provider.plan(request, tell)
     try:
-        plan = provider.plan(request, tell)
         if there is not None:
             raise _another(there, differences)
-        return _make(Pool(name, plan, provider, namespace, defaults, _drop), tell)
+        return _make(Pool(name, provider, survey, namespace, defaults, _drop), tell)
     except BaseException:
-        provider.release()
+        survey.close()
         raise
 
 
@@ -97,20 +97,21 @@ def resized(pool: Pool, request: PoolRequest, tell: Callable[[str], None]) -> Po
     """
     wanted = replace(pool.plan.request, nodes=request.nodes, hosts=request.hosts or pool.plan.request.hosts)
     provider = providers.serving(wanted)
+    survey = provider.plan(wanted, tell)
+    plan = survey.plan
     try:
-        plan = provider.plan(wanted, tell)
         nodes = count(plan.topology.nodes, "node")
         use(pool)
         if not plan.remote:
             tell(f"pool {pool.name!r} gets {nodes} instead of {pool.plan.topology.nodes} …")
             tell(pool.resize(plan))
-            provider.release()
+            survey.close()
             return pool
         tell(f"pool {pool.name!r} is made anew with {nodes}: the ranks' variables are gone")
         pool.close()
-        return _make(Pool(pool.name, plan, provider, pool.namespace, pool.defaults, _drop), tell)
+        return _make(Pool(pool.name, provider, survey, pool.namespace, pool.defaults, _drop), tell)
     except BaseException:
-        provider.release()
+        survey.close()
         raise
 
 
@@ -142,11 +143,9 @@ def preview(request: PoolRequest, tell: Callable[[str], None]) -> Plan:
     Raises:
         RequestError: all mistakes of the request.
     """
-    provider = providers.serving(request)
-    try:
-        return provider.plan(request, tell)
-    finally:
-        provider.release()
+    survey = providers.serving(request).plan(request, tell)
+    survey.close()
+    return survey.plan
 
 
 def use(pool: Pool) -> None:

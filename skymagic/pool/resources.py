@@ -18,7 +18,7 @@ from skymagic.pool.status import Status
 if TYPE_CHECKING:
     from skymagic.data.remote.remote_store import RemoteStore
     from skymagic.data.shipping.shipper import Shipper
-    from skymagic.providers import Provider
+    from skymagic.providers import Provider, Survey
     from skymagic.run.engine import Engine
 
 START_TIMEOUT = 120.0
@@ -30,16 +30,23 @@ class Resources:
 
     Args:
         status: the pool's.
-        provider: who made the plan, and gives the machines.
+        provider: who gives the machines.
+        survey: what the provider found; closed with the rest.
         namespace: the notebook's variables.
         detached_timeout: seconds without the notebook after which agents on other machines end everything.
     """
 
     def __init__(
-        self, status: Status, provider: Provider, namespace: dict[str, Any], detached_timeout: float | None
+        self,
+        status: Status,
+        provider: Provider,
+        survey: Survey,
+        namespace: dict[str, Any],
+        detached_timeout: float | None,
     ) -> None:
         self._status = status
         self._provider = provider
+        self._survey = survey
         self._namespace = namespace
         self._detached_timeout = detached_timeout
         self._agents: Agents | None = None
@@ -81,7 +88,7 @@ class Resources:
             connect: makes the agents of the machines.
         """
         status = self._status
-        nodes = self._provider.acquire(status.plan, status.job_id, say)
+        nodes = self._provider.acquire(self._survey, status.job_id, say)
         agents = self._agents = connect(nodes)
         agents.start(specs.of_agents(status, nodes, self._detached_timeout, os.environ))
         # these import ipyparallel, while the agents start
@@ -149,7 +156,7 @@ class Resources:
 
     def close(self) -> None:
         """Release everything; each step runs even if one before it has failed. Twice is safe."""
-        for release in (self._close_store, self._close_engine, self._close_agents, self._provider.release):
+        for release in (self._close_store, self._close_engine, self._close_agents, self._survey.close):
             with contextlib.suppress(Exception):
                 release()
 

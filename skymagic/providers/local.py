@@ -20,7 +20,7 @@ from skymagic.cluster import Node
 from skymagic.errors import RequestError
 from skymagic.plan import Inventory, Plan, PoolRequest, image, plan
 from skymagic.plugins import packing
-from skymagic.providers import Say
+from skymagic.providers.provider import Say, Survey
 from skymagic.wire import processes
 from skymagic.wire.transport import write_all
 
@@ -30,7 +30,7 @@ ADDRESS = "127.0.0.1"
 class Local:
     """The provider that needs nothing."""
 
-    def plan(self, request: PoolRequest, say: Say) -> Plan:
+    def plan(self, request: PoolRequest, say: Say) -> Survey:
         """Check the request against this machine."""
         mistakes: list[str] = []
         made: Plan | None = None
@@ -42,14 +42,11 @@ class Local:
             mistakes = [*refused.mistakes, *(image.missing(asked, installed()) if asked.pip else [])]
         if mistakes or made is None:
             raise RequestError(mistakes)
-        return made
+        return Survey(made)
 
-    def acquire(self, plan: Plan, job_id: str, say: Say) -> Sequence[Node]:
+    def acquire(self, survey: Survey, job_id: str, say: Say) -> Sequence[Node]:
         """One agent serves all ranks of this machine."""
         return [Node(0, socket.gethostname(), lambda state: run(processes.AGENT), run, address=ADDRESS)]
-
-    def release(self) -> None:
-        """Nothing was acquired."""
 
 
 class ChildTransport:

@@ -1,12 +1,13 @@
-"""Machines of your own, reached over SSH: looked at, set up where they are not, and released as they were."""
+"""Machines of your own, reached over SSH: inspected, set up where they are not, and released as they were."""
 
 from __future__ import annotations
 
+import functools
 import getpass
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar, cast
 
 from skymagic import plugins
 from skymagic.bootstrap import Facts, Requirements
@@ -14,79 +15,77 @@ from skymagic.bootstrap.provision import Installation, probe, requirements_of, s
 from skymagic.cluster import Node
 from skymagic.cluster.tunnel import Tunnel
 from skymagic.errors import ProvisionError, RequestError
-from skymagic.plan import Plan, PoolRequest, plan_over, topology
+from skymagic.plan import PoolRequest, plan_over, topology
 from skymagic.plan.image import Image
 from skymagic.plugins import packing
-from skymagic.providers import Say
+from skymagic.providers.provider import Say, Survey
 from skymagic.ssh import connecting, hostlist
 from skymagic.ssh.config import Endpoint, SshConfig
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.process import Process
 from skymagic.wire import processes
+from skymagic.wire.threads import failures, run_all
 from skymagic.wire.transport import Transport
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 
+@dataclass(frozen=True)
+class Hosts(Survey):
+    """The hosts of a pool, connected to and inspected."""
+
+    machines: tuple[Machine, ...]
+    commands: tuple[str, ...]
+    """Shell commands of the plugins, run once in a new environment."""
+
+    def close(self) -> None:
+        """Close all connections."""
+        side_by_side(Machine.close, self.machines)
+
+
 class SSH:
     """The provider of hosts that are there already."""
 
-    def __init__(self) -> None:
-        self._machines: list[Machine] = []
-        self._commands: tuple[str, ...] = ()
-
-    def plan(self, request: PoolRequest, say: Say) -> Plan:
-        """Connect to all hosts and look at them; nothing is changed there."""
+    def plan(self, request: PoolRequest, say: Say) -> Hosts:
+        """Connect to all hosts and inspect them; nothing is changed there."""
         endpoints = _endpoints(request)
         shape = topology(replace(request, nodes=request.nodes or len(endpoints)))
         cluster = plugins.Cluster(shape.nodes, shape.procs_per_node, request.gpu)
         image = packing.image_for(request.plugins, request.whole_image(), cluster)
-        self._commands = tuple(
+        commands = tuple(
             command for one in plugins.resolve(request.plugins) for command in one.bootstrap(cluster)
         )
-        requirements = requirements_of(image, self._commands)
+        requirements = requirements_of(image, commands)
         chosen = endpoints[: shape.nodes]
-        self._machines = [Machine(endpoint) for endpoint in chosen]
         connections = connecting.connect_all(chosen, getpass.getpass)
-        for machine, connection in zip(self._machines, connections, strict=True):
-            machine.connection = connection
-        found = side_by_side(lambda machine: probe(machine.connected(), requirements), self._machines)
-        for machine, facts in zip(self._machines, found, strict=True):
-            machine.facts = facts
-        inventories = [
-            replace(facts.inventory(requirements.minor), hostname=machine.name, machine=facts.boot)
-            for machine, facts in zip(self._machines, found, strict=True)
-        ]
-        plan = plan_over(request, inventories, "ssh")
-        return replace(plan, image=image, set_up=_set_up_words(self._machines, requirements))
-
-    def acquire(self, plan: Plan, job_id: str, say: Say) -> Sequence[Node]:
-        """Set up the hosts that are not, side by side."""
-        del self._machines[plan.topology.nodes :]
-        for machine, ready in zip(
-            self._machines,
-            side_by_side(lambda machine: self._set_up(machine, plan.image, say), self._machines),
-            strict=True,
-        ):
-            machine.ready = ready
-        if twice := _twice(self._machines):
-            say(f"two nodes on one machine: {twice}")
-        # two nodes may be one machine: each has a daemon of its own
-        return [machine.node(index, f"{job_id}-{index}") for index, machine in enumerate(self._machines)]
-
-    def _set_up(self, machine: Machine, image: Image, say: Say) -> Installation:
-        return setup(
-            machine.connected(),
-            image,
-            lambda step: say(f"{machine.name}: {step}"),
-            commands=self._commands,
-            facts=machine.known(),
+        try:
+            found = side_by_side(lambda connection: probe(connection, requirements), connections)
+            machines = tuple(map(Machine, chosen, connections, found))
+            inventories = [
+                replace(
+                    machine.facts.inventory(requirements.minor),
+                    hostname=machine.name,
+                    machine=machine.facts.boot,
+                )
+                for machine in machines
+            ]
+            plan = plan_over(request, inventories, "ssh")
+        except BaseException:
+            side_by_side(Connection.close, connections)
+            raise
+        return Hosts(
+            replace(plan, image=image, set_up=_set_up_words(machines, requirements)), machines, commands
         )
 
-    def release(self) -> None:
-        """Close all connections."""
-        side_by_side(Machine.close, self._machines)
+    def acquire(self, survey: Hosts, job_id: str, say: Say) -> Sequence[Node]:
+        """Set up the hosts that are not, side by side."""
+        machines = survey.machines[: survey.plan.topology.nodes]
+        side_by_side(lambda machine: machine.set_up(survey.plan.image, survey.commands, say), machines)
+        if shared := _shared(machines):
+            say(f"two nodes on one machine: {shared}")
+        # two nodes may be one machine: each has a daemon of its own
+        return [machine.node(index, f"{job_id}-{index}") for index, machine in enumerate(machines)]
 
 
 class Machine:
@@ -94,14 +93,17 @@ class Machine:
 
     Args:
         endpoint: how it is reached.
+        connection: the connection made first.
+        facts: what it is.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, connection: Connection, facts: Facts) -> None:
         self.endpoint = endpoint
         self.name = endpoint.label
-        self.connection: Connection | None = None
-        self.facts: Facts | None = None
-        self.ready: Installation | None = None
+        self.facts = facts
+        self._connection: Connection | None = connection
+        """What the tunnel goes over; None while it is opened again."""
+        self._installation: Installation | None = None
         self._bulk: Connection | None = None
         """For what is large, so that it does not stand in the way of cells."""
         self._tunnel: Tunnel | None = None
@@ -109,15 +111,16 @@ class Machine:
         """Whether the tunnel has gone over this connection."""
         self._lock = threading.Lock()
 
-    def connected(self) -> Connection:
-        """The connection made first."""
-        assert self.connection is not None
-        return self.connection
-
-    def known(self) -> Facts:
-        """What it is."""
-        assert self.facts is not None
-        return self.facts
+    def set_up(self, image: Image, commands: Sequence[str], say: Say) -> None:
+        """Give it an environment and skymagic's code, where it lacks them."""
+        assert self._connection is not None
+        self._installation = setup(
+            self._connection,
+            image,
+            lambda step: say(f"{self.name}: {step}"),
+            commands=commands,
+            facts=self.facts,
+        )
 
     def node(self, index: int, daemon: str) -> Node:
         """The machine as a pool sees it; `daemon` names what keeps the node's agent there."""
@@ -130,8 +133,8 @@ class Machine:
         )
 
     def _command(self, module: str, *args: str) -> str:
-        assert self.ready is not None
-        return self.ready.command(module, *args)
+        assert self._installation is not None
+        return self._installation.command(module, *args)
 
     def _open(self, daemon: str, state: Callable[[str], None]) -> Transport:
         """A new agent, and the tunnel to it, which outlives connections."""
@@ -139,23 +142,23 @@ class Machine:
         if before is not None:
             before.close()
         command = self._command(processes.ATTACH, daemon)
-        self._tunnel = Tunnel(lambda: self._line(command), state=state)
+        self._tunnel = Tunnel(lambda: self._start_process(command), state=state)
         return self._tunnel.agent()
 
     def _current(self) -> Tunnel:
         assert self._tunnel is not None
         return self._tunnel
 
-    def _line(self, command: str) -> Transport:
+    def _start_process(self, command: str) -> Transport:
         """A process for the tunnel: over the first connection, and each further one over a connection of its own."""
         with self._lock:
-            if self._used and self.connection is not None:
-                self.connection.close()  # it is lost, or hangs
-                self.connection = None
-            if self.connection is None:
-                self.connection = connecting.connect(self.endpoint)
+            if self._used and self._connection is not None:
+                self._connection.close()  # it is lost, or hangs
+                self._connection = None
+            if self._connection is None:
+                self._connection = connecting.connect(self.endpoint)
             self._used = True
-            return Line(self.connection.open(command), self.connection)
+            return ConnectionProcess(self._connection.open(command), self._connection)
 
     def _run(self, module: str, *args: str) -> Transport:
         """A process beside the agent, over a connection of its own for such."""
@@ -169,12 +172,12 @@ class Machine:
         """End the tunnel and all connections; twice is safe."""
         if self._tunnel is not None:
             self._tunnel.close()
-        for connection in (self._bulk, self.connection):
+        for connection in (self._bulk, self._connection):
             if connection is not None:
                 connection.close()
 
 
-class Line:
+class ConnectionProcess:
     """A process that is left, not ended: with its connection, which may hang.
 
     Args:
@@ -195,7 +198,7 @@ def _set_up_words(machines: Sequence[Machine], requirements: Requirements) -> st
     """What `acquire` will do on each of them."""
     words: dict[str, list[str]] = {}
     for machine in machines:
-        facts = machine.known()
+        facts = machine.facts
         if not (facts.ready or requirements.prepared):
             step = f"an environment with Python {requirements.minor} is made"
         elif not facts.code:
@@ -218,10 +221,10 @@ def _endpoints(request: PoolRequest) -> list[Endpoint]:
     return found
 
 
-def _twice(machines: Sequence[Machine]) -> str:
+def _shared(machines: Sequence[Machine]) -> str:
     by_boot: dict[str, list[str]] = {}
     for machine in machines:
-        by_boot.setdefault(machine.known().boot or machine.name, []).append(machine.name)
+        by_boot.setdefault(machine.facts.boot or machine.name, []).append(machine.name)
     return "; ".join(", ".join(names) for names in by_boot.values() if len(names) > 1)
 
 
@@ -232,24 +235,10 @@ def side_by_side(call: Callable[[T], U], items: Iterable[T]) -> list[U]:
         RequestError: all mistakes, when every failure is of that kind.
         ProvisionError: all failures.
     """
-    items = list(items)
-    found: list[Any] = [None] * len(items)
-    failed: dict[int, BaseException] = {}
-
-    def one(index: int) -> None:
-        try:
-            found[index] = call(items[index])
-        except BaseException as problem:
-            failed[index] = problem
-
-    threads = [threading.Thread(target=one, args=(index,), daemon=True) for index in range(len(items))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    problems = [failed[index] for index in sorted(failed)]
+    outcomes = run_all([functools.partial(call, item) for item in items])
+    problems = failures(outcomes)
     if len(problems) > 1 and all(isinstance(problem, ProvisionError) for problem in problems):
         raise ProvisionError("\n".join(map(str, problems))) from problems[0]
     if problems:
         raise problems[0]
-    return found
+    return cast("list[U]", outcomes)

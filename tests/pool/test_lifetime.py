@@ -87,16 +87,18 @@ def test_the_first_of_two_limits_is_due() -> None:
 PROVIDER = """
 from dataclasses import replace
 from skymagic.cluster import Node
+from skymagic.providers import Survey
 from skymagic.providers.local import Local, run
 
 class Two(Local):
     # An agent for each node, all on this machine.
     def plan(self, request, say):
-        return replace(super().plan(replace(request, provider="local"), say), provider="two", request=request)
+        plan = super().plan(replace(request, provider="local"), say).plan
+        return Survey(replace(plan, provider="two", request=request))
 
-    def acquire(self, plan, job_id, say):
+    def acquire(self, survey, job_id, say):
         agent = lambda state: run("skymagic.kernels.agent.agent")
-        return [Node(n, f"box{n}", agent, run, address="127.0.0.1") for n in range(plan.topology.nodes)]
+        return [Node(n, f"box{n}", agent, run, address="127.0.0.1") for n in range(survey.plan.topology.nodes)]
 """
 
 

@@ -1,0 +1,33 @@
+"""The seam between pools and what gives them machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from skymagic.cluster import Node
+from skymagic.plan import Plan, PoolRequest
+
+Say = Callable[[str], None]
+"""Gets a line on what is being done, and how far it is."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A plan and what a provider found when it made it; owns what planning and acquiring have opened."""
+
+    plan: Plan
+
+    def close(self) -> None:
+        """Give everything back. Called after the agents have ended, also when acquiring failed; twice is safe."""
+
+
+class Provider(Protocol):
+    """Plan, then acquire. It keeps nothing between the calls: what it found and opened is in the survey."""
+
+    def plan(self, request: PoolRequest, say: Say) -> Survey:
+        """What would be made, with its price; inspects, and starts nothing. Raises RequestError with all mistakes."""
+
+    def acquire(self, survey: Any, job_id: str, say: Say) -> Sequence[Node]:
+        """Machines that can run an agent, the head first. Called once with what `plan` gave; the survey releases them."""

@@ -1,0 +1,50 @@
+"""The providers by name, loaded on use."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
+from skymagic.errors import RequestError
+from skymagic.plan import PoolRequest
+from skymagic.plan.suggest import did_you_mean
+from skymagic.providers.provider import Provider
+
+TABLE: dict[str, str] = {"local": "skymagic.providers.local:Local", "ssh": "skymagic.providers.ssh:SSH"}
+"""Name → ``module:class``; the entry-point group ``skymagic.providers`` adds third parties' own."""
+GROUP = "skymagic.providers"
+
+
+def names() -> list[str]:
+    """All providers that can be asked for."""
+    return sorted({*TABLE, *(entry.name for entry in entry_points(group=GROUP))})
+
+
+def serving(request: PoolRequest) -> Provider:
+    """A provider for a request: the one that it names; where it names none, this machine, or its hosts.
+
+    Raises:
+        RequestError: there is no such provider.
+    """
+    if request.provider != "auto":
+        return load(request.provider)
+    return load("ssh" if request.hosts else "local")
+
+
+def load(name: str) -> Provider:
+    """The provider of this name.
+
+    Raises:
+        RequestError: there is none, with the nearest name.
+    """
+    if name in TABLE:
+        module, _, attribute = TABLE[name].partition(":")
+        make: Callable[[], Provider] = getattr(importlib.import_module(module), attribute)
+        return make()
+    for entry in entry_points(group=GROUP):
+        if entry.name == name:
+            make = entry.load()
+            return make()
+    nearest = did_you_mean(name, names()) or f"; there are {', '.join(names())}"
+    raise RequestError(f"there is no provider {name!r}{nearest}")
