@@ -1,10 +1,11 @@
 """The node agents of one pool, and the ranks that they run.
 
-link       the notebook's end of the line to one agent, over whatever transport
-members    machines as a provider gives them; what is known of a rank
-questions  what agents are asked, and their answers
-absence    whether a node out of sight is gone: the others are asked
-agents     all of them: start, watch, signal, ask, replace
+agents    all of them: start, watch, signal, call, replace
+link      the connection to one agent, over whatever transport
+liveness  failure detection: whether a node out of reach is gone
+nodes     a machine as its provider gives it; what is known of a rank
+rpc       requests to agents, and their replies
+tunnel/   many streams over one lossy connection, exactly once
 """
 
 from skymagic.cluster.agents import Agents

@@ -1,4 +1,4 @@
-"""The node agents of one pool, and the ranks that they run: start, watch, signal, ask, replace."""
+"""The node agents of one pool, and the ranks that they run: start, watch, signal, call, replace."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from dataclasses import replace
 from typing import Any
 
 from skymagic.cluster.link import Link
-from skymagic.cluster.liveness import Absences
+from skymagic.cluster.liveness import Liveness
 from skymagic.cluster.nodes import Node, RankState
-from skymagic.cluster.rpc import Questions
+from skymagic.cluster.rpc import PendingCalls
 from skymagic.errors import PoolError, ProvisionError
 from skymagic.plan.units import count
 from skymagic.wire import agent as wire
 from skymagic.wire.exit_status import describe
 from skymagic.wire.transport import Transport
 
-REACH_TIMEOUT = 5.0
-"""Seconds in which nodes must say whether they reach another one."""
+PROBE_TIMEOUT = 5.0
+"""Seconds that nodes have to probe another one."""
 
 
 class Agents:
@@ -53,24 +53,24 @@ class Agents:
         """Nodes whose links are down, and come back or not."""
         self.gone: dict[int, str] = {}
         """Nodes that are lost, each with a reason."""
-        self._unheard: set[int] = set()
+        self._unreachable: set[int] = set()
         """Those of them that may run on, out of reach."""
         self.unreached: list[str] = []
         """After the end: nodes that could not be told of it."""
-        self._pulses: dict[int, dict[str, int]] = {}
+        self._probe_addresses: dict[int, dict[str, int]] = {}
         """Where each node can be reached by the others."""
-        self._absences = Absences(self._tell_absence, self._reached_by_others, self._give_up)
+        self._liveness = Liveness(self._note_link, self._reached_by_others, self._give_up)
         self._node_specs: tuple[wire.AgentSpec, ...] = ()
         self._offers: dict[str, wire.Offer] = {}
         self.controller: wire.ControllerUp | None = None
         self._died, self._lost, self._note, self._ended = died, lost, note, ended
         self._links: list[Link] = []
-        self._news = threading.Condition()
-        self._questions = Questions(self._news)
+        self._changed = threading.Condition()
+        self._calls = PendingCalls(self._changed)
         self._trouble: str | None = None
         self._closing = False
 
-    def _fresh(self, rank: int) -> RankState:
+    def _new_state(self, rank: int) -> RankState:
         index, spec = self.specs[rank]
         return RankState(spec.info["node"], self.nodes[index].name)
 
@@ -81,7 +81,7 @@ class Agents:
         self._node_specs = tuple(specs)
         transports = self._open(range(len(specs)))
         for index, spec in enumerate(specs):
-            link = Link(transports[index], index, self._heard)
+            link = Link(transports[index], index, self._received)
             self._links.append(link)
             link.send(spec)
 
@@ -91,7 +91,7 @@ class Agents:
 
         def open_one(index: int) -> None:
             try:
-                opened[index] = self.nodes[index].start_agent(functools.partial(self._link_is, index))
+                opened[index] = self.nodes[index].start_agent(functools.partial(self._link_changed, index))
             except BaseException as problem:
                 opened[index] = problem
 
@@ -110,11 +110,11 @@ class Agents:
             raise problems[0]
         return transports
 
-    def meet(self, word: str, timeout: float) -> tuple[Node, ...]:
+    def meet(self, secret: str, timeout: float) -> tuple[Node, ...]:
         """Find out where the nodes reach each other, and have the head's controller listen there.
 
         Args:
-            word: by which the others know the head.
+            secret: by which the others know the head.
 
         Raises:
             ProvisionError: no private address of the head can be reached by all others.
@@ -124,28 +124,28 @@ class Agents:
             return self.nodes
         self._wait(lambda: len(self.started) == len(self.nodes), timeout, "the node agents")
         started = [self.started[index] for index in range(len(self.nodes))]
-        if len({hello.machine for hello in started}) == 1:
+        if len({agent.machine for agent in started}) == 1:
             addresses = ["127.0.0.1"] * len(started)
         else:
-            addresses = self._reach(started[0].addresses, word, timeout)
+            addresses = self._reach(started[0].addresses, secret, timeout)
         self._links[0].send(wire.StartController(addresses[0]))
         self.nodes = tuple(
-            replace(node, address=address, hostname=hello.hostname)
-            for node, address, hello in zip(self.nodes, addresses, started, strict=True)
+            replace(node, address=address, hostname=agent.hostname)
+            for node, address, agent in zip(self.nodes, addresses, started, strict=True)
         )
         return self.nodes
 
-    def _reach(self, places: Mapping[str, int], word: str, timeout: float) -> list[str]:
+    def _reach(self, places: Mapping[str, int], secret: str, timeout: float) -> list[str]:
         others = range(1, len(self.nodes))
-        with self._questions.asked() as (number, answers):
+        with self._calls.call() as (number, answers):
             for index in others:
-                self._links[index].send(wire.ProbeAddresses(dict(places), word, number, listen=True))
+                self._links[index].send(wire.ProbeAddresses(dict(places), secret, number, listen=True))
             self._wait(lambda: len(answers) == len(others), timeout, "the way from node to node")
             ways = {index: answers[index].routes for index in others}
-            self._pulses = {index: answers[index].addresses for index in others}
+            self._probe_addresses = {index: answers[index].addresses for index in others}
         for address in places:
             if all(address in ways[index] for index in others):
-                self._pulses[0] = {address: places[address]}
+                self._probe_addresses[0] = {address: places[address]}
                 return [address, *(ways[index][address] for index in others)]
         head = self.nodes[0].name
         lost = [self.nodes[index].name for index in others if not ways[index]]
@@ -157,7 +157,7 @@ class Agents:
     def order(self, specs: Mapping[int, tuple[int, wire.RankSpec]]) -> None:
         """Order the ranks (rank → index into `nodes`, specification); returns at once."""
         self.specs = dict(specs)
-        self.ranks = {rank: self._fresh(rank) for rank in specs}
+        self.ranks = {rank: self._new_state(rank) for rank in specs}
         self._order(self.ranks, 0)
 
     def _order(self, ranks: Iterable[int], generation: int) -> None:
@@ -208,34 +208,34 @@ class Agents:
 
     def _wait(self, done: Callable[[], bool], timeout: float, what: str) -> None:
         end = time.monotonic() + timeout
-        with self._news:
+        with self._changed:
             while not done():
                 if self._trouble is not None:
                     raise ProvisionError(self._trouble)
                 left = end - time.monotonic()
                 if left <= 0:
                     raise ProvisionError(f"{what} did not come up within {timeout:.0f} s")
-                self._news.wait(left)
+                self._changed.wait(left)
 
     def close(self) -> None:
         """End all agents and what they started; twice is safe."""
         self._closing = True
-        self._absences.close()
+        self._liveness.close()
         threads = [threading.Thread(target=link.close) for link in self._links]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        self.unreached = [self.nodes[index].name for index in sorted(self._unheard | self.away)]
+        self.unreached = [self.nodes[index].name for index in sorted(self._unreachable | self.away)]
 
     # -- ranks -------------------------------------------------------------------------------------------------------
 
     def respawn(self, ranks: Iterable[int], generation: int) -> None:
         """Start these ranks anew; what still runs of them is killed."""
         chosen = sorted(set(ranks))
-        with self._news:
+        with self._changed:
             for rank in chosen:
-                self.ranks[rank] = self._fresh(rank)
+                self.ranks[rank] = self._new_state(rank)
         self._order(chosen, generation)
 
     def reshape(self, specs: Mapping[int, tuple[int, wire.RankSpec]], timeout: float) -> None:
@@ -248,9 +248,9 @@ class Agents:
         self._wait(
             lambda: all(self.ranks[rank].exited for rank in gone), timeout, "the end of released ranks"
         )
-        with self._news:
+        with self._changed:
             self.specs = dict(specs)
-            self.ranks = {rank: self.ranks.get(rank) or self._fresh(rank) for rank in specs}
+            self.ranks = {rank: self.ranks.get(rank) or self._new_state(rank) for rank in specs}
 
     def signal(self, ranks: Iterable[int], signum: int) -> None:
         """Send a signal; SIGKILL reaches what a rank started too."""
@@ -260,10 +260,10 @@ class Agents:
     def ask(self, ranks: Iterable[int], what: str, timeout: float) -> dict[int, Any]:
         """Ask ranks' control threads, also while their cells run; the answers that came within `timeout` seconds."""
         wanted = [rank for rank in ranks if self.ranks[rank].exited is None]
-        with self._questions.asked() as (number, answers):
+        with self._calls.call() as (number, answers):
             for link, mine in self._by_link(wanted):
                 link.send(wire.Request(mine, what, number))
-            self._questions.hear(lambda: len(answers) >= len(wanted), timeout)
+            self._calls.wait(lambda: len(answers) >= len(wanted), timeout)
             return dict(answers)
 
     def log(self, rank: int, lines: int, timeout: float) -> tuple[str, int]:
@@ -283,9 +283,9 @@ class Agents:
         return self._log(rank, timeout, start=start) or ("", start)
 
     def _log(self, rank: int, timeout: float, **what: int) -> tuple[str, int] | None:
-        with self._questions.asked() as (number, answers):
+        with self._calls.call() as (number, answers):
             self._links[self.specs[rank][0]].send(wire.ReadLog(rank, number, **what))
-            self._questions.hear(lambda: rank in answers, timeout)
+            self._calls.wait(lambda: rank in answers, timeout)
             return (answers[rank]["text"], answers[rank]["end"]) if rank in answers else None
 
     def _by_link(self, ranks: Iterable[int]) -> list[tuple[Link, tuple[int, ...]]]:
@@ -305,7 +305,7 @@ class Agents:
             for index, link in enumerate(self._links)
             if index not in at_work and self._node_specs[index].idle_timeout is not None
         ]
-        number = self._questions.number() if others else 0
+        number = self._calls.number() if others else 0
         for link in others:
             link.send(wire.RunElsewhere(number, True))
         try:
@@ -320,20 +320,20 @@ class Agents:
         """The ranks of one node."""
         return [rank for rank, (where, _) in self.specs.items() if where == index]
 
-    def _link_is(self, index: int, state: str) -> None:
-        with self._news:
+    def _link_changed(self, index: int, state: str) -> None:
+        with self._changed:
             # "lost" is for certain: its agent has ended, and needs not be told of anything
             (self.away.discard if state in ("connected", "lost") else self.away.add)(index)
         if state == "connected":
-            self._absences.returned(index)
+            self._liveness.link_up(index)
         elif not self._closing:
-            self._absences.left(index)
+            self._liveness.link_down(index)
 
     def is_away(self, rank: int) -> bool:
         """Whether the link to a rank's node is down."""
         return self.specs[rank][0] in self.away
 
-    def _tell_absence(self, index: int, away: bool) -> None:
+    def _note_link(self, index: int, away: bool) -> None:
         name = self.nodes[index].name
         if away:
             self._note(
@@ -345,25 +345,25 @@ class Agents:
     def _reached_by_others(self, index: int) -> bool | None:
         """Whether another node reaches this one; None when nobody can tell."""
         others = [other for other in range(len(self.nodes)) if other not in {index, *self.away, *self.gone}]
-        pulse = self._pulses.get(index)
-        if not pulse or not others:
+        probed = self._probe_addresses.get(index)
+        if not probed or not others:
             return None
-        with self._questions.asked() as (number, answers):
+        with self._calls.call() as (number, answers):
             for other in others:
-                self._links[other].send(wire.ProbeAddresses(pulse, self._node_specs[0].job_id, number))
-            self._questions.hear(lambda: len(answers) == len(others), REACH_TIMEOUT)
+                self._links[other].send(wire.ProbeAddresses(probed, self._node_specs[0].job_id, number))
+            self._calls.wait(lambda: len(answers) == len(others), PROBE_TIMEOUT)
             found = list(answers.values())
         return any(answer.routes for answer in found) if found else None
 
     def _give_up(self, index: int) -> None:
         """No other node reaches it: its link ends."""
         name, others = self.nodes[index].name, len(self.nodes) - 1
-        self._unheard.add(index)
+        self._unreachable.add(index)
         self._lose(index, f"{name} does not answer, neither here nor to the other {count(others, 'node')}")
         self._links[index].drop()
 
     def _lose(self, index: int, reason: str) -> None:
-        with self._news:
+        with self._changed:
             if index in self.gone or self._closing:
                 return
             self.gone[index] = reason
@@ -371,7 +371,7 @@ class Agents:
                 state = self.ranks[rank]
                 state.exited = wire.RankExited(rank, state.pid or 0, None, False, tail=reason)
                 state.ready = False
-            self._news.notify_all()
+            self._changed.notify_all()
         self._lost(index, reason)
 
     def revive(self, timeout: float) -> list[int]:
@@ -385,14 +385,14 @@ class Agents:
             return []
         try:
             transports = self._open(back)
-            with self._news:
+            with self._changed:
                 self._trouble = None
-                self._unheard.difference_update(back)
+                self._unreachable.difference_update(back)
                 for index in back:
                     self.started.pop(index, None)
                     del self.gone[index]
             for index in back:
-                link = self._links[index] = Link(transports[index], index, self._heard)
+                link = self._links[index] = Link(transports[index], index, self._received)
                 link.send(self._node_specs[index])
                 for offer in self._offers.values():
                     link.send(offer)
@@ -402,11 +402,11 @@ class Agents:
             raise
         return [rank for index in back for rank in self.ranks_of(index)]
 
-    # -- news --------------------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------------
 
-    def _heard(self, index: int, message: wire.Message | None) -> None:
+    def _received(self, index: int, message: wire.Message | None) -> None:
         died: wire.RankExited | None = None
-        with self._news:
+        with self._changed:
             match message:
                 case None if index not in self.gone:
                     said = self._links[index].complaint if index < len(self._links) else ""
@@ -415,7 +415,7 @@ class Agents:
                 case wire.AgentStarted():
                     self.started[index] = message
                 case wire.ProbeReply():
-                    self._questions.answered(message.number, index, message)
+                    self._calls.replied(message.number, index, message)
                 case wire.ControllerUp():
                     self.controller = message
                     for link in self._links[1:]:  # their ranks wait for it
@@ -436,8 +436,8 @@ class Agents:
                     self.ranks[message.rank].ready = False
                     died = message
                 case wire.Reply():
-                    self._questions.answered(message.number, message.rank, message.value)
-            self._news.notify_all()
+                    self._calls.replied(message.number, message.rank, message.value)
+            self._changed.notify_all()
         if isinstance(message, wire.Offer):
             if not message.key.partition("/")[2]:  # holds for all generations
                 self._offers[message.key] = message

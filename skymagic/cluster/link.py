@@ -15,15 +15,15 @@ class Link:
     Args:
         transport: how to reach the agent.
         node: the node's number, given with each message.
-        heard: called on the link's thread for each message, and with None when the link ends.
+        received: called on the link's thread for each message, and with None when the link ends.
     """
 
     def __init__(
-        self, transport: Transport, node: int, heard: Callable[[int, wire.Message | None], None]
+        self, transport: Transport, node: int, received: Callable[[int, wire.Message | None], None]
     ) -> None:
         self.node = node
         self._transport = transport
-        self._heard = heard
+        self._received = received
         self.complaint = ""
         """Set when the link has ended: why, as far as the other end said so."""
         self._writing = threading.Lock()
@@ -31,7 +31,7 @@ class Link:
         self._thread.start()
 
     def send(self, message: wire.Message) -> None:
-        """Tell the agent; an agent that is gone hears nothing (its end is reported by `heard`)."""
+        """Send a message; one to an agent that is gone is dropped (its end is reported by `received`)."""
         with self._writing:
             try:
                 self._transport.write(wire.encode(message))
@@ -43,14 +43,14 @@ class Link:
         try:
             while data := self._transport.read():
                 for message in decoder.feed(data):
-                    self._heard(self.node, message)
+                    self._received(self.node, message)
         except (OSError, ValueError):
             pass
         self.complaint = self._transport.complaint()
-        self._heard(self.node, None)
+        self._received(self.node, None)
 
     def drop(self) -> None:
-        """Let go of the agent without a word: it cannot be reached; twice is safe."""
+        """Close the link without ending the agent: it cannot be reached; twice is safe."""
         self._transport.close()
 
     def close(self) -> None:

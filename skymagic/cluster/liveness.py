@@ -1,4 +1,4 @@
-"""Whether a node that the notebook has lost sight of is gone: the other nodes are asked.
+"""Failure detection with indirect probes (as in SWIM): whether a node that the notebook has lost is gone, the other nodes find out.
 
 A link that is down may be the notebook's own network, and then everything goes on; a node that no other node reaches
 either is gone.
@@ -10,62 +10,62 @@ import threading
 from collections.abc import Callable
 
 GRACE = 1.0
-"""Seconds that a link has to come back before anybody is asked."""
-AGAIN = 5.0
-"""Seconds between two rounds of questions."""
+"""Seconds that a link has to come back before other nodes probe."""
+PROBE_INTERVAL = 5.0
+"""Seconds between two rounds of probes."""
 
 
-class Absences:
-    """Owns a thread for each node that is out of sight.
+class Liveness:
+    """Owns a thread for each node whose link is down.
 
     Args:
-        told: called with a node, and whether it is out of sight, for whoever looks at the screen; not for a moment's
-            absence.
-        reached: whether other nodes reach this one; None when there is nobody to ask. Called on a thread of its own.
-        gone: called once, on that thread, for a node that no other node reaches.
+        on_change: called with a node, and whether its link is down, for the user; not for less than the grace period.
+        probe: whether other nodes reach this one; None when there are no others. Called on a thread of its own.
+        on_dead: called once, on that thread, for a node that no other node reaches.
     """
 
     def __init__(
         self,
-        told: Callable[[int, bool], None],
-        reached: Callable[[int], bool | None],
-        gone: Callable[[int], None],
+        on_change: Callable[[int, bool], None],
+        probe: Callable[[int], bool | None],
+        on_dead: Callable[[int], None],
     ) -> None:
-        self._told, self._reached, self._gone = told, reached, gone
+        self._on_change, self._probe, self._on_dead = on_change, probe, on_dead
         self._lock = threading.Lock()
-        self._back: dict[int, threading.Event] = {}
+        self._connected: dict[int, threading.Event] = {}
 
-    def left(self, index: int) -> None:
+    def link_down(self, index: int) -> None:
         """The link to this node is down; twice is safe."""
         with self._lock:
-            if index in self._back:
+            if index in self._connected:
                 return
-            back = self._back[index] = threading.Event()
+            connected = self._connected[index] = threading.Event()
         threading.Thread(
-            target=self._wonder, args=(index, back), name=f"skymagic-absence-{index}", daemon=True
+            target=self._watch, args=(index, connected), name=f"skymagic-liveness-{index}", daemon=True
         ).start()
 
-    def returned(self, index: int) -> None:
+    def link_up(self, index: int) -> None:
         """The link is up again, or nobody waits for it any more; twice is safe."""
         with self._lock:
-            back = self._back.pop(index, None)
-        if back is not None:
-            back.set()
+            connected = self._connected.pop(index, None)
+        if connected is not None:
+            connected.set()
 
     def close(self) -> None:
-        """End all threads; what they are asking is heard by nobody."""
-        for index in list(self._back):
-            self.returned(index)
+        """End all threads; the results of probes under way are dropped."""
+        for index in list(self._connected):
+            self.link_up(index)
 
-    def _wonder(self, index: int, back: threading.Event) -> None:
-        if back.wait(GRACE):
+    def _watch(self, index: int, connected: threading.Event) -> None:
+        if connected.wait(GRACE):
             return
-        self._told(index, True)
+        self._on_change(index, True)
         while True:
-            if self._reached(index) is False and not back.is_set():
-                self.returned(index)
-                self._gone(index)
+            # the link may have come back while the others were probing
+            if self._probe(index) is False and not connected.is_set():
+                self.link_up(index)
+                self._on_dead(index)
                 return
-            if back.wait(AGAIN):
-                self._told(index, False)
+            if connected.wait(PROBE_INTERVAL):
+                self._on_change(index, False)
                 return

@@ -1,4 +1,4 @@
-"""Questions to agents, by number, and the answers that come back on their links' threads."""
+"""Remote calls to agents: requests by number, and replies that come back on their links' threads."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 
-class Questions:
-    """Those that wait for answers.
+class PendingCalls:
+    """Requests that wait for replies, each by the number that its replies bear.
 
     Args:
-        news: notified whenever something was heard of an agent.
+        changed: notified whenever a message of an agent has come.
     """
 
-    def __init__(self, news: threading.Condition) -> None:
-        self._news = news
+    def __init__(self, changed: threading.Condition) -> None:
+        self._changed = changed
         self._numbers = itertools.count(1)
-        self._open: dict[int, dict[int, Any]] = {}
+        self._replies: dict[int, dict[int, Any]] = {}
 
     def number(self) -> int:
-        """A number that no other question has."""
+        """A number that no other request has."""
         return next(self._numbers)
 
     @contextlib.contextmanager
-    def asked(self) -> Iterator[tuple[int, dict[int, Any]]]:
-        """A number for a question, and where its answers arrive, by who gives them."""
+    def call(self) -> Iterator[tuple[int, dict[int, Any]]]:
+        """A number for a request, and where its replies arrive, by who sends them."""
         number = self.number()
-        answers = self._open.setdefault(number, {})
+        replies = self._replies.setdefault(number, {})
         try:
-            yield number, answers
+            yield number, replies
         finally:
-            self._open.pop(number, None)
+            self._replies.pop(number, None)
 
-    def answered(self, number: int, who: int, answer: Any) -> None:
-        """An answer has come; one that nobody waits for any more is dropped."""
-        self._open.get(number, {})[who] = answer
+    def replied(self, number: int, sender: int, reply: Any) -> None:
+        """A reply has come; one that nobody waits for any more is dropped."""
+        self._replies.get(number, {})[sender] = reply
 
-    def hear(self, enough: Callable[[], bool], timeout: float) -> None:
-        """Wait until there are enough answers, `timeout` seconds at most."""
+    def wait(self, enough: Callable[[], bool], timeout: float) -> None:
+        """Wait until there are enough replies, `timeout` seconds at most."""
         end = time.monotonic() + timeout
-        with self._news:
+        with self._changed:
             while not enough() and (left := end - time.monotonic()) > 0:
-                self._news.wait(left)
+                self._changed.wait(left)

@@ -1,10 +1,27 @@
 """A pool: ranks that are ready, from acquiring their machines to releasing them.
 
-specs    from a plan to what nodes and ranks are told
-stores   where its values go
-words    what is said of its ranks
-mending  ranks started anew beside the user, and process groups formed again
-pool     its life: acquire, run, always release
+`Pool` composes the parts; each owns its own state, and all share one `Status`::
+
+    magics, api → Pool ─┬─ Runs ── Scheduler   reserve ranks, ship, carry out
+                        ├─ Dispatch            orders under way ←──┐ a rank's death reaches its run
+                        ├─ Recovery            ranks anew     ←────┤ between runs
+                        ├─ AgentEvents ────────────────────────────┘ ← agents, on their links' threads
+                        └─ Resources           machines, agents, engine, store
+
+agent_events  what agents report: deaths, lost nodes, notes, limits
+dispatch      orders on their way to ranks, and who waits for them
+messages      what is shown of its ranks
+open_store    where its values go
+pool          the public class
+recovery      ranks started anew, and process groups formed again
+registry      all pools of this process, by name
+resizing      another number of nodes
+resources     machines, agents, engine and store, and their release
+runs          runs on its ranks
+scheduling    which run gets which ranks, first in first out
+specs         from its plan to the specification of agents and ranks
+states        the table of moves in its life
+status        what all parts share
 """
 
 from skymagic.pool.pool import Pool
