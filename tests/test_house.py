@@ -12,21 +12,8 @@ from pathlib import Path
 import pytest
 
 import skymagic
+from tests.house import BOTH, NODE, NOTEBOOK, PACKAGE, ROOT, drawn, folders, listed, mapped
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "skymagic"
-
-# The rooms from the bottom up: a room knows itself and what stands before it. `data`, `files` and `kernels` are counted by
-# their folders, for one part of them runs on a node and another in the notebook.
-BOTH = (
-    "errors", "wire", "plan", "runtime", "data", "data.store", "data.capture", "data.values", "files.transfer", "plugins",
-)  # fmt: skip
-"""What both sides share; `data.shipping`, `data.remote` and the rest of `files` are the notebook's end of it."""
-NOTEBOOK = (
-    "ssh", "bootstrap", "display", "cluster", "data.shipping", "data.remote", "files", "providers", "run", "pool", "jobs",
-    "api", "magics",
-)  # fmt: skip
-NODE = ("kernels", "kernels.agent", "kernels.rank", "kernels.script", "kernels.store", "kernels.daemon")
 MOST_ENTRIES = 20
 
 # Only these may import a library, wherever in the file.
@@ -128,6 +115,18 @@ def named(path: Path) -> set[str]:
 def test_the_root_can_be_drawn() -> None:
     entries = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
     assert len(entries) <= MOST_ENTRIES
+
+
+@pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.relative_to(ROOT).as_posix())
+def test_a_folder_lists_what_is_in_it(folder: Path) -> None:
+    """Each line of a folder's docstring names a module or a folder in it, and each of them has a line."""
+    there = {path.stem for path in folder.iterdir() if path.suffix == ".py"} - {"__init__"}
+    there |= {f"{path.name}/" for path in folder.iterdir() if (path / "__init__.py").exists()}
+    assert set(listed(folder)) == there
+
+
+def test_the_map_is_that_of_the_folders() -> None:
+    assert mapped() == drawn(), "python -m tests.house draws it anew"
 
 
 def test_every_module_has_its_room() -> None:
