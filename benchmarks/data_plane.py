@@ -103,7 +103,7 @@ class Bench:
         manifest = self.shipper.prepare(source, range(RANKS), push=push)
         self.ranks.ask("bind", manifest.orders)
         for rank in range(RANKS):
-            self.shipper.bound(manifest, rank)
+            self.shipper.bound(manifest, rank, completed=True)
         self.ranks.ask("run", source)
         return manifest
 

@@ -51,12 +51,13 @@ class Values:
 
     Attributes:
         value: the last expression's value, by rank in the order of the targets.
-        variables: the gathered variables, likewise.
+        variables: the gathered variables, likewise. types: what each is on the first of the ranks, without its module.
     """
 
     ranks: tuple[int, ...]
     value: list[Any] = field(default_factory=list)
     variables: dict[str, list[Any]] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
 
@@ -183,6 +184,8 @@ def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
     values = Values(spec.ranks)
     values.value = [fetch(rank, LAST_VALUE) for rank in spec.value_ranks]
     values.variables = {name: [fetch(rank, name) for rank in spec.gather_ranks] for name in spec.gather}
+    first = (report.ranks[spec.gather_ranks[0]].outcome or {}).get("values", {}) if spec.gather else {}
+    values.types = {name: first[name]["type"].rpartition(".")[2] for name in spec.gather if name in first}
     values.problems = tuple(problems)
     return values
 

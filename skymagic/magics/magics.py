@@ -290,7 +290,7 @@ class SkyMagics(Magics):
         for name, listed in found.items():
             target = (renamed or {}).get(name) or name
             self.shell.user_ns[target] = listed[0] if request.head else listed
-        own = [name for name in values.variables if name not in (renamed or {})]
+        own = {name: kind for name, kind in values.types.items() if name not in (renamed or {})}
         self._pool_of(request.pool).shipper.gathered(own, values.ranks)
         if values.problems:
             raise broadcast.result_error(values, list(found))

@@ -122,9 +122,13 @@ class Runs:
     def _prepare(self, spec: RunSpec, screen: Screen, *, dry_run: bool = False) -> Manifest:
         """What the run needs on its ranks, written into the store; shows a line when it takes long."""
         progress = Progress(screen.note)
+
+        def note(said: str) -> None:
+            screen.note(f"[{said}]\n")
+
         manifest = self._resources.shipper.prepare(
             spec.source_without_magics, spec.ranks, push=spec.push, no_push=spec.no_push, fresh=spec.fresh,
-            extra=spec.extra, dry_run=dry_run, progress=progress, warn=lambda said: screen.note(f"[{said}]\n"),
+            extra=spec.extra, dry_run=dry_run, progress=progress, warn=note, note=note,
         )  # fmt: skip
         progress.finish()
         return manifest
@@ -152,6 +156,7 @@ class Runs:
         shipper = self._resources.shipper
         for number, rank in report.ranks.items():
             if rank.outcome is not None and rank.outcome.get("bound"):
-                shipper.bound(manifest, number)
-                shipper.missing(number, rank.outcome.get("missing", ()))
+                outcome = rank.outcome
+                completed = outcome["status"] == "ok"
+                shipper.bound(manifest, number, outcome["rebound"], outcome["deleted"], completed=completed)
         return report

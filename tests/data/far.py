@@ -114,8 +114,12 @@ class Notebook:
         manifest = self.shipper.prepare(source, [far.rank for far in self.ranks], **options)
         for far in self.ranks:
             far.bind(manifest.orders)
-            self.shipper.bound(manifest, far.rank)
-            far.run(source)
+            completed = False
+            try:
+                far.run(source)
+                completed = True
+            finally:
+                self.shipper.bound(manifest, far.rank, **far.ask("changes", None), completed=completed)
         return manifest
 
     def values(self, expression: str) -> list[Any]:
@@ -161,6 +165,8 @@ def serve(directory: str, rank: int, node: int) -> None:
                 namespace.bind(argument)
             elif verb == "run":
                 exec(compile(argument, "<there>", "exec", dont_inherit=True), namespace.variables)
+            elif verb == "changes":
+                value = namespace.changes()
             elif verb == "eval":
                 value = eval(argument, namespace.variables)
             elif verb == "pack":

@@ -237,13 +237,13 @@ def test_whatever_a_cell_takes_when_it_runs_was_foreseen(source: str) -> None:
     assert set(watched.made) <= names.stores
 
 
-def test_stores_and_deletes() -> None:
+def test_stores() -> None:
     names = cell_names(
         "a = 1\nfor b in r: c = b\nimport d.e\ndef f():\n  global g\n  g = 1\nclass H: i = 1\n"
         "with x as j: pass\ndel k\nl = 1; del l\nm: int = 2\n[n := 1 for o in r]\ndel p; p = 1"
     )
     assert names.stores == set("a b c d f g H j l m n p".split())
-    assert names.deletes == {"k", "l"}
+    assert names.certain == set("a d f H j m p".split())
 
 
 def test_imports_and_attributes() -> None:

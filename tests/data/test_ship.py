@@ -122,7 +122,7 @@ def test_each_rank_gets_what_it_lacks(notebook: Notebook) -> None:
     notebook.here("a = [1]; b = [2]")
     manifest = notebook.shipper.prepare("a", [0])
     notebook.ranks[0].bind(manifest.orders)
-    notebook.shipper.bound(manifest, 0)
+    notebook.shipper.bound(manifest, 0, completed=True)
     manifest = notebook.there("a, b")
     assert {tuple(each["names"]): each["ranks"] for each in manifest.orders["bundles"]} == {
         ("a",): [1],
@@ -231,10 +231,6 @@ def test_cell_that_failed_before_it_made_its_name(notebook: Notebook) -> None:
     notebook.here("model = 'old'")
     with pytest.raises(FarError, match="ZeroDivisionError"):
         notebook.there("1 / 0\nmodel = 'new'")
-    manifest = notebook.shipper.prepare("1 / 0\nmodel = 'new'", [0, 1])
-    notebook.shipper.bound(manifest, 0)
-    for far in notebook.ranks:
-        notebook.shipper.missing(far.rank, ["model"])
     notebook.there("kept = model")
     assert notebook.values("kept") == ["old"] * 2
 
@@ -248,7 +244,7 @@ def test_deleted_on_the_rank_comes_again(notebook: Notebook) -> None:
 def test_gathered_names_do_not_overwrite_the_ranks_own(notebook: Notebook) -> None:
     notebook.there("loss = 0.5")
     notebook.here("loss = [0.5, 0.5]")
-    notebook.shipper.gathered(["loss"], [0, 1])
+    notebook.shipper.gathered({"loss": "float"}, [0, 1])
     assert moved(notebook.there("loss2 = loss")) == []
     assert notebook.values("loss2") == [0.5, 0.5]
     notebook.here("loss = [7]")
@@ -426,7 +422,7 @@ def test_two_cells_ship_the_same_value_at_once(notebook: Notebook) -> None:
     for manifest in cargos:
         for far in notebook.ranks:
             far.bind(manifest.orders)
-            notebook.shipper.bound(manifest, far.rank)
+            notebook.shipper.bound(manifest, far.rank, completed=True)
     assert notebook.values("float(a.sum())") == [BIG, BIG]
     assert len(notebook.files()) == 1
 
@@ -460,7 +456,7 @@ def test_rank_killed_while_a_cargo_is_on_its_way(notebook: Notebook) -> None:
     notebook.ranks[1] = Far(notebook.directory, 1)
     notebook.shipper.forget([1])
     notebook.ranks[0].bind(manifest.orders)
-    notebook.shipper.bound(manifest, 0)
+    notebook.shipper.bound(manifest, 0, completed=True)
     manifest = notebook.there("a")
     assert [each["ranks"] for each in manifest.orders["bundles"]] == [[1]]
     del manifest

@@ -61,7 +61,6 @@ class Flow(ast.NodeVisitor):
         self.defined = _Defined()
         self.loads: set[str] = set()
         self.stores: set[str] = set()
-        self.deletes: set[str] = set()
         self._waiting: dict[str, set[str]] = {}
         self._hidden: list[set[str]] = []
         self._evaluated = True
@@ -80,7 +79,6 @@ class Flow(ast.NodeVisitor):
         if self._hidden and name in self._hidden[-1]:
             return
         self.stores.add(name)
-        self.deletes.discard(name)
         self.defined.put(name, True)
 
     def finish(self) -> None:
@@ -136,7 +134,6 @@ class Flow(ast.NodeVisitor):
             self.store(node.id)
         else:
             self.load(node.id)
-            self.deletes.add(node.id)
             self.defined.put(node.id, False)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:

@@ -25,8 +25,8 @@ class CellNames:
     """Taken from outside: loaded where the cell may not have defined them."""
     stores: frozenset[str] = frozenset()
     """Bound somewhere in the cell, also by ``global`` in its functions."""
-    deletes: frozenset[str] = frozenset()
-    """Unbound by ``del`` and not bound again."""
+    certain: frozenset[str] = frozenset()
+    """Bound on every path to the cell's end."""
     imports: frozenset[str] = frozenset()
     """Dotted names of modules that the cell may import."""
     attributes: frozenset[str] = frozenset()
@@ -58,6 +58,7 @@ def cell_names(source: str) -> CellNames:
     try:
         flow = Flow()
         flow.block(tree.body)
+        certain = frozenset(flow.defined.names)
         flow.finish()
         attributes = (
             {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} if "." in source else ()
@@ -70,7 +71,7 @@ def cell_names(source: str) -> CellNames:
     return CellNames(
         loads=frozenset(flow.loads),
         stores=frozenset(flow.stores),
-        deletes=frozenset(flow.deletes),
+        certain=certain,
         imports=imports,
         attributes=frozenset(attributes),
     )

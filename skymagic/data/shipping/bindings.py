@@ -29,28 +29,34 @@ class Bindings:
     def __init__(self) -> None:
         self._ranks: dict[int, _Rank] = {}
 
-    def bound(self, manifest: Manifest, rank: int) -> None:
-        """A rank has bound a manifest's names, and is running or has run its cell."""
+    def bound(
+        self, manifest: Manifest, rank: int, rebound: Mapping[str, str | None], deleted: Iterable[str]
+    ) -> None:
+        """A rank has bound a manifest's names and run its cell.
+
+        Args:
+            rebound: names that the cell has bound there → fingerprint of the notebook's value, None where it has none.
+            deleted: names that the rank had before the cell, and has no more.
+        """
         state = self._ranks.setdefault(rank, _Rank())
         for bundle in manifest.orders.get("bundles", ()):
             if bundle["ranks"] is None or rank in bundle["ranks"]:
                 state.rebound.difference_update(bundle["names"])
-        state.fingerprints.update(manifest.fingerprints)
-        state.rebound |= manifest.names.stores
-        for name in manifest.names.deletes:
+        loaded = {item.name for item in manifest.items}
+        state.fingerprints.update(
+            {name: value for name, value in manifest.fingerprints.items() if name in loaded}
+        )
+        state.fingerprints.update({name: value for name, value in rebound.items() if value is not None})
+        state.rebound.update(rebound)
+        for name in (*deleted, *manifest.unbound):
             state.fingerprints.pop(name, None)
+            state.rebound.discard(name)
         state.sources.update({each["name"]: each["hash"] for each in manifest.orders.get("modules", ())})
         state.sources.update(dict.fromkeys(manifest.orders.get("sources", ()), ""))
 
     def set_fingerprints(self, rank: int, fingerprints: Mapping[str, str]) -> None:
         """A rank keeps its own bindings as long as the notebook's values have these fingerprints."""
         self._ranks.setdefault(rank, _Rank()).fingerprints.update(fingerprints)
-
-    def missing(self, rank: int, names: Iterable[str]) -> None:
-        """A rank has no such names after all."""
-        for name in names:
-            if rank in self._ranks:
-                self._ranks[rank].fingerprints.pop(name, None)
 
     def forget(self, ranks: Iterable[int]) -> None:
         """These ranks hold nothing any more."""

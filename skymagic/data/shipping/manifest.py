@@ -34,3 +34,5 @@ class Manifest:
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     """Name → fingerprint of the notebook's value, for every name that the cell loads or stores."""
     names: CellNames = field(default_factory=CellNames)
+    unbound: frozenset[str] = frozenset()
+    """Names that the ranks let go of: here they mean Python's own again."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
 import platform
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from skymagic.data.capture import modules
-from skymagic.data.capture.names import CellNames, cell_names, reach
+from skymagic.data.capture.names import CellNames, cell_names, interactive, reach
 from skymagic.data.shipping.bindings import Bindings
 from skymagic.data.shipping.bundles import (
     Bundle,
@@ -33,6 +35,32 @@ from skymagic.errors import CaptureError
 __all__ = ["Item", "Manifest", "Shipper"]
 
 _IMMUTABLE_TYPES = (int, float, bool, type(None), complex, str, bytes)
+_BUILTIN_NAMES = vars(builtins).keys()
+
+
+@dataclass
+class Pulled:
+    """A value that came from the ranks, under the name that it has there."""
+
+    values: tuple[object, ...]
+    """The value, and the items of a list by rank."""
+    type: str
+    """On the ranks."""
+    noted: bool = False
+    """Whether the user knows that it does not go back."""
+
+    @classmethod
+    def of(cls, value: object, type: str) -> Pulled:
+        """The notebook's value of a name, just after it came."""
+        return cls((value, *(value if isinstance(value, list) else ())), type)
+
+    def holds(self, value: object) -> bool:
+        """Whether this is the value, or a part of it; if it is a part, the others are let go of."""
+        if all(value is not each for each in self.values):
+            return False
+        if value is not self.values[0]:
+            self.values = (value,)
+        return True
 
 
 class Shipper(Unpacking):
@@ -58,6 +86,9 @@ class Shipper(Unpacking):
         self._immutables: dict[str, Variable] = {}
         self._unpicklable: dict[str, tuple[object, str]] = {}
         self._warned: set[frozenset[str]] = set()
+        self._pulled: dict[str, Pulled] = {}
+        self._noted: set[str] = set()
+        """Names of which the user knows that the ranks hold them, and the notebook does not."""
 
     def prepare(
         self,
@@ -71,6 +102,7 @@ class Shipper(Unpacking):
         dry_run: bool = False,
         progress: Progress | None = None,
         warn: Callable[[str], None] | None = None,
+        note: Callable[[str], None] | None = None,
     ) -> Manifest:
         """Find what a cell needs, and write what some rank has not got into the store.
 
@@ -85,6 +117,7 @@ class Shipper(Unpacking):
             dry_run: only look; nothing is written and ``orders`` is empty.
             progress: called with a name, the bytes written so far, and the bytes to write.
             warn: called with a sentence for each large variable that must travel to other machines, once per value.
+            note: called with a sentence where the ranks' binding of a name may surprise, once per name.
 
         Raises:
             SyntaxError: the cell does not compile.
@@ -103,31 +136,64 @@ class Shipper(Unpacking):
             hashes = {name: module.hash for name, module in sources.items()}
             self._identify(values, ranks, hashes)
             fingerprints = {name: value.fingerprint for name, value in values.items()}
-            lacking = self.bindings.ranks_without_value(fingerprints, ranks, values if fresh else extra)
+            pulled = {name for name, value in values.items() if self._is_pulled(name, value.value)} - set(
+                extra
+            )
+            sent = values if fresh else {*extra, *(pulled & set(push))}
+            lacking = self.bindings.ranks_without_value(fingerprints, ranks, sent)
+            for name in pulled.difference(sent):  # what came from the ranks does not go back by itself
+                if lacking[name] and not dry_run and note is not None and not self._pulled[name].noted:
+                    self._pulled[name].noted = True
+                    note(
+                        f"{name}: the ranks keep their own ({self._pulled[name].type}); --push {name} sends the notebook's"
+                    )
+                lacking[name] = []
             items = tuple(
                 Item(name, why[name], value.pickled.nbytes, bool(lacking[name]), type_name(value.value))
                 for name, value in values.items()
             )
             if dry_run:
                 return Manifest({}, 0, items, names=names)
-            return self._load(names, ranks, values, lacking, sources, items, frozenset(extra), progress, warn)
+            unbound = self._shadowed(ranks)
+            if note is not None:
+                self._note_deleted(names, ranks, note)
+            return self._load(
+                names, ranks, values, lacking, sources, items, frozenset(extra), unbound, progress, warn
+            )
 
-    def bound(self, manifest: Manifest, rank: int) -> None:
-        """This rank has bound the manifest, and is running or has run its cell; twice is safe."""
-        with self._lock:
-            self.bindings.bound(manifest, rank)
+    def bound(
+        self,
+        manifest: Manifest,
+        rank: int,
+        rebound: Iterable[str] = (),
+        deleted: Iterable[str] = (),
+        *,
+        completed: bool,
+    ) -> None:
+        """This rank has bound the manifest and run its cell; twice is safe.
 
-    def missing(self, rank: int, names: Iterable[str]) -> None:
-        """This rank has no such names after all: a cell that should have made them failed before it did."""
+        Args:
+            rebound, deleted: names that the cell has bound and unbound, as the rank found by looking before and after.
+            completed: whether the cell came to its end. Then it has bound what it binds on every path, also where the rank
+                could not see it: small numbers, True and None are one object each, however often they are bound.
+        """
+        names = {*rebound, *(manifest.names.certain if completed else ())}
         with self._lock:
-            self.bindings.missing(rank, names)
+            known = {name: manifest.fingerprints.get(name) for name in names}
+            unknown = [name for name, value in known.items() if value is None]
+            self.bindings.bound(manifest, rank, {**known, **self._fingerprints(unknown)}, deleted)
 
-    def gathered(self, names: Iterable[str], ranks: Iterable[int]) -> None:
-        """The notebook's present values of these names came from these ranks, which keep their own."""
+    def gathered(self, types: Mapping[str, str], ranks: Iterable[int]) -> None:
+        """The notebook's present values of these names came from these ranks, which keep their own.
+
+        Args:
+            types: name → type of the value on a rank.
+        """
         with self._lock:
-            fingerprints = self._fingerprints(names)
+            fingerprints = self._fingerprints(types)
             for rank in ranks:
                 self.bindings.set_fingerprints(rank, fingerprints)
+            self._pulled.update({name: Pulled.of(self.namespace[name], kind) for name, kind in types.items()})
 
     def forget(self, ranks: Iterable[int]) -> None:
         """These ranks were started anew and hold nothing."""
@@ -212,6 +278,7 @@ class Shipper(Unpacking):
         sources: Mapping[str, modules.ModuleSource],
         items: tuple[Item, ...],
         temporary: frozenset[str],
+        unbound: frozenset[str],
         progress: Progress | None,
         warn: Callable[[str], None] | None,
     ) -> Manifest:
@@ -252,8 +319,8 @@ class Shipper(Unpacking):
                 "bundles": [bundle.plain() for bundle in bundles],
                 "modules": self._lacking_modules(sources, ranks),
                 "sources": self._lacking_cells(moved, ranks),
-                "stores": sorted(names.stores),
                 "temporary": sorted(temporary),
+                "unbound": sorted(unbound),
             }
         except BaseException as problem:
             self.store.unpin(writer.keys)
@@ -263,7 +330,7 @@ class Shipper(Unpacking):
                     no_room(problem, [(item.name, item.nbytes) for item in items])
                 ) from problem
             raise
-        manifest = Manifest(orders, writer.nbytes, items, fingerprints, names)
+        manifest = Manifest(orders, writer.nbytes, items, fingerprints, names, unbound)
         weakref.finalize(manifest, self.store.unpin, writer.keys).atexit = False
         self.index.set_needs(writer.needs, {*self.namespace, *temporary})
         self._forget_lost_names()
@@ -313,7 +380,7 @@ class Shipper(Unpacking):
         """Fingerprints of the notebook's present values of names that ranks bind themselves."""
         fingerprints = {}
         for name in names:
-            if name not in self.namespace:
+            if name not in self.namespace or interactive(name, self.namespace[name]):
                 continue
             value = self.namespace[name]
             try:
@@ -329,6 +396,30 @@ class Shipper(Unpacking):
                     known = self._unpicklable[name] = (value, f"object {id(value)}")
                 fingerprints[name] = known[1]
         return fingerprints
+
+    def _is_pulled(self, name: str, value: object) -> bool:
+        """Whether the notebook's value of a name is what came from the ranks under this name, changed or not, or a part of it."""
+        known = self._pulled.get(name)
+        if known is not None and not known.holds(value):
+            del self._pulled[name]
+            known = None
+        return known is not None
+
+    def _shadowed(self, ranks: Sequence[int]) -> frozenset[str]:
+        """Names of Python's own that the notebook has taken back, and ranks have from it: `list` after ``list = 5; del list``."""
+        return frozenset(
+            name
+            for rank in ranks
+            for name in self.bindings.fingerprints(rank).keys() & _BUILTIN_NAMES
+            if name not in self.namespace and not self.bindings.has_rebound(rank, name)
+        )
+
+    def _note_deleted(self, names: CellNames, ranks: Sequence[int], note: Callable[[str], None]) -> None:
+        self._noted -= self.namespace.keys()
+        for name in sorted(names.loads - self.namespace.keys() - _BUILTIN_NAMES - self._noted):
+            if any(name in self.bindings.fingerprints(rank) for rank in ranks):
+                self._noted.add(name)
+                note(f"{name} is deleted here, the ranks still hold it")
 
     def _lacking_modules(
         self, sources: Mapping[str, modules.ModuleSource], ranks: Sequence[int]

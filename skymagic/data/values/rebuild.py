@@ -130,8 +130,8 @@ def cached_property(function: Any, name: str) -> Any:
 
 # -- classes -------------------------------------------------------------------------------------------------------------
 
-_arrived: weakref.WeakSet[type] = weakref.WeakSet()
-"""Classes that another process defined."""
+_arrived: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
+"""Classes that another process defined, with the names of the members that it gave them."""
 
 
 def known_class(tracker: str) -> type | None:
@@ -166,11 +166,16 @@ def new_class(tracker: str, meta: type, name: str, bases: tuple[Any, ...], membe
 def fill_class(cls: type, state: Any) -> None:
     """Set a class's members, but not those of a class that was defined here and has come back."""
     if cls in _arrived:
+        members = frozenset(state[0])
+        for name in _arrived[cls] - members:  # deleted there
+            if name in vars(cls):
+                delattr(cls, name)
+        _arrived[cls] = members
         _cloud._class_setstate(cls, state)
 
 
 def _track(cls: type) -> type:
-    _arrived.add(cls)
+    _arrived[cls] = frozenset()
     return cls
 
 

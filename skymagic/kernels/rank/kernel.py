@@ -186,7 +186,7 @@ class RankKernel(IPythonParallelKernel):
         except BaseException as problem:  # an interrupt between binding and running
             outcome.update(self._failure(problem))
         self._namespace.drop_temporary(order.manifest)
-        outcome["missing"] = self._namespace.missing(order.manifest) if outcome["bound"] else []
+        outcome |= self._namespace.changes()
         outcome["joined"] = self._context.hooks.joined()
         outcome.setdefault("interrupted", self._interrupted)
         outcome["collectives"] = stacks.collectives()

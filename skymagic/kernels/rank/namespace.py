@@ -54,6 +54,8 @@ class Namespace:
         self.node = node
         self.store = NodeStore(store_directory)
         self.importer = RemoteImporter()
+        self._before: dict[str, Any] = {}
+        """The variables as they were when the cell began."""
 
     def bind(self, orders: Mapping[str, Any]) -> None:
         """Bind every name in the orders that is for this rank; all of them or, on an error, none.
@@ -79,15 +81,28 @@ class Namespace:
         if problems:
             raise problems[0]
         self.variables.update(bound)
+        for name in orders.get("unbound", ()):
+            self.variables.pop(name, None)
+        self._before = dict(self.variables)
 
     def drop_temporary(self, orders: Mapping[str, Any]) -> None:
         """The cell is over: forget what was for it alone."""
         for name in orders.get("temporary", ()):
             self.variables.pop(name, None)
 
-    def missing(self, orders: Mapping[str, Any]) -> list[str]:
-        """Names that the cell was to define and that this rank has not, after it ran."""
-        return [name for name in orders.get("stores", ()) if name not in self.variables]
+    def changes(self) -> dict[str, list[str]]:
+        """What a cell has done to the names since `bind`, by identity: ``{"rebound": […], "deleted": […]}``.
+
+        However it did: a text cannot tell which of its assignments ran, nor what ``%run`` or ``globals()`` bind.
+        """
+        before, self._before = self._before, {}
+        unknown = object()
+        return {
+            "rebound": [
+                name for name, value in self.variables.items() if before.get(name, unknown) is not value
+            ],
+            "deleted": [name for name in before if name not in self.variables],
+        }
 
     def pack(self, values: Mapping[str, object]) -> dict[str, dict[str, Any]]:
         """Pickle values for the notebook: small ones into the reference itself, others into a file of the store.
@@ -101,10 +116,12 @@ class Namespace:
             try:
                 pickles[name] = pickling.dumps(value, self.variables)
             except Exception as problem:
-                refs[name] = {"error": f"{type(problem).__name__}: {problem}", "type": type_name(value)}
+                refs[name] = {"error": f"{type(problem).__name__}: {problem}"}
         names = list(pickles)
         for group in pickling.together(list(pickles.values())):
             refs.update(self._pack([names[index] for index in group], values, pickles))
+        for name, ref in refs.items():
+            ref["type"] = type_name(values[name])
         return refs
 
     def _is_for_this_rank(self, part: Mapping[str, Any]) -> bool:
@@ -168,8 +185,7 @@ class Namespace:
                 pickled = pickling.dumps(tuple(values[name] for name in names), self.variables)
             ref = self._write(pickled)
         except Exception as problem:
-            error = {"error": f"{type(problem).__name__}: {problem}"}
-            return {name: {**error, "type": type_name(values[name])} for name in names}
+            return {name: {"error": f"{type(problem).__name__}: {problem}"} for name in names}
         if len(names) == 1:
             return {names[0]: ref}
         ref["group"] = secrets.token_hex(8)

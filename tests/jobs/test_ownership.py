@@ -1,0 +1,185 @@
+"""Who owns a name: a rank keeps what a run really bound there, whatever the cell's text looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.notebook import Notebook, opened
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with opened(tmp_path_factory.mktemp("owners"), "%sky_pool --nodes 2") as one:
+        yield one
+
+
+def seen(notebook: Notebook, expression: str) -> object:
+    """The expression's values by rank, in a cell that uses its names."""
+    notebook.run(f"%%sky_broadcast -o seen\n{expression}")
+    return notebook.value("seen")
+
+
+# ------------------------------------------------------------------------- a store that never ran is no store
+
+NOT_STORED = {
+    "a branch": "if rank_of_nobody:\n    data = 0",
+    "an exception that did not come": "try:\n    pass\nexcept ValueError:\n    data = 0",
+    "an empty loop": "for data in []:\n    pass",
+    "a function that is not called": "def change():\n    global data\n    data = 0",
+    "a short circuit": "rank_of_nobody and (data := 0)",
+}
+
+
+@pytest.mark.parametrize("cell", NOT_STORED.values(), ids=NOT_STORED)
+def test_a_store_that_does_not_run(notebook: Notebook, cell: str) -> None:
+    notebook.run("rank_of_nobody = False\ndata = ['first']")
+    assert seen(notebook, "data") == [["first"]] * 2
+    notebook.run("data = ['second']")
+    notebook.run(f"%%sky_broadcast\n{cell}")
+    assert seen(notebook, "data") == [["second"]] * 2
+
+
+def test_a_cell_that_fails_before_it_binds(notebook: Notebook) -> None:
+    notebook.run("data = ['first']")
+    assert seen(notebook, "data") == [["first"]] * 2
+    notebook.run("data = ['second']")
+    notebook.fail("%%sky_broadcast\nfrom nowhere_at_all import loader\ndata = loader()")
+    shown = notebook.run("%%sky_broadcast --dry-run\ndata")
+    assert "travels" in next(line for line in shown.lines if line.startswith("data"))
+    assert seen(notebook, "data") == [["second"]] * 2
+
+
+def test_a_store_on_one_rank_alone(notebook: Notebook) -> None:
+    notebook.run("data = ['first']")
+    assert seen(notebook, "data") == [["first"]] * 2
+    notebook.run("data = ['second']")
+    notebook.run("%%sky_broadcast\nimport os\nif os.environ['RANK'] == '0':\n    data = ['own']")
+    assert seen(notebook, "data") == [["own"], ["second"]]
+
+
+# ---------------------------------------------------------------------------- what is bound without plain syntax
+
+BOUND = {
+    "%%time": "%%time\nmodel = ['trained']",
+    "%time": "%time model = ['trained']",
+    "%%capture": "%%capture\nmodel = ['trained']",
+    "%run": "%run train_it.py",
+    "import *": "from trained_module import *",
+    "globals": "globals().update(model=['trained'])",
+    "setattr": "import sys\nsetattr(sys.modules['__main__'], 'model', ['trained'])",
+    "exec": "exec('mod' + 'el = [' + repr('trained') + ']')",
+    "get_ipython": "get_ipython().push({'model': ['trained']})",
+    "a function": "def bind(name, value):\n    globals()[name] = value\nbind('mod' + 'el', ['trained'])",
+}
+
+
+@pytest.mark.parametrize("cell", BOUND.values(), ids=BOUND)
+def test_a_binding_in_other_words(notebook: Notebook, cell: str) -> None:
+    for file in ("train_it.py", "trained_module.py"):
+        (notebook.folder / file).write_text("model = ['trained']\n")
+    notebook.run("model = ['untrained']")
+    assert seen(notebook, "model") == [["untrained"]] * 2
+    notebook.run(f"%%sky_broadcast\n{cell}")
+    assert seen(notebook, "model") == [["trained"]] * 2
+    notebook.run("model = ['new']")
+    assert seen(notebook, "model") == [["new"]] * 2
+
+
+@pytest.mark.parametrize("way", BOUND)
+def test_a_name_that_has_not_travelled_before(notebook: Notebook, way: str) -> None:
+    name = f"net{list(BOUND).index(way)}"
+    for file in ("train_it.py", f"trained_{name}.py"):
+        (notebook.folder / file).write_text(f"{name} = ['trained']\n")
+    cell = BOUND[way].replace("trained_module", f"trained_{name}").replace("model", name).replace("'mod' + 'el'", f"'ne' + 't{name[3:]}'")
+    notebook.run(f"{name} = ['untrained']")
+    notebook.run(f"%%sky_broadcast\n{cell.replace('mod', 'ne').replace('el = [', f't{name[3:]} = [') if way == 'exec' else cell}")
+    assert seen(notebook, name) == [["trained"]] * 2
+
+
+def test_a_name_deleted_in_other_words_comes_from_the_notebook_again(notebook: Notebook) -> None:
+    notebook.run("data = ['here']")
+    assert seen(notebook, "data") == [["here"]] * 2
+    notebook.run("%%sky_broadcast\nglobals().pop('da' + 'ta')")
+    assert seen(notebook, "data") == [["here"]] * 2
+
+
+def test_an_equal_constant_is_bound_all_the_same(notebook: Notebook) -> None:
+    """1 is one object: what a cell surely binds is its own also where the object is the same."""
+    notebook.run("n = 1")
+    assert seen(notebook, "n") == [1, 1]
+    notebook.run("n = 2")
+    notebook.run("%%sky_broadcast\nn = 1")
+    assert seen(notebook, "n") == [1, 1]
+
+
+# --------------------------------------------------------------------- what came from the ranks does not go back
+
+
+def test_a_pulled_value_that_changes_here_stays_here(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -g model\nmodel = {'weights': [1, 2]}")
+    notebook.run("model[0]['weights'].append(3)")
+    shown = notebook.run("%%sky_broadcast -o seen\nmodel['weights']")
+    assert notebook.value("seen") == [[1, 2]] * 2
+    assert shown.text.count("model: the ranks keep their own (dict); --push model sends the notebook's") == 1
+    assert "keep their own" not in notebook.run("%%sky_broadcast\nmodel['weights']").text
+
+
+def test_an_item_of_a_pulled_value_stays_here(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -g model\nmodel = {'weights': [1, 2]}")
+    notebook.run("model = model[0]\nmodel['weights'].append(3)")
+    assert seen(notebook, "model['weights']") == [[1, 2]] * 2
+
+
+def test_push_sends_a_pulled_value(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -g model --head\nmodel = {'weights': [1, 2]}")
+    notebook.run("model['weights'].append(3)")
+    notebook.run("%%sky_broadcast -o seen --push model\nmodel['weights']")
+    assert notebook.value("seen") == [[1, 2, 3]] * 2
+
+
+def test_an_assignment_of_something_else_is_sent(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -g model --head\nmodel = {'weights': [1, 2]}")
+    notebook.run("model = {'weights': [9]}")
+    assert seen(notebook, "model['weights']") == [[9]] * 2
+
+
+def test_a_value_that_was_pulled_without_a_cell(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast\nmodel = {'weights': [1, 2]}")
+    notebook.run("%sky_pull model --head")
+    notebook.run("model['weights'].append(3)")
+    assert seen(notebook, "model['weights']") == [[1, 2]] * 2
+
+
+# ------------------------------------------------------------------------------------- names that are deleted here
+
+
+def test_a_builtin_that_was_shadowed_is_there_again(notebook: Notebook) -> None:
+    notebook.run("list = 5")
+    assert seen(notebook, "list") == [5, 5]
+    notebook.run("del list")
+    assert seen(notebook, "list((1, 2))") == [[1, 2]] * 2
+
+
+def test_a_builtin_that_a_rank_shadows_itself_stays_shadowed(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast\nmax = 7")
+    assert seen(notebook, "max") == [7, 7]
+    notebook.run("%%sky_broadcast\ndel max")
+
+
+def test_a_deleted_name_stays_there_and_is_told_once(notebook: Notebook) -> None:
+    notebook.run("x = [1]")
+    assert seen(notebook, "x") == [[1]] * 2
+    notebook.run("del x")
+    shown = notebook.run("%%sky_broadcast -o seen\nx")
+    assert notebook.value("seen") == [[1]] * 2
+    assert shown.text.count("x is deleted here, the ranks still hold it") == 1
+    assert "deleted" not in notebook.run("%%sky_broadcast\nx").text
+
+
+def test_a_class_attribute_that_is_deleted(notebook: Notebook) -> None:
+    notebook.run("class Net:\n    extra = 1\n    def size(self): return 3")
+    assert seen(notebook, "hasattr(Net, 'extra'), Net().size()") == [(True, 3)] * 2
+    notebook.run("del Net.extra")
+    assert seen(notebook, "hasattr(Net, 'extra'), Net().size()") == [(False, 3)] * 2
