@@ -1,6 +1,6 @@
 """The magics: a line becomes a frozen request, one call is made, and the answer is shown.
 
-arguments     from a line to a request
+arguments/    from a line to a request
 magics        all magics, registered with one shell
 auto          the input transformer that broadcasts plain cells
 completion    tab completion on magic lines

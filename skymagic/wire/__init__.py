@@ -8,6 +8,7 @@ files        messages of copying files
 order        what notebook and rank agree on besides: the orders in a run's code
 processes    the modules that one process starts in another
 boot         the boot id of this machine
+exit_status  how a process ended, in words
 threads      fork and join: jobs that run at once, and what became of them
 session/     exactly-once delivery over connections that break
 """
