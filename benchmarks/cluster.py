@@ -39,9 +39,7 @@ class Quiet:
 def start(ranks: int, *plugins: str) -> Pool:
     """A pool of its own on this machine."""
     name = f"bench-{os.getpid()}-{len(registry.every())}"
-    request = PoolRequest(
-        name=name, provider="local", nodes=ranks, plugins=tuple(PluginSpec(name) for name in plugins)
-    )
+    request = PoolRequest(name=name, provider="local", nodes=ranks, plugins=tuple(PluginSpec(name) for name in plugins))
     return registry.ensure(request, {}, Defaults(), lambda text: None)
 
 

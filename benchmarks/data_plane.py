@@ -259,10 +259,7 @@ def main() -> int:
         pull = gather(bench)
     finally:
         bench.close()
-    print(
-        f"{options.mb} MB float32 to {RANKS} ranks: "
-        + ", ".join(f"{k} {v:.3f} s" for k, v in figures.items())
-    )
+    print(f"{options.mb} MB float32 to {RANKS} ranks: " + ", ".join(f"{k} {v:.3f} s" for k, v in figures.items()))
     report("first shipment / floor", figures["first"] / figures["floor"], 1.4)
     report("unchanged / first", figures["unchanged"] / figures["first"], 0.25)
     report("one element changed / first", figures["changed"] / figures["first"], 1.3)

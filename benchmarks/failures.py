@@ -138,9 +138,7 @@ def figures() -> Iterator[Figure]:
             say("the stop button")
             pressed = rounds(pool, STOPS, stopped, RunInterrupted, dies=False)
         say("torchrun of the same")
-        again = median(
-            [peers.torchrun(peers.INIT + NEXT + peers.END, RANKS).seconds for _ in range(TORCHRUNS)]
-        )
+        again = median([peers.torchrun(peers.INIT + NEXT + peers.END, RANKS).seconds for _ in range(TORCHRUNS)])
         yield from of_raise(raised, again)
         yield from of_kill(killed, again)
         yield from of_stop(pressed, again)
@@ -169,22 +167,16 @@ def of_kill(found: Rounds, again: float) -> Iterator[Figure]:
     runs = [(peers.torchrun(peers.INIT + KILL, RANKS), stamp()) for _ in range(TORCHRUNS)]
     end = median([ran.ended - at for ran, at in runs])
     what = f"kill -9 of rank {VICTIM}"
-    yield Figure(
-        f"{what}: to the error, worst of {KILLS}", max(found.ended), "s", end, "torchrun's end", limit=1.5
-    )
+    yield Figure(f"{what}: to the error, worst of {KILLS}", max(found.ended), "s", end, "torchrun's end", limit=1.5)
     yield Figure(f"{what}: all ranks work again, worst", max(found.after), "s", again, "torchrun", limit=2.0)
-    yield Figure(
-        f"{what}: the others' variables intact", float(found.intact), "×", limit=float(KILLS), least=True
-    )
+    yield Figure(f"{what}: the others' variables intact", float(found.intact), "×", limit=float(KILLS), least=True)
 
 
 def of_stop(found: Rounds, again: float) -> Iterator[Figure]:
     """Lines for the stop button."""
     end = median([interrupted_torchrun() for _ in range(TORCHRUNS)])
     what = "stop in a collective"
-    yield Figure(
-        f"{what}: to the prompt, worst of {STOPS}", max(found.ended), "s", end, "torchrun's end", limit=2.5
-    )
+    yield Figure(f"{what}: to the prompt, worst of {STOPS}", max(found.ended), "s", end, "torchrun's end", limit=2.5)
     yield Figure(f"{what}: next all_reduce, median", median(found.after), "s", again, "torchrun", limit=0.5)
     yield Figure(f"{what}: variables intact", float(found.intact), "×", limit=float(STOPS), least=True)
 

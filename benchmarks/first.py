@@ -57,9 +57,7 @@ def starts(hosts: Hosts) -> Iterator[Figure]:
     made[0].close()
     assert len(spent) == HOSTS
     yield Figure(f"first start, {HOSTS} hosts, warm cache", whole, "s", max(spent), "slowest install")
-    yield Figure(
-        f"first start, {HOSTS} hosts: all but the slowest install", whole - max(spent), "s", limit=3.0
-    )
+    yield Figure(f"first start, {HOSTS} hosts: all but the slowest install", whole - max(spent), "s", limit=3.0)
 
 
 def start(names: tuple[str, ...]) -> Pool:

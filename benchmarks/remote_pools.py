@@ -82,12 +82,7 @@ def starts(hosts: Machines) -> Iterator[Figure]:
 def two_hosts(hosts: Machines) -> Iterator[Figure]:
     """Steps of DDP per second: in a cell, and in the same script that torchrun starts by hand on both machines."""
     two = Machines(hosts.folder, hosts[:2], hosts.key)
-    script = (
-        peers.INIT
-        + ddp.BODY
-        + "print('rate', rate, flush=True) if dist.get_rank() == 0 else None"
-        + peers.DDP_END
-    )
+    script = peers.INIT + ddp.BODY + "print('rate', rate, flush=True) if dist.get_rank() == 0 else None" + peers.DDP_END
     steady(two)
     ports = itertools.count(29400)  # a torchrun that begins can find the store of one that ends
 
@@ -127,9 +122,7 @@ def by_hand(hosts: Machines, script: str, port: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "script.py"
         path.write_text(script)
-        running = [
-            launch(host, number, path, port) for number, host in enumerate(hosts) if isinstance(host, Machine)
-        ]
+        running = [launch(host, number, path, port) for number, host in enumerate(hosts) if isinstance(host, Machine)]
         outputs = [process.communicate(timeout=300)[0] for process in running]
     found = re.search(r"rate ([\d.]+)", outputs[0])
     assert found is not None, outputs
@@ -142,9 +135,7 @@ def launch(host: Machine, number: int, script: Path, port: int) -> subprocess.Po
         "env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1", sys.executable, "-m", "torch.distributed.run", "--nnodes=2",
         f"--node_rank={number}", "--nproc_per_node=1", "--master_addr=10.77.0.1", f"--master_port={port}", str(script),
     ]  # fmt: skip
-    return subprocess.Popen(
-        [*host.space.enter, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    return subprocess.Popen([*host.space.enter, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def empty_cells(hosts: Machines, per_node: int, more: float) -> Iterator[Figure]:

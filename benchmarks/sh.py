@@ -38,9 +38,7 @@ torchrun --nnodes=$SKYPILOT_NUM_NODES --nproc_per_node=$SKYPILOT_NUM_GPUS_PER_NO
 
 def figures() -> Iterator[Figure]:
     """Ours and by hand in turn, with the same processes on the same machine."""
-    request = PoolRequest(
-        name=f"bench-{os.getpid()}", provider="local", nodes=NODES, procs_per_node=PROCESSES
-    )
+    request = PoolRequest(name=f"bench-{os.getpid()}", provider="local", nodes=NODES, procs_per_node=PROCESSES)
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
         registry.ensure(request, {}, Defaults(), lambda text: None) as one,

@@ -174,9 +174,7 @@ class Soak:
     def keep(self) -> None:
         """Give each rank a variable to lose."""
         self.number += 1
-        cluster.run(
-            self.pool, f"import os\nkeepsake = f'{self.number} of rank {{os.environ[\"RANK\"]}}'", timeout=60
-        )
+        cluster.run(self.pool, f"import os\nkeepsake = f'{self.number} of rank {{os.environ[\"RANK\"]}}'", timeout=60)
         self.keepsakes = [f"{self.number} of rank {rank}" for rank in range(RANKS)]
 
     def round(self, name: str) -> Round:
@@ -190,9 +188,7 @@ class Soak:
         return this
 
     def _fail(self, fault: Fault, this: Round) -> None:
-        body = fault.body.replace("{victim}", str(this.victim)).replace(
-            "{other}", str((this.victim + 1) % RANKS)
-        )
+        body = fault.body.replace("{victim}", str(this.victim)).replace("{other}", str((this.victim + 1) % RANKS))
         after = self.chance.uniform(*fault.press) if fault.press else 0.0
         begun = time.perf_counter()
         problem = cluster.problem_of(lambda: self._run(fault, body, after, this.victim))
@@ -225,9 +221,7 @@ class Soak:
             return
         this.next_seconds = time.perf_counter() - begun
         total = RANKS * (RANKS + 1) / 2
-        kept = [
-            None if fault.lost and rank == this.victim else word for rank, word in enumerate(self.keepsakes)
-        ]
+        kept = [None if fault.lost and rank == this.victim else word for rank, word in enumerate(self.keepsakes)]
         if found != [(total, word) for word in kept]:
             this.wrong.append(f"the next cell finds {found}, not {[(total, word) for word in kept]}")
 
@@ -301,10 +295,7 @@ def processes() -> list[psutil.Process]:
 def shared_memory(pool: Pool) -> list[Path]:
     """Files of this pool in shared memory."""
     return [
-        path
-        for folder in Path("/dev/shm").glob(f"*{pool.job_id}*")
-        for path in folder.rglob("*")
-        if path.is_file()
+        path for folder in Path("/dev/shm").glob(f"*{pool.job_id}*") for path in folder.rglob("*") if path.is_file()
     ]
 
 

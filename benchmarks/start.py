@@ -68,9 +68,7 @@ def figures() -> Iterator[Figure]:
     yield Figure(
         "pool with torch, first all_reduce done", median(ours), peer=median(theirs), who="torchrun", limit=0.7, relative=True
     )  # fmt: skip
-    yield Figure(
-        "  … to torchrun's all_reduce, not its end", median(ours), peer=median(reduced), who="torchrun"
-    )
+    yield Figure("  … to torchrun's all_reduce, not its end", median(ours), peer=median(reduced), who="torchrun")
 
 
 def seconds(script: str) -> float:

@@ -155,9 +155,7 @@ class RankError(RunError):
         return self.message
 
     def __reduce__(self) -> tuple[object, ...]:
-        values = {
-            key: vars(self)[key] for key in ("rank", "hostname", "ename", "evalue", "traceback", "below")
-        }
+        values = {key: vars(self)[key] for key in ("rank", "hostname", "ename", "evalue", "traceback", "below")}
         return _rebuild, (RankError, self.message, values)
 
     def _render_traceback_(self) -> list[str]:

@@ -51,10 +51,7 @@ def drawn() -> str:
     lines = []
     for part, rooms in PARTS.items():
         lines.append(f"── {part} ".ljust(30, "─"))
-        lines += [
-            f"{room.replace('.', '/') + ('' if room == 'errors' else '/'):<17} {summary(room)}"
-            for room in rooms
-        ]
+        lines += [f"{room.replace('.', '/') + ('' if room == 'errors' else '/'):<17} {summary(room)}" for room in rooms]
     return "\n".join(lines) + "\n"
 
 

@@ -99,9 +99,7 @@ def named(path: Path) -> set[str]:
     """Modules of ours that strings of a module name, docstrings left out, and without the `:attribute` of a table."""
     tree = ast.parse((PACKAGE / path).read_text())
     documents = {
-        id(node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
     texts = [
         node.value
@@ -154,9 +152,7 @@ def test_processes_are_named_in_one_table() -> None:
 
 
 def test_no_circles() -> None:
-    graph = {
-        dotted(path): {n for n in map(_module_of, imports(path)) if n} - {dotted(path)} for path in MODULES
-    }
+    graph = {dotted(path): {n for n in map(_module_of, imports(path)) if n} - {dotted(path)} for path in MODULES}
     graph.pop("")
     settled: set[str] = set()
     while ready := {name for name, needs in graph.items() if name not in settled and needs <= settled}:
@@ -196,9 +192,7 @@ def test_plugins_import_the_standard_library_only(path: Path) -> None:
 
 def test_import_loads_nothing_heavy() -> None:
     code = f"import sys, skymagic; dir(skymagic); print(*(m for m in {HEAVY!r} if m in sys.modules))"
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert result.stdout.split() == []
 
 
@@ -243,7 +237,5 @@ def test_the_project_stands_alone() -> None:
         path = ROOT / name
         if path.is_file():
             lines = path.read_text(errors="replace").splitlines()
-            found += [
-                f"{name}:{n}: {line.strip()[:80]}" for n, line in enumerate(lines, 1) if foreign.search(line)
-            ]
+            found += [f"{name}:{n}: {line.strip()[:80]}" for n, line in enumerate(lines, 1) if foreign.search(line)]
     assert not found

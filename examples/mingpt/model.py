@@ -19,10 +19,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, time, width = x.shape
-        q, k, v = (
-            part.view(batch, time, self._heads, -1).transpose(1, 2)
-            for part in self.into(x).split(width, dim=2)
-        )
+        q, k, v = (part.view(batch, time, self._heads, -1).transpose(1, 2) for part in self.into(x).split(width, dim=2))
         dropout = self._dropout if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return self.out(mixed.transpose(1, 2).reshape(batch, time, width))
@@ -59,9 +56,7 @@ class GPT(nn.Module):
     def __init__(self, shape: Model, vocabulary: int, block_size: int) -> None:
         super().__init__()
         if shape.width % shape.heads:
-            raise ValueError(
-                f"model.width={shape.width} cannot be shared by model.heads={shape.heads} equally"
-            )
+            raise ValueError(f"model.width={shape.width} cannot be shared by model.heads={shape.heads} equally")
         self.block_size = block_size
         self.tokens = nn.Embedding(vocabulary, shape.width)
         self.places = nn.Embedding(block_size, shape.width)

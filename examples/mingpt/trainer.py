@@ -25,23 +25,17 @@ class Trainer:
         train, test: items are (block, the block one character later).
     """
 
-    def __init__(
-        self, config: Config, model: nn.Module, device: torch.device, train: Batches, test: Batches
-    ) -> None:
+    def __init__(self, config: Config, model: nn.Module, device: torch.device, train: Batches, test: Batches) -> None:
         self.config = config.trainer
         self.device, self.rank = device, dist.get_rank()
         self.model = model
-        self.parallel = DistributedDataParallel(
-            model, device_ids=[device.index] if device.type == "cuda" else None
-        )
+        self.parallel = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=config.optimizer.learning_rate, weight_decay=config.optimizer.weight_decay
         )
         self.sampler: DistributedSampler[Any] = DistributedSampler(train, seed=self.config.seed)
         self.train_batches = DataLoader(train, self.config.batch_size, sampler=self.sampler)
-        self.test_batches = DataLoader(
-            test, self.config.batch_size, sampler=DistributedSampler(test, shuffle=False)
-        )
+        self.test_batches = DataLoader(test, self.config.batch_size, sampler=DistributedSampler(test, shuffle=False))
         self.path = Path(self.config.snapshot) if self.config.snapshot else None
         self.epoch = 0
         """Epochs that are done."""
@@ -112,9 +106,7 @@ class Trainer:
         self.parallel.eval()
         total = torch.zeros(2, device=self.device)
         for block, following in self.test_batches:
-            total += torch.tensor(
-                [self.loss(block, following).item() * len(block), len(block)], device=self.device
-            )
+            total += torch.tensor([self.loss(block, following).item() * len(block), len(block)], device=self.device)
         dist.all_reduce(total)
         return float(total[0] / total[1])
 

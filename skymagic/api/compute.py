@@ -170,9 +170,7 @@ class Compute:
             PoolStateError: it is not started.
         """
         if self._pool is None:
-            raise PoolStateError(
-                "the pool is not started: write `with sky.Compute(…) as pool:`, or call start()"
-            )
+            raise PoolStateError("the pool is not started: write `with sky.Compute(…) as pool:`, or call start()")
         return self._pool
 
     def start(self) -> Compute:
@@ -187,9 +185,7 @@ class Compute:
         running = {pool.name for pool in registry.every()}
         name = self._name or next(n for i in _numbers if (n := f"compute-{i}") not in running)
         self._own = name not in running
-        self._pool = registry.ensure(
-            replace(self._request, name=name), self._namespace, self._defaults, print_note
-        )
+        self._pool = registry.ensure(replace(self._request, name=name), self._namespace, self._defaults, print_note)
         return self
 
     def stop(self) -> None:
@@ -271,9 +267,7 @@ def _accelerator(value: Any) -> Accelerator:
         return Accelerator.parse(value)
     made = value() if callable(value) else value
     if not isinstance(made, Accelerator):
-        raise RequestError(
-            f'{value!r} is not an accelerator: write "A100", "A100:8" or sky.accelerators.A100()'
-        )
+        raise RequestError(f'{value!r} is not an accelerator: write "A100", "A100:8" or sky.accelerators.A100()')
     return made
 
 

@@ -131,12 +131,7 @@ def _place(facts: Facts, requirements: Requirements) -> list[str]:
             f"programs cannot be run from {facts.noexec} (its file system is mounted noexec), so that compiled packages "
             f"do not load: {OTHER_FOLDER}"
         ]
-    if (
-        facts.disk_kb is not None
-        and facts.disk_kb < MIN_FREE_KB
-        and not facts.ready
-        and not requirements.prepared
-    ):
+    if facts.disk_kb is not None and facts.disk_kb < MIN_FREE_KB and not facts.ready and not requirements.prepared:
         return [
             f"its disk is nearly full: {_free(facts.disk_kb)} free at {facts.folder}, and an environment needs more than "
             f"{_free(MIN_FREE_KB)}: make room, or {OTHER_FOLDER}"
@@ -164,9 +159,7 @@ def _prepared(facts: Facts, requirements: Requirements) -> list[str]:
     if lacks:
         said = ", ".join(f"{each} (it has {has})" if has else str(each) for each, has in lacks)
         words = " ".join(f'"{each}"' for each, _ in lacks)
-        problems.append(
-            f"{requirements.python} lacks {said}: run `{requirements.python} -m pip install {words}` there"
-        )
+        problems.append(f"{requirements.python} lacks {said}: run `{requirements.python} -m pip install {words}` there")
     return problems
 
 

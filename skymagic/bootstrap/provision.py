@@ -136,9 +136,7 @@ def requirements_of(image: Image, commands: Sequence[str] = ()) -> Requirements:
         if path.is_file():
             files.append((str(path.resolve()), sha256(path.read_bytes()).hexdigest()))
         else:
-            kind = (
-                "is a folder: build a wheel of it, and name that" if path.is_dir() else "is not a file here"
-            )
+            kind = "is a folder: build a wheel of it, and name that" if path.is_dir() else "is not a file here"
             mistakes.append(f"pip: {text} {kind}")
     if mistakes:
         raise RequestError(mistakes)

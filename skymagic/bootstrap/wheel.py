@@ -44,9 +44,7 @@ def build(files: Mapping[str, bytes], number: str, name: str = "skymagic") -> by
     info = f"{name}-{number}.dist-info"
     whole = dict(files)
     whole[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n".encode()
-    whole[f"{info}/WHEEL"] = (
-        b"Wheel-Version: 1.0\nGenerator: skymagic\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    )
+    whole[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: skymagic\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     record = "".join(f"{path},sha256={_sha256(data)},{len(data)}\n" for path, data in whole.items())
     whole[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
     packed = io.BytesIO()

@@ -245,9 +245,7 @@ class Agents:
             ProvisionError: one did not end in time.
         """
         gone = [rank for rank in self.ranks if rank not in specs]
-        self._wait(
-            lambda: all(self.ranks[rank].exited for rank in gone), timeout, "the end of released ranks"
-        )
+        self._wait(lambda: all(self.ranks[rank].exited for rank in gone), timeout, "the end of released ranks")
         with self._changed:
             self.specs = dict(specs)
             self.ranks = {rank: self.ranks.get(rank) or self._new_state(rank) for rank in specs}
@@ -291,8 +289,7 @@ class Agents:
     def _by_link(self, ranks: Iterable[int]) -> list[tuple[Link, tuple[int, ...]]]:
         chosen = sorted(set(ranks))
         by_index = [
-            (link, tuple(r for r in chosen if self.specs[r][0] == index))
-            for index, link in enumerate(self._links)
+            (link, tuple(r for r in chosen if self.specs[r][0] == index)) for index, link in enumerate(self._links)
         ]
         return [(link, mine) for link, mine in by_index if mine]
 
@@ -336,9 +333,7 @@ class Agents:
     def _note_link(self, index: int, away: bool) -> None:
         name = self.nodes[index].name
         if away:
-            self._note(
-                f"{name}: the connection is lost; what runs there goes on, and this notebook reconnects"
-            )
+            self._note(f"{name}: the connection is lost; what runs there goes on, and this notebook reconnects")
         elif not self._closing and index not in self.gone:
             self._note(f"{name}: connected again")
 

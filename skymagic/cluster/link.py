@@ -18,9 +18,7 @@ class Link:
         received: called on the link's thread for each message, and with None when the link ends.
     """
 
-    def __init__(
-        self, transport: Transport, node: int, received: Callable[[int, wire.Message | None], None]
-    ) -> None:
+    def __init__(self, transport: Transport, node: int, received: Callable[[int, wire.Message | None], None]) -> None:
         self.node = node
         self._transport = transport
         self._received = received

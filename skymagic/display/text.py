@@ -93,16 +93,13 @@ def table(rows: Iterable[Sequence[object]]) -> str:
     cells = [[str(value) for value in row] for row in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     return "\n".join(
-        "  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
+        "  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip() for row in cells
     )
 
 
 def shipment(items: Sequence[Any]) -> str:
     """What would travel, as ``--dry-run`` shows it; `items` are `ship.Item`."""
-    rows = [
-        (i.name, i.type, size(i.nbytes), i.why, "travels" if i.moved else "is there already") for i in items
-    ]
+    rows = [(i.name, i.type, size(i.nbytes), i.why, "travels" if i.moved else "is there already") for i in items]
     total = size(sum(i.nbytes for i in items if i.moved))
     return (
         table([("name", "type", "size", "needed by", ""), *rows]) + f"\n{total} would travel"
@@ -122,9 +119,7 @@ def gpus(name: str | None, here: Sequence[str]) -> str:
     for one in accelerators.NAMES:
         if name in (None, one):
             known = accelerators.kind(one)
-            rows.append(
-                (one, f"{known.memory:g} GB", sum(accelerators.matches(one, gpu) for gpu in here) or "-")
-            )
+            rows.append((one, f"{known.memory:g} GB", sum(accelerators.matches(one, gpu) for gpu in here) or "-"))
     return table(rows)
 
 

@@ -111,9 +111,7 @@ class Files:
             places = {client.node: client for client in clients.each(lambda client: _RemotePath(client, dst))}
             where = destination(found, dst, [place.kind for place in places.values()])
             entries = renamed(found.entries, where.name)
-            return _upload(
-                clients, found, entries, lambda client: where.base(places[client.node].path), counter
-            )
+            return _upload(clients, found, entries, lambda client: where.base(places[client.node].path), counter)
 
     def sync(
         self,
@@ -140,9 +138,7 @@ class Files:
         counter = ByteCounter(progress)
         with FileClients(self._selected(nodes), self._start, counter.show) as clients:
             places = {client.node: client for client in clients.each(lambda client: _RemotePath(client, dst))}
-            return _upload(
-                clients, found, found.entries, lambda client: places[client.node].path, counter, mirror=True
-            )
+            return _upload(clients, found, found.entries, lambda client: places[client.node].path, counter, mirror=True)
 
     def get(
         self,
@@ -168,9 +164,7 @@ class Files:
             downloads = clients.each(lambda client: _Download(client, src, target))
             counter.total = sum(download.nbytes for download in downloads)
             by_node = {download.node: download for download in downloads}
-            return tuple(
-                clients.each(lambda client: by_node[client.node].run(client, counter), PARTLY_COPIED)
-            )
+            return tuple(clients.each(lambda client: by_node[client.node].run(client, counter), PARTLY_COPIED))
 
 
 class _RemotePath:
@@ -210,18 +204,12 @@ def _upload(
 
     replies = dict(clients.each(compare))
     known = _hashes(found.paths, {number for reply in replies.values() for number in reply.ask})
-    changes_by_node = {
-        node: _changes(reply.want, reply.ask, reply.hashes, known) for node, reply in replies.items()
-    }
-    counter.total = sum(
-        entries[number].size for changes in changes_by_node.values() for number in changes.want
-    )
+    changes_by_node = {node: _changes(reply.want, reply.ask, reply.hashes, known) for node, reply in replies.items()}
+    counter.total = sum(entries[number].size for changes in changes_by_node.values() for number in changes.want)
 
     def write(client: FileClient) -> Copied:
         changes = changes_by_node[client.node]
-        frames = encoded_files(
-            ((number, entries[number], found.paths[number]) for number in changes.want), counter.add
-        )
+        frames = encoded_files(((number, entries[number], found.paths[number]) for number in changes.want), counter.add)
         reply = client.send(Write(changes.want, changes.equal), frames)
         if reply.problems:
             raise NodeFailed(*reply.problems)
@@ -235,18 +223,14 @@ def _hashes(paths: Sequence[str], numbers: Iterable[int]) -> dict[int, str]:
     return dict(zip(asked, digests(paths[number] for number in asked), strict=True))
 
 
-def _changes(
-    want: Sequence[int], asked: Sequence[int], hashes: Sequence[str], known: Mapping[int, str]
-) -> _Changes:
+def _changes(want: Sequence[int], asked: Sequence[int], hashes: Sequence[str], known: Mapping[int, str]) -> _Changes:
     """Files of the same size travel when their hashes differ."""
     theirs = dict(zip(asked, hashes, strict=True))
     equal = [number for number, said in theirs.items() if said and known[number] == said]
     return _Changes(sorted({*want, *theirs} - set(equal)), equal)
 
 
-def _summary(
-    node: Node, entries: Sequence[Entry], want: Sequence[int], removed: int, notes: Sequence[str]
-) -> Copied:
+def _summary(node: Node, entries: Sequence[Entry], want: Sequence[int], removed: int, notes: Sequence[str]) -> Copied:
     files = sum(entry.kind == FILE for entry in entries)
     nbytes = sum(entries[number].size for number in want)
     return Copied(node.index, node.name, len(want), nbytes, files - len(want), removed, tuple(notes))
@@ -285,9 +269,7 @@ class _Download:
         base, name = target.of(self.node, self._found)
         self._entries = renamed(self._found.entries, name)
         self._receiver = Receiver(base, self._entries)
-        difference = self._receiver.compare(
-            self._found.machine, self._found.tops, contents=self._found.contents
-        )
+        difference = self._receiver.compare(self._found.machine, self._found.tops, contents=self._found.contents)
         if difference.problems:
             raise NodeFailed(*difference.problems)
         self._changes = self._compared(client, difference)

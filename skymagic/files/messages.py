@@ -69,9 +69,7 @@ def files_error(title: str, problems: Iterable[tuple[str, str]], nodes: int) -> 
     for sentence, at in places.items():
         label = "every node" if nodes > 1 and len(at) == nodes else ", ".join(dict.fromkeys(filter(None, at)))
         clients.append(f"{label}: {sentence}" if label else sentence)
-    return FilesError(
-        "\n".join([f"{title}:", *_abridged(clients)]) if len(clients) > 1 else f"{title}: {clients[0]}"
-    )
+    return FilesError("\n".join([f"{title}:", *_abridged(clients)]) if len(clients) > 1 else f"{title}: {clients[0]}")
 
 
 def _abridged(clients: Sequence[str]) -> list[str]:
@@ -81,6 +79,4 @@ def _abridged(clients: Sequence[str]) -> list[str]:
 
 def printable(text: str) -> str:
     """A text with names of files in it, which may hold anything, in one line that every screen can show."""
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
-    )
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)

@@ -195,9 +195,7 @@ def result_error(values: Values, kept: Sequence[str]) -> ResultError:
     lists = [values.value, *values.variables.values()]
     some = any(not isinstance(value, Unavailable) for listed in lists for value in listed)
     where = f"; what did come back is in {', '.join(kept)}" if kept and some else ""
-    error = ResultError(
-        "\n".join([*values.problems, f"{len(values.problems)} value(s) could not come back{where}"])
-    )
+    error = ResultError("\n".join([*values.problems, f"{len(values.problems)} value(s) could not come back{where}"]))
     error.values = values
     return error
 
@@ -279,10 +277,6 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
         return [without(lost, pool.world_size)]
     if pool.inseparable:
         names = ", ".join(plugin.name for plugin in pool.plugins if plugin.rejoin is None)
-        return [
-            f"all ranks are being started anew, without variables: {names} cannot go on with some of them"
-        ]
+        return [f"all ranks are being started anew, without variables: {names} cannot go on with some of them"]
     others = "; the others keep theirs" if len(dead) < pool.world_size else ""
-    return [
-        f"{rank_words(dead)} {'is' if len(dead) == 1 else 'are'} being started anew without variables{others}"
-    ]
+    return [f"{rank_words(dead)} {'is' if len(dead) == 1 else 'are'} being started anew without variables{others}"]

@@ -120,9 +120,7 @@ def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
     shown: tuple[int, ...] = ()
     folder: Path | None = None
     try:
-        part, shown = RunRequest(targets=request.targets, only=request.only).who(
-            pool.plan.topology.nodes, "node"
-        )
+        part, shown = RunRequest(targets=request.targets, only=request.only).who(pool.plan.topology.nodes, "node")
     except RequestError as wrong:
         mistakes += wrong.mistakes
     try:
@@ -188,9 +186,7 @@ def run(
     ends = [end_of(rank, report.ranks[rank], pool) for rank in spec.ranks]
     for end in ends:
         if end.left:
-            shown.note(
-                f"[node {end.node}: the script left running, and this was ended: {'; '.join(end.left)}]\n"
-            )
+            shown.note(f"[node {end.node}: the script left running, and this was ended: {'; '.join(end.left)}]\n")
     return Outcome(ends, None if report.good else failure(report, ends, pool, limits))
 
 
@@ -225,9 +221,7 @@ def failure(report: Report, ends: Sequence[ScriptEnd], pool: Pool, limits: Limit
         return RunInterrupted("\n".join([where, *notes]))
     if report.timed_out:
         lines = [f"the script took longer than {limits.timeout:g} s and was stopped on {node_words(stopped)}"]
-        lines += [
-            line for end in ends if end.stopped for line in last_words(end, f"node {end.node}'s last lines:")
-        ]
+        lines += [line for end in ends if end.stopped for line in last_words(end, f"node {end.node}'s last lines:")]
         return RunTimeout("\n".join([*lines, *notes]))
     if any(rank.died is not None and not rank.killed for rank in report.ranks.values()):
         return broadcast.failure(report, pool, limits)
@@ -276,9 +270,7 @@ def hints(end: ScriptEnd) -> list[str]:
     said = f"{end.tail}\n{(end.cause or {}).get('text', '')}"
     found = []
     if end.status == 127 and "torchrun" in said:
-        found.append(
-            "torchrun comes with PyTorch: make the pool with --plugin torch, or install torch for its Python"
-        )
+        found.append("torchrun comes with PyTorch: make the pool with --plugin torch, or install torch for its Python")
     if re.search(r"EADDRINUSE|address already in use", said, re.IGNORECASE):
         found.append("a port is in use on that node: $MASTER_PORT is one that was free when the script began")
     if "terminate called without an active exception" in f"{said}\n{end.words}":

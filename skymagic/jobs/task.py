@@ -96,9 +96,7 @@ def spec_of(task: Task, ranks: tuple[int, ...]) -> RunSpec:
     extra: dict[str, Any] = {FUNCTION_NAME: task.function}
     extra.update({ARGUMENT_PREFIX + name: value for name, value in zip(names, task.args, strict=False)})
     extra.update({ARGUMENT_PREFIX + name: value for name, value in task.kwargs.items()})
-    written = [ARGUMENT_PREFIX + name for name in names] + [
-        f"{name}={ARGUMENT_PREFIX}{name}" for name in task.kwargs
-    ]
+    written = [ARGUMENT_PREFIX + name for name in names] + [f"{name}={ARGUMENT_PREFIX}{name}" for name in task.kwargs]
     wait = "await " if inspect.iscoroutinefunction(task.function) else ""
     # the semicolon keeps the value from being shown; who wants it has it
     source = f"{wait}{FUNCTION_NAME}({', '.join(written)});  # {task.name}"

@@ -56,9 +56,7 @@ def on_signal(path: str) -> None:
 
 def parse(text: str) -> dict[str, Any] | None:
     """What `of_main_thread` tells, from faulthandler's text; None if there is no stack in it."""
-    found = [
-        {"line": int(one["line"]), "name": one["name"], "file": one["file"]} for one in FRAME.finditer(text)
-    ]
+    found = [{"line": int(one["line"]), "name": one["name"], "file": one["file"]} for one in FRAME.finditer(text)]
     frames = [frame for frame in reversed(found) if not internal(str(frame["file"]))]
     start = next((i for i, frame in enumerate(frames) if "ipykernel_" in str(frame["file"])), 0)
     for frame in frames:

@@ -68,9 +68,7 @@ class SkyMagics(Magics):
 
     @line_cell_magic
     def sky_pool(self, line: str, cell: str | None = None) -> Compute | None:
-        request = usage(
-            lambda: arguments.parse_pool(line, self.settings.defaults(), body=cell, **EXISTING_NAMES)
-        )
+        request = usage(lambda: arguments.parse_pool(line, self.settings.defaults(), body=cell, **EXISTING_NAMES))
         if request.dry_run:
             print(usage(lambda: registry.preview(request, print_note)).text())
             return None
@@ -78,9 +76,7 @@ class SkyMagics(Magics):
 
     def _ensure(self, request: PoolRequest, *, resize: bool = False) -> Pool:
         defaults = self.settings.defaults()
-        return usage(
-            lambda: registry.ensure(request, self.shell.user_ns, defaults, print_note, resize=resize)
-        )
+        return usage(lambda: registry.ensure(request, self.shell.user_ns, defaults, print_note, resize=resize))
 
     def _pool_of(self, request: PoolRequest) -> Pool:
         """The pool that a run asks for: by options, by name, or the one used last."""
@@ -91,9 +87,7 @@ class SkyMagics(Magics):
     @line_magic
     def sky_down(self, line: str) -> None:
         request = usage(lambda: arguments.parse_down(line))
-        chosen = (
-            registry.every() + registry.ended() if request.all else [registry.find(request.name, ended=True)]
-        )
+        chosen = registry.every() + registry.ended() if request.all else [registry.find(request.name, ended=True)]
         for one in chosen:
             one.close()
             print(f"pool {one.name!r} is stopped{display.unreached(one.unreached, one.defaults.away)}")
@@ -105,9 +99,7 @@ class SkyMagics(Magics):
         chosen = request.ranks
         ranks = None if chosen is None else usage(lambda: chosen.ranks(one.world_size))
         one.restart(ranks)
-        print(
-            f"{rank_words(ranks or range(one.world_size))} of pool {one.name!r} started anew, without variables"
-        )
+        print(f"{rank_words(ranks or range(one.world_size))} of pool {one.name!r} started anew, without variables")
 
     @line_magic
     def sky_status(self, line: str) -> None:
@@ -215,9 +207,7 @@ class SkyMagics(Magics):
     @line_magic
     def sky_pull(self, line: str) -> None:
         request = usage(lambda: arguments.parse_pull(line))
-        run = RunRequest(
-            pool=named(request.pool), targets=request.targets, gather=request.names, head=request.head
-        )
+        run = RunRequest(pool=named(request.pool), targets=request.targets, gather=request.names, head=request.head)
         name = request.output
         with interrupt.deferred():
             self._keep(self._values(run, ""), run, renamed={request.names[0]: name} if name else {})
@@ -241,9 +231,7 @@ class SkyMagics(Magics):
         try:
             return call()
         except (SkyError, UsageError) as problem:
-            lines = (
-                problem._render_traceback_() if isinstance(problem, SkyError) else [f"UsageError: {problem}"]
-            )
+            lines = problem._render_traceback_() if isinstance(problem, SkyError) else [f"UsageError: {problem}"]
             display.write("stderr", "\n".join([*lines, ""]))
             raise
 

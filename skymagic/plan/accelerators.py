@@ -160,9 +160,7 @@ class Accelerator:
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", canonical(self.name))
         if self.count < 1:
-            raise RequestError(
-                f"at least 1 {self.name} per node, not {self.count}; without GPUs leave it out"
-            )
+            raise RequestError(f"at least 1 {self.name} per node, not {self.count}; without GPUs leave it out")
 
     @classmethod
     def parse(cls, text: str) -> Accelerator:
@@ -178,9 +176,7 @@ class Accelerator:
         except RequestError as unknown:
             mistakes += unknown.mistakes
         if colon and not re.fullmatch(r"0*[1-9][0-9]{0,5}", count):
-            mistakes.append(
-                f"{count!r} is not a number of accelerators per node: write NAME:COUNT, as in A100:8"
-            )
+            mistakes.append(f"{count!r} is not a number of accelerators per node: write NAME:COUNT, as in A100:8")
         if mistakes:
             raise RequestError(mistakes)
         return cls(name, int(count) if colon else 1)

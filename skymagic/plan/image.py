@@ -146,9 +146,7 @@ def _tuple(name: str, value: object, mistakes: list[str]) -> tuple[str, ...]:
 def _malformed(image: Image) -> list[str]:
     mistakes = []
     if image.python is not None and not _PYTHON.fullmatch(str(image.python)):
-        mistakes.append(
-            f"python is a version like '3.12' or an interpreter's absolute path, not {image.python!r}"
-        )
+        mistakes.append(f"python is a version like '3.12' or an interpreter's absolute path, not {image.python!r}")
     elif not isinstance(image.python, str | None):
         mistakes.append("python is a string, '3.12', not a number: 3.10 would be 3.1")
     for name in ("pip_indexes", "apt", "includes", "excludes"):
@@ -172,9 +170,7 @@ def _parsed(pip: Iterable[str], mistakes: list[str]) -> list[Requirement]:
     found = []
     for text in pip:
         if not text or text.startswith("-") or not text.isprintable():
-            mistakes.append(
-                f"pip: {text!r} is not a requirement; options of pip are not taken, pip_indexes holds URLs"
-            )
+            mistakes.append(f"pip: {text!r} is not a requirement; options of pip are not taken, pip_indexes holds URLs")
         elif not is_place(text):
             try:
                 found.append(Requirement(text))
@@ -221,9 +217,7 @@ def _conflicts(requirements: list[Requirement]) -> list[str]:
     return mistakes
 
 
-def _agreed(
-    what: str, values: Iterable[str | None], mistakes: list[str], *, secret: bool = False
-) -> str | None:
+def _agreed(what: str, values: Iterable[str | None], mistakes: list[str], *, secret: bool = False) -> str | None:
     """The one value that is given; more than one is a mistake, which does not show what may be secret."""
     given = list(dict.fromkeys(value for value in values if value is not None))
     if len(given) > 1:

@@ -13,9 +13,7 @@ class Lifetime:
         away: seconds without work on this node and without the notebook, None for no limit.
     """
 
-    def __init__(
-        self, idle: float | None, max_lifetime: float | None, now: float, away: float | None = None
-    ) -> None:
+    def __init__(self, idle: float | None, max_lifetime: float | None, now: float, away: float | None = None) -> None:
         self._idle = idle
         self._max_lifetime = max_lifetime
         self._away = away

@@ -26,9 +26,7 @@ def plan(request: PoolRequest, inventory: Inventory) -> Plan:
     mistakes += wrong
     python = image.python or ""
     if inventory.python and python and python.split(".")[:2] != inventory.python.split(".")[:2]:
-        mistakes.append(
-            f"Python {python} is asked for and this notebook runs {inventory.python}, as its ranks will"
-        )
+        mistakes.append(f"Python {python} is asked for and this notebook runs {inventory.python}, as its ranks will")
     if mistakes:
         raise RequestError(mistakes)
     return Plan(
@@ -226,15 +224,11 @@ def _lacks(request: PoolRequest, running: Plan) -> list[str]:
         if asked.python not in (None, running.image.python):
             here = running.image.python or "the notebook's"
             reasons.append(f"its Python is {here}, not {asked.python}")
-        reasons += [
-            f"it was made without the package {item}" for item in asked.pip if item not in running.image.pip
-        ]
+        reasons += [f"it was made without the package {item}" for item in asked.pip if item not in running.image.pip]
         reasons += [
             f"it was made without this value of {name}"
             for name, value in asked.env.items()
             if running.image.env.get(name) != value
         ]
-    reasons += [
-        f"it was made without the secret {name}" for name in request.secrets if name not in made.secrets
-    ]
+    reasons += [f"it was made without the secret {name}" for name in request.secrets if name not in made.secrets]
     return reasons

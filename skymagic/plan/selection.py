@@ -67,11 +67,7 @@ class Selection:
             else:
                 picked = range(world_size)[slice(*ends)]
             if beyond or not picked:
-                what = (
-                    f"{piece} goes beyond the pool"
-                    if beyond and len(ends) > 1
-                    else f"there is no {noun} {piece}"
-                )
+                what = f"{piece} goes beyond the pool" if beyond and len(ends) > 1 else f"there is no {noun} {piece}"
                 raise RequestError(f"{what}: {there}")
             chosen.update(picked)
         return tuple(sorted(chosen))

@@ -26,17 +26,11 @@ def image_for(asked: Iterable[Plugin | PluginSpec], image: Image, cluster: Clust
         try:
             image = plugin.transform(image, cluster)
         except RequestError as refused:
-            raise RequestError(
-                [f"the plugin {plugin.name!r}: {mistake}" for mistake in refused.mistakes]
-            ) from None
+            raise RequestError([f"the plugin {plugin.name!r}: {mistake}" for mistake in refused.mistakes]) from None
         except Exception as problem:
-            raise RequestError(
-                f"the plugin {plugin.name!r} failed in transform: {words(problem)}"
-            ) from problem
+            raise RequestError(f"the plugin {plugin.name!r} failed in transform: {words(problem)}") from problem
         if not isinstance(image, Image):
-            raise RequestError(
-                f"the plugin {plugin.name!r} is broken: its transform returns {image!r}, not an Image"
-            )
+            raise RequestError(f"the plugin {plugin.name!r} is broken: its transform returns {image!r}, not an Image")
     return image
 
 
@@ -55,9 +49,7 @@ def packed(plugin: Plugin) -> dict[str, Any]:
     try:
         data = cloudpickle.dumps(plugin)
     except Exception as problem:
-        raise RequestError(
-            f"the plugin {plugin.name!r} cannot travel to the ranks: {words(problem)}"
-        ) from problem
+        raise RequestError(f"the plugin {plugin.name!r} cannot travel to the ranks: {words(problem)}") from problem
     return {"name": plugin.name, "pickle": base64.b64encode(data).decode()}
 
 

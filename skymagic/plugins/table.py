@@ -75,9 +75,7 @@ def load(spec: PluginSpec) -> Plugin:
     values, mistakes = {}, []
     for option, value in spec.options.items():
         if option not in known:
-            mistakes.append(
-                f"the plugin {spec.name!r} has no option {option!r}{_alternatives(option, known)}"
-            )
+            mistakes.append(f"the plugin {spec.name!r} has no option {option!r}{_alternatives(option, known)}")
             continue
         try:
             values[option] = _read(value, types.get(option, str))
@@ -110,9 +108,7 @@ def resolve(asked: Iterable[Plugin | PluginSpec]) -> tuple[Plugin, ...]:
             mistakes += wrong.mistakes
     every = [plugin.name for plugin in found]
     twice = [name for name in dict.fromkeys(every) if every.count(name) > 1]
-    mistakes += [
-        f"the plugin {name!r} is asked for twice: write it once, with all its options" for name in twice
-    ]
+    mistakes += [f"the plugin {name!r} is asked for twice: write it once, with all its options" for name in twice]
     if mistakes:
         raise RequestError(mistakes)
     return order(found)
@@ -129,9 +125,7 @@ def order(plugins: Iterable[Plugin]) -> tuple[Plugin, ...]:
         first = next((p for p in waiting if not any(p.name in other.before for other in waiting)), None)
         if first is None:
             circle = " and ".join(plugin.name for plugin in waiting)
-            raise RequestError(
-                f"the plugins {circle} each want to be set up before the other: use one of them"
-            )
+            raise RequestError(f"the plugins {circle} each want to be set up before the other: use one of them")
         waiting.remove(first)
         done.append(first)
     return tuple(done)

@@ -32,9 +32,7 @@ class Dispatch:
         """Held for moments, while what follows is changed."""
         self._under_way: set[Submission] = set()
 
-    def send(
-        self, submission: Submission, order: Order, source: str, screen: Screen, limits: Limits
-    ) -> Report:
+    def send(self, submission: Submission, order: Order, source: str, screen: Screen, limits: Limits) -> Report:
         """Have an order carried out by ranks that are reserved for it; waits for them."""
         agents = self._resources.agents
         try:

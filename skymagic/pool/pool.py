@@ -70,9 +70,7 @@ class Pool:
         dispatch = Dispatch(status, self._resources)
         self._recovery = Recovery(status, self._resources, self.scheduler, dispatch.send)
         self._events = AgentEvents(status, self._resources, dispatch, self._recovery, self.close)
-        self._runs = Runs(
-            status, self._resources, dispatch, self.scheduler, self._recovery, defaults.screen_limit
-        )
+        self._runs = Runs(status, self._resources, dispatch, self.scheduler, self._recovery, defaults.screen_limit)
 
     @property
     def plan(self) -> Plan:
@@ -144,9 +142,7 @@ class Pool:
             try:
                 self._plugin_contexts.enter_context(plugin.around_client(self))
             except BaseException as problem:
-                problem.add_note(
-                    f"raised by the plugin {plugin.name!r} in around_client; the pool is stopped"
-                )
+                problem.add_note(f"raised by the plugin {plugin.name!r} in around_client; the pool is stopped")
                 self.close()
                 raise
 

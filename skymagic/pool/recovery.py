@@ -37,9 +37,7 @@ class Recovery:
         send: has an order carried out by ranks, and waits for them (`Dispatch.send`).
     """
 
-    def __init__(
-        self, status: Status, resources: Resources, scheduler: Scheduler, send: Callable[..., Report]
-    ) -> None:
+    def __init__(self, status: Status, resources: Resources, scheduler: Scheduler, send: Callable[..., Report]) -> None:
         self._status = status
         self._resources = resources
         self._scheduler = scheduler
@@ -114,9 +112,7 @@ class Recovery:
         chosen = list(range(world_size)) if ranks is None else sorted(set(ranks))
         wrong = [rank for rank in chosen if not 0 <= rank < world_size]
         if wrong:
-            raise RequestError(
-                f"pool {self._status.name!r} has ranks 0 to {world_size - 1}, not {rank_words(wrong)}"
-            )
+            raise RequestError(f"pool {self._status.name!r} has ranks 0 to {world_size - 1}, not {rank_words(wrong)}")
         chosen = sorted({*chosen, *self._resources.revive()})
         self._resources.agents.signal(chosen, signal.SIGKILL)
         self.wait()

@@ -97,9 +97,7 @@ class Runs:
         lost = [rank for rank, state in agents.ranks.items() if not state.ready]
         if {*ranks} & {*lost}:
             reasons = "; ".join(agents.gone.values()) or "they did not come back"
-            raise PoolStateError(
-                f"{rank_words(lost)} are gone ({reasons}): {without(lost, status.world_size)}"
-            )
+            raise PoolStateError(f"{rank_words(lost)} are gone ({reasons}): {without(lost, status.world_size)}")
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
@@ -133,9 +131,7 @@ class Runs:
         progress.finish()
         return manifest
 
-    def _carry_out(
-        self, spec: RunSpec, manifest: Manifest, screen: Screen, limits: Limits, stop: StopSignal
-    ) -> Report:
+    def _carry_out(self, spec: RunSpec, manifest: Manifest, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
         order = RunCell(
             run=next(self._numbers),
             ranks=spec.ranks,

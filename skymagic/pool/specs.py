@@ -61,9 +61,7 @@ def of_ranks(status: Status, nodes: Sequence[Node]) -> dict[int, tuple[int, wire
     plan, shape = status.plan, status.plan.topology
     packed = tuple(map(packing.packed, status.plugins))
     machines = [min(node, len(nodes) - 1) for node in range(shape.nodes)]
-    peers = tuple(
-        Peer(node, nodes[index].address, nodes[index].hostname) for node, index in enumerate(machines)
-    )
+    peers = tuple(Peer(node, nodes[index].address, nodes[index].hostname) for node, index in enumerate(machines))
     found = {}
     for rank in range(shape.world_size):
         node = shape.node_of(rank)

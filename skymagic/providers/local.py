@@ -110,9 +110,7 @@ def run(module: str, *arguments: str) -> ChildTransport:
 
     Ranks look there all the same, as notebooks do: IPython sees to that.
     """
-    beside = (
-        Path(__file__).resolve().parents[2] == Path.cwd().resolve()
-    )  # used from its source, not installed
+    beside = Path(__file__).resolve().parents[2] == Path.cwd().resolve()  # used from its source, not installed
     safe = () if beside else ("-P",)
     return ChildTransport((sys.executable, *safe, "-m", module, *arguments))
 
@@ -127,9 +125,7 @@ def inventory() -> Inventory:
     """What this machine has. GPUs are those that nvidia-smi lists; asking torch would open them in this process."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
-    return Inventory(
-        socket.gethostname(), cpus, memory, gpus(), f"{sys.version_info.major}.{sys.version_info.minor}"
-    )
+    return Inventory(socket.gethostname(), cpus, memory, gpus(), f"{sys.version_info.major}.{sys.version_info.minor}")
 
 
 def gpus() -> tuple[str, ...]:

@@ -53,9 +53,7 @@ class SSH:
         shape = topology(replace(request, nodes=request.nodes or len(endpoints)))
         cluster = plugins.Cluster(shape.nodes, shape.procs_per_node, request.gpu)
         image = packing.image_for(request.plugins, request.whole_image(), cluster)
-        commands = tuple(
-            command for one in plugins.resolve(request.plugins) for command in one.bootstrap(cluster)
-        )
+        commands = tuple(command for one in plugins.resolve(request.plugins) for command in one.bootstrap(cluster))
         requirements = requirements_of(image, commands)
         chosen = endpoints[: shape.nodes]
         connections = connecting.connect_all(chosen, getpass.getpass)
@@ -74,9 +72,7 @@ class SSH:
         except BaseException:
             side_by_side(Connection.close, connections)
             raise
-        return Hosts(
-            replace(plan, image=image, set_up=_set_up_words(machines, requirements)), machines, commands
-        )
+        return Hosts(replace(plan, image=image, set_up=_set_up_words(machines, requirements)), machines, commands)
 
     def acquire(self, survey: Hosts, job_id: str, say: Say) -> Sequence[Node]:
         """Set up the hosts that are not, side by side."""
@@ -211,9 +207,7 @@ def _set_up_words(machines: Sequence[Machine], requirements: Requirements) -> st
 
 def _endpoints(request: PoolRequest) -> list[Endpoint]:
     if not request.hosts:
-        raise RequestError(
-            "--provider ssh needs --hosts, as in --hosts gpu1,user@gpu2:2222 or --hosts gpu[1-4]"
-        )
+        raise RequestError("--provider ssh needs --hosts, as in --hosts gpu1,user@gpu2:2222 or --hosts gpu[1-4]")
     config = SshConfig()
     found = [config.endpoint(spec) for spec in hostlist.expand(request.hosts)]
     if (request.nodes or 0) > len(found):

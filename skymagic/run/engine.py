@@ -72,9 +72,7 @@ class Engine:
         ProvisionError: the controller does not answer.
     """
 
-    def __init__(
-        self, connection: Mapping[str, Any], forward: Callable[[str, int], int] | None = None
-    ) -> None:
+    def __init__(self, connection: Mapping[str, Any], forward: Callable[[str, int], int] | None = None) -> None:
         logging.getLogger("ipyparallel").setLevel(logging.ERROR)
         try:
             here = forwarded(connection, forward) if forward is not None else dict(connection)
@@ -143,11 +141,7 @@ class Engine:
         with self._sending:
             for future in submission.futures.values():
                 client.history.remove(future.msg_id) if future.msg_id in client.history else None
-            due = (
-                self._purgeable
-                if len(self._purgeable) > PURGE_AFTER or self._purgeable_bytes > PURGE_BYTES
-                else []
-            )
+            due = self._purgeable if len(self._purgeable) > PURGE_AFTER or self._purgeable_bytes > PURGE_BYTES else []
             if due:
                 self._purgeable, self._purgeable_bytes = [], 0
             self._unanswered.update(submission.futures.values())

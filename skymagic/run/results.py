@@ -112,9 +112,7 @@ def error_of(failures: Sequence[Failure], world: int, notes: Sequence[str] = ())
     if cause.died:
         last = last_words(cause.tail)
         tail = ["the last lines of its log:", *("  " + line for line in last)] if last else []
-        error = RankDied(
-            "\n".join([below, *tail]), rank=cause.rank, hostname=cause.hostname, status=cause.status
-        )
+        error = RankDied("\n".join([below, *tail]), rank=cause.rank, hostname=cause.hostname, status=cause.status)
     else:
         message = f"{cause.evalue}\n{below}" if cause.evalue else below
         error = rank_error(cause, message, below)

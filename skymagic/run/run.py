@@ -118,11 +118,7 @@ class Run:
         for when, act in self._deadlines():
             if when <= now:
                 act()
-        if (
-            self._limits.timeout is not None
-            and not self._stopping
-            and now >= self._started + self._limits.timeout
-        ):
+        if self._limits.timeout is not None and not self._stopping and now >= self._started + self._limits.timeout:
             self._timed_out()
         self._close_overdue_output(now)
         self._check_stall(now)
@@ -152,9 +148,7 @@ class Run:
         return [number for number, rank in self.report.ranks.items() if not rank.settled]
 
     def _unfinished(self) -> list[int]:
-        return [
-            number for number, rank in self.report.ranks.items() if rank.outcome is None and rank.died is None
-        ]
+        return [number for number, rank in self.report.ranks.items() if rank.outcome is None and rank.died is None]
 
     def _handle(self, event: Event) -> None:
         if event.kind == "stop":
@@ -182,9 +176,7 @@ class Run:
 
     def _follows(self, rank: RankRun) -> bool:
         outcome = rank.outcome
-        return outcome is not None and is_connection_error(
-            str(outcome.get("ename")), str(outcome.get("evalue"))
-        )
+        return outcome is not None and is_connection_error(str(outcome.get("ename")), str(outcome.get("evalue")))
 
     def _show(self, number: int, rank: RankRun, content: Mapping[str, Any]) -> None:
         kind = content["kind"]
@@ -229,11 +221,7 @@ class Run:
         """The grace period is over: kill, but leave ranks that are on their way out of the cell a little longer."""
         open_ranks = self._unfinished()
         leaving = self._agents.ask(open_ranks, "leaving", timeout=ANSWER_TIMEOUT)
-        stuck = [
-            rank
-            for rank in open_ranks
-            if not leaving.get(rank) or self._grace_extensions >= MAX_GRACE_EXTENSIONS
-        ]
+        stuck = [rank for rank in open_ranks if not leaving.get(rank) or self._grace_extensions >= MAX_GRACE_EXTENSIONS]
         self._grace_extensions += 1
         self._kill_at = time.monotonic() + self._limits.grace if len(stuck) < len(open_ranks) else None
         self._kill(stuck)

@@ -35,9 +35,7 @@ class Stall:
         """Set the time of the next sample."""
         self.due = None if self._reported else now + self._after / self.SAMPLES
 
-    def observe(
-        self, ended: Sequence[int], stacks: Mapping[int, Mapping[str, Any] | None], now: float
-    ) -> str | None:
+    def observe(self, ended: Sequence[int], stacks: Mapping[int, Mapping[str, Any] | None], now: float) -> str | None:
         """Take one sample; a line for the user when ranks have stood still for long enough.
 
         Args:
@@ -53,11 +51,7 @@ class Stall:
         if now - self._since < self._after * (1 - 1 / self.SAMPLES) or not (ended or len(counts) > 1):
             return None
         self._reported = True
-        behind = (
-            [rank for rank, count in begun.items() if counts and count == min(counts)]
-            if len(counts) > 1
-            else []
-        )
+        behind = [rank for rank, count in begun.items() if counts and count == min(counts)] if len(counts) > 1 else []
         whole = f"no progress for {now - self._since:.0f} s"
         first = (
             f"{rank_words(ended)} ended"

@@ -225,9 +225,7 @@ class Silence:
         if getattr(function, "__sky_lazy__", False):
             raise TypeError(f"@sky.function must be outermost: write it above @sky.{self.name}, not below")
         if inspect.isclass(function) or not callable(function):
-            raise TypeError(
-                f"sky.{self.name} decorates a function or stands in a `with`; it was given {function!r}"
-            )
+            raise TypeError(f"sky.{self.name} decorates a function or stands in a `with`; it was given {function!r}")
         return _silenced(function, self)
 
 

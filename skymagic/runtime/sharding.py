@@ -20,9 +20,7 @@ V = TypeVar("V")
 @overload
 def shard(array: T, /, *, shuffle: bool = False, seed: int = 0, drop_last: bool = False) -> T: ...
 @overload
-def shard(
-    first: T, second: U, /, *, shuffle: bool = False, seed: int = 0, drop_last: bool = False
-) -> tuple[T, U]: ...
+def shard(first: T, second: U, /, *, shuffle: bool = False, seed: int = 0, drop_last: bool = False) -> tuple[T, U]: ...
 @overload
 def shard(
     first: T, second: U, third: V, /, *, shuffle: bool = False, seed: int = 0, drop_last: bool = False
@@ -69,9 +67,7 @@ def shard(*arrays: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = 
     return parts if len(parts) > 1 else parts[0]
 
 
-def _indices(
-    size: int, place: int, parts: int, *, shuffle: bool, seed: int, drop_last: bool
-) -> Sequence[int]:
+def _indices(size: int, place: int, parts: int, *, shuffle: bool, seed: int, drop_last: bool) -> Sequence[int]:
     """Which of `size` items the part at `place` of `parts` consists of; a range unless shuffled."""
     order: Sequence[int] = range(size)
     if shuffle:
@@ -98,13 +94,9 @@ def _sizes(array: Any) -> list[int]:
             f"shard() does not divide a {kind}, which has no order: give it sorted(...) of it, the same on each rank"
         )
     if isinstance(array, Iterator):
-        raise TypeError(
-            f"shard() does not divide the iterator {kind}, which has no length: give it list(...) of it"
-        )
+        raise TypeError(f"shard() does not divide the iterator {kind}, which has no length: give it list(...) of it")
     if not hasattr(array, "__getitem__") or _is_a(array, "torch.utils.data", "IterableDataset"):
-        raise TypeError(
-            f"shard() does not divide {kind}, which gives no item by its number: give it list(...) of it"
-        )
+        raise TypeError(f"shard() does not divide {kind}, which gives no item by its number: give it list(...) of it")
     return [_length(array)]
 
 

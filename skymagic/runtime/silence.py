@@ -258,9 +258,7 @@ def drive(steps: Any, redirect: Callable[[], Redirection]) -> Generator[Any, Any
             step = _call(steps.send, sent)
 
 
-async def drive_async(
-    steps: AsyncGenerator[Any, Any], redirect: Callable[[], Redirection]
-) -> AsyncGenerator[Any, Any]:
+async def drive_async(steps: AsyncGenerator[Any, Any], redirect: Callable[[], Redirection]) -> AsyncGenerator[Any, Any]:
     """The same for an asynchronous generator."""
     step = steps.asend(None)
     while True:

@@ -110,9 +110,7 @@ class SshConfig:
         try:
             return paramiko.SSHConfig.from_text(f"{overrides}Host *\n{self._text}").lookup(spec.name)
         except (paramiko.SSHException, ImportError, ValueError, KeyError, OSError) as problem:
-            raise RequestError(
-                f"the ssh configuration cannot be read for {spec.text}: {problem}"
-            ) from problem
+            raise RequestError(f"the ssh configuration cannot be read for {spec.text}: {problem}") from problem
 
     def _proxy(
         self, found: Mapping[str, Any], spec: HostSpec, path: tuple[str, ...]
@@ -159,11 +157,7 @@ def _known_hosts(found: Mapping[str, Any], tokens: Mapping[str, str]) -> tuple[s
     mine = found.get("userknownhostsfile", f'"{home / "known_hosts"}" "{home / "known_hosts2"}"')
     all_users = found.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2")
     # paramiko takes the quotes off a value only when it is quoted as a whole
-    words = [
-        word
-        for value in (mine, all_users)
-        for word in ([value] if Path(value).exists() else shlex.split(value))
-    ]
+    words = [word for value in (mine, all_users) for word in ([value] if Path(value).exists() else shlex.split(value))]
     return tuple(_expand_path(word, tokens) for word in words if word.lower() != "none")
 
 

@@ -82,9 +82,7 @@ class _Attempts:
         self._cancellation = Cancellation()
         self._events: queue.SimpleQueue[tuple[int | None, str, Future[str] | None]] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(
-                target=self._attempt, args=(index,), name=f"skymagic-connect-{each.label}", daemon=True
-            )
+            threading.Thread(target=self._attempt, args=(index,), name=f"skymagic-connect-{each.label}", daemon=True)
             for index, each in enumerate(endpoints)
         ]
 
@@ -178,9 +176,7 @@ def _open_transport(
         if endpoint.proxy_command and via is None
         else contextlib.nullcontext() as command
     ):
-        stream = command or (
-            proxy.open_through(via[1], via[0], endpoint) if via else dial.dial(endpoint, cancellation)
-        )
+        stream = command or (proxy.open_through(via[1], via[0], endpoint) if via else dial.dial(endpoint, cancellation))
         resources.callback(stream.close)
         transport = login.handshake(stream, endpoint, cancellation)
         resources.callback(login.close, transport)

@@ -47,9 +47,7 @@ class Connection:
         below: what is closed after it: sockets and connections that it goes through.
     """
 
-    def __init__(
-        self, endpoint: Endpoint, transport: paramiko.Transport, resources: contextlib.ExitStack
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, transport: paramiko.Transport, resources: contextlib.ExitStack) -> None:
         self.endpoint = endpoint
         self.label = endpoint.label
         self._transport, self._resources = transport, resources

@@ -63,9 +63,7 @@ def _addresses(endpoint: Endpoint) -> list[tuple[int, int, int, str, tuple[objec
         ) from problem
 
 
-def _connect(
-    sock: socket.socket, address: tuple[object, ...], end: float, cancellation: Cancellation
-) -> None:
+def _connect(sock: socket.socket, address: tuple[object, ...], end: float, cancellation: Cancellation) -> None:
     sock.setblocking(False)
     code = sock.connect_ex(address)
     waiting = (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY)

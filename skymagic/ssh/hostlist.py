@@ -112,8 +112,7 @@ def _range_numbers(text: str) -> list[str] | None:
             return None
         width = len(first) if first.startswith("0") or len(first) == len(last) else 0
         numbers += [
-            str(number).zfill(width)
-            for number in range(int(first), min(int(last), int(first) + MAX_HOSTS) + 1)
+            str(number).zfill(width) for number in range(int(first), min(int(last), int(first) + MAX_HOSTS) + 1)
         ]
     return numbers
 

@@ -51,8 +51,7 @@ def candidates(
         yield from ((f"{path} (agent)", key) for path, key in first)
         if not endpoint.identities_only:
             yield from (
-                (f"{getattr(key, 'comment', '') or key.get_name()} (agent)", key)
-                for key in agent_keys.values()
+                (f"{getattr(key, 'comment', '') or key.get_name()} (agent)", key) for key in agent_keys.values()
             )
         encrypted = []
         for path in files:
@@ -128,9 +127,7 @@ def _public(path: str) -> bytes | None:
         return None
 
 
-def _agent_keys(
-    endpoint: Endpoint, stack: contextlib.ExitStack, attempts: KeyAttempts
-) -> tuple[paramiko.PKey, ...]:
+def _agent_keys(endpoint: Endpoint, stack: contextlib.ExitStack, attempts: KeyAttempts) -> tuple[paramiko.PKey, ...]:
     """The agent's keys; () without an agent."""
     import paramiko
 

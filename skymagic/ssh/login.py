@@ -101,14 +101,10 @@ def authenticate(
         problem = transport.get_exception()
         if isinstance(problem, paramiko.ssh_exception.PartialAuthentication):
             wants = ", ".join(problem.allowed_types)
-            raise HostError(
-                endpoint.label, f"the host wants more than a key: {wants}", "skymagic uses keys alone"
-            )
+            raise HostError(endpoint.label, f"the host wants more than a key: {wants}", "skymagic uses keys alone")
         if isinstance(problem, paramiko.BadAuthenticationType):
             wants = ", ".join(problem.allowed_types)
-            raise HostError(
-                endpoint.label, f"the host takes no keys, only: {wants}", "skymagic uses keys alone"
-            )
+            raise HostError(endpoint.label, f"the host takes no keys, only: {wants}", "skymagic uses keys alone")
         if not answered or not transport.is_active():
             break
     raise _no_key_accepted(endpoint, attempts, transport.is_active())
@@ -148,18 +144,16 @@ def _known_hosts_names(endpoint: Endpoint) -> tuple[str, ...]:
 def _unknown_key(endpoint: Endpoint, offered: str) -> HostError:
     remedy = f"if that is the host's key, accept it once in a terminal: {_command(endpoint)}"
     if endpoint.strict in ("no", "off", "accept-new"):
-        remedy += f"\n  (StrictHostKeyChecking {endpoint.strict} is not followed: skymagic sends your data and secrets there)"
+        remedy += (
+            f"\n  (StrictHostKeyChecking {endpoint.strict} is not followed: skymagic sends your data and secrets there)"
+        )
     return HostError(endpoint.label, f"its host key is not known: {offered}", remedy)
 
 
-def _changed_key(
-    endpoint: Endpoint, name: str, offered: str, entries: tuple[KnownKey, ...], state: str
-) -> HostError:
+def _changed_key(endpoint: Endpoint, name: str, offered: str, entries: tuple[KnownKey, ...], state: str) -> HostError:
     lines = ", ".join(dict.fromkeys(f"{entry.file} line {entry.line}" for entry in entries))
     if state == "revoked":
-        return HostError(
-            endpoint.label, f"its host key {offered} is revoked by {lines}", "ask who runs the host"
-        )
+        return HostError(endpoint.label, f"its host key {offered} is revoked by {lines}", "ask who runs the host")
     return HostError(
         endpoint.label,
         f"its host key has CHANGED: it shows {offered}, and {lines} has another one. Somebody may be listening in",
@@ -199,7 +193,9 @@ def _no_key_accepted(endpoint: Endpoint, attempts: KeyAttempts, active: bool) ->
     if attempts.unused:
         reason += f"; not usable: {', '.join(attempts.unused)}"
     if not active and len(attempts.refused) > 1:
-        reason += "; the host ended the connection, maybe for too many keys (IdentitiesOnly yes and an IdentityFile help)"
+        reason += (
+            "; the host ended the connection, maybe for too many keys (IdentitiesOnly yes and an IdentityFile help)"
+        )
     return HostError(
         endpoint.label,
         reason,

@@ -66,13 +66,9 @@ class Process:
             self._release()
             if isinstance(problem, TimeoutError):
                 reason = f"the login shell ran nothing within {START_TIMEOUT:.0f} s"
-                raise HostError(
-                    host, reason, f"does a profile wait for something? Try: ssh {host} true"
-                ) from problem
+                raise HostError(host, reason, f"does a profile wait for something? Try: ssh {host} true") from problem
             if isinstance(problem, Exception) and not isinstance(problem, HostError):
-                raise HostError(
-                    host, f"no process could be started: {problem}", f"try: ssh {host} true"
-                ) from problem
+                raise HostError(host, f"no process could be started: {problem}", f"try: ssh {host} true") from problem
             raise
 
     def _wait_for_start(self) -> int:
@@ -220,6 +216,4 @@ def _script(mark: str, text: str) -> str:
     The mark is not known_hosts_name out in it, so that a shell that shows what it reads shows no mark.
     """
     head, tail = mark[:12], mark[12:]
-    return (
-        f"{{ cd; printf '%s%s\\n' {head} {tail} >&2; printf '%s%s %s\\n' {head} {tail} $$\n{text}\nexit\n}}\n"
-    )
+    return f"{{ cd; printf '%s%s\\n' {head} {tail} >&2; printf '%s%s %s\\n' {head} {tail} $$\n{text}\nexit\n}}\n"

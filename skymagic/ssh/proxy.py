@@ -78,9 +78,7 @@ class ProxyCommand:
             return failure
         said = os.pread(self._errors.fileno(), 2000, 0).decode(errors="replace").strip()
         words = f"its ProxyCommand {self._endpoint.proxy_command!r} ended with exit code {code}"
-        return HostError(
-            failure.host, f"{words}: {said}" if said else words, f"try it by hand: ssh {failure.host}"
-        )
+        return HostError(failure.host, f"{words}: {said}" if said else words, f"try it by hand: ssh {failure.host}")
 
     def close(self) -> None:
         """Kill the command; twice is safe."""

@@ -94,9 +94,7 @@ class Codec(Generic[M]):
             raise ValueError(f"no answer, but {data[:200].decode(errors='replace')!r}…")
         return None
 
-    def messages(
-        self, read: Callable[[], bytes], *, noise: bool = False
-    ) -> Iterator[tuple[M, bytes | memoryview]]:
+    def messages(self, read: Callable[[], bytes], *, noise: bool = False) -> Iterator[tuple[M, bytes | memoryview]]:
         """Messages of a stream, each with its whole payload.
 
         Args:

@@ -23,9 +23,7 @@ def status_words(status: int | None, out_of_memory: bool = False) -> str:
         "SIGSEGV": "a segmentation fault in native code",
         "SIGBUS": "often a full /dev/shm",
         "SIGABRT": "native code called abort()",
-        "SIGKILL": "the machine ran out of memory"
-        if out_of_memory
-        else "killed from outside, or out of memory",
+        "SIGKILL": "the machine ran out of memory" if out_of_memory else "killed from outside, or out of memory",
     }
     return f"{name}: {hints[name]}" if name in hints else name
 

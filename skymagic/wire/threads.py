@@ -31,9 +31,7 @@ def run_all(
         except BaseException as problem:
             outcomes[index] = problem
 
-    threads = [
-        threading.Thread(target=run, args=(index,), name=name, daemon=True) for index in range(len(jobs))
-    ]
+    threads = [threading.Thread(target=run, args=(index,), name=name, daemon=True) for index in range(len(jobs))]
     for thread in threads:
         thread.start()
     end = time.monotonic() + timeout

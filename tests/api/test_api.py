@@ -446,9 +446,7 @@ def test_pools_have_their_own_default_timeout() -> None:
 
 def test_all_mistakes_at_once() -> None:
     with pytest.raises(RequestError) as caught:
-        sky.Compute(
-            nodes=0, procs_per_node=True, accelerator="A1000", plugins=["torhc"], cpus="few", idle="soon"
-        )
+        sky.Compute(nodes=0, procs_per_node=True, accelerator="A1000", plugins=["torhc"], cpus="few", idle="soon")
     text = str(caught.value)
     for word in (
         "nodes: 0",
@@ -711,9 +709,7 @@ def test_an_interrupt_of_a_script_stops_all_its_calls(tmp_path: Path) -> None:
         )
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    child = subprocess.Popen(
-        [sys.executable, str(path)], stdout=subprocess.PIPE, text=True, env=env, cwd=tmp_path
-    )
+    child = subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True, env=env, cwd=tmp_path)
     assert child.stdout is not None
     try:
         lines = [child.stdout.readline() for _ in range(3)]

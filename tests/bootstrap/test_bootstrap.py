@@ -76,9 +76,7 @@ def test_scripts_are_shell_text(name: str, shell: str) -> None:
 def test_an_interpreter_tells_its_packages(tmp_path: Path) -> None:
     """By the names of folders where there are such, else as importlib.metadata knows them; what is not there is left out."""
     (tmp_path / "old_style.egg-info").mkdir()
-    (tmp_path / "old_style.egg-info/PKG-INFO").write_text(
-        "Metadata-Version: 1.0\nName: old-style\nVersion: 1.5\n"
-    )
+    (tmp_path / "old_style.egg-info/PKG-INFO").write_text("Metadata-Version: 1.0\nName: old-style\nVersion: 1.5\n")
     words = [
         sys.executable,
         "-c",

@@ -312,9 +312,7 @@ def test_over_ssh_nothing_half_made_stays(what: str, tmp_path: Path, uv: str) ->
         if text.startswith("running"):
             hosts[0].kill_sessions()
 
-    with loopback(
-        tmp_path / "hosts", 1, env={"PIP_NO_INDEX": "1"}
-    ) as hosts:  # which at its end looks for processes
+    with loopback(tmp_path / "hosts", 1, env={"PIP_NO_INDEX": "1"}) as hosts:  # which at its end looks for processes
         requirements = replace(SMALL, commands=("exec sleep 1000",))
         with connected(hosts) as connection, pytest.raises((HostError, KeyboardInterrupt)):
             ensure_installed(connection, requirements, act, without_pip(connection, requirements, uv))
@@ -451,9 +449,7 @@ def two_at_once(one: ShellHost, other: ShellHost, go: Path, uv: str) -> None:
     ("what", "flock"),
     [("all of it", True), ("its shell", True), ("its shell", False), ("nobody listens", False)],
 )
-def test_a_setup_that_ends_half_way_is_made_anew(
-    what: str, flock: bool, home: Path, tmp_path: Path, uv: str
-) -> None:
+def test_a_setup_that_ends_half_way_is_made_anew(what: str, flock: bool, home: Path, tmp_path: Path, uv: str) -> None:
     with locking(home, flock) as connected:
         half_way(connected(), what, tmp_path / "go", uv)
 

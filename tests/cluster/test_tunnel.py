@@ -33,13 +33,9 @@ for line in sys.stdin:
 def daemon_of(name: str) -> psutil.Process:
     """The process that serves a name: the one whose agent is its child."""
     gates = [
-        one
-        for one in psutil.process_iter()
-        if "skymagic.kernels.daemon.attach" in words(one) and name in words(one)
+        one for one in psutil.process_iter() if "skymagic.kernels.daemon.attach" in words(one) and name in words(one)
     ]
-    return next(
-        one for one in gates if one.pid == os.getsid(one.pid) and one.num_threads() == 1 and one.children()
-    )
+    return next(one for one in gates if one.pid == os.getsid(one.pid) and one.num_threads() == 1 and one.children())
 
 
 def words(process: psutil.Process) -> list[str]:
@@ -65,9 +61,7 @@ class Node:
         around: a Python program that runs the gate, its arguments.
     """
 
-    def __init__(
-        self, code: str = ECHO, *, name: str = "", python: str = sys.executable, around: str = ""
-    ) -> None:
+    def __init__(self, code: str = ECHO, *, name: str = "", python: str = sys.executable, around: str = "") -> None:
         self.name = name or f"test-{uuid.uuid4().hex[:12]}"
         self.command = [sys.executable, "-m", "skymagic.kernels.daemon.attach", self.name, python, "-c", code]
         if around:
@@ -387,7 +381,9 @@ def test_a_notebook_that_is_killed_leaves_the_agent(tmp_path) -> None:
     """The daemon stays, tells the agent, and goes when the agent has gone and somebody has said so."""
     seen = tmp_path / "seen"
     os.mkfifo(seen)
-    agent = f"import sys\nsee = open({str(seen)!r}, 'w')\nfor line in sys.stdin: print(line, end='', file=see, flush=True)"
+    agent = (
+        f"import sys\nsee = open({str(seen)!r}, 'w')\nfor line in sys.stdin: print(line, end='', file=see, flush=True)"
+    )
     name = f"test-{uuid.uuid4().hex[:12]}"
     notebook = f"""
 import sys, signal

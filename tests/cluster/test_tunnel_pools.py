@@ -83,9 +83,7 @@ def test_twenty_connections_die_in_one_run(notebook: Notebook) -> None:
 def test_cells_go_on_after_connections_died(notebook: Notebook) -> None:
     for number in range(5):
         cut(notebook)
-        notebook.run(
-            f"%%sky_broadcast -o found\nimport torch.distributed as dist\ndist.get_rank() + {number}"
-        )
+        notebook.run(f"%%sky_broadcast -o found\nimport torch.distributed as dist\ndist.get_rank() + {number}")
         assert notebook.value("found") == [number, number + 1]
 
 

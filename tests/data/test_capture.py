@@ -205,13 +205,9 @@ STATEMENT: st.SearchStrategy[str] = st.recursive(
     ),
     lambda inner: st.one_of(
         st.tuples(inner, inner).map("\n".join),
-        st.tuples(EXPRESSION, inner.map(indent), inner.map(indent)).map(
-            "if {0[0]}:\n{0[1]}\nelse:\n{0[2]}".format
-        ),
+        st.tuples(EXPRESSION, inner.map(indent), inner.map(indent)).map("if {0[0]}:\n{0[1]}\nelse:\n{0[2]}".format),
         st.tuples(st.sampled_from(NAMES), inner.map(indent)).map("for {0[0]} in (0, 1):\n{0[1]}".format),
-        st.tuples(inner.map(indent), inner.map(indent)).map(
-            "try:\n{0[0]}\nexcept ValueError:\n{0[1]}".format
-        ),
+        st.tuples(inner.map(indent), inner.map(indent)).map("try:\n{0[0]}\nexcept ValueError:\n{0[1]}".format),
         st.tuples(inner.map(indent), inner.map(indent)).map("try:\n{0[0]}\nfinally:\n{0[1]}".format),
         inner.map(lambda body: f"for _ in (0, 1):\n{indent(body)}\n  break"),
         inner.map(lambda body: f"class K:\n{indent(body)}"),
@@ -296,9 +292,9 @@ def test_reach_follows_functions_and_classes() -> None:
     assert reach({"net"}, names) == {"net": "the cell", "d": "used by Base.m", "e": "used by Net.p"}
     assert set(reach({"part"}, names)) == {"part", "a", "b", "c", "helper"}
     assert set(reach({"wrapped"}, names)) == {"wrapped", "g", "h"}
-    assert reach({"f"}, names)["b"] == "used by helper.<locals>.<lambda>" or reach({"f"}, names)[
-        "b"
-    ].startswith("used by")
+    assert reach({"f"}, names)["b"] == "used by helper.<locals>.<lambda>" or reach({"f"}, names)["b"].startswith(
+        "used by"
+    )
     assert reach({"nothing"}, names) == {}
 
 

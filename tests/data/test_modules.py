@@ -176,13 +176,9 @@ def test_changed_module_is_executed_again_in_place(importer: RemoteImporter) -> 
 
 
 def test_same_source_is_not_executed_again(importer: RemoteImporter) -> None:
-    importer.install(
-        [source("zed_mod", "import builtins\nbuiltins.zed_count = getattr(builtins, 'zed_count', 0) + 1")]
-    )
+    importer.install([source("zed_mod", "import builtins\nbuiltins.zed_count = getattr(builtins, 'zed_count', 0) + 1")])
     importlib.import_module("zed_mod")
-    importer.install(
-        [source("zed_mod", "import builtins\nbuiltins.zed_count = getattr(builtins, 'zed_count', 0) + 1")]
-    )
+    importer.install([source("zed_mod", "import builtins\nbuiltins.zed_count = getattr(builtins, 'zed_count', 0) + 1")])
     import builtins
 
     assert builtins.zed_count == 1  # type: ignore[attr-defined]
@@ -262,9 +258,7 @@ def test_module_by_import_in_the_cell(notebook: Notebook) -> None:
 
 
 def test_module_as_a_value_and_by_its_functions_and_classes(notebook: Notebook) -> None:
-    write(
-        notebook.folder / "helpers.py", "from parts import k\ndef twice(x): return k * x\nclass C:\n  n = 3"
-    )
+    write(notebook.folder / "helpers.py", "from parts import k\ndef twice(x): return k * x\nclass C:\n  n = 3")
     write(notebook.folder / "parts.py", "k = 2")
     notebook.here("import helpers as h\nfrom helpers import twice\nobj = h.C()\ndef use(): return twice(5)")
     notebook.there("a = h.twice(1), obj.n, use()")

@@ -96,9 +96,7 @@ def test_masked_array_keeps_its_mask() -> None:
     assert copy(np.ma.array([1, 2])).mask is np.ma.nomask
 
 
-@pytest.mark.parametrize(
-    "name", ["plain", "fortran", "transposed", "structured", "dates", "record", "swapped", "void"]
-)
+@pytest.mark.parametrize("name", ["plain", "fortran", "transposed", "structured", "dates", "record", "swapped", "void"])
 def test_large_arrays_are_not_copied_into_the_pickle(name: str) -> None:
     array = ARRAYS[name]
     pickled = pickling.dumps({"a": [array]}, {})
@@ -313,9 +311,7 @@ def test_model_and_optimizer_travel_and_train_on() -> None:
     model2(torch.ones(3, 100)).sum().backward()
     optimizer2.step()
     assert not torch.equal(before, model2.weight)
-    assert torch.equal(
-        optimizer2.state[model2.bias]["exp_avg"].sign(), optimizer.state[model.bias]["exp_avg"].sign()
-    )
+    assert torch.equal(optimizer2.state[model2.bias]["exp_avg"].sign(), optimizer.state[model.bias]["exp_avg"].sign())
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40), st.integers(1, 3)), min_size=1, max_size=5))
@@ -457,9 +453,7 @@ def leaf(kind: str, number: int) -> Any:
         "array": lambda: data.astype(["f4", "i8", "c16", "M8[s]", "S3", ">u2"][number % 6]),
         "view": lambda: data[:: 1 + number % 3],
         "fortran": lambda: np.asfortranarray(np.stack([data, data])),
-        "tensor": lambda: torch.from_numpy(data.copy()).to(
-            [torch.float32, torch.bfloat16, torch.int8][number % 3]
-        ),
+        "tensor": lambda: torch.from_numpy(data.copy()).to([torch.float32, torch.bfloat16, torch.int8][number % 3]),
         "part": lambda: torch.arange(size * 3.0)[number % 2 :: 2],
         "grad": lambda: torch.nn.Parameter(torch.from_numpy(data * 1.0)),
         "frame": lambda: pd.DataFrame({"a": data, "b": data.astype(str)}),

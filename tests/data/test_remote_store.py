@@ -242,8 +242,7 @@ def test_what_a_rank_gives_is_taken_once(cluster: Cluster) -> None:
 def test_files_come_back_from_all_nodes_at_once(cluster: Cluster) -> None:
     data = [os.urandom(3 * MB + number) for number in range(12)]
     files = [
-        (NodeStore(cluster.folders[number % 3]).give([each], len(each)), number % 3)
-        for number, each in enumerate(data)
+        (NodeStore(cluster.folders[number % 3]).give([each], len(each)), number % 3) for number, each in enumerate(data)
     ]
     cluster.store.prefetch(files)
     for file, each in zip(files, data, strict=True):

@@ -96,9 +96,7 @@ def test_a_kept_value_that_was_damaged_is_not_used(pools: Callable[[], Cluster],
             file.write(b"wrong")
     second = pools()
     assert len(data) < sent_again(second, data) < 1.01 * len(data)
-    eventually(
-        lambda: all(digest([path.read_bytes()]) == key for n in range(3) for path in kept(tmp_path, n))
-    )
+    eventually(lambda: all(digest([path.read_bytes()]) == key for n in range(3) for path in kept(tmp_path, n)))
 
 
 def test_a_folder_that_others_can_write_is_left_alone(pools: Callable[[], Cluster], tmp_path: Path) -> None:

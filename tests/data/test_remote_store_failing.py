@@ -205,9 +205,7 @@ def test_a_lost_node_is_left_out_and_comes_back(four: Cluster) -> None:
 def test_two_threads(four: Cluster) -> None:
     files = [NodeStore(four.folders[n]).give([os.urandom(3 * MB)], 3 * MB) for n in range(4)]
     taken: list[int] = []
-    threads = [
-        threading.Thread(target=lambda n=n: taken.append(len(four.store.take(files[n], n)))) for n in range(4)
-    ]
+    threads = [threading.Thread(target=lambda n=n: taken.append(len(four.store.take(files[n], n)))) for n in range(4)]
     for thread in threads:
         thread.start()
     keys = [put(four, os.urandom(3 * MB)) for _ in range(3)]

@@ -112,9 +112,7 @@ def test_only_the_pool_is_served(who: str) -> None:
             asking.curve_publickey, asking.curve_secretkey = (
                 (public, secret) if who == "the pool" else zmq.curve_keypair()
             )
-            asking.curve_serverkey = (
-                public if "public" in who or who == "the pool" else zmq.curve_keypair()[0]
-            )
+            asking.curve_serverkey = public if "public" in who or who == "the pool" else zmq.curve_keypair()[0]
         asking.connect(f"tcp://127.0.0.1:{client.port}")
         asking.send(f'["{name}",0,9]'.encode())
         answered = bool(asking.poll(10000 if who == "the pool" else 1000))
@@ -137,9 +135,7 @@ def test_a_follower_trusts_the_pool_alone(store: Path) -> None:
     server.write(protocol.encode(protocol.Settings("127.0.0.1", public, secret)))
     server.write(protocol.encode(protocol.Replicate(NAME, 1, "127.0.0.1", port)))
     stream = protocol.decoder(noise=True)
-    while not (
-        failed := [each for each in stream.feed(server.read()) if isinstance(each, protocol.StoreFailed)]
-    ):
+    while not (failed := [each for each in stream.feed(server.read()) if isinstance(each, protocol.StoreFailed)]):
         pass
     assert failed == [protocol.StoreFailed(NAME, f"no word from 127.0.0.1:{port}")]
     assert not false.poll(0)  # nor was it told anything
@@ -175,14 +171,10 @@ def test_servers_listen_on_their_own_address_alone() -> None:
         for lines in two.lines:
             listening = psutil.Process(lines[0].pid).net_connections()
             assert {each.laddr.ip for each in listening if each.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
-            words = " ".join(psutil.Process(lines[0].pid).cmdline()) + str(
-                psutil.Process(lines[0].pid).environ()
-            )
+            words = " ".join(psutil.Process(lines[0].pid).cmdline()) + str(psutil.Process(lines[0].pid).environ())
             assert two.store._clients.all[0]._settings.secret not in words
         port = two.store._clients.all[0].port
-        with socket.create_connection(
-            ("127.0.0.1", port)
-        ) as stranger:  # who speaks no CURVE hears nothing of use
+        with socket.create_connection(("127.0.0.1", port)) as stranger:  # who speaks no CURVE hears nothing of use
             stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert two.everywhere(put(two, os.urandom(MB)))
     finally:

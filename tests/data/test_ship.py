@@ -58,9 +58,7 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 
 def test_only_what_the_cell_uses(notebook: Notebook) -> None:
-    notebook.here(
-        "import threading\na = 1\nb = threading.Lock()\ndef unused(): return b\nclass Nested:\n  x = b"
-    )
+    notebook.here("import threading\na = 1\nb = threading.Lock()\ndef unused(): return b\nclass Nested:\n  x = b")
     manifest = notebook.there("a + 1")
     assert [(item.name, item.why, item.type) for item in manifest.items] == [("a", "the cell", "int")]
 
@@ -80,9 +78,7 @@ def test_reasons(notebook: Notebook) -> None:
 
 
 def test_unchanged_values_stay(notebook: Notebook) -> None:
-    notebook.here(
-        f"import numpy as np\na = np.zeros({BIG})\nb = {{'x': [1, 2]}}\nc = 'text'\ndef f(): return a"
-    )
+    notebook.here(f"import numpy as np\na = np.zeros({BIG})\nb = {{'x': [1, 2]}}\nc = 'text'\ndef f(): return a")
     assert moved(notebook.there("f(); b; c")) == ["a", "b", "c", "f"]
     again = notebook.there("f(); b; c")
     assert moved(again) == []
@@ -302,12 +298,8 @@ def test_shared_objects(notebook: Notebook) -> None:
 
 
 def test_equal_arrays_are_sent_once_and_stay_apart(notebook: Notebook) -> None:
-    notebook.here(
-        f"import numpy as np\na = np.ones({BIG}); b = a.copy(); box = {{'p': a.copy(), 'q': a.copy()}}"
-    )
-    manifest = notebook.there(
-        "a[0] = 5; box['p'][1] = 6\nx = [float(b[0]), float(box['q'][1]), float(box['p'][0])]"
-    )
+    notebook.here(f"import numpy as np\na = np.ones({BIG}); b = a.copy(); box = {{'p': a.copy(), 'q': a.copy()}}")
+    manifest = notebook.there("a[0] = 5; box['p'][1] = 6\nx = [float(b[0]), float(box['q'][1]), float(box['p'][0])]")
     assert BIG * 8 <= manifest.nbytes < BIG * 8 + 5000
     assert notebook.values("x") == [[1.0, 1.0, 1.0]] * 2
 
@@ -377,9 +369,7 @@ def test_value_lives_on_in_a_rank_without_its_file(notebook: Notebook) -> None:
 
 def test_the_same_cell_again_and_again_grows_nothing(notebook: Notebook) -> None:
     def state() -> list[int]:
-        return notebook.values(
-            "len(__import__('os').listdir('/proc/self/fd')), __import__('threading').active_count()"
-        )
+        return notebook.values("len(__import__('os').listdir('/proc/self/fd')), __import__('threading').active_count()")
 
     notebook.here(f"import numpy as np\na = [np.zeros({BIG // 2}) for _ in range(20)]")
     notebook.there("a[0][0] += 1")
@@ -394,9 +384,7 @@ def test_the_same_cell_again_and_again_grows_nothing(notebook: Notebook) -> None
 
 
 def test_client_holds_nothing_after_shipping(notebook: Notebook) -> None:
-    notebook.here(
-        f"import numpy as np\nclass Box: pass\nbox = Box()\nbox.a = np.zeros({BIG})\nbox.b = box.a[3:]"
-    )
+    notebook.here(f"import numpy as np\nclass Box: pass\nbox = Box()\nbox.a = np.zeros({BIG})\nbox.b = box.a[3:]")
     gc.collect()
     gc.disable()
     try:
@@ -411,10 +399,7 @@ def test_client_holds_nothing_after_shipping(notebook: Notebook) -> None:
 def test_two_cells_ship_the_same_value_at_once(notebook: Notebook) -> None:
     notebook.here(f"import numpy as np\na = np.ones({BIG})")
     cargos: list[Manifest] = []
-    threads = [
-        threading.Thread(target=lambda: cargos.append(notebook.shipper.prepare("a", [0, 1])))
-        for _ in range(2)
-    ]
+    threads = [threading.Thread(target=lambda: cargos.append(notebook.shipper.prepare("a", [0, 1]))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -596,9 +581,7 @@ def test_reduce_with_a_bad_callable_is_an_error_of_that_name(notebook: Notebook)
     assert notebook.values("'good' in globals()") == [False, False]
 
 
-def test_missing_package_is_named_with_the_version_here(
-    notebook: Notebook, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_missing_package_is_named_with_the_version_here(notebook: Notebook, tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "lib/site-packages/onlyhere").mkdir(parents=True)
     (tmp_path / "lib/site-packages/onlyhere/__init__.py").write_text("__version__ = '3.1'\nclass C: pass\n")
     monkeypatch.syspath_prepend(tmp_path / "lib/site-packages")
@@ -636,9 +619,7 @@ def test_code_of_another_python_is_refused(notebook: Notebook) -> None:
 
 
 def test_all_that_cannot_be_rebuilt_is_named(notebook: Notebook) -> None:
-    notebook.here(
-        "class Bad:\n  def __reduce__(self): return (int, ('x',))\none, two, three = Bad(), Bad(), 3"
-    )
+    notebook.here("class Bad:\n  def __reduce__(self): return (int, ('x',))\none, two, three = Bad(), Bad(), 3")
     with pytest.raises(FarError) as caught:
         notebook.there("one, two, three")
     assert set(caught.value.attributes["name"].split(", ")) == {"one", "two"}
@@ -702,9 +683,7 @@ def test_results_that_share_something_still_do(notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize("wanted", [(), ("a",), ("v", "box")])
-def test_discarded_results_leave_nothing_and_take_nothing(
-    notebook: Notebook, wanted: tuple[str, ...]
-) -> None:
+def test_discarded_results_leave_nothing_and_take_nothing(notebook: Notebook, wanted: tuple[str, ...]) -> None:
     notebook.there(f"import numpy as np\na = np.zeros({BIG}); v = a[2:]; box = [a]; alone = np.ones({BIG})")
     refs = notebook.ranks[0].pack("a", "v", "box", "alone")
     for name in refs:

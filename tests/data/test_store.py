@@ -218,9 +218,7 @@ def test_shared_memory_of_64_mb_that_fills_up(tmp_path: Path) -> None:
     if not small_memory():
         pytest.skip("this machine does not let users mount a tmpfs")
     command = f"mount -t tmpfs -o size=64m none {tmp_path} && exec {sys.executable} -c '{FULL}' {tmp_path}"
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False)
     assert done.stdout == "ok\n", done.stderr
 
 
@@ -251,9 +249,7 @@ def test_two_threads_put_the_same_content(directory: Path) -> None:
     store = NodeStore(directory)
     data = os.urandom(5_000_000)
     keys: list[str] = []
-    threads = [
-        threading.Thread(target=lambda: keys.append(store.put(None, [data], len(data)))) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: keys.append(store.put(None, [data], len(data)))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -88,9 +88,12 @@ def test_types_stay(notebook: Notebook) -> None:
     assert notebook.value("[type(item).__name__ for item in r[2]]") == (
         "ndarray float32 DataFrame set frozenset bytes date Decimal PosixPath Counter range complex ellipsis NoneType".split()
     )
-    assert notebook.value(
-        "str(r[2][0].dtype), r[2][0].tolist(), r[2][2].loc['x', 'a'].item(), str(r[2][7])"
-    ) == ("int16", [0, 1, 2], 2, "1.10")
+    assert notebook.value("str(r[2][0].dtype), r[2][0].tolist(), r[2][2].loc['x', 'a'].item(), str(r[2][7])") == (
+        "int16",
+        [0, 1, 2],
+        2,
+        "1.10",
+    )
 
 
 def test_torch_tensors_and_models(notebook: Notebook) -> None:
@@ -207,9 +210,7 @@ def test_a_generator_as_result(notebook: Notebook) -> None:
 
 def shared_memory(notebook: Notebook) -> set[str]:
     """Files of this pool's node store."""
-    folder = notebook.value(
-        "__import__('sys').modules['skymagic.pool.registry'].find().agents.started[0].store"
-    )
+    folder = notebook.value("__import__('sys').modules['skymagic.pool.registry'].find().agents.started[0].store")
     return {path.name for path in Path(folder).iterdir()}
 
 
@@ -286,9 +287,7 @@ def test_no_push_sends_nothing(notebook: Notebook) -> None:
 
 def test_no_push_of_names_keeps_these_here(notebook: Notebook) -> None:
     notebook.run("import threading\nlock = threading.Lock(); goes = 5")
-    notebook.run(
-        "%%sky_broadcast --no-push lock -o r\ntry:\n    lock\nexcept NameError:\n    made = 'own'\nmade, goes"
-    )
+    notebook.run("%%sky_broadcast --no-push lock -o r\ntry:\n    lock\nexcept NameError:\n    made = 'own'\nmade, goes")
     assert notebook.value("r") == [("own", 5)] * 3
 
 
@@ -425,9 +424,7 @@ def test_status_shows_ranks_with_their_processes(notebook: Notebook) -> None:
     assert "'main'" in text
     assert "ready" in text
     rows = [line.split() for line in text.splitlines() if line[:1].isdigit()]
-    assert [(row[0], row[3]) for row in rows] == [
-        (str(r), str(pid)) for r, pid in enumerate(notebook.value("pids"))
-    ]
+    assert [(row[0], row[3]) for row in rows] == [(str(r), str(pid)) for r, pid in enumerate(notebook.value("pids"))]
 
 
 def test_status_of_a_pool_that_is_not_there(notebook: Notebook) -> None:

@@ -82,9 +82,7 @@ def test_both_ways_train_and_one_goes_on_where_the_other_ended(notebook: Noteboo
         assert f"[{rank // 2}] [rank {rank} on node {rank // 2}] of 4, on " in first.stdout
     told = losses(first, "train")
     assert told[-1] < 0.8 * told[0]
-    assert "snapshot saved to snapshot.pt" in first.stdout, (
-        "by the head alone; the others may have other disks"
-    )
+    assert "snapshot saved to snapshot.pt" in first.stdout, "by the head alone; the others may have other disks"
     second = notebook.run(sh(f"{C10D} {SMALL} trainer.epochs=3", folder, "--only all"))
     assert second.stdout.count("resumed from snapshot.pt after epoch 2") == 4
     assert "Starting distributed training, head node: " in second.stdout
@@ -127,9 +125,7 @@ def test_a_worker_that_is_killed_ends_the_run_on_all_nodes(notebook: Notebook, f
     notebook.finish(shown)
     assert shown.error is not None
     assert re.search(r"node 1 of 2 on \S+ ended with exit code 1", shown.error.text)
-    assert re.search(
-        r"torchrun's rank 3 \(local rank 1\), process \d+, was ended by SIGKILL", shown.error.text
-    )
+    assert re.search(r"torchrun's rank 3 \(local rank 1\), process \d+, was ended by SIGKILL", shown.error.text)
     _, alive = psutil.wait_procs(ours.values(), timeout=10)
     assert alive == []
 

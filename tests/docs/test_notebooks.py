@@ -161,9 +161,7 @@ FAILURES = {
 @pytest.mark.parametrize("failure", FAILURES)
 def test_a_failing_cell_makes_papermill_fail(failure: str, tmp_path: Path) -> None:
     cells, words = FAILURES[failure]
-    result = call(
-        "-m", "papermill", "--no-progress-bar", written(tmp_path, *cells), "done.ipynb", folder=tmp_path
-    )
+    result = call("-m", "papermill", "--no-progress-bar", written(tmp_path, *cells), "done.ipynb", folder=tmp_path)
     assert result.returncode != 0
     saved = text(nbformat.read(tmp_path / "done.ipynb", as_version=4))
     for word in words:

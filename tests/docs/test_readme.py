@@ -36,9 +36,7 @@ def examples(page: Path) -> list[Example]:
     for block in BLOCK.finditer(page.read_text()):
         mark = block["mark"] or ""
         if block["kind"] == "python" and mark != "not run":
-            found.append(
-                Example(block["text"], mark.removeprefix("fails: ") if mark.startswith("fails: ") else "")
-            )
+            found.append(Example(block["text"], mark.removeprefix("fails: ") if mark.startswith("fails: ") else ""))
         elif block["kind"] == "text" and found and mark != "not compared":
             found[-1].shown = block["text"]
     return found

@@ -16,9 +16,7 @@ import pytest
 import skymagic as sky
 from skymagic.plugins import Cluster
 
-needs_torch = pytest.mark.skipif(
-    find_spec("torch") is None, reason="torch is not installed: pip install torch"
-)
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
 
 
 def lacks(*names: str) -> Any:
@@ -210,9 +208,7 @@ def test_keras_on_jax_with_data_sharding() -> None:
         )
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
         history = model.fit(x, y, epochs=4, batch_size=16, verbose=0).history
-        return history["loss"][-1] - history["loss"][0], float(
-            sum(np.abs(w).sum() for w in model.get_weights())
-        )
+        return history["loss"][-1] - history["loss"][0], float(sum(np.abs(w).sum() for w in model.get_weights()))
 
     import numpy as np
 
@@ -276,9 +272,7 @@ def test_the_reference_on_cpus(capsys: pytest.CaptureFixture[str]) -> None:
 
 @needs_torch
 def test_the_reference_with_two_ranks_on_a_node() -> None:
-    with sky.ComputePool(
-        provider=sky.Local(), nodes=2, procs_per_node=2, plugins=[sky.plugins.torch()]
-    ) as pool:
+    with sky.ComputePool(provider=sky.Local(), nodes=2, procs_per_node=2, plugins=[sky.plugins.torch()]) as pool:
         results = reference() @ pool
     assert [each["rank"] for each in results] == [0, 1, 2, 3]
     assert len({each["weights"] for each in results}) == 1

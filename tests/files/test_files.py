@@ -190,11 +190,7 @@ def test_only_what_differs_travels(one: Nodes, back: bool) -> None:
     source, target = (one.roots[0], one.here) if back else (one.here, one.roots[0])
     grow(source, {"d/a": "1234", "d/b": "5678", "d/c": "90"})
     go: Callable[[], tuple[Copied, ...]]
-    go = (
-        (lambda: one.files.get("d/", one.here / "d"))
-        if back
-        else (lambda: one.files.put(one.here / "d", "d"))
-    )
+    go = (lambda: one.files.get("d/", one.here / "d")) if back else (lambda: one.files.put(one.here / "d", "d"))
     assert changed(go()) == [(3, 10, 0)]
     assert changed(go()) == [(0, 0, 3)]
     os.utime(source / "d/a")  # another time, the same contents
@@ -208,9 +204,7 @@ def test_only_what_differs_travels(one: Nodes, back: bool) -> None:
 
 def test_modes_times_links_and_names(one: Nodes) -> None:
     odd = ["-rf", "new\nline", "blank and 'quote\"", "ü", os.fsdecode(b"\xff\xfe"), "*", ".hidden"]
-    source = grow(
-        one.here / "d", {name: name for name in odd} | {"run.sh": "#!", "locked/x": "x", "sub/": ""}
-    )
+    source = grow(one.here / "d", {name: name for name in odd} | {"run.sh": "#!", "locked/x": "x", "sub/": ""})
     (source / "run.sh").chmod(0o750)
     (source / "locked").chmod(0o555)
     (source / "link").symlink_to("locked/x")
@@ -350,9 +344,7 @@ def test_disk_full(tmp_path: Path) -> None:
     ):
         files.put(tmp_path / "large", ".")
     assert not (tmp_path / "roomy").exists()
-    with pytest.raises(
-        FilesError, match=r"not all was copied: node 0 \(host0\): .*/many/\d: the disk is full"
-    ):
+    with pytest.raises(FilesError, match=r"not all was copied: node 0 \(host0\): .*/many/\d: the disk is full"):
         files.put(tmp_path / "many", ".")
     assert len(tree(tmp_path / "roomy/many")) == 9
 
@@ -371,8 +363,7 @@ def test_what_is_told() -> None:
     copied = [Copied(0, "gpu1", 2, 3_000_000, 4), Copied(1, "gpu2", 2, 3_000_000, 4)]
     assert summary(copied, 0.1) == "2 files (3.0 MB) to 2 nodes each in 0.1 s; 4 files there already"
     assert (
-        summary(copied[:1], 3, to_nodes=False)
-        == "2 files (3.0 MB) from gpu1 in 3.0 s, 1.0 MB/s; 4 files there already"
+        summary(copied[:1], 3, to_nodes=False) == "2 files (3.0 MB) from gpu1 in 3.0 s, 1.0 MB/s; 4 files there already"
     )
     uneven = [Copied(0, "gpu1", 0, 0, 1), Copied(1, "gpu2", 1, 9, 0, 2, ("x stays behind",))]
     assert (
@@ -584,9 +575,7 @@ def test_excludes_and_includes(one: Nodes) -> None:
          "__pycache__/a.pyc": "p", ".gitignore": "data/\nout/\n"},
     )  # fmt: skip
     grow(one.here, {"common/util.py": "u", "common/secret.key": "k"})
-    one.files.sync(
-        here, "work", excludes=["*.md", "*.key", "!/out/"], includes=["data/small.bin", "../common", "a.py"]
-    )
+    one.files.sync(here, "work", excludes=["*.md", "*.key", "!/out/"], includes=["data/small.bin", "../common", "a.py"])
     found = tree(one.roots[0] / "work")
     found.pop(".skymagic-sync")
     assert found == {

@@ -93,10 +93,7 @@ def test_a_cell_that_is_indented_as_a_whole(notebook: Notebook) -> None:
 
 
 def test_text_within_quotes_that_looks_like_magic_stays(notebook: Notebook) -> None:
-    assert (
-        values(notebook, 'text = """\n%time\n!ls\n{rank} $HOME"""\ntext')
-        == ["\n%time\n!ls\n{rank} $HOME"] * 2
-    )
+    assert values(notebook, 'text = """\n%time\n!ls\n{rank} $HOME"""\ntext') == ["\n%time\n!ls\n{rank} $HOME"] * 2
 
 
 def test_comment_and_quotes_on_the_magic_line(notebook: Notebook) -> None:
@@ -159,9 +156,7 @@ def test_figure_and_table_from_the_head_in_order(notebook: Notebook) -> None:
 
 
 def test_figure_left_open_is_shown_at_the_end(notebook: Notebook) -> None:
-    shown = notebook.run(
-        "%%sky_broadcast\n%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]);"
-    )
+    shown = notebook.run("%%sky_broadcast\n%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]);")
     assert [list(data) for data in shown.rich if "image/png" in data]
 
 
@@ -183,9 +178,7 @@ def test_display_is_updated_and_cleared(notebook: Notebook) -> None:
 
 
 def test_what_cannot_show_itself_says_so_and_fails_nothing(notebook: Notebook) -> None:
-    shown = notebook.run(
-        "%%sky_broadcast -o r\nclass Shy:\n    def __repr__(self): return 1 / 0\ndisplay(Shy())\n5"
-    )
+    shown = notebook.run("%%sky_broadcast -o r\nclass Shy:\n    def __repr__(self): return 1 / 0\ndisplay(Shy())\n5")
     assert "ZeroDivisionError" in shown.stderr
     assert notebook.value("r") == [5, 5]
 
@@ -415,14 +408,10 @@ def test_modules_travel_as_imports(notebook: Notebook) -> None:
 
 
 def test_local_module_also_when_edited(notebook: Notebook) -> None:
-    (notebook.folder / "mymod.py").write_text(
-        "BASE = 1\ndef f(x): return x + BASE\nclass K:\n    v = 'one'\n"
-    )
+    (notebook.folder / "mymod.py").write_text("BASE = 1\ndef f(x): return x + BASE\nclass K:\n    v = 'one'\n")
     notebook.run("import mymod\nfrom mymod import f, K")
     assert values(notebook, "mymod.f(1), f(1), K.v, isinstance(K(), mymod.K)") == [(2, 2, "one", True)] * 2
-    (notebook.folder / "mymod.py").write_text(
-        "BASE = 10\ndef f(x): return x + BASE\nclass K:\n    v = 'two'\n"
-    )
+    (notebook.folder / "mymod.py").write_text("BASE = 10\ndef f(x): return x + BASE\nclass K:\n    v = 'two'\n")
     notebook.run("import importlib\nimportlib.reload(mymod)\nfrom mymod import f, K")
     assert values(notebook, "mymod.f(1), f(1), K.v, isinstance(K(), mymod.K)") == [(11, 11, "two", True)] * 2
 
@@ -441,10 +430,7 @@ def test_local_package_with_relative_imports(notebook: Notebook) -> None:
     (package / "a.py").write_text("from . import sub\nfrom .sub.b import B\nclass A:\n    b = B\n")
     (package / "sub" / "__init__.py").write_text("")
     (package / "sub" / "b.py").write_text("B = 'from b'\n")
-    assert (
-        values(notebook, "from pkg import A\nimport pkg.sub.b\nA.b, pkg.sub.b.B")
-        == [("from b", "from b")] * 2
-    )
+    assert values(notebook, "from pkg import A\nimport pkg.sub.b\nA.b, pkg.sub.b.B") == [("from b", "from b")] * 2
     notebook.run("from pkg import A\nalso = A()")
     assert values(notebook, "isinstance(also, A)") == [True, True]
 

@@ -92,9 +92,16 @@ def test_a_name_that_has_not_travelled_before(notebook: Notebook, way: str) -> N
     name = f"net{list(BOUND).index(way)}"
     for file in ("train_it.py", f"trained_{name}.py"):
         (notebook.folder / file).write_text(f"{name} = ['trained']\n")
-    cell = BOUND[way].replace("trained_module", f"trained_{name}").replace("model", name).replace("'mod' + 'el'", f"'ne' + 't{name[3:]}'")
+    cell = (
+        BOUND[way]
+        .replace("trained_module", f"trained_{name}")
+        .replace("model", name)
+        .replace("'mod' + 'el'", f"'ne' + 't{name[3:]}'")
+    )
     notebook.run(f"{name} = ['untrained']")
-    notebook.run(f"%%sky_broadcast\n{cell.replace('mod', 'ne').replace('el = [', f't{name[3:]} = [') if way == 'exec' else cell}")
+    notebook.run(
+        f"%%sky_broadcast\n{cell.replace('mod', 'ne').replace('el = [', f't{name[3:]} = [') if way == 'exec' else cell}"
+    )
     assert seen(notebook, name) == [["trained"]] * 2
 
 

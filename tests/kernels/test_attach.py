@@ -65,9 +65,7 @@ def test_all_reasons_are_told(name, tmp_path) -> None:
     (tmp_path / "first" / name).write_text("")
     (tmp_path / "second" / name).mkdir()
     (tmp_path / "second" / name).chmod(0o755)
-    with pytest.raises(
-        RunDirectoryError, match=r"first/lab-0: not a folder; .*second/lab-0: others can enter it"
-    ):
+    with pytest.raises(RunDirectoryError, match=r"first/lab-0: not a folder; .*second/lab-0: others can enter it"):
         rundir.make(name)
 
 
@@ -134,10 +132,7 @@ def test_nothing_of_the_login_is_held() -> None:
     old = subprocess.run(command, input=hello(2), capture_output=True, timeout=60)
     assert b"a newer connection has taken its place" in old.stdout
     wrong = REQUEST.encode(HandshakeRequest("somebody else", True, 3, 0))
-    assert (
-        b"serves another notebook"
-        in subprocess.run(command, input=wrong, capture_output=True, timeout=60).stdout
-    )
+    assert b"serves another notebook" in subprocess.run(command, input=wrong, capture_output=True, timeout=60).stdout
     end = hello(3) + FINISH
     gate = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     out, _ = communicate_until_end(gate, end)

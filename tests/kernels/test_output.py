@@ -127,9 +127,7 @@ UNICODE = "äöü ß € 漢字 🤖👩‍🔬 עברית \u0301 \x00 \t end"
 
 def test_unicode(notebook: Notebook) -> None:
     notebook.run(f"text = {UNICODE!r}")
-    shown = notebook.run(
-        "%%sky_broadcast\nprint(text)\nprint(text, file=sys.stderr)\nos.write(1, text.encode());"
-    )
+    shown = notebook.run("%%sky_broadcast\nprint(text)\nprint(text, file=sys.stderr)\nos.write(1, text.encode());")
     assert shown.stdout == f"{UNICODE}\n{UNICODE}"
     assert shown.stderr == f"{UNICODE}\n"
 
@@ -216,9 +214,7 @@ def test_a_thread_that_floods_on_after_its_cell_disturbs_nobody(notebook: Notebo
 
 def test_output_appears_while_the_cell_runs(notebook: Notebook) -> None:
     fifo = gate(notebook)
-    shown = notebook.start(
-        f"%%sky_broadcast -t 0\nprint('first')\nopen({str(fifo)!r}).read()\nprint('second')"
-    )
+    shown = notebook.start(f"%%sky_broadcast -t 0\nprint('first')\nopen({str(fifo)!r}).read()\nprint('second')")
     notebook.watch(shown, lambda cell: "first\n" in cell.stdout)
     assert not shown.done
     fifo.write_text("go")
@@ -228,9 +224,7 @@ def test_output_appears_while_the_cell_runs(notebook: Notebook) -> None:
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_dots_appear_while_the_cell_runs(notebook: Notebook, stream: str) -> None:
     fifo = gate(notebook)
-    shown = notebook.start(
-        f"%%sky_broadcast -t 0\nprint('..', end='', file=sys.{stream})\nopen({str(fifo)!r}).read();"
-    )
+    shown = notebook.start(f"%%sky_broadcast -t 0\nprint('..', end='', file=sys.{stream})\nopen({str(fifo)!r}).read();")
     notebook.watch(shown, lambda cell: ".." in cell.text)
     assert not shown.done
     fifo.write_text("go")
@@ -250,9 +244,7 @@ def test_lines_of_several_ranks_appear_while_the_cell_runs(notebook: Notebook) -
 
 def test_rich_output_appears_while_the_cell_runs(notebook: Notebook) -> None:
     fifo = gate(notebook)
-    shown = notebook.start(
-        f"%%sky_broadcast -t 0\nprint('before')\ndisplay('rich')\nopen({str(fifo)!r}).read();"
-    )
+    shown = notebook.start(f"%%sky_broadcast -t 0\nprint('before')\ndisplay('rich')\nopen({str(fifo)!r}).read();")
     notebook.watch(shown, lambda cell: bool(cell.rich))
     assert shown.stdout == "before\n"
     assert not shown.done
@@ -298,9 +290,7 @@ def test_last_words_of_a_rank_that_is_killed(notebook: Notebook) -> None:
 
 
 def test_last_words_of_a_rank_that_exits(notebook: Notebook) -> None:
-    shown = notebook.finish(
-        notebook.start("%%sky_broadcast\nprint('before the end')\nif rank == 0:\n    os._exit(3)")
-    )
+    shown = notebook.finish(notebook.start("%%sky_broadcast\nprint('before the end')\nif rank == 0:\n    os._exit(3)"))
     assert shown.lines == ["before the end"]
     assert shown.error is not None
     notebook.run("%%sky_broadcast\nimport os, sys, subprocess, threading\nrank = int(os.environ['RANK']);")

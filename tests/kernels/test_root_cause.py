@@ -105,9 +105,7 @@ def test_a_worker_that_was_killed_is_the_cause_though_torchrun_names_one_that_lo
 
 @pytest.mark.parametrize("what", ["crashing. ", "hanging or bugs in the application. "])
 def test_what_gloo_takes_for_another_workers_fault_is_a_consequence(what: str) -> None:
-    said = (
-        f"RuntimeError: write failed. This is typically caused by a remote worker {what}Check its logs. GLHF!"
-    )
+    said = f"RuntimeError: write failed. This is typically caused by a remote worker {what}Check its logs. GLHF!"
     cause = root_cause("", f'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n{said}')
     assert cause is not None
     assert cause.follows
@@ -136,9 +134,7 @@ def test_the_error_file_wins_over_the_log() -> None:
     assert recorded(json.dumps({"message": "a word"})) == "a word"
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '"x"', "{}", '{"message": 3}', '{"message": {"extraInfo": 1}}']
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", '"x"', "{}", '{"message": 3}', '{"message": {"extraInfo": 1}}'])
 def test_an_error_file_that_is_none_says_nothing(text: str) -> None:
     assert recorded(text) == ""
     assert root_cause(text, "") is None

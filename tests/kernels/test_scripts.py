@@ -103,9 +103,7 @@ def test_the_cluster_stands_in_the_environment(notebook: Notebook) -> None:
         assert env["FROM_POOL"] == "1"
         of_a_rank = {name for name in env if environment.RANK_VARIABLES.fullmatch(name)}
         assert of_a_rank == {"MASTER_ADDR", "MASTER_PORT", "COMPUTE_POOL", "TORCHELASTIC_ERROR_FILE"}
-        assert ("OMP_NUM_THREADS" in env) == ("OMP_NUM_THREADS" in os.environ), (
-            "the ranks have one from the pool"
-        )
+        assert ("OMP_NUM_THREADS" in env) == ("OMP_NUM_THREADS" in os.environ), "the ranks have one from the pool"
     assert first["SKYPILOT_TASK_ID"] == second["SKYPILOT_TASK_ID"]
     assert first["MASTER_PORT"] == second["MASTER_PORT"]
     assert first["TORCHELASTIC_ERROR_FILE"] != second["TORCHELASTIC_ERROR_FILE"]
@@ -180,9 +178,7 @@ def test_gpus_that_are_in_use_are_named(tmp_path: Path, monkeypatch: pytest.Monk
         ("torchrun --rdzv_backend=c10d a.py; torchrun --standalone b.py", 1, None),
     ],
 )
-def test_torchrun_is_told_what_it_would_guess_from_the_hostname(
-    text: str, node: int, expected: str | None
-) -> None:
+def test_torchrun_is_told_what_it_would_guess_from_the_hostname(text: str, node: int, expected: str | None) -> None:
     info = InstanceInfo(peers=(Peer(0, "10.0.0.4"), Peer(1, "10.0.0.5")), node=node, local_world_size=2)
     cluster = environment.cluster_of(info, [0, 1], "task", 1234)
     found = environment.torchrun(cluster, text)
@@ -233,9 +229,7 @@ def test_nothing_can_be_read(notebook: Notebook) -> None:
 
 
 def test_binary_output_breaks_nothing(notebook: Notebook) -> None:
-    shown = notebook.run(
-        sh(r"printf 'a\xff\xfe\000b\n'; head -c 1000 /dev/urandom; echo; echo end", "-o ends")
-    )
+    shown = notebook.run(sh(r"printf 'a\xff\xfe\000b\n'; head -c 1000 /dev/urandom; echo; echo end", "-o ends"))
     assert shown.lines[0] == "a��\0b"
     assert shown.lines[-1] == "end"
     assert notebook.value("ends[0].tail").endswith("end")
@@ -331,10 +325,7 @@ def test_misuse_is_told_in_a_line(notebook: Notebook, options: str) -> None:
 
 def test_more_nodes_than_there_are_is_told_at_once(notebook: Notebook) -> None:
     assert "--nnodes=4, and 2 nodes" in too_many_nodes("torchrun --nnodes=4 main.py", 2)
-    assert (
-        too_many_nodes("torchrun --nnodes $N a.py; torchrun --nnodes=1:4 b.py; torchrun --nnodes=2 c.py", 2)
-        == ""
-    )
+    assert too_many_nodes("torchrun --nnodes $N a.py; torchrun --nnodes=1:4 b.py; torchrun --nnodes=2 c.py", 2) == ""
     failed = notebook.fail(sh("torchrun() { sleep 1000; }\ntorchrun --nnodes=4 main.py", "--timeout 1s"))
     assert failed.ename == "RunTimeout"
 
@@ -490,7 +481,9 @@ def test_a_failure_leaves_the_ranks_process_group_alone(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     reduce = "%%sky_broadcast -o sums\nimport torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item();"
     with opened(tmp_path, "%sky_pool --nodes 2 --plugin torch", reduce) as notebook:
-        generation = "%%sky_broadcast -o generation --head\nfrom skymagic.runtime import rendezvous\nrendezvous.generation();"
+        generation = (
+            "%%sky_broadcast -o generation --head\nfrom skymagic.runtime import rendezvous\nrendezvous.generation();"
+        )
         notebook.fail(sh("[ $SKYPILOT_NODE_RANK = 0 ] && exit 1\nsleep 1000"))
         notebook.run(reduce)
         notebook.run(generation)

@@ -40,9 +40,7 @@ PATIENCE = 10.0
 
 def keygen(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
     """A fresh key pair; the path of its private half."""
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)], check=True
-    )
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)], check=True)
     return path
 
 
@@ -204,9 +202,7 @@ class Host:
             with contextlib.suppress(psutil.Error):
                 found = listener.children(recursive=True)
                 self._known |= {listener, *(p for p in found if _name(p).startswith("sshd"))}
-        self._known = {
-            process for process in self._known if process.is_running() and _name(process).startswith("sshd")
-        }
+        self._known = {process for process in self._known if process.is_running() and _name(process).startswith("sshd")}
         return list(self._known)
 
     # -- the end -------------------------------------------------------------------------------------------------------

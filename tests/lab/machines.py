@@ -61,9 +61,7 @@ class Space:
     """A network namespace, with a process table and a hostname of its own when it has a name."""
 
     def __init__(self, name: str = "", etc_hosts: str = "") -> None:
-        apart = (
-            ["--uts", "--ipc", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child"] if name else []
-        )
+        apart = ["--uts", "--ipc", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child"] if name else []
         self._process = subprocess.Popen(
             ["unshare", "--net", *apart, sys.executable, "-c", FIRST, name, etc_hosts],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
@@ -286,9 +284,7 @@ def machines(
         stack.enter_context(closing(made))
         for number in range(1, count + 1):
             name = f"h{number}"
-            machine = Machine(
-                name, f"{NETWORK}.{number}", folder / name, Path(f"{key}.pub"), env or {}, options
-            )
+            machine = Machine(name, f"{NETWORK}.{number}", folder / name, Path(f"{key}.pub"), env or {}, options)
             machine.boot(switch, number)
             made.append(machine)
         hosts = Machines(folder, made, key)

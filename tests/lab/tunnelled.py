@@ -38,9 +38,7 @@ class Tunnelled(Local):
         assert isinstance(survey, Tunnels)
 
         def opened(state):
-            survey.opened.append(
-                Tunnel(lambda: run("skymagic.kernels.daemon.attach", f"{job_id}-0"), state=state)
-            )
+            survey.opened.append(Tunnel(lambda: run("skymagic.kernels.daemon.attach", f"{job_id}-0"), state=state))
             return survey.opened[-1].agent()
 
         def forward(address: str, port: int) -> int:

@@ -57,9 +57,7 @@ from skymagic.plan import (
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.suggest import LazyNames
 
-PARSERS: dict[str, Callable[[str], Any]] = {
-    name: getattr(arguments, name.replace("sky_", "parse_")) for name in MAGICS
-}
+PARSERS: dict[str, Callable[[str], Any]] = {name: getattr(arguments, name.replace("sky_", "parse_")) for name in MAGICS}
 
 
 def mistakes(call: Callable[..., Any], *args: Any, **options: Any) -> list[str]:
@@ -189,9 +187,7 @@ def test_a_run_may_describe_its_pool() -> None:
     assert parse_broadcast("--dry-run").pool.dry_run
 
 
-@pytest.mark.parametrize(
-    "line", ["-o x", "-ox", "-o=x", "--output x", "--output=x", "--output='x'", '-o "x"', "-o x;"]
-)
+@pytest.mark.parametrize("line", ["-o x", "-ox", "-o=x", "--output x", "--output=x", "--output='x'", '-o "x"', "-o x;"])
 def test_ways_to_write_an_option(line: str) -> None:
     assert parse_broadcast(line) == RunRequest(output="x")
 
@@ -417,9 +413,7 @@ def test_defaults_fill_what_is_not_said() -> None:
 
 
 def test_a_line_overrides_defaults() -> None:
-    request = parse_broadcast(
-        "--only head --timeout none --plugin jax --idle none --provider auto", CONFIGURED
-    )
+    request = parse_broadcast("--only head --timeout none --plugin jax --idle none --provider auto", CONFIGURED)
     assert (request.only, request.timeout, request.pool.idle) == (Selection("head"), None, None)
     assert request.pool.plugins == (PluginSpec("jax"),)
     assert request.pool.given() == {"plugins", "idle", "provider"}
@@ -428,18 +422,14 @@ def test_a_line_overrides_defaults() -> None:
 
 
 def test_a_misspelt_default_names_its_place() -> None:
-    assert mistakes(parse_pool, "", Defaults(plugins=plugin_specs("toch")))[0].startswith(
-        "%config SkyMagic.plugins: "
-    )
+    assert mistakes(parse_pool, "", Defaults(plugins=plugin_specs("toch")))[0].startswith("%config SkyMagic.plugins: ")
     assert mistakes(parse_pool, "", Defaults(provider="asw"))[0].startswith("%config SkyMagic.provider: ")
 
 
 def test_configuration_is_checked_when_it_is_set() -> None:
     settings = SkyMagic()
     assert settings.defaults() == Defaults()
-    settings.update_config(
-        Config({"SkyMagic": {"only": "all", "idle": "30m", "plugins": ["torch:backend=gloo,jax"]}})
-    )
+    settings.update_config(Config({"SkyMagic": {"only": "all", "idle": "30m", "plugins": ["torch:backend=gloo,jax"]}}))
     settings.timeout = 90
     assert settings.defaults() == Defaults(
         only=Selection("all"), idle=1800.0, timeout=90.0, plugins=plugin_specs("torch:backend=gloo,jax")
@@ -854,9 +844,7 @@ _PIECES = st.sampled_from(
     ]
 )
 LINES = (
-    st.text(max_size=40)
-    | st.lists(_PIECES, max_size=10).map(" ".join)
-    | st.lists(_PIECES, max_size=10).map("".join)
+    st.text(max_size=40) | st.lists(_PIECES, max_size=10).map(" ".join) | st.lists(_PIECES, max_size=10).map("".join)
 )
 
 
@@ -880,9 +868,7 @@ def test_any_line_is_a_request_or_refused_in_words(magic: str, line: str) -> Non
 @given(
     body=st.text(max_size=60)
     | st.lists(
-        st.sampled_from(
-            ["nodes", "=", "2", "'x'", "[", "]", "env", "plugins", ".", "\n", "torch", "true", "{", "}"]
-        ),
+        st.sampled_from(["nodes", "=", "2", "'x'", "[", "]", "env", "plugins", ".", "\n", "torch", "true", "{", "}"]),
         max_size=12,
     ).map(" ".join)
 )
@@ -904,9 +890,7 @@ def test_completion_never_fails(magic: str, text: str) -> None:
     nodes=st.none() | st.integers(1, 999),
     gpu=st.none() | st.builds(Accelerator, st.sampled_from(["A100", "L4", "A100-80GB"]), st.integers(1, 16)),
     idle=st.none() | st.integers(1, 10**6),
-    env=st.dictionaries(
-        st.from_regex(r"[A-Z_][A-Z0-9_]{0,5}", fullmatch=True), st.text(max_size=10), max_size=3
-    ),
+    env=st.dictionaries(st.from_regex(r"[A-Z_][A-Z0-9_]{0,5}", fullmatch=True), st.text(max_size=10), max_size=3),
     only=st.sampled_from(["head", "all", "0,2", "1:", "::2"]),
 )
 def test_what_is_written_is_what_is_read(

@@ -176,9 +176,7 @@ def test_lambda_and_nested_class_travel(notebook: Notebook) -> None:
     )
     notebook.run("%%sky_broadcast -o r\nunused = 1\n'Outer' in globals()")
     assert notebook.value("r") == [False, False]
-    notebook.run(
-        "%%sky_broadcast -o r\nOuter.Inner().get(), Local().get(), isinstance(Local(), Outer.Inner), twice(1)"
-    )
+    notebook.run("%%sky_broadcast -o r\nOuter.Inner().get(), Local().get(), isinstance(Local(), Outer.Inner), twice(1)")
     assert notebook.value("r") == [(42, 42, True, 2)] * 2
 
 
@@ -253,9 +251,7 @@ def test_error_in_a_loop_stops_the_loop(notebook: Notebook) -> None:
 
 
 def test_within_a_cell_magic_of_the_notebook(notebook: Notebook) -> None:
-    notebook.run(
-        "%%capture held\nget_ipython().run_cell_magic('sky_broadcast', '-o r', 'print(\"captured\")\\nrank')"
-    )
+    notebook.run("%%capture held\nget_ipython().run_cell_magic('sky_broadcast', '-o r', 'print(\"captured\")\\nrank')")
     assert notebook.value("held.stdout, r") == ("captured\n", [0, 1])
 
 
@@ -268,9 +264,7 @@ def test_from_a_thread_of_the_notebook(notebook: Notebook) -> None:
 
 
 def test_from_a_rank_there_is_no_pool(notebook: Notebook) -> None:
-    error = notebook.fail(
-        "%%sky_broadcast\n%load_ext skymagic\nget_ipython().run_cell_magic('sky_broadcast', '', '1')"
-    )
+    error = notebook.fail("%%sky_broadcast\n%load_ext skymagic\nget_ipython().run_cell_magic('sky_broadcast', '', '1')")
     assert "there is no pool" in error.text
 
 
@@ -352,9 +346,7 @@ def counts(notebook: Notebook) -> dict[str, int]:
     for rank, figures in enumerate(notebook.value("there")):
         found |= {f"rank {rank}'s {what}": number for what, number in figures.items()}
     family = psutil.Process(notebook.pid).children(recursive=True)
-    folder = notebook.value(
-        "__import__('sys').modules['skymagic.pool.registry'].find().agents.started[0].store"
-    )
+    folder = notebook.value("__import__('sys').modules['skymagic.pool.registry'].find().agents.started[0].store")
     return found | {
         "processes": len(family),
         "all threads": sum(process.num_threads() for process in family),

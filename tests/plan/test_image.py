@@ -215,9 +215,7 @@ def test_any_text_is_taken_or_refused_in_words(text: str) -> None:
     assert all(isinstance(sentence, str) for sentence in missing(image, {}))
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["==1", "==2", ">=2", "<2", ""])), max_size=5)
-)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["==1", "==2", ">=2", "<2", ""])), max_size=5))
 def test_what_is_accepted_has_a_version_for_each_pin(parts: list[tuple[str, str]]) -> None:
     pip = tuple(name + constraint for name, constraint in parts)
     try:
@@ -235,7 +233,5 @@ def test_an_image_without_packages_does_not_import_packaging() -> None:
         "import sys; from skymagic.plan.image import Image; Image(env={'A': '1'}).merge(Image());"
         "print('packaging' in sys.modules)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert result.stdout == "False\n"

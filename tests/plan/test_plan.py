@@ -244,9 +244,7 @@ def test_any_text_names_ranks_or_is_refused(text: str, world: int) -> None:
 def test_who_takes_part_and_who_is_shown() -> None:
     assert RunRequest().who(3) == ((0, 1, 2), (0,))
     assert RunRequest(only=Selection("all")).who(3) == ((0, 1, 2), (0, 1, 2))
-    assert RunRequest(targets=Selection("1,2")).who(3) == ((1, 2), (1,)), (
-        "the head is the first that takes part"
-    )
+    assert RunRequest(targets=Selection("1,2")).who(3) == ((1, 2), (1,)), "the head is the first that takes part"
     assert RunRequest(targets=Selection("1,2"), only=Selection("0,2")).who(3) == ((1, 2), (2,))
     both = refused(RunRequest(targets=Selection("0:9"), only=Selection("7")).who, 4)
     assert [mistake.split(":")[0] for mistake in both] == ["--targets", "--only"]
@@ -399,9 +397,7 @@ _word = st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True)
 
 @given(
     st.lists(
-        st.tuples(
-            _word, st.dictionaries(_word, st.from_regex(r"[A-Za-z0-9./]{0,8}", fullmatch=True), max_size=3)
-        ),
+        st.tuples(_word, st.dictionaries(_word, st.from_regex(r"[A-Za-z0-9./]{0,8}", fullmatch=True), max_size=3)),
         min_size=1,
     )
 )
@@ -653,9 +649,7 @@ def test_a_pool_that_does_not_serve(changes: dict[str, Any], reason: str) -> Non
 
 
 def test_a_dearer_pool_does_not_serve() -> None:
-    assert fits(PoolRequest(max_price=2.0), replace(MADE, price=3.5)) == [
-        "it costs $3.50 per hour, more than $2.00"
-    ]
+    assert fits(PoolRequest(max_price=2.0), replace(MADE, price=3.5)) == ["it costs $3.50 per hour, more than $2.00"]
 
 
 def test_configured_defaults_do_not_keep_a_pool_from_serving() -> None:
@@ -678,7 +672,5 @@ def test_plan_needs_the_standard_library_only() -> None:
 def _loaded(statement: str) -> set[str]:
     """Top-level packages outside the standard library that a fresh Python has after `statement`."""
     code = f"import sys; {statement}\nprint(*sys.modules)"
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     return {name.split(".")[0] for name in result.stdout.split()} - sys.stdlib_module_names

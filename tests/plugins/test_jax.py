@@ -41,9 +41,7 @@ def psum() -> list[float]:
     mesh = Mesh(np.array(jax.devices()), ("d",))
     mine = np.full((jax.local_device_count(), 4), sky.instance_info().rank + 1.0, np.float32)
     x = jax.make_array_from_process_local_data(NamedSharding(mesh, P("d")), mine)
-    mapped = jax.jit(
-        jax.shard_map(lambda a: jax.lax.psum(a, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
-    )(x)
+    mapped = jax.jit(jax.shard_map(lambda a: jax.lax.psum(a, "d"), mesh=mesh, in_specs=P("d"), out_specs=P()))(x)
     pmapped = jax.pmap(lambda a: jax.lax.psum(a, "i"), axis_name="i")(mine[:, 0])
     total = jax.jit(lambda a: (a * a).sum(), out_shardings=NamedSharding(mesh, P()))(x)
     return [float(np.asarray(each.addressable_data(0)).ravel()[0]) for each in (mapped, pmapped, total)]

@@ -14,9 +14,7 @@ import pytest
 import skymagic as sky
 from skymagic.plugins import Cluster
 
-pytestmark = pytest.mark.skipif(
-    find_spec("joblib") is None, reason="joblib is not installed: pip install joblib"
-)
+pytestmark = pytest.mark.skipif(find_spec("joblib") is None, reason="joblib is not installed: pip install joblib")
 needs_sklearn = pytest.mark.skipif(
     find_spec("sklearn") is None, reason="scikit-learn is not installed: pip install scikit-learn"
 )

@@ -12,13 +12,9 @@ import skymagic as sky
 from skymagic.errors import RequestError
 from skymagic.plugins import Cluster, resolve
 
-needs_keras = pytest.mark.skipif(
-    find_spec("keras") is None, reason="keras is not installed: pip install keras"
-)
+needs_keras = pytest.mark.skipif(find_spec("keras") is None, reason="keras is not installed: pip install keras")
 needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
-needs_torch = pytest.mark.skipif(
-    find_spec("torch") is None, reason="torch is not installed: pip install torch"
-)
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
 
 
 # ------------------------------------------------------------------------------------------------------ plans
@@ -52,9 +48,7 @@ def test_what_is_refused() -> None:
 
 
 @sky.function
-def train(
-    items: list[int], *, seed: int | None = None, stop: bool = False, norm: bool = False
-) -> dict[str, Any]:
+def train(items: list[int], *, seed: int | None = None, stop: bool = False, norm: bool = False) -> dict[str, Any]:
     """A small model on this rank's part of the data; `items` says how large that is, by rank."""
     import keras
     import numpy as np
@@ -120,13 +114,9 @@ def test_torch_averages_what_all_ranks_found(on_torch: Any) -> None:
         import numpy as np
 
         rank = sky.instance_info().rank
-        model = keras.Sequential(
-            [keras.layers.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")]
-        )
+        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
         model.compile(keras.optimizers.SGD(0.5), "mse")
-        model.fit(
-            np.ones((4, 1), "float32"), np.full((4, 1), float(rank), "float32"), batch_size=4, verbose=0
-        )
+        model.fit(np.ones((4, 1), "float32"), np.full((4, 1), float(rank), "float32"), batch_size=4, verbose=0)
         return [float(weight.ravel()[0]) for weight in model.get_weights()]
 
     # the gradient is -2 * target on each rank, the targets' mean is 1.5
@@ -189,9 +179,7 @@ def test_jax_trains_one_model(on_jax: Any, norm: bool) -> None:
 
 @needs_keras
 @needs_jax
-@pytest.mark.parametrize(
-    ("items", "words"), [([8, 24], "equally many batches"), ([23, 24], "equally many items")]
-)
+@pytest.mark.parametrize(("items", "words"), [([8, 24], "equally many batches"), ([23, 24], "equally many items")])
 def test_unequal_parts_are_refused_on_jax(on_jax: Any, items: list[int], words: str) -> None:
     with pytest.raises(ValueError, match=words) as caught:
         train(items) @ on_jax

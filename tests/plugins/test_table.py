@@ -127,9 +127,7 @@ def test_python_callers_get_a_type_error() -> None:
 
 @pytest.mark.usefixtures("third_party")
 def test_entry_points_are_added_and_broken_ones_left_out() -> None:
-    with pytest.warns(
-        RuntimeWarning, match="the plugin 'gone' of skymagic-thirdparty .* is broken: ModuleNotFound"
-    ):
+    with pytest.warns(RuntimeWarning, match="the plugin 'gone' of skymagic-thirdparty .* is broken: ModuleNotFound"):
         found = plugins.names()
     assert set(found) == OURS | {"tracker", "wrong", "fragile"}
     assert plugins.names() == found  # and does not warn again
@@ -166,9 +164,7 @@ def test_wrong_values_and_missing_ones() -> None:
 def test_broken_plugins_say_so_when_asked_for() -> None:
     assert "'gone' cannot be loaded: ModuleNotFoundError" in mistakes_of(PluginSpec("gone"))[0]
     assert "'wrong' is broken: its factory returns 3, not a Plugin" in mistakes_of(PluginSpec("wrong"))[0]
-    assert mistakes_of(PluginSpec("fragile")) == (
-        "the plugin 'fragile' cannot be made: RuntimeError: no licence",
-    )
+    assert mistakes_of(PluginSpec("fragile")) == ("the plugin 'fragile' cannot be made: RuntimeError: no licence",)
     with pytest.raises(AttributeError, match="cannot be loaded"):
         _ = sky.plugins.gone
 
@@ -213,9 +209,7 @@ def test_a_cluster_says_whether_there_is_cuda() -> None:
 
 
 def test_the_same_plugin_twice_is_a_mistake() -> None:
-    found = mistakes_of(
-        PluginSpec("torch"), sky.plugins.torch(backend="gloo"), Plugin("mine"), Plugin("mine")
-    )
+    found = mistakes_of(PluginSpec("torch"), sky.plugins.torch(backend="gloo"), Plugin("mine"), Plugin("mine"))
     assert found == (
         "the plugin 'torch' is asked for twice: write it once, with all its options",
         "the plugin 'mine' is asked for twice: write it once, with all its options",

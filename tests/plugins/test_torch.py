@@ -14,9 +14,7 @@ import skymagic as sky
 from skymagic.errors import ProvisionError, RequestError
 from skymagic.plugins import Cluster
 
-pytestmark = pytest.mark.skipif(
-    find_spec("torch") is None, reason="torch is not installed: pip install torch"
-)
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
 
 CPU = Cluster(nodes=2)
 GPU = Cluster(nodes=2, accelerator=sky.accelerators.A100(count=8))
@@ -78,9 +76,7 @@ def test_what_the_image_had_stays_before_it() -> None:
 
 def test_versions_that_contradict_the_image() -> None:
     with pytest.raises(RequestError, match="torch cannot be all of"):
-        sky.Compute(
-            image=sky.Image(pip=["torch==2.3.0"]), plugins=[sky.plugins.torch(version="2.4.0")]
-        ).start()
+        sky.Compute(image=sky.Image(pip=["torch==2.3.0"]), plugins=[sky.plugins.torch(version="2.4.0")]).start()
 
 
 # ------------------------------------------------------------------------------------------------- the group

@@ -130,9 +130,7 @@ def test_an_idle_pool_ends_is_told_and_made_anew(notebook: Notebook) -> None:
         assert (failed.ename, failed.evalue) == ("PoolStateError", text)
     assert notebook.run("%sky_status").lines == [text]
     shown = notebook.run(line)
-    assert (
-        shown.lines[0] == "pool 'main' ended after 1s without a cell (--idle 1s), and its variables are gone"
-    )
+    assert shown.lines[0] == "pool 'main' ended after 1s without a cell (--idle 1s), and its variables are gone"
     wait_until_ended(notebook)
     assert notebook.run("%sky_down").lines == ["pool 'main' is stopped"]
     assert "there is no pool yet" in notebook.fail("%%sky_broadcast\n1").evalue

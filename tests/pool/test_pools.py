@@ -200,9 +200,7 @@ def test_all_mistakes_of_a_line_in_one_line_before_anything_starts(notebook: Not
 
 
 def test_what_this_machine_has_not_is_said_at_once(notebook: Notebook) -> None:
-    error = notebook.fail(
-        "%sky_pool --gpu A100:64 --memory 99999 --cpus 9999+ --pip there-is-no-such-package-7391"
-    )
+    error = notebook.fail("%sky_pool --gpu A100:64 --memory 99999 --cpus 9999+ --pip there-is-no-such-package-7391")
     assert error.ename == "UsageError"
     for words in (
         "A100",
@@ -292,9 +290,7 @@ def iter_until(path: Path) -> Iterator[None]:
         yield None
 
 
-def test_third_party_plugin_is_entered_once_for_each_process_and_left(
-    notebook: Notebook, tmp_path: Path
-) -> None:
+def test_third_party_plugin_is_entered_once_for_each_process_and_left(notebook: Notebook, tmp_path: Path) -> None:
     notebook.run(f"%sky_pool --nodes 2 --plugin counting:folder={tmp_path}")
     notebook.run("%%sky_broadcast -o pids\nimport os\nos.getpid()")
     pids = notebook.value("pids")
@@ -338,9 +334,7 @@ def test_every_rank_of_two_nodes_with_two_ranks_knows_its_place(notebook: Notebo
             "GROUP_RANK": node,
         }
         expected |= {"SKYPILOT_NUM_NODES": 2, "SKYPILOT_NODE_RANK": node, "SKYPILOT_NUM_GPUS_PER_NODE": 0}
-        assert {name: env[name] for name in expected} == {
-            name: str(value) for name, value in expected.items()
-        }
+        assert {name: env[name] for name in expected} == {name: str(value) for name, value in expected.items()}
         assert [name for name in NAMES if not env[name]] == []
         assert env["GIVEN"] == "with blank"
         assert (torch_rank, total, secret) == (rank, 4.0, "hush-7391")
@@ -388,10 +382,7 @@ def test_the_pools_files_are_the_users_alone(notebook: Notebook) -> None:
 def test_ranks_listen_on_no_public_address(notebook: Notebook) -> None:
     notebook.run("%sky_pool --nodes 2 --plugin torch")
     listening = [
-        c.laddr.ip
-        for process in family(notebook)
-        for c in process.net_connections("inet")
-        if c.status == "LISTEN"
+        c.laddr.ip for process in family(notebook) for c in process.net_connections("inet") if c.status == "LISTEN"
     ]
     assert listening
     assert {address for address in listening if not address.startswith("127.")} <= {"::1"}
@@ -493,9 +484,7 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 def test_a_process_of_ours_that_is_killed_is_told_and_leaves_nothing(notebook: Notebook, role: str) -> None:
     notebook.run("%sky_pool --nodes 2")
     left, processes = folders(notebook), family(notebook)
-    shown = notebook.start(
-        "%%sky_broadcast --only all\nimport time\nprint('busy', flush=True)\ntime.sleep(600)"
-    )
+    shown = notebook.start("%%sky_broadcast --only all\nimport time\nprint('busy', flush=True)\ntime.sleep(600)")
     notebook.watch(shown, lambda cell: cell.stdout.count("busy") == 2)
     by_role(notebook, role).kill()
     notebook.finish(shown)

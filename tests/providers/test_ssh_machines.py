@@ -81,9 +81,7 @@ def test_nothing_listens_everywhere(two: tuple[Machines, Notebook]) -> None:
         shown = subprocess.run([*host.space.enter, "ss", "-ltnH"], capture_output=True, text=True, check=True)
         places = [line.split()[3] for line in shown.stdout.splitlines()]
         assert places
-        assert [
-            place for place in places if not place.startswith(("127.", f"{host.address}:", "[::1]"))
-        ] == []
+        assert [place for place in places if not place.startswith(("127.", f"{host.address}:", "[::1]"))] == []
 
 
 def test_values_go_from_node_to_node(two: tuple[Machines, Notebook]) -> None:

@@ -262,9 +262,7 @@ def test_mistakes_about_hosts_are_told_before_anything_starts(two: tuple[Hosts, 
     assert "as many hosts" in notebook.fail(f"%sky_pool new {wrong} --hosts h1 --nodes 3").text
     unknown = notebook.fail(f"%sky_pool new {wrong} --hosts h1,nowhere.invalid,h2 --gpu A100")
     assert "nowhere.invalid" in unknown.text
-    lacking = notebook.fail(
-        f"%sky_pool new --provider ssh --hosts h[1-2] --gpu A100 --python {sys.executable}"
-    )
+    lacking = notebook.fail(f"%sky_pool new --provider ssh --hosts h[1-2] --gpu A100 --python {sys.executable}")
     assert "h1 has no A100" in lacking.text
     assert "h2 has no A100" in lacking.text
     assert "there is no pool 'new'" in notebook.fail("%sky_down new").text
@@ -283,9 +281,7 @@ def counted(shown: Shown) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize("whose", [(0,), (1,), (0, 1)], ids=["the head's", "another's", "all"])
-def test_a_connection_that_is_killed_costs_nothing(
-    two: tuple[Hosts, Notebook], whose: tuple[int, ...]
-) -> None:
+def test_a_connection_that_is_killed_costs_nothing(two: tuple[Hosts, Notebook], whose: tuple[int, ...]) -> None:
     hosts, notebook = two
     notebook.run("ROUNDS = 100")
     running = notebook.start(COUNTING)

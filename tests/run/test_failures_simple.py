@@ -116,7 +116,9 @@ def test_different_errors_are_summed_up_under_the_first(notebook: Notebook) -> N
 
 
 def test_ranks_that_fail_a_little_later_by_themselves_say_nothing_of_interrupts(notebook: Notebook) -> None:
-    body = "import json, time\ntime.sleep(0.095 * (rank > 0))\njson.loads('{' * 5)"  # others are interrupted after 0.1 s
+    body = (
+        "import json, time\ntime.sleep(0.095 * (rank > 0))\njson.loads('{' * 5)"  # others are interrupted after 0.1 s
+    )
     for _ in range(3):
         shown = notebook.finish(notebook.start(f"%%sky_broadcast --only all\n{body}"))
         assert shown.error is not None
@@ -223,9 +225,7 @@ def test_exception_that_raises_when_it_is_rebuilt(notebook: Notebook) -> None:
 
 
 def test_exception_that_cannot_say_itself(notebook: Notebook) -> None:
-    error = notebook.fail(
-        "%%sky_broadcast\nclass Mute(Exception):\n    def __str__(self): return 1 / 0\nraise Mute"
-    )
+    error = notebook.fail("%%sky_broadcast\nclass Mute(Exception):\n    def __str__(self): return 1 / 0\nraise Mute")
     assert "----> 4 raise Mute" in error.text
     notebook.run("e = sys.last_value")
     assert notebook.value("e.ename") == "Mute"
@@ -242,9 +242,7 @@ def test_chained_exceptions_are_shown_whole(notebook: Notebook) -> None:
 
 def test_exception_group(notebook: Notebook) -> None:
     shown = notebook.finish(
-        notebook.start(
-            "%%sky_broadcast\nx = 1\nraise ExceptionGroup('several', [ValueError('a'), TypeError('b')])"
-        )
+        notebook.start("%%sky_broadcast\nx = 1\nraise ExceptionGroup('several', [ValueError('a'), TypeError('b')])")
     )
     assert shown.error is not None
     assert shown.text == "", "the traceback is the error's, not text beside it"
@@ -354,9 +352,7 @@ def test_reading_standard_input_finds_its_end(notebook: Notebook) -> None:
 
 
 def test_interrupt_reaches_every_rank(notebook: Notebook) -> None:
-    shown = notebook.start(
-        "%%sky_broadcast --only all\nimport time\nprint('sleeping', flush=True)\ntime.sleep(600)"
-    )
+    shown = notebook.start("%%sky_broadcast --only all\nimport time\nprint('sleeping', flush=True)\ntime.sleep(600)")
     notebook.watch(shown, lambda cell: cell.stdout.count("sleeping") == 3)
     notebook.interrupt()
     notebook.finish(shown)

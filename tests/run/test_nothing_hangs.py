@@ -51,9 +51,7 @@ def kept(notebook: Notebook) -> list[object]:
 
 def pids(notebook: Notebook) -> list[int]:
     return list(
-        notebook.value(
-            "[row[3] for row in __import__('sys').modules['skymagic.pool.registry'].find().status()]"
-        )
+        notebook.value("[row[3] for row in __import__('sys').modules['skymagic.pool.registry'].find().status()]")
     )
 
 
@@ -112,9 +110,7 @@ def test_ddp_goes_on_training(notebook: Notebook) -> None:
     )
     error = fail(notebook, "step()\nif dist.get_rank() == 3:\n    raise RuntimeError('half way')\nstep()")
     assert "half way" in error.evalue
-    notebook.run(
-        "%%sky_broadcast -o sums\nstep(); step()\nsum(p.double().sum().item() for p in model.parameters())"
-    )
+    notebook.run("%%sky_broadcast -o sums\nstep(); step()\nsum(p.double().sum().item() for p in model.parameters())")
     assert len(set(notebook.value("sums"))) == 1
 
 
@@ -331,9 +327,7 @@ def test_pressed_twice_while_values_come_back(notebook: Notebook) -> None:
 def test_a_press_at_the_end_of_a_cell_stays_out_of_the_next(notebook: Notebook) -> None:
     notebook.run("import os, signal\nnotebook_pid = os.getpid()")
     for _ in range(10):
-        cell = notebook.start(
-            "%%sky_broadcast\nif dist.get_rank() == 2:\n    os.kill(notebook_pid, signal.SIGINT)"
-        )
+        cell = notebook.start("%%sky_broadcast\nif dist.get_rank() == 2:\n    os.kill(notebook_pid, signal.SIGINT)")
         notebook.finish(cell)
         assert cell.error is None or cell.error.ename == "RunInterrupted"
         notebook.run("%%sky_broadcast\ntime.sleep(0.1)")
@@ -501,9 +495,7 @@ def test_restart_of_all_while_a_cell_runs(notebook: Notebook) -> None:
 
 def test_a_notebook_that_was_suspended_goes_on(notebook: Notebook) -> None:
     kernel = psutil.Process(notebook.pid)
-    cell = notebook.start(
-        "%%sky_broadcast -o r\nfor i in range(40):\n    print(i, flush=True); time.sleep(0.05)\ni"
-    )
+    cell = notebook.start("%%sky_broadcast -o r\nfor i in range(40):\n    print(i, flush=True); time.sleep(0.05)\ni")
     notebook.watch(cell, lambda shown: "3" in shown.text)
     kernel.send_signal(signal.SIGSTOP)
     try:

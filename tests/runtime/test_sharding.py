@@ -55,9 +55,7 @@ def test_parts_are_a_partition(size: int, world: int, shuffle: bool, seed: int) 
 
 
 @given(size=sizes, world=worlds, shuffle=st.booleans(), seed=st.integers(0, 3), drop_last=st.booleans())
-def test_the_rule_is_the_documented_one(
-    size: int, world: int, shuffle: bool, seed: int, drop_last: bool
-) -> None:
+def test_the_rule_is_the_documented_one(size: int, world: int, shuffle: bool, seed: int, drop_last: bool) -> None:
     indices = list(range(size))
     if shuffle:
         random.Random(seed).shuffle(indices)
@@ -76,9 +74,7 @@ def test_drop_last_gives_equal_lengths(size: int, world: int, shuffle: bool) -> 
 
 
 @given(size=sizes, world=worlds, shuffle=st.booleans(), drop_last=st.booleans())
-def test_arrays_stay_aligned_whatever_their_types(
-    size: int, world: int, shuffle: bool, drop_last: bool
-) -> None:
+def test_arrays_stay_aligned_whatever_their_types(size: int, world: int, shuffle: bool, drop_last: bool) -> None:
     numbers = np.arange(size)
     data = (
         list(range(size)),
@@ -89,9 +85,7 @@ def test_arrays_stay_aligned_whatever_their_types(
     )
     for part in parts(world, *data, shuffle=shuffle, drop_last=drop_last):
         plain, array, tensor, series, named = part
-        assert (
-            plain == array.tolist() == tensor.tolist() == series.tolist() == named["x"].tolist() == named["y"]
-        )
+        assert plain == array.tolist() == tensor.tolist() == series.tolist() == named["x"].tolist() == named["y"]
 
 
 def test_another_seed_another_order() -> None:
@@ -204,9 +198,7 @@ def test_more_ranks_than_items_gives_empty_parts_of_the_type(kind: str, shuffle:
     assert values(last) == []
 
 
-@pytest.mark.parametrize(
-    "empty", [[], (), np.zeros((0, 3)), torch.zeros(0, 2), pd.DataFrame({"a": []})], ids=str
-)
+@pytest.mark.parametrize("empty", [[], (), np.zeros((0, 3)), torch.zeros(0, 2), pd.DataFrame({"a": []})], ids=str)
 def test_empty_data_stays_what_it_is(empty: Any) -> None:
     for part in parts(2, empty, shuffle=True):
         assert type(part) is type(empty)
@@ -315,9 +307,7 @@ def test_nothing_at_all() -> None:
         sky.shard()
 
 
-@pytest.mark.parametrize(
-    "data", [([1, 2], [1, 2, 3]), (np.zeros((3, 2)), [1, 2]), ({"a": [1, 2], "b": [1, 2, 3]},)]
-)
+@pytest.mark.parametrize("data", [([1, 2], [1, 2, 3]), (np.zeros((3, 2)), [1, 2]), ({"a": [1, 2], "b": [1, 2, 3]},)])
 def test_unequal_lengths_are_refused_everywhere(data: Any) -> None:
     with pytest.raises(ValueError, match=r"must be equally long; these have \d, \d items"):
         sky.shard(*data)

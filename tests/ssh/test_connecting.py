@@ -35,9 +35,7 @@ def nothing_stays() -> Iterator[None]:
     """Neither threads nor sockets nor child processes."""
     before = len(psutil.Process().net_connections("tcp"))
     yield
-    assert [
-        t.name for t in threading.enumerate() if "skymagic" in t.name or "paramiko" in type(t).__module__
-    ] == []
+    assert [t.name for t in threading.enumerate() if "skymagic" in t.name or "paramiko" in type(t).__module__] == []
     assert len(psutil.Process().net_connections("tcp")) == before
 
 
@@ -68,9 +66,7 @@ def reached(endpoint: Endpoint, ask=None) -> str:
 
 def test_an_unknown_host_key_is_shown_and_not_accepted(hosts: Hosts) -> None:
     hosts.known_hosts.write_text("")
-    shown = subprocess.run(
-        ["ssh-keygen", "-lf", f"{hosts[0].hostkey}.pub"], capture_output=True, text=True, check=True
-    )
+    shown = subprocess.run(["ssh-keygen", "-lf", f"{hosts[0].hostkey}.pub"], capture_output=True, text=True, check=True)
     failure = failing(configured(hosts))
     assert failure.reason == f"its host key is not known: ssh-ed25519 {shown.stdout.split()[1]}"
     assert failure.remedy == "if that is the host's key, accept it once in a terminal: ssh h1"
@@ -219,10 +215,7 @@ def test_the_agents_keys(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = keygen(hosts.folder / "wrong")
     with agent(hosts.folder, wrong, hosts.key) as place:
         endpoint = bare(hosts, "IdentitiesOnly no", "IdentityFile none")
-        assert (
-            reached(configured(hosts, f"IdentityAgent {place}", "IdentitiesOnly no", "IdentityFile none"))
-            == "h1"
-        )
+        assert reached(configured(hosts, f"IdentityAgent {place}", "IdentitiesOnly no", "IdentityFile none")) == "h1"
         monkeypatch.setenv("SSH_AUTH_SOCK", place)
         assert reached(endpoint) == "h1"
         only = failing(configured(hosts, "IdentitiesOnly yes", f"IdentityFile {wrong}"))
@@ -324,10 +317,7 @@ def test_a_jump_host_that_fails(hosts: Hosts) -> None:
     assert failing(endpoint).reason.startswith(f"the jump host h1 cannot connect to 127.0.0.3 port {port}: ")
     hosts[0].stop()
     failure = failing(endpoint)
-    assert (
-        failure.reason
-        == f"its jump host h1 cannot be used: 127.0.0.2 port {hosts[0].port} refused the connection"
-    )
+    assert failure.reason == f"its jump host h1 cannot be used: 127.0.0.2 port {hosts[0].port} refused the connection"
 
 
 def test_a_jump_host_that_forbids_it(tmp_path: Path) -> None:
@@ -425,9 +415,7 @@ def test_no_further_process(tmp_path: Path) -> None:
     with loopback(tmp_path / "hosts", 1, options=["MaxSessions 2"]) as hosts:
         connection = connect(configured(hosts))
         first, second = connection.open("exec cat"), connection.open("exec cat")
-        with pytest.raises(
-            HostError, match=r"sshd allows no further process on this connection.*\n.*MaxSessions"
-        ):
+        with pytest.raises(HostError, match=r"sshd allows no further process on this connection.*\n.*MaxSessions"):
             connection.open("true")
         first.close()
         assert connection.run("echo on").out == "on\n"

@@ -69,9 +69,7 @@ def test_a_profile_that_prints(tmp_path: Path) -> None:
 def test_a_profile_that_prints_without_end(tmp_path: Path) -> None:
     with loopback(tmp_path / "hosts", options=["ForceCommand exec yes"]) as hosts:
         connection = connected(hosts)
-        with pytest.raises(
-            HostError, match=r"h1: the login shell printed more than .* before it ran anything"
-        ):
+        with pytest.raises(HostError, match=r"h1: the login shell printed more than .* before it ran anything"):
             connection.run("true")
         connection.close()
 
@@ -116,9 +114,7 @@ def test_a_profile_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(process, "START_TIMEOUT", 1.0)
     with loopback(tmp_path / "hosts", options=["ForceCommand exec sleep 1000"]) as hosts:
         connection = connected(hosts)
-        with pytest.raises(
-            HostError, match="h1: the login shell ran nothing within 1 s\n  does a profile wait"
-        ):
+        with pytest.raises(HostError, match="h1: the login shell ran nothing within 1 s\n  does a profile wait"):
             connection.run("true")
         connection.close()
         hosts[0].power_cut()

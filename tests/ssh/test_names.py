@@ -169,9 +169,7 @@ def test_settings_are_those_of_openssh(tmp_path: Path, word: str) -> None:
     assert list(found.identities) == expanded
     assert found.identities_only is (wanted["identitiesonly"] == "yes")
     assert f"{found.timeout:.0f}" == wanted["connecttimeout"].replace("none", "15")
-    assert [jump.label for jump in found.proxy_jump] == (
-        [wanted["proxyjump"]] if "proxyjump" in wanted else []
-    )
+    assert [jump.label for jump in found.proxy_jump] == ([wanted["proxyjump"]] if "proxyjump" in wanted else [])
 
 
 def test_what_is_written_comes_before_what_is_configured(tmp_path: Path) -> None:
@@ -250,9 +248,7 @@ KEY, OTHER = "AAAAC3NzaC1lZDI1NTE5AAAAIKey", "AAAAC3NzaC1lZDI1NTE5AAAAIOther"
 
 def judged(tmp_path: Path, lines: str, name: str = "gpu1", key: str = KEY) -> str:
     (tmp_path / "known").write_text(lines)
-    return (
-        KnownHosts([str(tmp_path / "none"), str(tmp_path / "known")]).check((name,), "ssh-ed25519", key).state
-    )
+    return KnownHosts([str(tmp_path / "none"), str(tmp_path / "known")]).check((name,), "ssh-ed25519", key).state
 
 
 @pytest.mark.parametrize(
@@ -288,9 +284,7 @@ def test_hashed_names_and_fingerprints_are_those_of_openssh(tmp_path: Path) -> N
     assert known.check((known_hosts_name("GPU1", 2222),), kind, key).state == "known"
     assert known.check((known_hosts_name("gpu2", 22),), kind, key).state == "known"
     assert known.check((known_hosts_name("gpu1", 22),), kind, key).state == "unknown"
-    shown = subprocess.run(
-        ["ssh-keygen", "-lf", str(public)], capture_output=True, text=True, check=True
-    ).stdout
+    shown = subprocess.run(["ssh-keygen", "-lf", str(public)], capture_output=True, text=True, check=True).stdout
     import base64
 
     assert shown.split()[1] == fingerprint(base64.b64decode(key))

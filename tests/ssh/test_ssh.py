@@ -69,9 +69,7 @@ def test_lines_come_as_they_are_printed(hosts: Hosts, connection: Connection) ->
         seen.append(line)
         (hosts[0].home / "go").touch()  # it prints the rest only now
 
-    done = connection.run(
-        "echo one; until [ -e go ]; do sleep 0.01; done; echo two; printf three", lines=hear
-    )
+    done = connection.run("echo one; until [ -e go ]; do sleep 0.01; done; echo two; printf three", lines=hear)
     assert seen == ["one", "two", "three"]
     assert done.out == "one\ntwo\nthree"
 

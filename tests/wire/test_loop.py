@@ -88,9 +88,7 @@ class Ends:
     def arrived(self) -> bool:
         """Whether each program has all that the one at the other end has written."""
         return all(
-            len(self.read[end][index]) >= len(self.written[1 - end][index])
-            for end in range(2)
-            for index in range(2)
+            len(self.read[end][index]) >= len(self.written[1 - end][index]) for end in range(2) for index in range(2)
         )
 
     def close(self) -> None:

@@ -45,9 +45,7 @@ class Tunnel:
     Opening does not wait; a node that cannot be reached ends the agent's transport, whose `complaint` says why.
     """
 
-    def __init__(
-        self, connect: Callable[[], Transport], *, state: Callable[[str], None] = lambda _: None
-    ) -> None:
+    def __init__(self, connect: Callable[[], Transport], *, state: Callable[[str], None] = lambda _: None) -> None:
         self.state = "reconnecting"
         """``connected``, ``reconnecting``, ``lost`` (for certain: nothing will come back) or ``closed``."""
         self.reason = ""
@@ -252,9 +250,7 @@ class Tunnel:
         elif frame.kind == frames.EXIT:
             end = EXIT.decode(frame.data)
             self._set_state("lost", how_ended(end.status, end.stderr))
-            self._exit_deadline = (
-                time.monotonic() + EXIT_TIMEOUT
-            )  # the daemon goes when it knows that this has come
+            self._exit_deadline = time.monotonic() + EXIT_TIMEOUT  # the daemon goes when it knows that this has come
             self._loop.acknowledge()
         elif frame.kind == frames.GONE:
             self._closed = True
@@ -274,9 +270,7 @@ class Tunnel:
     def _finish(self) -> None:
         """Ask the agent to end everything, and wait; not long for a node that is not connected, which is then given up."""
         self._post(self._send_eof)
-        if not self._agent.wait(ABSENT_TIMEOUT) and (
-            self.state != "connected" or not self._agent.wait(STOP_TIMEOUT)
-        ):
+        if not self._agent.wait(ABSENT_TIMEOUT) and (self.state != "connected" or not self._agent.wait(STOP_TIMEOUT)):
             self._post(self._end)
             self._agent.wait(ABSENT_TIMEOUT)
 

@@ -185,9 +185,7 @@ def _read(path: str, name: str, package: bool) -> _Parsed | None:
         try:
             source = importlib.util.decode_source(data)
             tree = ast.parse(source, path)
-            parsed = _Parsed(
-                source, digest([data]), imported_names(tree, name if package else name.rpartition(".")[0])
-            )
+            parsed = _Parsed(source, digest([data]), imported_names(tree, name if package else name.rpartition(".")[0]))
         except (SyntaxError, ValueError, RecursionError):
             parsed = None
         _cache[path] = (stamp, parsed)

@@ -60,9 +60,7 @@ def cell_names(source: str) -> CellNames:
         flow.block(tree.body)
         certain = frozenset(flow.defined.names)
         flow.finish()
-        attributes = (
-            {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} if "." in source else ()
-        )
+        attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} if "." in source else ()
         imports = imported_names(tree) if "import" in source else frozenset()
     except RecursionError:
         # Expressions nested deeper than this visitor can go: the order is lost, the names are not.
@@ -139,9 +137,7 @@ def static_uses(value: object, namespace: Mapping[str, object]) -> dict[str, str
         if isinstance(each, types.FunctionType):
             if each.__globals__ is namespace:
                 found.update(
-                    (name, each.__qualname__)
-                    for name in sorted(code_names(each.__code__).loads)
-                    if name not in found
+                    (name, each.__qualname__) for name in sorted(code_names(each.__code__).loads) if name not in found
                 )
             todo.extend(_inside_function(each))
         elif isinstance(each, type):

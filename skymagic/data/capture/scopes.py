@@ -251,11 +251,7 @@ def string_names(call: ast.Call) -> set[str]:
 def namespace_item(node: ast.Subscript) -> str | None:
     """``"x"`` for ``globals()["x"]``."""
     index = node.slice
-    if (
-        _is_call_of(node.value, {"globals"})
-        and isinstance(index, ast.Constant)
-        and isinstance(index.value, str)
-    ):
+    if _is_call_of(node.value, {"globals"}) and isinstance(index, ast.Constant) and isinstance(index.value, str):
         return index.value
     return None
 

@@ -169,9 +169,7 @@ class StoreClient:
                 self._disconnect(transport)
                 raise
 
-    def query(
-        self, values: list[tuple[str, str, int]], on_answer: Callable[[QueryReply], None]
-    ) -> Callable[[], None]:
+    def query(self, values: list[tuple[str, str, int]], on_answer: Callable[[QueryReply], None]) -> Callable[[], None]:
         """Ask what is there (key, name, length); the answer is waited for by calling what is returned.
 
         Args:
@@ -241,9 +239,7 @@ class StoreClient:
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
-    def _wait_for(
-        self, done: Callable[[], bool], transport: Transport | None, timeout: float = float("inf")
-    ) -> bool:
+    def _wait_for(self, done: Callable[[], bool], transport: Transport | None, timeout: float = float("inf")) -> bool:
         """Wait for what comes on this transport; False when it is lost or the time is over."""
         end = time.monotonic() + timeout
         while True:
@@ -307,9 +303,7 @@ class StoreClient:
             self._transport, self._ready = None, False
             self._changed.notify_all()
             # Closing may take a while, and nobody needs to wait for it.
-            self._closing = threading.Thread(
-                target=transport.close, name="skymagic-values-close", daemon=True
-            )
+            self._closing = threading.Thread(target=transport.close, name="skymagic-values-close", daemon=True)
             self._closing.start()
         self._on_message(self.number, None)
 

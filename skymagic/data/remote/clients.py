@@ -40,9 +40,7 @@ class Clients:
         retry_timeout: float,
         silence_timeout: float,
     ) -> None:
-        self.all = [
-            StoreClient(node, start, settings(node), self._received, silence_timeout) for node in nodes
-        ]
+        self.all = [StoreClient(node, start, settings(node), self._received, silence_timeout) for node in nodes]
         self.lost: set[int] = set()
         """Nodes that are gone: nothing is sent to them."""
         self.on_message: Callable[[int, store.Message | None], None] = lambda node, message: None
@@ -126,9 +124,7 @@ class Clients:
     def close(self, names: Iterable[str]) -> None:
         """Unlink these files on the nodes that are connected, and end all value servers; twice is safe."""
         names = set(names)
-        run_all(
-            [functools.partial(self._close, client, names) for client in self.all], timeout=_CLOSE_TIMEOUT
-        )
+        run_all([functools.partial(self._close, client, names) for client in self.all], timeout=_CLOSE_TIMEOUT)
 
     def _close(self, client: StoreClient, names: set[str]) -> None:
         if client.connected and not client.drop_if_silent():

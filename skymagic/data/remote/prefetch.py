@@ -31,9 +31,7 @@ class Prefetch:
                 queues.setdefault(file[1], []).insert(0, file)
         for queue in queues.values():
             for _ in range(min(FILES_PER_NODE, len(queue))):
-                threading.Thread(
-                    target=self._work, args=(queue,), name="skymagic-prefetch", daemon=True
-                ).start()
+                threading.Thread(target=self._work, args=(queue,), name="skymagic-prefetch", daemon=True).start()
 
     def take(self, name: str, node: int) -> memoryview:
         """A file's bytes. Raises what `fetch` raises."""

@@ -82,9 +82,7 @@ class RemoteStore(Store):
             self._expected.update(new)
             self._replication.add(new.values())
             self._replication.query(list(new.values()), self._clients.connected())  # one round trip for all
-            return frozenset(
-                key for key, file in new.items() if file.placement.here or file.placement.sources
-            )
+            return frozenset(key for key, file in new.items() if file.placement.here or file.placement.sources)
 
     def put(
         self,

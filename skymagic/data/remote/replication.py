@@ -107,9 +107,7 @@ class Replication:
                     file.replicated, file.pieces = True, None
             # What a node has kept is asked for when its connection is needed; nothing is done for that alone.
             verified = nodes - self._unverified
-            return [
-                file for file in put if (verified if file.pieces is None else nodes) - file.placement.here
-            ]
+            return [file for file in put if (verified if file.pieces is None else nodes) - file.placement.here]
 
     def settle(self) -> None:
         """Wait until all nodes have all files.
@@ -209,9 +207,7 @@ class Replication:
             file.placement.stopped(node)
             self._replan = True
         if message.note:
-            self._notify(
-                f"{client.node.name}: {file.nbytes / 1e6:,.0f} MB do not fit in memory: {message.note}"
-            )
+            self._notify(f"{client.node.name}: {file.nbytes / 1e6:,.0f} MB do not fit in memory: {message.note}")
 
     def _failed(self, node: int, message: StoreFailed) -> None:
         file = self._files.get(message.name)
@@ -223,15 +219,11 @@ class Replication:
         if message.errno in _HOPELESS_ERRNOS:
             file.problem = OSError(message.errno, f"{message.reason}, on {where}")
         elif len(file.placement.failed.get(node, ())) > RETRIES + len(self.clients.all):
-            file.problem = PoolError(
-                f"a value does not get through to {where}: {message.reason}; run the cell again"
-            )
+            file.problem = PoolError(f"a value does not get through to {where}: {message.reason}; run the cell again")
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
-    def replicate(
-        self, file: ReplicatedFile, progress: Progress = None, *, only_followers: bool = False
-    ) -> None:
+    def replicate(self, file: ReplicatedFile, progress: Progress = None, *, only_followers: bool = False) -> None:
         """Give each node that is not getting a file yet a source for it, and send it to those whose source is the notebook.
 
         Args:

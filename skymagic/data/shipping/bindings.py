@@ -29,9 +29,7 @@ class Bindings:
     def __init__(self) -> None:
         self._ranks: dict[int, _Rank] = {}
 
-    def bound(
-        self, manifest: Manifest, rank: int, rebound: Mapping[str, str | None], deleted: Iterable[str]
-    ) -> None:
+    def bound(self, manifest: Manifest, rank: int, rebound: Mapping[str, str | None], deleted: Iterable[str]) -> None:
         """A rank has bound a manifest's names and run its cell.
 
         Args:
@@ -43,9 +41,7 @@ class Bindings:
             if bundle["ranks"] is None or rank in bundle["ranks"]:
                 state.rebound.difference_update(bundle["names"])
         loaded = {item.name for item in manifest.items}
-        state.fingerprints.update(
-            {name: value for name, value in manifest.fingerprints.items() if name in loaded}
-        )
+        state.fingerprints.update({name: value for name, value in manifest.fingerprints.items() if name in loaded})
         state.fingerprints.update({name: value for name, value in rebound.items() if value is not None})
         state.rebound.update(rebound)
         for name in (*deleted, *manifest.unbound):
@@ -73,9 +69,7 @@ class Bindings:
 
     def ranks_without_source(self, source: str, hash: str, ranks: Sequence[int]) -> list[int]:
         """The ranks that have not got a module or cell with this content."""
-        return [
-            rank for rank in ranks if rank not in self._ranks or self._ranks[rank].sources.get(source) != hash
-        ]
+        return [rank for rank in ranks if rank not in self._ranks or self._ranks[rank].sources.get(source) != hash]
 
     def ranks_without_value(
         self, fingerprints: Mapping[str, str | None], ranks: Sequence[int], fresh: Container[str]

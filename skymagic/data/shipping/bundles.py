@@ -196,9 +196,7 @@ class BundleWriter:
 
 def submodules(values: Iterable[object], attributes: frozenset[str]) -> list[str]:
     """Submodules that are loaded here and that code with these attributes may reach through a package."""
-    packages = [
-        value for value in values if isinstance(value, types.ModuleType) and hasattr(value, "__path__")
-    ]
+    packages = [value for value in values if isinstance(value, types.ModuleType) and hasattr(value, "__path__")]
     prefixes = tuple(f"{package.__name__}." for package in packages)
     if not prefixes:
         return []

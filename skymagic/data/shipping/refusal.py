@@ -36,9 +36,7 @@ class Refusal:
         return f"{self.name} ({self.type}, {place}): {self.reason}; {self.remedy}"
 
 
-def refusal(
-    name: str, value: object, why: str, problem: BaseException, attempt: Callable[[object], object]
-) -> Refusal:
+def refusal(name: str, value: object, why: str, problem: BaseException, attempt: Callable[[object], object]) -> Refusal:
     """Describe why ``value`` could not be pickled.
 
     Args:
@@ -129,11 +127,7 @@ def explain(culprit: object, problem: BaseException) -> tuple[str, str]:
     known = _known(culprit)
     if known is not None:
         return known
-    text = (
-        f"{type(problem).__name__}: {problem}".strip().splitlines()[0]
-        if str(problem)
-        else type(problem).__name__
-    )
+    text = f"{type(problem).__name__}: {problem}".strip().splitlines()[0] if str(problem) else type(problem).__name__
     return f"cannot be pickled: {text}", "make it in the cell, or leave it out with --no-push {name}"
 
 

@@ -75,9 +75,7 @@ class Shipper(Unpacking):
         large: bytes from which the user is told that a variable is on its way to other machines.
     """
 
-    def __init__(
-        self, store: Store, namespace: dict[str, Any], folder: str, *, large: int = 1_000_000_000
-    ) -> None:
+    def __init__(self, store: Store, namespace: dict[str, Any], folder: str, *, large: int = 1_000_000_000) -> None:
         super().__init__(store, namespace)
         self.folder = folder
         self.large = large
@@ -136,9 +134,7 @@ class Shipper(Unpacking):
             hashes = {name: module.hash for name, module in sources.items()}
             self._identify(values, ranks, hashes)
             fingerprints = {name: value.fingerprint for name, value in values.items()}
-            pulled = {name for name, value in values.items() if self._is_pulled(name, value.value)} - set(
-                extra
-            )
+            pulled = {name for name, value in values.items() if self._is_pulled(name, value.value)} - set(extra)
             sent = values if fresh else {*extra, *(pulled & set(push))}
             lacking = self.bindings.ranks_without_value(fingerprints, ranks, sent)
             for name in pulled.difference(sent):  # what came from the ranks does not go back by itself
@@ -157,9 +153,7 @@ class Shipper(Unpacking):
             unbound = self._shadowed(ranks)
             if note is not None:
                 self._note_deleted(names, ranks, note)
-            return self._load(
-                names, ranks, values, lacking, sources, items, frozenset(extra), unbound, progress, warn
-            )
+            return self._load(names, ranks, values, lacking, sources, items, frozenset(extra), unbound, progress, warn)
 
     def bound(
         self,
@@ -226,9 +220,7 @@ class Shipper(Unpacking):
 
         why = reach(wanted, space, uses)
         why.update({name: "--push" for name in push if name in why})
-        refusals = [
-            refusal(name, space[name], why[name], problem, self._attempt) for name, problem in failed.items()
-        ]
+        refusals = [refusal(name, space[name], why[name], problem, self._attempt) for name, problem in failed.items()]
         refusals += [Refusal.missing(name) for name in push if name not in self.namespace]
         failed.clear()  # the tracebacks hold the values
         if refusals:
@@ -258,9 +250,7 @@ class Shipper(Unpacking):
         wanted = names.imports.union(*(value.pickled.modules for value in values))
         return modules.collect(sorted(wanted), self.folder) if wanted else {}
 
-    def _identify(
-        self, values: Mapping[str, Variable], ranks: Sequence[int], hashes: Mapping[str, str]
-    ) -> None:
+    def _identify(self, values: Mapping[str, Variable], ranks: Sequence[int], hashes: Mapping[str, str]) -> None:
         """Give all values their fingerprints, except those that nobody can have."""
         held = [self.bindings.fingerprints(rank) for rank in ranks]
         for name, value in values.items():
@@ -309,9 +299,7 @@ class Shipper(Unpacking):
                 if not value.pickled.plain:
                     self.index.identify(value.parts)
                     value.set_fingerprint(hashes)
-            fingerprints = {
-                name: value.fingerprint or "" for name, value in values.items() if name not in temporary
-            }
+            fingerprints = {name: value.fingerprint or "" for name, value in values.items() if name not in temporary}
             fingerprints.update(self._fingerprints(names.stores - set(values)))
             orders = {
                 "python": platform.python_version(),
@@ -326,9 +314,7 @@ class Shipper(Unpacking):
             self.store.unpin(writer.keys)
             self.index.sweep()
             if isinstance(problem, OSError):
-                raise CaptureError(
-                    no_room(problem, [(item.name, item.nbytes) for item in items])
-                ) from problem
+                raise CaptureError(no_room(problem, [(item.name, item.nbytes) for item in items])) from problem
             raise
         manifest = Manifest(orders, writer.nbytes, items, fingerprints, names, unbound)
         weakref.finalize(manifest, self.store.unpin, writer.keys).atexit = False
@@ -433,9 +419,7 @@ class Shipper(Unpacking):
 
     def _lacking_cells(self, values: Iterable[Variable], ranks: Sequence[int]) -> dict[str, str]:
         files = frozenset().union(*(value.pickled.files for value in values))
-        return pickling.cell_sources(
-            name for name in files if self.bindings.ranks_without_source(name, "", ranks)
-        )
+        return pickling.cell_sources(name for name in files if self.bindings.ranks_without_source(name, "", ranks))
 
     def _forget_lost_names(self) -> None:
         """Forget names that the notebook has lost."""

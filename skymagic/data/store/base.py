@@ -139,9 +139,7 @@ class Store(ABC):
             nbytes: bytes that are needed.
         """
         victims = []
-        for key in sorted(
-            (key for key in keys if not self.pinned(key)), key=lambda key: self._files[key].used
-        ):
+        for key in sorted((key for key in keys if not self.pinned(key)), key=lambda key: self._files[key].used):
             if room >= nbytes:
                 break
             victims.append(key)

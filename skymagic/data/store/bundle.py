@@ -44,9 +44,7 @@ def align(parts: Sequence[Buffer]) -> tuple[list[Buffer], list[int], int]:
     return pieces, offsets, nbytes
 
 
-def write_parts(
-    parts: Sequence[Buffer], give: Callable[[list[Buffer], int], str]
-) -> tuple[str | None, list[Location]]:
+def write_parts(parts: Sequence[Buffer], give: Callable[[list[Buffer], int], str]) -> tuple[str | None, list[Location]]:
     """Write what is not inline into one file.
 
     Args:
@@ -63,8 +61,7 @@ def write_parts(
     name = give(pieces, nbytes) if filed else None
     rest = iter(offsets)
     return name, [
-        inline(part) if is_short else [0, next(rest), len(part)]
-        for part, is_short in zip(parts, short, strict=True)
+        inline(part) if is_short else [0, next(rest), len(part)] for part, is_short in zip(parts, short, strict=True)
     ]
 
 
@@ -73,9 +70,7 @@ def part_fields(locations: Sequence[Location], header_parts: int) -> dict[str, A
     return {"header": list(locations[:header_parts]), "buffers": list(locations[header_parts:])}
 
 
-def read_parts(
-    bundle: Mapping[str, Any], open_file: Callable[[int], memoryview]
-) -> tuple[list[Buffer], list[Buffer]]:
+def read_parts(bundle: Mapping[str, Any], open_file: Callable[[int], memoryview]) -> tuple[list[Buffer], list[Buffer]]:
     """Header and buffers of a bundle.
 
     Args:

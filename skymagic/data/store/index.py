@@ -103,11 +103,7 @@ class ContentIndex:
         key = self.store.put(None, pieces, nbytes)
         extents = [Extent(key, start, part.nbytes) for start, part in zip(offsets, parts, strict=True)]
         self._extents.update(
-            {
-                part.hash: extent
-                for part, extent in zip(parts, extents, strict=True)
-                if part.blob and part.hash
-            }
+            {part.hash: extent for part, extent in zip(parts, extents, strict=True) if part.blob and part.hash}
         )
         return extents
 

@@ -213,11 +213,7 @@ def private(directory: Path) -> None:
     """Make the directory for this user alone, or make sure that it is."""
     directory.mkdir(mode=0o700, parents=False, exist_ok=True)
     status = directory.lstat()
-    if (
-        not stat.S_ISDIR(status.st_mode)
-        or status.st_uid != os.getuid()
-        or stat.S_IMODE(status.st_mode) & 0o077
-    ):
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise PermissionError(f"{directory} is not private to this user; remove it and try again")
 
 

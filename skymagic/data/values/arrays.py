@@ -73,9 +73,7 @@ def _reduce_subclass(array: Any) -> Reduced:
     import numpy
 
     kind = type(array)
-    if any(
-        getattr(kind, name) is not getattr(numpy.ndarray, name) for name in ("__reduce__", "__reduce_ex__")
-    ):
+    if any(getattr(kind, name) is not getattr(numpy.ndarray, name) for name in ("__reduce__", "__reduce_ex__")):
         return NotImplemented
     return _subclass, (array.view(numpy.ndarray), kind)
 
@@ -97,11 +95,7 @@ def _address(array: Any) -> int:
 
 def _dtype(dtype: Any) -> Any:
     """The dtype, or its short name where that says everything: it pickles ten times faster."""
-    return (
-        dtype.str
-        if dtype.kind in "biufcmMSU" and dtype.metadata is None and dtype.isbuiltin in (0, 1)
-        else dtype
-    )
+    return dtype.str if dtype.kind in "biufcmMSU" and dtype.metadata is None and dtype.isbuiltin in (0, 1) else dtype
 
 
 def _array(buffer: Any, dtype: Any, shape: tuple[int, ...], order: Any) -> Any:

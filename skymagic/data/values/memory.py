@@ -75,9 +75,7 @@ def layout(spans: Iterable[Span], apart: frozenset[int] | set[int] = frozenset()
         if span.owner in apart:
             continue
         known = owners.get(span.owner, span)
-        owners[span.owner] = Span(
-            min(known.start, span.start), max(known.stop, span.stop), span.owner, span.whole
-        )
+        owners[span.owner] = Span(min(known.start, span.start), max(known.stop, span.stop), span.owner, span.whole)
     blocks = []
     for cluster in clusters(list(owners.values())):
         start, stop = cluster[0].start // _ALIGN * _ALIGN, max(span.stop for span in cluster)

@@ -74,9 +74,7 @@ def groups(pickles: Sequence[Pickled], marks: Sequence[frozenset[int]]) -> list[
             if other != index:
                 parent[root(index)] = root(other)
     reach, last = -1, 0
-    spans = [
-        (span.start, span.stop, index) for index, pickled in enumerate(pickles) for span in pickled.spans
-    ]
+    spans = [(span.start, span.stop, index) for index, pickled in enumerate(pickles) for span in pickled.spans]
     for start, stop, index in sorted(spans):
         if start < reach:
             parent[root(index)] = root(last)

@@ -89,11 +89,7 @@ def _storage(buffer: Any) -> Any:
     import torch
 
     view = writable(buffer)
-    return (
-        torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
-        if view.nbytes
-        else torch.UntypedStorage(0)
-    )
+    return torch.frombuffer(view, dtype=torch.uint8).untyped_storage() if view.nbytes else torch.UntypedStorage(0)
 
 
 def _typed(storage: Any, dtype: Any) -> Any:

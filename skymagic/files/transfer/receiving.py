@@ -89,17 +89,13 @@ class Receiver:
         return found
 
     def _onto_itself(self, tops: Sequence[Top], contents: bool) -> list[str]:
-        goals = (
-            {self._base} if contents else {self.path(each) for each in self._entries if "/" not in each.path}
-        )
+        goals = {self._base} if contents else {self.path(each) for each in self._entries if "/" not in each.path}
         for top, destination_here in itertools.product(tops, sorted(goals)):
             with contextlib.suppress(OSError):
                 state = os.stat(destination_here)
                 if (state.st_dev, state.st_ino) == (top.device, top.number):
                     return [f"{top.real} is there already: it would be copied onto itself"]
-            if top.kind == FOLDER and os.path.realpath(destination_here).startswith(
-                os.path.join(top.real, "")
-            ):
+            if top.kind == FOLDER and os.path.realpath(destination_here).startswith(os.path.join(top.real, "")):
                 return [f"{top.real} would be copied into itself, to {destination_here}"]
         return []
 
@@ -128,9 +124,7 @@ class Receiver:
 
     def _unwritable(self, found: Difference) -> list[str]:
         """Folders in which something is to be written and may not."""
-        missing = [
-            entry for entry in self._entries if entry.kind != FILE and not os.path.lexists(self.path(entry))
-        ]
+        missing = [entry for entry in self._entries if entry.kind != FILE and not os.path.lexists(self.path(entry))]
         touched = [*(self._entries[number] for number in (*found.want, *found.ask)), *missing]
         folders = {_nearest_existing(os.path.dirname(self.path(entry))) for entry in touched}
         if not self._entries:
@@ -277,13 +271,9 @@ class Receiver:
         entries: list[list[Any]] = []
         for entry in self._entries:
             state = os.lstat(self.path(entry))
-            entries.append(
-                Entry(entry.path, entry.kind, state.st_size, state.st_mtime_ns, target=entry.target).plain()
-            )
+            entries.append(Entry(entry.path, entry.kind, state.st_size, state.st_mtime_ns, target=entry.target).plain())
         temporary = os.path.join(self._base, f"{OWN_PREFIX}{secrets.token_hex(8)}.part")
-        with open(
-            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
-        ) as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             json.dump(entries, file)
         os.replace(temporary, os.path.join(self._base, MIRROR_RECORD))
 

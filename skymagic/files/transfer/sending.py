@@ -13,9 +13,7 @@ OnBytes = Callable[[str, int], None]
 """Told of bytes that are on their way, with the path of their file."""
 
 
-def encoded_files(
-    files: Iterable[tuple[int, Entry, str]], told: OnBytes = lambda name, count: None
-) -> Iterator[bytes]:
+def encoded_files(files: Iterable[tuple[int, Entry, str]], told: OnBytes = lambda name, count: None) -> Iterator[bytes]:
     """Frames for files, each given as its number, its entry, and where it lies here.
 
     A file that grows while it is read is sent as long as it was; one that shrinks, as long as it is. The time of writing is that

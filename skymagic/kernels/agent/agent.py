@@ -41,9 +41,7 @@ class Agent:
         self._store = Path(tempfile.mkdtemp(prefix=f"skymagic-{spec.job_id}-", dir=shm))
         self._loop = Loop()
         self._decoder = wire.decoder()
-        self._lifetime = Lifetime(
-            spec.idle_timeout, spec.max_lifetime, time.monotonic(), spec.detached_timeout
-        )
+        self._lifetime = Lifetime(spec.idle_timeout, spec.max_lifetime, time.monotonic(), spec.detached_timeout)
         self._candidates = Candidates(self._loop, spec.job_id)
         self._ranks = Ranks(self._loop, spec.job_id, self._directory, self._store, self._lifetime, self._send)
         self._controller: Controller | None = None

@@ -54,9 +54,7 @@ class Controller:
             f"--ip={address}",
             f"--IPController.enable_curve={curve}",
         ]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
-        )
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
         assert self._process.stdin is not None and self._process.stdout is not None
         self.stdin, self._stdout = self._process.stdin, self._process.stdout
         loop.watch(self._stdout, self._on_output)

@@ -97,9 +97,7 @@ class Candidates:
         self._listeners = kept
 
 
-def probe(
-    loop: Loop, candidates: Mapping[str, int], secret: str, on_result: Callable[[dict[str, str]], None]
-) -> None:
+def probe(loop: Loop, candidates: Mapping[str, int], secret: str, on_result: Callable[[dict[str, str]], None]) -> None:
     """Probe beside the event loop, for a candidate that drops packets takes its time; call back on the loop."""
     ours, theirs = socket.socketpair()
 

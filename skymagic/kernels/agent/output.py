@@ -153,9 +153,7 @@ class RankOutput:
                 pipe.waiting.clear()
                 self._last_sent = now
                 if self._parent is not None:
-                    self._send(
-                        self._parent, {"rank": self.rank, "kind": "stream", "name": pipe.name, "text": text}
-                    )
+                    self._send(self._parent, {"rank": self.rank, "kind": "stream", "name": pipe.name, "text": text})
 
     def close(self) -> None:
         """Close the log and the pipes; twice is safe."""

@@ -49,9 +49,7 @@ class Daemon:
         secret: what a notebook must know.
     """
 
-    def __init__(
-        self, listener: socket.socket, directory: RunDirectory, command: Sequence[str], secret: str
-    ) -> None:
+    def __init__(self, listener: socket.socket, directory: RunDirectory, command: Sequence[str], secret: str) -> None:
         self.directory = directory
         self.secret = secret
         self.session = Session()
@@ -87,9 +85,7 @@ class Daemon:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: None)
         self.loop.watch(woken, lambda _: self._on_signal(woken))
-        with open(
-            os.open(self.directory.errors, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb"
-        ) as errors:
+        with open(os.open(self.directory.errors, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as errors:
             try:
                 agent = _run(command, errors.fileno()) if command else Forked(_agent, errors.fileno())
             except OSError as problem:

@@ -92,9 +92,7 @@ class RunDirectory:
 def candidates(name: str) -> list[str]:
     """Where a daemon's run directory may lie, the best first."""
     if not NAME_PATTERN.fullmatch(name):
-        raise RunDirectoryError(
-            f"{name!r} cannot name a daemon: letters, digits, '.', '_' and '-' only, 80 at most"
-        )
+        raise RunDirectoryError(f"{name!r} cannot name a daemon: letters, digits, '.', '_' and '-' only, 80 at most")
     folder = f"skymagic-gate-{os.getuid()}-{name}"
     # neither XDG_RUNTIME_DIR nor TMPDIR first: they may belong to one login, and be removed when it ends
     run = os.path.join(os.path.expanduser("~"), ".skymagic", "run")
@@ -138,11 +136,7 @@ def sweep(own_directory: RunDirectory, now: float) -> None:
     prefix = own[: own.index("-", len("skymagic-gate-")) + 1]
     for path in [entry.path for entry in os.scandir(parent) if entry.name.startswith(prefix)]:
         with contextlib.suppress(OSError):
-            if (
-                path == own_directory.path
-                or why_unsafe(path) is not None
-                or os.stat(path).st_mtime > now - STALE_AFTER
-            ):
+            if path == own_directory.path or why_unsafe(path) is not None or os.stat(path).st_mtime > now - STALE_AFTER:
                 continue
             other = RunDirectory(path)
             with other.locked():

@@ -101,11 +101,7 @@ class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         importlib.reload(module)
         for name, old in before.items():
             new = vars(module).get(name)
-            if (
-                new is not old
-                and getattr(new, "__module__", None) == module.__name__
-                and update_in_place(old, new)
-            ):
+            if new is not old and getattr(new, "__module__", None) == module.__name__ and update_in_place(old, new):
                 setattr(module, name, old)
 
 

@@ -29,7 +29,9 @@ from skymagic.runtime import silence
 from skymagic.wire import agent as wire
 from skymagic.wire.order import LAST_VALUE, PREFIX, Rejoin, RunCell, decode
 
-INPUT_REFUSED = "input() cannot ask from a rank: ask in a plain cell of the notebook, and use the variable in the broadcast cell"
+INPUT_REFUSED = (
+    "input() cannot ask from a rank: ask in a plain cell of the notebook, and use the variable in the broadcast cell"
+)
 
 
 IMPORT_RETRY_SECONDS = 0.05
@@ -39,9 +41,7 @@ IMPORT_RETRY_SECONDS = 0.05
 def importing(frame: FrameType | None) -> bool:
     """Whether this stack is inside an import."""
     while frame is not None:
-        if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename.startswith(
-            "<frozen importlib"
-        ):
+        if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
         frame = frame.f_back
     return False
@@ -123,9 +123,7 @@ class RankKernel(IPythonParallelKernel):
     async def _serve(self, order: RunCell | Rejoin, source: str) -> dict[str, Any]:
         header = {key: str(value) for key, value in self.get_parent("shell")["header"].items()}
         rank = self._context.info.rank
-        self._context.control.send(
-            wire.BeginOutput(rank, header, rank in order.visible_ranks, order.screen_limit)
-        )
+        self._context.control.send(wire.BeginOutput(rank, header, rank in order.visible_ranks, order.screen_limit))
         self._context.freed, self.busy, self._interrupted = False, True, False
         self._order_count += 1
         try:
@@ -164,9 +162,7 @@ class RankKernel(IPythonParallelKernel):
         if importing(frame):
             # a module that is torn while it is imported can never be imported again (torch._dynamo is one)
             count = self._order_count
-            threading.Timer(
-                IMPORT_RETRY_SECONDS, lambda: count == self._order_count and self.interrupt_again()
-            ).start()
+            threading.Timer(IMPORT_RETRY_SECONDS, lambda: count == self._order_count and self.interrupt_again()).start()
             return
         self._interrupted = True
         raise KeyboardInterrupt
@@ -258,9 +254,7 @@ class RankKernel(IPythonParallelKernel):
         phase: str = "run",
     ) -> dict[str, Any]:
         packed = (
-            self._namespace.pack({"exception": problem})["exception"]
-            if problem is not None and phase == "run"
-            else {}
+            self._namespace.pack({"exception": problem})["exception"] if problem is not None and phase == "run" else {}
         )
         return {
             "status": "error",

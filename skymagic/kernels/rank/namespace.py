@@ -98,9 +98,7 @@ class Namespace:
         before, self._before = self._before, {}
         unknown = object()
         return {
-            "rebound": [
-                name for name, value in self.variables.items() if before.get(name, unknown) is not value
-            ],
+            "rebound": [name for name, value in self.variables.items() if before.get(name, unknown) is not value],
             "deleted": [name for name in before if name not in self.variables],
         }
 
@@ -133,9 +131,7 @@ class Namespace:
             self.importer.install({key: each[key] for key in each if key != "ranks"} for each in mine)
         except Exception as problem:
             names = ", ".join(each["name"] for each in mine)
-            raise BindError(
-                names, f"the module's code raised {type(problem).__name__}: {problem}"
-            ) from problem
+            raise BindError(names, f"the module's code raised {type(problem).__name__}: {problem}") from problem
 
     def _open(self, bundle: Mapping[str, Any], orders: Mapping[str, Any]) -> dict[str, Any]:
         names = list(bundle["names"])

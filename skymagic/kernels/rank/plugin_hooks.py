@@ -50,9 +50,7 @@ class Hooks:
     def rejoin(self, generation: int) -> list[str]:
         """Form new process groups with all ranks; what could not be carried over, in words."""
         rendezvous.set_generation(generation)
-        return [
-            note for plugin in self.plugins if plugin.rejoin is not None for note in plugin.rejoin(self.info)
-        ]
+        return [note for plugin in self.plugins if plugin.rejoin is not None for note in plugin.rejoin(self.info)]
 
     def joined(self) -> bool:
         """Whether each plugin still has what it set up (the user may have destroyed a group)."""

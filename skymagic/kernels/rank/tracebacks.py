@@ -49,9 +49,7 @@ def without_kernel(tb: TracebackType | None, *others: str) -> TracebackType | No
     """The traceback without frames of this package, as where ``input()`` is refused, and of the files `others`."""
     files = [(link, link.tb_frame.f_code.co_filename) for link in walk(tb)]
     kept: TracebackType | None = None
-    for link in reversed(
-        [link for link, file in files if not file.startswith(INTERNAL) and file not in others]
-    ):
+    for link in reversed([link for link, file in files if not file.startswith(INTERNAL) and file not in others]):
         kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
     return kept
 
@@ -67,9 +65,7 @@ def is_group(problem: BaseException | None) -> bool:
 
 def of_group(problem: BaseException, cells: Mapping[str, int]) -> list[str]:
     """Python's own traceback from the cell on; `cells` are file names of cells with their numbers."""
-    top = next(
-        (link for link in walk(problem.__traceback__) if link.tb_frame.f_code.co_filename in cells), None
-    )
+    top = next((link for link in walk(problem.__traceback__) if link.tb_frame.f_code.co_filename in cells), None)
     text = "".join(traceback.format_exception(type(problem), problem, top or problem.__traceback__))
     for name, number in cells.items():
         text = text.replace(f'File "{name}", line', f"Cell In[{number}], line")

@@ -63,9 +63,7 @@ def environment(
         "TASK_ID": cluster.job_id,
     }
     cluster_variables = {
-        f"{whose}_{name}": str(value)
-        for whose in ("SKYPILOT", "SKYMAGIC")
-        for name, value in described.items()
+        f"{whose}_{name}": str(value) for whose in ("SKYPILOT", "SKYMAGIC") for name, value in described.items()
     }
     return {
         "PYTHONUNBUFFERED": "1",

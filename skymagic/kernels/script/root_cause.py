@@ -15,9 +15,7 @@ TRACEBACK_HEAD = "Traceback (most recent call last):"
 EXCEPTION_LINE = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 LAUNCHER_ERRORS = ("ChildFailedError", "SignalException")
 """What torchrun raises because a worker has failed, or it was told to stop."""
-LAUNCHER_FRAME = re.compile(
-    r'^  File "[^"]*(bin/torchrun|torch/distributed/(run\.py|launcher/|elastic/)[^"]*)", line '
-)
+LAUNCHER_FRAME = re.compile(r'^  File "[^"]*(bin/torchrun|torch/distributed/(run\.py|launcher/|elastic/)[^"]*)", line ')
 LOG_LINE = re.compile(r"^[IWEF]\d{4} [\d:.]+ +\d+ torch/distributed/")
 RULER = re.compile(r"^=+$")
 ROOT_CAUSE = re.compile(
@@ -156,11 +154,7 @@ def without_launcher(tail: str) -> list[str]:
 
 def traceback_in(tail: str) -> str:
     """The last traceback that is a cause: none of the launcher's own, and rather not of a process that lost its peer."""
-    found = [
-        text
-        for text in tracebacks(tail)
-        if not text.rpartition("\n")[2].split(":")[0].endswith(LAUNCHER_ERRORS)
-    ]
+    found = [text for text in tracebacks(tail) if not text.rpartition("\n")[2].split(":")[0].endswith(LAUNCHER_ERRORS)]
     causes = [text for text in found if not PEER_LOST.search(text.rpartition("\n")[2])]
     return (causes or found or [""])[-1]
 

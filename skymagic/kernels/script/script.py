@@ -125,9 +125,7 @@ def _folder() -> Iterator[str]:
 def _order(asked: Mapping[str, Any], folder: str, error_file: str) -> dict[str, Any]:
     """What the supervisor is told. The text goes into a file: in a command line everyone could read it."""
     path = os.path.join(folder, NAME)
-    with open(
-        os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w", encoding="utf-8", errors="surrogateescape"
-    ) as file:
+    with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(f"{asked['text']}\n")
     info = current().info
     ranks = runtime.participants()
@@ -220,9 +218,7 @@ class Command:
 
     def _sweep(self) -> None:
         """The supervisor was killed: kill what bears the mark."""
-        while marked := [
-            pid for pid, _, _ in supervisor.processes() if pid != os.getpid() and self._bears_mark(pid)
-        ]:
+        while marked := [pid for pid, _, _ in supervisor.processes() if pid != os.getpid() and self._bears_mark(pid)]:
             for pid in marked:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)

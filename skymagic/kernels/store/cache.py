@@ -91,9 +91,7 @@ class ValueCache:
     def _make_room(self, nbytes: int) -> None:
         """Remove what is too old, and then the oldest until the value fits."""
         files = sorted(
-            (status.st_mtime, status.st_size, path)
-            for path in self._folder.iterdir()
-            for status in [path.stat()]
+            (status.st_mtime, status.st_size, path) for path in self._folder.iterdir() for status in [path.stat()]
         )
         size = sum(length for _, length, _ in files)
         for used, length, path in files:

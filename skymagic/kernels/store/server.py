@@ -66,18 +66,14 @@ class ValueServer:
         self._renamed: dict[str, str] = {}
         self._reader = FileReader(sender, self._folder.find)
         self._current: IncomingValue | None = None
-        self._cache = (
-            ValueCache(cache_folder(), settings.keep, settings.keep_after) if settings.keep else None
-        )
+        self._cache = ValueCache(cache_folder(), settings.keep, settings.keep_after) if settings.keep else None
         self._server: Any = None
         self._follower: Any = None
         if settings.address:
             from skymagic.kernels.store.peers import Follower, PeerServer
 
             self._server = PeerServer(settings.address, settings.public, settings.secret, self._read)
-            self._follower = Follower(
-                settings.public, settings.secret, self._append, self._complete, self._fail
-            )
+            self._follower = Follower(settings.public, settings.secret, self._append, self._complete, self._fail)
         sender.send(Ready(self._server.port if self._server else 0, self._folder.room()))
 
     def handle(self, message: Any) -> None:

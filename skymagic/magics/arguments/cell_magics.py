@@ -52,9 +52,7 @@ def _run(line: ParsedLine, pool: PoolRequest, configured: Mapping[str, Any]) -> 
     push, held = values.get("push", ()), values.get("no_push", False)
     both = [name for name in push if isinstance(held, tuple) and name in held]
     line.check(both, f"{', '.join(both)}: named by --push and by --no-push; keep one of them")
-    line.check(
-        values.get("fresh") and held is True and not push, "--fresh sends again what --no-push does not send"
-    )
+    line.check(values.get("fresh") and held is True and not push, "--fresh sends again what --no-push does not send")
     line.check(values.get("noblock") and values.get("dry_run"), "--noblock has no meaning with --dry-run")
     line.check(
         values.get("output") in values.get("gather", ()),

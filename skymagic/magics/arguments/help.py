@@ -28,13 +28,10 @@ def help_text(magic: str) -> str:
             *(f"    {line}" for example in face.examples for line in example.splitlines()),
         ]
     if face.options:
-        rows = [
-            (f"{', '.join(option.names)} {option.metavar}".rstrip(), option.help) for option in face.options
-        ]
+        rows = [(f"{', '.join(option.names)} {option.metavar}".rstrip(), option.help) for option in face.options]
         lines += ["", "Options:"]
         lines += [
-            f"    {left:<32} {right}" if len(left) <= 32 else f"    {left}\n{'':37}{right}"
-            for left, right in rows
+            f"    {left:<32} {right}" if len(left) <= 32 else f"    {left}\n{'':37}{right}" for left, right in rows
         ]
     return "\n".join(lines) + "\n"
 

@@ -133,9 +133,7 @@ def parse_auto(line: str) -> bool:
 def _small(magic: str, line: str, request: Callable[..., _R], **renamed: str) -> _R:
     parsed = ParsedLine(magic, line)
     parsed.done()
-    return request(
-        **{{"name": "pool", **renamed}.get(key, key): value for key, value in parsed.values.items()}
-    )
+    return request(**{{"name": "pool", **renamed}.get(key, key): value for key, value in parsed.values.items()})
 
 
 def _named(magic: str, line: str, what: str = "name of a pool", reader: Reader = pool_name) -> str | None:
@@ -153,9 +151,7 @@ def _names(magic: str, line: str) -> NamesRequest:
     except RequestError as wrong:
         parsed.mistakes += [f"%{magic}: {mistake}" for mistake in wrong.mistakes]
     values = parsed.values
-    parsed.check(
-        values.get("output") and len(names) > 1, f"-o holds one variable's values, and {len(names)} are named"
-    )
+    parsed.check(values.get("output") and len(names) > 1, f"-o holds one variable's values, and {len(names)} are named")
     parsed.done()
     values["pool"] = values.pop("name", None)
     return NamesRequest(names, **values)

@@ -76,16 +76,12 @@ def pool_of(
     line.mistakes += _unknown(labels["provider"], "provider", [values["provider"]], providers)
     names = [spec.name for spec in values["plugins"]]
     line.mistakes += _unknown(labels["plugins"], "plugin", names, plugins)
-    line.mistakes += [
-        f"{labels['plugins']}: {again} is given twice; keep one of them" for again in _repeated(names)
-    ]
+    line.mistakes += [f"{labels['plugins']}: {again} is given twice; keep one of them" for again in _repeated(names)]
     check_environment(line)
     try:
         Image(pip=values.get("pip", ()))
     except RequestError as wrong:
-        line.mistakes += [
-            f"{line.labels['pip']}: {mistake.removeprefix('pip: ')}" for mistake in wrong.mistakes
-        ]
+        line.mistakes += [f"{line.labels['pip']}: {mistake.removeprefix('pip: ')}" for mistake in wrong.mistakes]
     dry_run = bool(line.values.get("dry_run"))
     return PoolRequest(**values, name=name, dry_run=dry_run, stated=frozenset(stated))
 
@@ -93,9 +89,7 @@ def pool_of(
 def check_environment(line: ParsedLine) -> None:
     """Note the variables of --env and --secret that have several values."""
     keys = [key for key, _ in line.values.get("env", ())]
-    line.mistakes += [
-        f"{line.labels['env']}: {key} has several values; keep one of them" for key in _repeated(keys)
-    ]
+    line.mistakes += [f"{line.labels['env']}: {key} has several values; keep one of them" for key in _repeated(keys)]
     line.mistakes += [
         f"{key} is both an --env and a --secret; keep one of them"
         for key in dict.fromkeys(keys)
@@ -105,8 +99,7 @@ def check_environment(line: ParsedLine) -> None:
 
 def _unknown(label: str, what: str, names: Iterable[str], known: Collection[str]) -> list[str]:
     return [
-        f"{label}: no {what} is called {name!r}"
-        + (did_you_mean(name, known) or f"; known are {', '.join(known)}")
+        f"{label}: no {what} is called {name!r}" + (did_you_mean(name, known) or f"; known are {', '.join(known)}")
         for name in dict.fromkeys(names)
         if name not in known
     ]

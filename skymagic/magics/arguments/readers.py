@@ -85,9 +85,7 @@ def pair(text: str) -> tuple[tuple[str, str], ...]:
     """``NAME=value``, as a list of one pair."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise RequestError(
-            f"{text!r} has no value: write NAME=value, or --secret {text} for the notebook's own"
-        )
+        raise RequestError(f"{text!r} has no value: write NAME=value, or --secret {text} for the notebook's own")
     return ((variable(name), value),)
 
 

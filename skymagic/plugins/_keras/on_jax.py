@@ -69,9 +69,7 @@ def on_whole_mesh(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def guarded(model: Any, *args: Any, **kwargs: Any) -> Any:
-        if not info.everyone() and any(
-            not getattr(v.value, "is_fully_addressable", True) for v in model.variables
-        ):
+        if not info.everyone() and any(not getattr(v.value, "is_fully_addressable", True) for v in model.variables):
             part = len(info.participants())
             raise RuntimeError(
                 f"this model is on the devices of all {info.instance_info().world_size} ranks, and only {part} "

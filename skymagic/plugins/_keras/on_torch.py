@@ -89,14 +89,10 @@ def average(grads: Sequence[Any], variables: Sequence[Any], *, active: bool) -> 
     dtype = torch.float64 if double else torch.float32
     device = values[0].device
     flat = [
-        torch.zeros(value.numel(), dtype=dtype, device=device)
-        if grad is None
-        else grad.detach().reshape(-1).to(dtype)
+        torch.zeros(value.numel(), dtype=dtype, device=device) if grad is None else grad.detach().reshape(-1).to(dtype)
         for grad, value in zip(grads, values, strict=True)
     ]
-    marks = torch.tensor(
-        [float(grad is not None) for grad in grads] + [float(active)], dtype=dtype, device=device
-    )
+    marks = torch.tensor([float(grad is not None) for grad in grads] + [float(active)], dtype=dtype, device=device)
     row = torch.cat([*flat, marks])
     dist.all_reduce(row)
     *there, count = row[-len(marks) :].tolist()
@@ -140,9 +136,7 @@ def callback(averager: GradientAverager) -> Any:
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             averager.finish_epoch(self.model)
-            device = (
-                self.model.trainable_variables[0].value.device if self.model.trainable_variables else "cpu"
-            )
+            device = self.model.trainable_variables[0].value.device if self.model.trainable_variables else "cpu"
             stop = torch.tensor([float(self.model.stop_training)], device=device)
             dist.all_reduce(stop, dist.ReduceOp.MAX)  # one that stops early stops all
             self.model.stop_training = bool(stop.item())

@@ -38,9 +38,7 @@ def keras(backend: str = "jax", sync: bool = True) -> Plugin:
 
     def transform(image: Image, cluster: Cluster) -> Image:
         if image.env.get(VARIABLE, backend) != backend:
-            raise RequestError(
-                f"{VARIABLE} is {image.env[VARIABLE]!r} and backend={backend!r} is asked for; keep one"
-            )
+            raise RequestError(f"{VARIABLE} is {image.env[VARIABLE]!r} and backend={backend!r} is asked for; keep one")
         engine = "jax[cuda12]" if backend == "jax" and cluster.cuda else backend
         there = any(package.startswith(backend) for package in image.pip)
         packages = (*image.pip, "keras>=3", *(() if there else (engine,)))
@@ -68,9 +66,7 @@ def keras(backend: str = "jax", sync: bool = True) -> Plugin:
 
     # with the variable set by transform the import is right, and each rank finds it done
     preload = ("keras",) if backend != "tensorflow" else ()
-    return Plugin(
-        name="keras", transform=transform, preload=preload, around_app=around_app, around_run=around_run
-    )
+    return Plugin(name="keras", transform=transform, preload=preload, around_app=around_app, around_run=around_run)
 
 
 def distribute(info: InstanceInfo) -> None:

@@ -26,9 +26,7 @@ def rebind(new: Any) -> None:
     namespaces = [namespace_of_rank()]
     for function in [each for each in gc.get_objects() if type(each) is FunctionType]:
         if any(map(is_old, function.__defaults__ or ())):
-            function.__defaults__ = tuple(
-                new if is_old(value) else value for value in function.__defaults__ or ()
-            )
+            function.__defaults__ = tuple(new if is_old(value) else value for value in function.__defaults__ or ())
         if function.__kwdefaults__:
             namespaces.append(function.__kwdefaults__)
     for names in namespaces:
@@ -57,16 +55,10 @@ def name_of(value: object) -> str:
 
 def lost_wrappers(wrappers: Any, kept: list[Any]) -> list[str]:
     """DDP wrappers on groups of the user's own, and FSDP modules: they cannot be carried over."""
-    found = [
-        f"{name_of(one)}: its process group is gone; wrap it again"
-        for one in list(wrappers)
-        if one not in kept
-    ]
+    found = [f"{name_of(one)}: its process group is gone; wrap it again" for one in list(wrappers) if one not in kept]
     for name, value in variables().items():
         if any(kind.__name__ in ("FullyShardedDataParallel", "FSDPModule") for kind in type(value).__mro__):
-            found.append(
-                f"{name}: an FSDP module cannot be carried over to the new process group; make it again"
-            )
+            found.append(f"{name}: an FSDP module cannot be carried over to the new process group; make it again")
     return found
 
 
@@ -78,9 +70,7 @@ def groups_in_variables() -> list[str]:
         name for name, value in variables().items()
         if isinstance(value, ProcessGroup) and value.group_desc != DEFAULT and not name.startswith("_")
     ]  # fmt: skip
-    return [
-        f"{name}: this process group is gone; make it again with dist.new_group" for name in sorted(names)
-    ]
+    return [f"{name}: this process group is gone; make it again with dist.new_group" for name in sorted(names)]
 
 
 def differing(wrappers: list[Any]) -> list[str]:
@@ -100,9 +90,7 @@ def differing(wrappers: list[Any]) -> list[str]:
         mine = {name_of(wrapper): fingerprint(wrapper) for wrapper in wrappers}
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
-    unequal = sorted(
-        name for name in mine if any(other.get(name, mine[name]) != mine[name] for other in everyone)
-    )
+    unequal = sorted(name for name in mine if any(other.get(name, mine[name]) != mine[name] for other in everyone))
     return [
         f"{name}: its parameters differ between ranks, for some had stepped and others had not; take rank 0's on all: "
         + SYNC.format(name=name)

@@ -92,9 +92,7 @@ class Group:
             try:
                 wrapper._update_process_group(dist.group.WORLD)
             except Exception as problem:
-                lost.append(
-                    f"{carryover.name_of(wrapper)}: wrap it in DistributedDataParallel again ({problem})"
-                )
+                lost.append(f"{carryover.name_of(wrapper)}: wrap it in DistributedDataParallel again ({problem})")
         fresh = [note for note in lost if note not in self._reported]
         self._reported.update(fresh)
         return [*fresh, *carryover.differing(kept)]
@@ -117,9 +115,7 @@ class Group:
                 )
                 return
             # torch keys what it stores by this number, so that a second group on one store does not meet the first one's
-            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(
-                int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1
-            )
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1)
             init(*args, **kwargs)
 
         def new_group_helper(*args: Any, **kwargs: Any) -> Any:

@@ -32,9 +32,7 @@ class Loop:
         on_detach: called with a reason when the connection is lost.
     """
 
-    def __init__(
-        self, session: Session, on_frame: Callable[[Frame], None], on_detach: Callable[[str], None]
-    ) -> None:
+    def __init__(self, session: Session, on_frame: Callable[[Frame], None], on_detach: Callable[[str], None]) -> None:
         self.session = session
         self._on_frame, self._on_detach = on_frame, on_detach
         self._select = selectors.DefaultSelector()
