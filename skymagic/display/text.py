@@ -129,12 +129,7 @@ def cost(pools: Sequence[tuple[str, float, float]], now: float) -> str:
     for name, price, started in pools:
         hours = (now - started) / 3600
         rows.append(
-            (
-                name,
-                f"${price:.2f}" if price else "nothing",
-                duration_text(int(now - started)),
-                f"${price * hours:.2f}",
-            )
+            (name, f"${price:.2f}" if price else "nothing", duration_text(int(now - started)), f"${price * hours:.2f}")
         )
     return table(rows) if pools else "no pool is running"
 

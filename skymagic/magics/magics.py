@@ -264,10 +264,7 @@ class SkyMagics(Magics):
         return broadcast.Cell(body, broadcast.above_body(inputs[-1], body), number)
 
     def _keep(
-        self,
-        values: broadcast.Values | None,
-        request: RunRequest,
-        renamed: dict[str, str | None] | None = None,
+        self, values: broadcast.Values | None, request: RunRequest, renamed: dict[str, str | None] | None = None
     ) -> None:
         """Put values into the notebook's variables; those that could not come back raise after the others are kept."""
         if values is None:

@@ -17,15 +17,7 @@ lifetime        when a pool ends by itself
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.planning import fits, plan, plan_over
 from skymagic.plan.plans import Inventory, Plan, Topology, topology
-from skymagic.plan.requests import (
-    PROVIDERS,
-    Defaults,
-    PluginSpec,
-    PoolRequest,
-    RunRequest,
-    ShellRequest,
-    plugin_specs,
-)
+from skymagic.plan.requests import PROVIDERS, Defaults, PluginSpec, PoolRequest, RunRequest, ShellRequest, plugin_specs
 from skymagic.plan.selection import Selection, ranks
 from skymagic.plan.units import AtLeast, at_least, duration, duration_text, memory
 

@@ -98,10 +98,7 @@ def _too_few(request: PoolRequest, here: list[int], inventory: Inventory) -> lis
 
 
 def _too_weak(request: PoolRequest, inventory: Inventory) -> list[str]:
-    wanted = (
-        ("--cpus", request.cpus, inventory.cpus, "CPUs"),
-        ("--memory", request.memory, inventory.memory_gb, "GB"),
-    )
+    wanted = (("--cpus", request.cpus, inventory.cpus, "CPUs"), ("--memory", request.memory, inventory.memory_gb, "GB"))
     return [
         f"{option} {asked} is more than {inventory.hostname} has ({has:.12g} {unit})"
         for option, asked, has, unit in wanted
@@ -153,10 +150,7 @@ def _rented(request: PoolRequest) -> list[str]:
 
 def _too_small(request: PoolRequest, shape: Topology, inventory: Inventory) -> list[str]:
     nodes = f" on each of {shape.nodes} nodes" if shape.nodes > 1 else ""
-    wanted = (
-        ("--cpus", request.cpus, inventory.cpus, "CPUs"),
-        ("--memory", request.memory, inventory.memory_gb, "GB"),
-    )
+    wanted = (("--cpus", request.cpus, inventory.cpus, "CPUs"), ("--memory", request.memory, inventory.memory_gb, "GB"))
     return [
         f"{option} {asked}{nodes} needs more than this machine has ({has:.12g} {unit}); ask for less, "
         "or add hosts with --provider ssh --hosts …"
@@ -181,12 +175,7 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
     if request.provider != "auto":
         differs("provider", running.provider, request.provider, "it is a {here} pool, not {asked}")
     differs("nodes", shape.nodes, wanted.nodes, "it has {here} nodes, not {asked}")
-    differs(
-        "procs_per_node",
-        shape.procs_per_node,
-        wanted.procs_per_node,
-        "it has {here} ranks per node, not {asked}",
-    )
+    differs("procs_per_node", shape.procs_per_node, wanted.procs_per_node, "it has {here} ranks per node, not {asked}")
     differs("gpu", made.gpu or "no GPU", request.gpu, "it was made with {here}, not {asked}")
     for name, has in (("cpus", running.cpus), ("memory", running.memory_gb)):
         asked = getattr(request, name)

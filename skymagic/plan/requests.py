@@ -112,12 +112,7 @@ class PoolRequest:
         """Which fields the user stated of the pool itself: not its name, and not how to go about it."""
         blank = PoolRequest()
         differ = {f.name for f in fields(self) if getattr(self, f.name) != getattr(blank, f.name)}
-        return frozenset(differ if self.stated is None else self.stated) - {
-            "name",
-            "yes",
-            "dry_run",
-            "stated",
-        }
+        return frozenset(differ if self.stated is None else self.stated) - {"name", "yes", "dry_run", "stated"}
 
     def whole_image(self) -> Image:
         """`image` with `python`, `pip` and `env` added. Raises RequestError when they contradict each other."""

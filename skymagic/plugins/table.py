@@ -220,13 +220,4 @@ def _read(value: Any, annotation: Any) -> Any:
     raise ValueError("is not a yes or no: write true or false" if bool in types else "is not a number")
 
 
-_TRUTH = {
-    "true": True,
-    "yes": True,
-    "on": True,
-    "1": True,
-    "false": False,
-    "no": False,
-    "off": False,
-    "0": False,
-}
+_TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}

@@ -37,12 +37,7 @@ def cluster_of(info: InstanceInfo, nodes: Sequence[int], task: str, port: int) -
 
 
 def environment(
-    base: Mapping[str, str],
-    cluster: InstanceInfo,
-    processes: int,
-    own: Mapping[str, str],
-    error_file: str,
-    text: str,
+    base: Mapping[str, str], cluster: InstanceInfo, processes: int, own: Mapping[str, str], error_file: str, text: str
 ) -> dict[str, str]:
     """All variables of a script.
 

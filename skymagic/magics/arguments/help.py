@@ -22,11 +22,7 @@ def help_text(magic: str) -> str:
         f"{mark}{magic} {' '.join(filter(None, (face.words, '[options]' * bool(face.options))))}".rstrip(),
     ]
     if face.examples:
-        lines += [
-            "",
-            "Examples:",
-            *(f"    {line}" for example in face.examples for line in example.splitlines()),
-        ]
+        lines += ["", "Examples:", *(f"    {line}" for example in face.examples for line in example.splitlines())]
     if face.options:
         rows = [(f"{', '.join(option.names)} {option.metavar}".rstrip(), option.help) for option in face.options]
         lines += ["", "Options:"]

@@ -61,12 +61,7 @@ def parse_pool_toml(
 
 
 def pool_of(
-    line: ParsedLine,
-    defaults: Defaults,
-    plugins: Collection[str],
-    providers: Collection[str],
-    *,
-    name: str | None,
+    line: ParsedLine, defaults: Defaults, plugins: Collection[str], providers: Collection[str], *, name: str | None
 ) -> PoolRequest:
     """The pool of a line; what was said of it is checked against what is known, the rest is configured."""
     configured = {key: getattr(defaults, key) for key in ("provider", "plugins", "idle", "max_lifetime")}

@@ -47,10 +47,7 @@ def variables() -> dict[str, Any]:
 
 def name_of(value: object) -> str:
     """The variable that holds a value, or its type."""
-    return next(
-        (name for name, held in variables().items() if held is value and name[:1] != "_"),
-        type(value).__name__,
-    )
+    return next((name for name, held in variables().items() if held is value and name[:1] != "_"), type(value).__name__)
 
 
 def lost_wrappers(wrappers: Any, kept: list[Any]) -> list[str]:

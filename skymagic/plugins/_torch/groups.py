@@ -155,12 +155,7 @@ def open_store(info: InstanceInfo) -> Any:
     else:
         port = rendezvous.get("torch")
         store = dist.TCPStore(
-            info.head_addr,
-            port,
-            info.world_size,
-            is_master=False,
-            timeout=STORE_TIMEOUT,
-            wait_for_workers=False,
+            info.head_addr, port, info.world_size, is_master=False, timeout=STORE_TIMEOUT, wait_for_workers=False
         )
     os.environ["MASTER_PORT"] = str(port)
     # env:// rendezvous by the user's own code joins this store instead of binding its port again

@@ -64,11 +64,7 @@ def installed() -> Iterator[None]:
             put(module, "new_group", new_group)
         put(DDP, "__init__", guarded_ddp(DDP.__init__, "DistributedDataParallel"))
         if hasattr(DDP, "_pre_forward"):  # called by forward, and out of the sight of torch.compile
-            put(
-                DDP,
-                "_pre_forward",
-                guarded_ddp(DDP._pre_forward, "the forward pass of DistributedDataParallel"),
-            )
+            put(DDP, "_pre_forward", guarded_ddp(DDP._pre_forward, "the forward pass of DistributedDataParallel"))
         yield
 
 
