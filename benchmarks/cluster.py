@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.jobs import cell as broadcast
-from skymagic.plan import Defaults, PluginSpec, PoolRequest, RunRequest, Selection
+from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest, RunRequest
+from skymagic.plan.selection import Selection
 from skymagic.pool import Pool, registry
 from skymagic.run.report import Limits
 

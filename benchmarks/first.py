@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks import cluster
 from benchmarks.figures import Figure, say, timed
 from skymagic.bootstrap.provision import Installation, setup
-from skymagic.plan import Defaults, PoolRequest
+from skymagic.plan.requests import Defaults, PoolRequest
 from skymagic.pool import Pool, registry
 from skymagic.providers import ssh
 from tests.lab.hosts import Hosts, loopback

@@ -15,7 +15,7 @@ from statistics import mean
 
 from benchmarks import cluster, ddp, peers
 from benchmarks.figures import Figure, alternate, median, say, timed
-from skymagic.plan import Defaults, PluginSpec, PoolRequest
+from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest
 from skymagic.pool import Pool, registry
 from tests.lab.machines import Machine, Machines, machines
 from tests.providers.test_ssh_pools import write_ssh_config

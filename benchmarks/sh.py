@@ -14,8 +14,8 @@ from benchmarks import cluster, peers
 from benchmarks.figures import Figure, alternate, median, say
 from skymagic.jobs import cell, script
 from skymagic.kernels.script.environment import free_port
-from skymagic.magics.arguments import parse_sh
-from skymagic.plan import Defaults, PoolRequest
+from skymagic.magics.arguments.cell_magics import parse_sh
+from skymagic.plan.requests import Defaults, PoolRequest
 from skymagic.pool import Pool, registry
 from skymagic.run.report import Limits
 

@@ -20,15 +20,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, overload
 
-from skymagic import plan, plugins
+from skymagic import plugins
 from skymagic.api.calls import Call, Calls, Function, positive
 from skymagic.display.screen import print_note
 from skymagic.errors import PoolStateError, RequestError
 from skymagic.jobs.task import Task
 from skymagic.jobs.workers import side_by_side
-from skymagic.plan import AtLeast, Defaults, PluginSpec, PoolRequest
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
+from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest, plugin_specs
+from skymagic.plan.units import AtLeast, at_least, duration
 from skymagic.plugins import Plugin
 from skymagic.pool import Pool, registry
 from skymagic.pool.states import State
@@ -277,7 +278,7 @@ def _plugins(values: Any) -> tuple[Plugin | PluginSpec, ...]:
         values = [values]
     for value in values:
         if isinstance(value, str):
-            found += plan.plugin_specs(value)
+            found += plugin_specs(value)
         elif isinstance(value, Plugin):
             found.append(value.spec or value)
         elif isinstance(value, PluginSpec):
@@ -290,8 +291,8 @@ def _plugins(values: Any) -> tuple[Plugin | PluginSpec, ...]:
 
 
 def _amount(value: Any, unit: str) -> AtLeast:
-    return plan.at_least(value if isinstance(value, str) else f"{value}", unit)
+    return at_least(value if isinstance(value, str) else f"{value}", unit)
 
 
 def _seconds(value: Any) -> float:
-    return plan.duration(value if isinstance(value, str) else f"{value}")
+    return duration(value if isinstance(value, str) else f"{value}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from skymagic.bootstrap.quoting import MARK
-from skymagic.plan import Inventory
+from skymagic.plan.plans import Inventory
 
 
 @dataclass(frozen=True)

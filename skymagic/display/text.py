@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from skymagic.plan import accelerators, duration_text
-from skymagic.plan.units import rank_words, size
+from skymagic.plan import accelerators
+from skymagic.plan.units import duration_text, rank_words, size
 
 Write = Callable[[str, str], None]
 """Takes a stream's name and text."""

@@ -10,7 +10,7 @@ from typing import Any
 from skymagic.display import text
 from skymagic.display.screen import NotebookScreen
 from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
-from skymagic.plan import RunRequest
+from skymagic.plan.requests import RunRequest
 from skymagic.plan.units import rank_words
 from skymagic.pool import Pool
 from skymagic.pool.messages import without

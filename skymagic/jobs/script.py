@@ -19,8 +19,8 @@ from skymagic.display.screen import NotebookScreen
 from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs.workdir import folder_here, folder_on_nodes
-from skymagic.plan import RunRequest, Selection
-from skymagic.plan.requests import ShellRequest
+from skymagic.plan.requests import RunRequest, ShellRequest
+from skymagic.plan.selection import Selection
 from skymagic.plan.units import count, rank_words
 from skymagic.pool import Pool
 from skymagic.run.interrupt import StopSignal

@@ -10,7 +10,7 @@ from skymagic import files
 from skymagic.display import text as display
 from skymagic.display.screen import Copying
 from skymagic.errors import RequestError
-from skymagic.plan import Selection
+from skymagic.plan.selection import Selection
 from skymagic.pool import Pool
 
 REMOTE_ROOT = "~/.skymagic/work"

@@ -9,7 +9,8 @@ from IPython.core.completer import SimpleCompletion, context_matcher
 from IPython.core.interactiveshell import InteractiveShell
 
 from skymagic import plugins, providers
-from skymagic.magics import arguments
+from skymagic.magics.arguments import help
+from skymagic.magics.arguments.options import MAGICS
 from skymagic.pool import registry
 
 LINE = re.compile(r"%{1,2}(sky_\w+)[ \t]+(.*)$", re.DOTALL)
@@ -38,13 +39,13 @@ def register(shell: InteractiveShell) -> None:
 def complete(text: str, namespace: dict[str, Any]) -> tuple[str, list[str]] | None:
     """What may follow on a line up to the cursor: the piece that it replaces, and the words; None off magic lines."""
     line = LINE.match(text.lstrip())
-    if line is None or line[1] not in arguments.MAGICS:
+    if line is None or line[1] not in MAGICS:
         return None
-    names = arguments.CompletionNames(
+    names = help.CompletionNames(
         pools=tuple(one.name for one in registry.every()),
         variables=tuple(name for name in namespace if not name.startswith("_")),
         plugins=tuple(plugins.names()),
         providers=("auto", *providers.names()),
     )
-    words = arguments.complete(line[1], line[2], names)
+    words = help.complete(line[1], line[2], names)
     return re.split(r"[ \t=,]", line[2])[-1], words

@@ -13,8 +13,10 @@ from traitlets import Float, Int, List, TraitError, Unicode, Union, validate
 from traitlets.config import Configurable
 
 from skymagic.errors import RequestError
-from skymagic.plan import Defaults as Defaults
-from skymagic.plan import PluginSpec, Selection, duration, plugin_specs
+from skymagic.plan.requests import Defaults as Defaults
+from skymagic.plan.requests import PluginSpec, plugin_specs
+from skymagic.plan.selection import Selection
+from skymagic.plan.units import duration
 
 
 class SkyMagic(Configurable):

@@ -22,9 +22,13 @@ from skymagic.display.screen import Copying, print_note
 from skymagic.errors import RequestError, SkyError
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import script
-from skymagic.magics import arguments, auto, completion
+from skymagic.magics import auto, completion
+from skymagic.magics.arguments import cell_magics, line_magics, pool_magic
+from skymagic.magics.arguments.help import help_text
+from skymagic.magics.arguments.options import MAGICS
 from skymagic.magics.config import SkyMagic
-from skymagic.plan import PoolRequest, RunRequest, Selection, ShellRequest
+from skymagic.plan.requests import PoolRequest, RunRequest, ShellRequest
+from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import rank_words
 from skymagic.pool import Pool, registry
@@ -68,7 +72,7 @@ class SkyMagics(Magics):
 
     @line_cell_magic
     def sky_pool(self, line: str, cell: str | None = None) -> Compute | None:
-        request = usage(lambda: arguments.parse_pool(line, self.settings.defaults(), body=cell, **EXISTING_NAMES))
+        request = usage(lambda: pool_magic.parse_pool(line, self.settings.defaults(), body=cell, **EXISTING_NAMES))
         if request.dry_run:
             print(usage(lambda: registry.preview(request, print_note)).text())
             return None
@@ -86,7 +90,7 @@ class SkyMagics(Magics):
 
     @line_magic
     def sky_down(self, line: str) -> None:
-        request = usage(lambda: arguments.parse_down(line))
+        request = usage(lambda: line_magics.parse_down(line))
         chosen = registry.every() + registry.ended() if request.all else [registry.find(request.name, ended=True)]
         for one in chosen:
             one.close()
@@ -94,7 +98,7 @@ class SkyMagics(Magics):
 
     @line_magic
     def sky_restart(self, line: str) -> None:
-        request = usage(lambda: arguments.parse_restart(line))
+        request = usage(lambda: line_magics.parse_restart(line))
         one = registry.find(request.pool)
         chosen = request.ranks
         ranks = None if chosen is None else usage(lambda: chosen.ranks(one.world_size))
@@ -103,7 +107,7 @@ class SkyMagics(Magics):
 
     @line_magic
     def sky_status(self, line: str) -> None:
-        name = usage(lambda: arguments.parse_status(line))
+        name = usage(lambda: line_magics.parse_status(line))
         chosen = [registry.find(name)] if name else registry.every()
         gone = [] if name else [f"{one.ended}: %sky_pool makes it anew" for one in registry.ended()]
         print(
@@ -113,7 +117,7 @@ class SkyMagics(Magics):
 
     @line_magic
     def sky_logs(self, line: str) -> None:
-        request = usage(lambda: arguments.parse_logs(line))
+        request = usage(lambda: line_magics.parse_logs(line))
         one = registry.find(request.pool)
         chosen = request.rank or Selection("all")
         ranks = usage(lambda: chosen.ranks(one.world_size))
@@ -130,13 +134,13 @@ class SkyMagics(Magics):
 
     @line_magic
     def sky_put(self, line: str) -> None:
-        self._copy(usage(lambda: arguments.parse_put(line)), "put", unless_said="all")
+        self._copy(usage(lambda: line_magics.parse_put(line)), "put", unless_said="all")
 
     @line_magic
     def sky_get(self, line: str) -> None:
-        self._copy(usage(lambda: arguments.parse_get(line)), "get", unless_said="head")
+        self._copy(usage(lambda: line_magics.parse_get(line)), "get", unless_said="head")
 
-    def _copy(self, request: arguments.FilesRequest, direction: str, *, unless_said: str) -> None:
+    def _copy(self, request: line_magics.FilesRequest, direction: str, *, unless_said: str) -> None:
         one = registry.find(request.pool)
         nodes = usage(lambda: one.machines(request.nodes or Selection(unless_said)))
         with Copying(display.write) as progress:
@@ -146,30 +150,30 @@ class SkyMagics(Magics):
 
     @line_magic
     def sky_gpus(self, line: str) -> None:
-        name = usage(lambda: arguments.parse_gpus(line))
+        name = usage(lambda: line_magics.parse_gpus(line))
         print(display.gpus(name, local_gpus()))
 
     @line_magic
     def sky_cost(self, line: str) -> None:
-        name = usage(lambda: arguments.parse_cost(line))
+        name = usage(lambda: line_magics.parse_cost(line))
         chosen = [registry.find(name)] if name else registry.every()
         print(display.cost([(one.name, one.plan.price, one.started_at) for one in chosen], time.time()))
 
     @line_magic
     def sky_auto(self, line: str) -> None:
-        self.auto.switch(usage(lambda: arguments.parse_auto(line)))
+        self.auto.switch(usage(lambda: line_magics.parse_auto(line)))
         print(f"plain cells run {'on the ranks' if self.auto.on else 'in the notebook'}")
 
     # -- cells -------------------------------------------------------------------------------------------------------
 
     @line_cell_magic
     def sky_broadcast(self, line: str, cell: str | None = None) -> Any:
-        request = usage(lambda: arguments.parse_broadcast(line, self.settings.defaults(), **EXISTING_NAMES))
+        request = usage(lambda: cell_magics.parse_broadcast(line, self.settings.defaults(), **EXISTING_NAMES))
         return self._run(request, cell or "")
 
     @cell_magic
     def sky_run(self, line: str, cell: str) -> Any:
-        request = usage(lambda: arguments.parse_run(line, self.settings.defaults()))
+        request = usage(lambda: cell_magics.parse_run(line, self.settings.defaults()))
         one = self._pool_of(request.pool)
         if request.targets is None:
             rank = next(self._round_robin) % one.world_size
@@ -178,7 +182,7 @@ class SkyMagics(Magics):
 
     @cell_magic
     def sky_sh(self, line: str, cell: str) -> Any:
-        request = usage(lambda: arguments.parse_sh(line, self.settings.defaults()))
+        request = usage(lambda: cell_magics.parse_sh(line, self.settings.defaults()))
         if request.detach:
             raise UsageError(
                 "--detach: a script that goes on without its notebook is not there yet; -a goes on beside it"
@@ -200,13 +204,13 @@ class SkyMagics(Magics):
 
     @line_magic
     def sky_push(self, line: str) -> None:
-        request = usage(lambda: arguments.parse_push(line))
+        request = usage(lambda: line_magics.parse_push(line))
         run = RunRequest(pool=named(request.pool), targets=request.targets, push=request.names, fresh=True)
         self._run(run, "")
 
     @line_magic
     def sky_pull(self, line: str) -> None:
-        request = usage(lambda: arguments.parse_pull(line))
+        request = usage(lambda: line_magics.parse_pull(line))
         run = RunRequest(pool=named(request.pool), targets=request.targets, gather=request.names, head=request.head)
         name = request.output
         with interrupt.deferred():
@@ -333,10 +337,10 @@ def status_text(one: Pool) -> str:
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics, with their help."""
     magics = SkyMagics(shell)
-    for name in arguments.MAGICS:
+    for name in MAGICS:
         method = getattr(SkyMagics, name, None)
         if method is not None:
-            method.__doc__ = arguments.help_text(name)
+            method.__doc__ = help_text(name)
     shell.register_magics(magics)
     completion.register(shell)
 

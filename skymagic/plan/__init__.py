@@ -13,35 +13,3 @@ plans           the values of an answer: Topology, Inventory, Plan
 planning        from a request to a plan; whether a pool fits a request
 lifetime        when a pool ends by itself
 """
-
-from skymagic.plan.accelerators import Accelerator
-from skymagic.plan.planning import fits, plan, plan_over
-from skymagic.plan.plans import Inventory, Plan, Topology, topology
-from skymagic.plan.requests import PROVIDERS, Defaults, PluginSpec, PoolRequest, RunRequest, ShellRequest, plugin_specs
-from skymagic.plan.selection import Selection, ranks
-from skymagic.plan.units import AtLeast, at_least, duration, duration_text, memory
-
-__all__ = [
-    "PROVIDERS",
-    "Accelerator",
-    "AtLeast",
-    "Defaults",
-    "Inventory",
-    "Selection",
-    "Plan",
-    "PluginSpec",
-    "PoolRequest",
-    "RunRequest",
-    "ShellRequest",
-    "Topology",
-    "at_least",
-    "duration",
-    "duration_text",
-    "fits",
-    "memory",
-    "plan",
-    "plan_over",
-    "plugin_specs",
-    "ranks",
-    "topology",
-]

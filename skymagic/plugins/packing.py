@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from skymagic.errors import RequestError
-from skymagic.plan import PluginSpec
 from skymagic.plan.image import Image
+from skymagic.plan.requests import PluginSpec
 from skymagic.plugins.plugin import Cluster, Plugin
 from skymagic.plugins.table import load, resolve
 

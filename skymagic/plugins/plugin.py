@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skymagic.plan import PluginSpec
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
+from skymagic.plan.requests import PluginSpec
 from skymagic.runtime.info import InstanceInfo
 
 

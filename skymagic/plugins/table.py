@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from skymagic.errors import RequestError
-from skymagic.plan import PluginSpec
+from skymagic.plan.requests import PluginSpec
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plugins.plugin import Plugin
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skymagic.cluster import Agents
-from skymagic.plan import Topology
+from skymagic.plan.plans import Topology
 from skymagic.plan.units import rank_words
 from skymagic.pool.states import State
 

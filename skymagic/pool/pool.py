@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skymagic.cluster import Agents
-from skymagic.plan import Defaults, Plan, Selection
+from skymagic.plan.plans import Plan
+from skymagic.plan.requests import Defaults
+from skymagic.plan.selection import Selection
 from skymagic.plan.units import count
 from skymagic.pool import resizing
 from skymagic.pool.agent_events import AgentEvents

@@ -9,7 +9,9 @@ from typing import Any
 
 from skymagic import providers
 from skymagic.errors import PoolError, RequestError
-from skymagic.plan import Defaults, Plan, PoolRequest, fits
+from skymagic.plan.planning import fits
+from skymagic.plan.plans import Plan
+from skymagic.plan.requests import Defaults, PoolRequest
 from skymagic.plan.units import count
 from skymagic.pool import Pool
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from skymagic.plan import Plan
+from skymagic.plan.plans import Plan
 from skymagic.pool.messages import variables_then
 from skymagic.pool.recovery import Recovery
 from skymagic.pool.resources import Resources

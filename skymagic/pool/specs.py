@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from skymagic.cluster import Node
-from skymagic.plan import Plan
+from skymagic.plan.plans import Plan
 from skymagic.plugins import Plugin, packing
 from skymagic.pool.status import Status
 from skymagic.runtime.info import InstanceInfo, Peer

@@ -7,8 +7,8 @@ import time
 
 from skymagic import plugins
 from skymagic.errors import PoolStateError
-from skymagic.plan import Plan
 from skymagic.plan.lifetime import Lifetime
+from skymagic.plan.plans import Plan
 from skymagic.plugins import packing
 from skymagic.pool import states
 from skymagic.pool.states import Event, State

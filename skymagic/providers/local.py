@@ -18,7 +18,10 @@ from pathlib import Path
 from skymagic import plugins
 from skymagic.cluster import Node
 from skymagic.errors import RequestError
-from skymagic.plan import Inventory, Plan, PoolRequest, image, plan
+from skymagic.plan import image
+from skymagic.plan.planning import plan
+from skymagic.plan.plans import Inventory, Plan
+from skymagic.plan.requests import PoolRequest
 from skymagic.plugins import packing
 from skymagic.providers.provider import Say, Survey
 from skymagic.wire import processes

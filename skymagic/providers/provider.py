@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from skymagic.cluster import Node
-from skymagic.plan import Plan, PoolRequest
+from skymagic.plan.plans import Plan
+from skymagic.plan.requests import PoolRequest
 
 Say = Callable[[str], None]
 """Gets a line on what is being done, and how far it is."""

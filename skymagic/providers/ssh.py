@@ -15,8 +15,10 @@ from skymagic.bootstrap.provision import Installation, probe, requirements_of, s
 from skymagic.cluster import Node
 from skymagic.cluster.tunnel import Tunnel
 from skymagic.errors import ProvisionError, RequestError
-from skymagic.plan import PoolRequest, plan_over, topology
 from skymagic.plan.image import Image
+from skymagic.plan.planning import plan_over
+from skymagic.plan.plans import topology
+from skymagic.plan.requests import PoolRequest
 from skymagic.plugins import packing
 from skymagic.providers.provider import Say, Survey
 from skymagic.ssh import connecting, hostlist

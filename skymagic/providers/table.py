@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 
 from skymagic.errors import RequestError
-from skymagic.plan import PoolRequest
+from skymagic.plan.requests import PoolRequest
 from skymagic.plan.suggest import did_you_mean
 from skymagic.providers.provider import Provider
 

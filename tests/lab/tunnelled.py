@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from skymagic import providers
 from skymagic.cluster import Node
 from skymagic.cluster.tunnel import Tunnel
-from skymagic.plan import PoolRequest
+from skymagic.plan.requests import PoolRequest
 from skymagic.providers import Say, Survey
 from skymagic.providers.local import Local, run
 

@@ -12,52 +12,38 @@ from traitlets import TraitError
 from traitlets.config import Config
 
 from skymagic.errors import RequestError
-from skymagic.magics import arguments
-from skymagic.magics.arguments import (
-    MAGICS,
-    CompletionNames,
+from skymagic.magics.arguments.cell_magics import parse_broadcast, parse_run, parse_sh
+from skymagic.magics.arguments.help import CompletionNames, complete, help_text
+from skymagic.magics.arguments.line_magics import (
     DownRequest,
     FilesRequest,
     LogsRequest,
     NamesRequest,
     RestartRequest,
-    Token,
-    complete,
-    help_text,
     parse_attach,
     parse_auto,
-    parse_broadcast,
     parse_cost,
     parse_down,
     parse_get,
     parse_gpus,
     parse_logs,
-    parse_pool,
-    parse_pool_toml,
     parse_pull,
     parse_push,
     parse_put,
     parse_restart,
-    parse_run,
-    parse_sh,
     parse_status,
-    split,
 )
+from skymagic.magics.arguments.options import MAGICS
+from skymagic.magics.arguments.pool_magic import parse_pool, parse_pool_toml
+from skymagic.magics.arguments.tokens import Token, split
 from skymagic.magics.config import SkyMagic
-from skymagic.plan import (
-    AtLeast,
-    Defaults,
-    PluginSpec,
-    PoolRequest,
-    RunRequest,
-    Selection,
-    ShellRequest,
-    plugin_specs,
-)
 from skymagic.plan.accelerators import Accelerator
+from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest, RunRequest, ShellRequest, plugin_specs
+from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import LazyNames
+from skymagic.plan.units import AtLeast
 
-PARSERS: dict[str, Callable[[str], Any]] = {name: getattr(arguments, name.replace("sky_", "parse_")) for name in MAGICS}
+PARSERS: dict[str, Callable[[str], Any]] = {name: globals()[name.replace("sky_", "parse_")] for name in MAGICS}
 
 
 def mistakes(call: Callable[..., Any], *args: Any, **options: Any) -> list[str]:

@@ -15,29 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skymagic.errors import RequestError
-from skymagic.plan import (
-    AtLeast,
-    Inventory,
-    Plan,
-    PluginSpec,
-    PoolRequest,
-    RunRequest,
-    Selection,
-    Topology,
-    accelerators,
-    at_least,
-    duration,
-    duration_text,
-    fits,
-    memory,
-    plan,
-    plugin_specs,
-    ranks,
-    topology,
-)
+from skymagic.plan import accelerators
 from skymagic.plan.accelerators import KINDS, NAMES, Accelerator, canonical, matches
 from skymagic.plan.image import Image
+from skymagic.plan.planning import fits, plan
+from skymagic.plan.plans import Inventory, Plan, Topology, topology
+from skymagic.plan.requests import PluginSpec, PoolRequest, RunRequest, plugin_specs
+from skymagic.plan.selection import Selection, ranks
 from skymagic.plan.suggest import did_you_mean
+from skymagic.plan.units import AtLeast, at_least, duration, duration_text, memory
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Inventory("laptop", cpus=4, memory_gb=16.0, python="3.11")
@@ -666,7 +652,7 @@ def test_what_made_a_pool_fits_it() -> None:
 
 
 def test_plan_needs_the_standard_library_only() -> None:
-    assert _loaded("import skymagic.plan") - _loaded("") == {"skymagic"}
+    assert _loaded("import skymagic.plan.planning") - _loaded("") == {"skymagic"}
 
 
 def _loaded(statement: str) -> set[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import skymagic as sky
-from skymagic import plan
+from skymagic.plan.requests import PluginSpec, PoolRequest
 from skymagic.plugins import Cluster
 
 NEEDED = ("torch", "transformers", "accelerate", "datasets", "tokenizers")
@@ -28,8 +28,8 @@ def test_packages() -> None:
 
 def test_the_token_is_not_in_what_is_shown() -> None:
     plugin = sky.plugins.huggingface(token=TOKEN)
-    spec = plan.PluginSpec("huggingface", {"token": TOKEN})
-    request = plan.PoolRequest(plugins=(spec,))
+    spec = PluginSpec("huggingface", {"token": TOKEN})
+    request = PoolRequest(plugins=(spec,))
     for shown in (plugin, plugin.spec, spec, request, sky.Compute(plugins=[plugin])._request):
         assert TOKEN not in repr(shown)
         assert TOKEN not in str(shown)

@@ -13,9 +13,9 @@ import pytest
 import skymagic as sky
 from skymagic import plugins
 from skymagic.errors import RequestError
-from skymagic.plan import PluginSpec
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
+from skymagic.plan.requests import PluginSpec
 from skymagic.plugins import Cluster, Plugin
 from skymagic.runtime.info import InstanceInfo
 

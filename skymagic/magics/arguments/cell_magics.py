@@ -9,7 +9,8 @@ from typing import Any
 from skymagic.magics.arguments.options import PLUGINS
 from skymagic.magics.arguments.pool_magic import NO_DEFAULTS, POOL_FIELDS, check_environment, pool_of
 from skymagic.magics.arguments.reading import ParsedLine
-from skymagic.plan import PROVIDERS, Defaults, PoolRequest, RunRequest, Selection, ShellRequest
+from skymagic.plan.requests import PROVIDERS, Defaults, PoolRequest, RunRequest, ShellRequest
+from skymagic.plan.selection import Selection
 
 
 def parse_broadcast(

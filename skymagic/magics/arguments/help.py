@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from skymagic.magics.arguments.options import MAGICS, PLUGINS, Option
 from skymagic.magics.arguments.tokens import Token, split
-from skymagic.plan import PROVIDERS
 from skymagic.plan.accelerators import NAMES as GPU_NAMES
+from skymagic.plan.requests import PROVIDERS
 
 
 def help_text(magic: str) -> str:

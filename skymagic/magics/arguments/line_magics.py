@@ -9,8 +9,8 @@ from typing import TypeVar
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.readers import Reader, identifiers, one_of, pool_name
 from skymagic.magics.arguments.reading import ParsedLine
-from skymagic.plan import Selection
 from skymagic.plan.accelerators import canonical
+from skymagic.plan.selection import Selection
 
 _R = TypeVar("_R")
 

@@ -4,27 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from skymagic.magics.arguments.readers import (
-    OUTSIDE_BRACKETS,
-    Reader,
-    dollars,
-    host,
-    identifier,
-    identifiers,
-    interpreter,
-    limit,
-    many,
-    number,
-    packages,
-    pair,
-    path,
-    pool_name,
-    procs,
-    region,
-    variable,
-)
-from skymagic.plan import Selection, at_least, memory, plugin_specs
+from skymagic.magics.arguments import readers
+from skymagic.magics.arguments.readers import Reader
 from skymagic.plan.accelerators import Accelerator
+from skymagic.plan.requests import plugin_specs
+from skymagic.plan.selection import Selection
+from skymagic.plan.units import at_least, memory
 
 PLUGINS = ("torch", "jax", "keras", "huggingface", "joblib", "sklearn")
 
@@ -51,45 +36,45 @@ class Option:
 
 
 # fmt: off
-_SECRET = Option(("--secret", "--secrets"), "secrets", many(variable), "NAME", "a variable of the notebook's environment, kept out of sight", "list")
+_SECRET = Option(("--secret", "--secrets"), "secrets", readers.many(readers.variable), "NAME", "a variable of the notebook's environment, kept out of sight", "list")
 POOL: tuple[Option, ...] = (
     Option(("--provider",), "provider", str, "NAME", "where: auto, local, ssh, aws, slurm", choices="providers"),
-    Option(("--nodes", "--num-nodes"), "nodes", number(1), "N", "number of machines"),
+    Option(("--nodes", "--num-nodes"), "nodes", readers.number(1), "N", "number of machines"),
     Option(("--gpu", "--gpus"), "gpu", Accelerator.parse, "NAME[:COUNT]", "accelerators of each node", choices="gpus"),
     Option(("--cpus",), "cpus", at_least, "N[+]", "CPU cores of each node, 8+ for at least 8"),
     Option(("--memory",), "memory", memory, "GB[+]", "memory of each node"),
-    Option(("--procs-per-node",), "procs_per_node", procs, "N|auto", "ranks of each node; auto: one per GPU, else 1"),
+    Option(("--procs-per-node",), "procs_per_node", readers.procs, "N|auto", "ranks of each node; auto: one per GPU, else 1"),
     Option(("--plugin", "--plugins"), "plugins", plugin_specs, "NAME[:k=v,…]", "frameworks to set up", "list", "plugins"),
-    Option(("--python",), "python", interpreter, "VERSION|PATH", "Python of the nodes, or an interpreter that is there, with its packages"),
-    Option(("--pip",), "pip", packages, "PACKAGES", "packages that the ranks need", "list"),
-    Option(("--env",), "env", pair, "NAME=VALUE", "an environment variable of the ranks", "list"),
+    Option(("--python",), "python", readers.interpreter, "VERSION|PATH", "Python of the nodes, or an interpreter that is there, with its packages"),
+    Option(("--pip",), "pip", readers.packages, "PACKAGES", "packages that the ranks need", "list"),
+    Option(("--env",), "env", readers.pair, "NAME=VALUE", "an environment variable of the ranks", "list"),
     _SECRET,
-    Option(("--hosts",), "hosts", many(host, rf"{OUTSIDE_BRACKETS}|\s+"), "HOSTS", "machines for --provider ssh", "list"),
-    Option(("--region",), "region", region, "NAME", "where to rent"),
+    Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "machines for --provider ssh", "list"),
+    Option(("--region",), "region", readers.region, "NAME", "where to rent"),
     Option(("--spot",), "spot", help="rent spare capacity, which may be taken back"),
-    Option(("--max-price",), "max_price", dollars, "DOLLARS", "limit per hour for the whole pool"),
-    Option(("--idle",), "idle", limit, "TIME", "stop after so long without a cell, as in 30m"),
-    Option(("--max-lifetime",), "max_lifetime", limit, "TIME", "stop after so long, as in 8h"),
+    Option(("--max-price",), "max_price", readers.dollars, "DOLLARS", "limit per hour for the whole pool"),
+    Option(("--idle",), "idle", readers.limit, "TIME", "stop after so long without a cell, as in 30m"),
+    Option(("--max-lifetime",), "max_lifetime", readers.limit, "TIME", "stop after so long, as in 8h"),
     Option(("-y", "--yes"), "yes", help="do not ask before money is spent"),
 )
 DRY_RUN = Option(("--dry-run",), "dry_run", help="show what would happen, and do nothing")
-_POOL_NAME = Option(("--pool",), "name", pool_name, "NAME", "the pool to use; the latest one unless said", choices="pools")
-_OUTPUT = Option(("-o", "--output"), "output", identifier, "NAME", "keep the values of the last expression, by rank")
+_POOL_NAME = Option(("--pool",), "name", readers.pool_name, "NAME", "the pool to use; the latest one unless said", choices="pools")
+_OUTPUT = Option(("-o", "--output"), "output", readers.identifier, "NAME", "keep the values of the last expression, by rank")
 _TARGETS = Option(("-t", "--targets"), "targets", Selection, "RANKS", "ranks that take part: 0,2 or 0:4 or ::2")
 _HEAD = Option(("--head",), "head", help="keep the first rank's value alone instead of a list")
 _RANK = Option(("--rank",), "targets", Selection, "R", "one rank, or several: 0,2")
 _NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return at once; the cell goes on")
-_TIMEOUT = Option(("--timeout",), "timeout", limit, "TIME", "fail after so long, as in 10m")
+_TIMEOUT = Option(("--timeout",), "timeout", readers.limit, "TIME", "fail after so long, as in 10m")
 _SHIPPING: tuple[Option, ...] = (
-    Option(("--push",), "push", identifiers, "NAMES", "variables to send though the cell does not show them", "names", "variables"),
-    Option(("--no-push",), "no_push", identifiers, "NAMES", "variables not to send; alone: send nothing", "maybe", "variables"),
+    Option(("--push",), "push", readers.identifiers, "NAMES", "variables to send though the cell does not show them", "names", "variables"),
+    Option(("--no-push",), "no_push", readers.identifiers, "NAMES", "variables not to send; alone: send nothing", "maybe", "variables"),
     _TIMEOUT,
     Option(("--fresh",), "fresh", help="send variables again though they have not changed"),
 )
 RUN: tuple[Option, ...] = (
     _POOL_NAME,
     _OUTPUT,
-    Option(("-g", "--gather"), "gather", identifiers, "NAMES", "bring these variables back, by rank", "names"),
+    Option(("-g", "--gather"), "gather", readers.identifiers, "NAMES", "bring these variables back, by rank", "names"),
     _HEAD,
     Option(("--only",), "only", Selection, "RANKS", "whose output is shown: head, all, 0,2 or 0:4", choices="ranks"),
     _TARGETS,
@@ -97,15 +82,15 @@ RUN: tuple[Option, ...] = (
     _NOBLOCK,
     DRY_RUN,
 )
-_WORKDIR = Option(("--workdir",), "workdir", path, "DIR", "a folder that goes along, and where the script runs")
-_SH_ENV = Option(("--env",), "env", pair, "NAME=VALUE", "an environment variable of the script", "list")
+_WORKDIR = Option(("--workdir",), "workdir", readers.path, "DIR", "a folder that goes along, and where the script runs")
+_SH_ENV = Option(("--env",), "env", readers.pair, "NAME=VALUE", "an environment variable of the script", "list")
 _SH_TARGETS = Option(("-t", "--targets"), "targets", Selection, "NODES", "nodes that take part: 0,2 or 0:4 or ::2")
 _SH_ONLY = Option(("--only",), "only", Selection, "NODES", "whose output is shown: head, all, 0,2 or 0:4", choices="ranks")
-_SH_OUTPUT = Option(("-o", "--output"), "output", identifier, "NAME", "keep exit codes and last lines, by node")
+_SH_OUTPUT = Option(("-o", "--output"), "output", readers.identifier, "NAME", "keep exit codes and last lines, by node")
 _SH_NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return at once; the script goes on")
 _DETACH = Option(("--detach",), "detach", help="go on without the notebook")
 SH: tuple[Option, ...] = (_POOL_NAME, _WORKDIR, _SH_ENV, _SECRET, _SH_OUTPUT, _SH_ONLY, _SH_TARGETS, _TIMEOUT, _SH_NOBLOCK, _DETACH)
-_LINES = Option(("-n", "--lines"), "lines", number(1), "LINES", "how many of the last lines; 50 unless said")
+_LINES = Option(("-n", "--lines"), "lines", readers.number(1), "LINES", "how many of the last lines; 50 unless said")
 _FOLLOW = Option(("-f", "--follow"), "follow", help="go on as the log grows, until the stop button")
 _NODE = Option(("--node",), "nodes", Selection, "NODES", "which nodes: all, head, 0,2 or 0:4", choices="ranks")
 _ALL = Option(("--all",), "all", help="every pool of this notebook")

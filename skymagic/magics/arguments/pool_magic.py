@@ -9,8 +9,8 @@ from skymagic.magics.arguments.options import PLUGINS, POOL
 from skymagic.magics.arguments.readers import pool_name
 from skymagic.magics.arguments.reading import ParsedLine
 from skymagic.magics.arguments.toml import scan_body
-from skymagic.plan import PROVIDERS, Defaults, PoolRequest
 from skymagic.plan.image import Image
+from skymagic.plan.requests import PROVIDERS, Defaults, PoolRequest
 from skymagic.plan.suggest import did_you_mean
 
 NO_DEFAULTS = Defaults()

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from skymagic.errors import RequestError
-from skymagic.plan import duration
 from skymagic.plan.image import Image
 from skymagic.plan.suggest import did_you_mean
+from skymagic.plan.units import duration
 
 Reader = Callable[[str], Any]
 

@@ -10,7 +10,7 @@ from skymagic.errors import RequestError
 from skymagic.magics.arguments.options import DRY_RUN, POOL, Option
 from skymagic.magics.arguments.readers import variable
 from skymagic.magics.arguments.reading import ParsedOption
-from skymagic.plan import PluginSpec
+from skymagic.plan.requests import PluginSpec
 from skymagic.plan.suggest import did_you_mean
 
 
