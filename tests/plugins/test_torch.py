@@ -163,6 +163,32 @@ def test_the_group_is_destroyed_when_the_pool_ends(tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "False", "1": "False"}
 
 
+def test_wrapped_functions_take_their_arguments_by_keyword() -> None:
+    """Lightning and others call them so; ours must not have parameters of their own that get in the way."""
+
+    @sky.function
+    def by_keyword() -> float:
+        import torch
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        group = dist.new_group(
+            ranks=[0, 1], timeout=None, backend=None, pg_options=None, use_local_synchronization=False
+        )
+        model = DDP(module=torch.nn.Linear(2, 1), device_ids=None, output_device=None, process_group=group)
+        model(input=torch.ones(1, 2)).sum().backward()
+        values, gathered = torch.ones(2), [torch.zeros(2), torch.zeros(2)]
+        dist.all_reduce(tensor=values, op=dist.ReduceOp.SUM, group=group, async_op=False)
+        dist.broadcast(tensor=values, src=0, group=group, async_op=False)
+        dist.all_gather(tensor_list=gathered, tensor=values, group=group, async_op=False)
+        dist.barrier(group=group, async_op=False, device_ids=None)
+        dist.destroy_process_group(group=group)
+        return gathered[1].sum().item()
+
+    with sky.Compute(nodes=2, plugins=["torch"]) as pool:
+        assert by_keyword() @ pool == [4.0, 4.0]
+
+
 def weights(model: Any) -> list[float]:
     return [parameter.double().sum().item() for parameter in model.parameters()]
 

@@ -68,7 +68,7 @@ def on_whole_mesh(plain: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(plain)
-    def guarded(model: Any, *args: Any, **kwargs: Any) -> Any:
+    def guarded(model: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not info.everyone() and any(not getattr(v.value, "is_fully_addressable", True) for v in model.variables):
             part = len(info.participants())
             raise RuntimeError(

@@ -70,7 +70,11 @@ class Group:
         import torch.distributed as dist
 
         if dist.is_initialized():
-            dist.destroy_process_group()
+            self._ours = True
+            try:
+                dist.destroy_process_group()
+            finally:
+                self._ours = False
         self._connections.forget()
 
     def free(self) -> int:
@@ -104,7 +108,8 @@ class Group:
         from torch.distributed import distributed_c10d as c10d
         from torch.nn.parallel import DistributedDataParallel as DDP
 
-        init, helper, wrap = dist.init_process_group, c10d._new_process_group_helper, DDP.__init__
+        init, destroy = dist.init_process_group, dist.destroy_process_group
+        helper, wrap = c10d._new_process_group_helper, DDP.__init__
 
         def init_process_group(*args: Any, **kwargs: Any) -> None:
             if not self._ours and dist.is_initialized():
@@ -118,17 +123,29 @@ class Group:
             os.environ["TORCHELASTIC_RESTART_COUNT"] = str(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1)
             init(*args, **kwargs)
 
+        def destroy_process_group(group: Any = None) -> None:
+            # In gloo, destroying a group while a DDP model is alive is a race in which a process that lives on may hang: the
+            # programs that do so at their end are scripts, whose process ends. The group goes when it is formed anew, or with the rank.
+            if not self._ours and dist.is_initialized() and group in (None, dist.group.WORLD):
+                print(
+                    "skymagic keeps the process group for the next cell; this call of destroy_process_group changes nothing",
+                    file=sys.stderr,
+                )
+                return
+            destroy(group)
+
         def new_group_helper(*args: Any, **kwargs: Any) -> Any:
             with self._connections.recorded():
                 return helper(*args, **kwargs)
 
-        def ddp_init(module: Any, *args: Any, **kwargs: Any) -> None:
-            wrap(module, *args, **kwargs)
-            self._wrappers.add(module)
-            if module.process_group is dist.group.WORLD:
-                self._on_default.add(module)
+        def ddp_init(wrapper: Any, /, *args: Any, **kwargs: Any) -> None:  # DDP(module=…) is an argument of its own
+            wrap(wrapper, *args, **kwargs)
+            self._wrappers.add(wrapper)
+            if wrapper.process_group is dist.group.WORLD:
+                self._on_default.add(wrapper)
 
         dist.init_process_group = c10d.init_process_group = init_process_group
+        dist.destroy_process_group = c10d.destroy_process_group = destroy_process_group
         c10d._new_process_group_helper = new_group_helper
         DDP.__init__ = ddp_init
         try:
@@ -136,6 +153,7 @@ class Group:
                 yield
         finally:
             dist.init_process_group = c10d.init_process_group = init
+            dist.destroy_process_group = c10d.destroy_process_group = destroy
             c10d._new_process_group_helper = helper
             DDP.__init__ = wrap
 

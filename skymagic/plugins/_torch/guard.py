@@ -74,15 +74,15 @@ def guarded_collective(collective: Callable[..., Any], unless: str = "") -> Call
     Args:
         unless: a parameter that, when it is true, lets those that call do without the others.
     """
-    names = list(inspect.signature(collective).parameters)
-    place = names.index("group") if "group" in names else len(names)
+    signature = inspect.signature(collective)
 
     @functools.wraps(collective)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True  # IPython leaves this frame out
-        if not info.everyone() and not (unless and kwargs.get(unless)):
-            group = args[place] if len(args) > place else kwargs.get("group")
-            check(group, f"dist.{collective.__name__}")
+        if not info.everyone():
+            given = signature.bind_partial(*args, **kwargs).arguments
+            if not given.get(unless):
+                check(given.get("group"), f"dist.{collective.__name__}")
         return collective(*args, **kwargs)
 
     return guarded
@@ -90,13 +90,15 @@ def guarded_collective(collective: Callable[..., Any], unless: str = "") -> Call
 
 def guarded_ddp(method: Callable[..., Any], what: str) -> Callable[..., Any]:
     """A method of a DDP wrapper, refused where the wrapper's group has ranks that do not take part."""
+    signature = inspect.signature(method)
 
     @functools.wraps(method)
-    def guarded(module: Any, *args: Any, **kwargs: Any) -> Any:
+    def guarded(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:  # DDP(module=…) is an argument of its own
         __tracebackhide__ = True
         if not info.everyone():
-            check(module.__dict__.get("process_group", kwargs.get("process_group")), what)
-        return method(module, *args, **kwargs)
+            given = signature.bind_partial(wrapper, *args, **kwargs).arguments
+            check(wrapper.__dict__.get("process_group", given.get("process_group")), what)
+        return method(wrapper, *args, **kwargs)
 
     return guarded
 
