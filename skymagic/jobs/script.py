@@ -19,7 +19,7 @@ from skymagic.display.screen import NotebookScreen
 from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs.workdir import folder_here, folder_on_nodes
-from skymagic.plan.requests import RunRequest, ShellRequest
+from skymagic.plan.requests import RunRequest, ShellRequest, missing_secrets
 from skymagic.plan.selection import Selection
 from skymagic.plan.units import count, rank_words
 from skymagic.pool import Pool
@@ -111,11 +111,7 @@ def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
         RequestError: nodes, a folder or variables that are not there; all mistakes.
         FilesError: the folder cannot be copied.
     """
-    mistakes = [
-        f"--secret {name}: the notebook's environment has no such variable"
-        for name in request.secrets
-        if name not in os.environ
-    ]
+    mistakes = missing_secrets(request.secrets, os.environ)
     part: tuple[int, ...] = ()
     shown: tuple[int, ...] = ()
     folder: Path | None = None

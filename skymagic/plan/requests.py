@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
 from skymagic.errors import RequestError
@@ -216,3 +216,10 @@ class ShellRequest:
     only: Selection = field(default_factory=Selection)
     output: str | None = None
     noblock: bool = False
+
+
+def missing_secrets(names: Iterable[str], environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each secret that the notebook's environment does not hold."""
+    return [
+        f"--secret {name}: the notebook's environment has no such variable" for name in names if name not in environ
+    ]

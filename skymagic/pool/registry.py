@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -11,9 +12,10 @@ from skymagic import providers
 from skymagic.errors import PoolError, RequestError
 from skymagic.plan.planning import fits
 from skymagic.plan.plans import Plan
-from skymagic.plan.requests import Defaults, PoolRequest
+from skymagic.plan.requests import Defaults, PoolRequest, missing_secrets
 from skymagic.plan.units import count
 from skymagic.pool import Pool
+from skymagic.providers import Provider, Survey
 
 DEFAULT_NAME = "main"
 _pools: dict[str, Pool] = {}
@@ -75,8 +77,7 @@ def ensure(
         return there
     if there is not None and resize and there.ended is None and not fits(without_nodes(request), there.plan):
         return resized(there, request, tell)
-    provider = providers.serving(request)
-    survey = provider.plan(request, tell)
+    provider, survey = _surveyed(request, tell)
     try:
         if there is not None:
             raise _another(there, differences)
@@ -145,9 +146,23 @@ def preview(request: PoolRequest, tell: Callable[[str], None]) -> Plan:
     Raises:
         RequestError: all mistakes of the request.
     """
-    survey = providers.serving(request).plan(request, tell)
+    _, survey = _surveyed(request, tell)
     survey.close()
     return survey.plan
+
+
+def _surveyed(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provider, Survey]:
+    """The provider that serves a request, and what it found. Raises RequestError with all mistakes."""
+    mistakes = missing_secrets(request.secrets, os.environ)
+    provider = providers.serving(request)
+    try:
+        survey = provider.plan(request, tell)
+    except RequestError as refused:
+        raise RequestError([*mistakes, *refused.mistakes]) from None
+    if mistakes:
+        survey.close()
+        raise RequestError(mistakes)
+    return provider, survey
 
 
 def use(pool: Pool) -> None:

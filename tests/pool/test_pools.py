@@ -358,6 +358,13 @@ def test_every_rank_of_two_nodes_with_two_ranks_knows_its_place(notebook: Notebo
     assert int(ports.pop()) in {c.laddr.port for c in head.net_connections("tcp") if c.status == "LISTEN"}
 
 
+@pytest.mark.parametrize("options", ["--dry-run", "", "--cpus 9999"])
+def test_a_secret_that_is_not_there_is_refused(notebook: Notebook, options: str) -> None:
+    refused = notebook.fail(f"%sky_pool unset --nodes 1 --secret NOT_SET_ANYWHERE {options}")
+    assert "--secret NOT_SET_ANYWHERE: the notebook's environment has no such variable" in refused.text
+    assert ("9999" in refused.text) == ("9999" in options)  # all mistakes at once
+
+
 def test_a_secret_is_in_no_command_line_and_in_nothing_shown(notebook: Notebook) -> None:
     shown = notebook.run("%sky_pool --nodes 1 --secret POOL_TEST_SECRET")
     status = notebook.run("%sky_status")
