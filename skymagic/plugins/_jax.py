@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -70,9 +71,15 @@ def around_app(info: InstanceInfo) -> Iterator[None]:
             initialization_timeout=TIMEOUT,
             coordinator_bind_address=coordinator,  # otherwise all addresses of the machine, public ones too
         )
+    initialize = jax.distributed.initialize
+    jax.distributed.initialize = lambda *_, **__: print(
+        f"skymagic has initialised jax.distributed already ({info.world_size} processes); this call of initialize changes nothing",
+        file=sys.stderr,
+    )
     try:
         yield
     finally:
+        jax.distributed.initialize = initialize
         jax.distributed.shutdown()
 
 

@@ -51,6 +51,18 @@ def test_psum_over_all_processes_in_three_ways(pool: Any) -> None:
     assert psum() @ pool == [[10.0, 10.0, 120.0]] * 4
 
 
+def test_a_program_that_initialises_jax_itself(pool: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    @sky.function
+    def program() -> int:
+        import jax
+
+        jax.distributed.initialize()
+        return jax.process_count()
+
+    assert program() @ pool == [4] * 4
+    assert "skymagic has initialised jax.distributed already (4 processes)" in capfd.readouterr().err
+
+
 def test_the_mesh_and_its_variables(pool: Any) -> None:
     @sky.function
     def where() -> tuple[Any, ...]:
