@@ -180,12 +180,7 @@ def probe(host: RemoteShell, requirements: Requirements) -> Facts:
 
 
 def setup(
-    host: RemoteShell,
-    image: Image,
-    report: Report,
-    *,
-    commands: Sequence[str] = (),
-    facts: Facts | None = None,
+    host: RemoteShell, image: Image, report: Report, *, commands: Sequence[str] = (), facts: Facts | None = None
 ) -> Installation:
     """Make a host ready to run skymagic's modules; a host that is ready costs one round trip.
 

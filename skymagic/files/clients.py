@@ -154,10 +154,7 @@ class FileClients:
     """
 
     def __init__(
-        self,
-        nodes: Sequence[Node],
-        start: Callable[[Node], Transport],
-        watch: Callable[[], None] = lambda: None,
+        self, nodes: Sequence[Node], start: Callable[[Node], Transport], watch: Callable[[], None] = lambda: None
     ) -> None:
         self.nodes = tuple(nodes)
         self._start = start

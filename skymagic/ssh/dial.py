@@ -15,13 +15,7 @@ from skymagic.ssh.config import Endpoint
 
 DEAD_PEER_TIMEOUT = 15
 """Seconds without an acknowledgement after which a peer is dead (TCP_USER_TIMEOUT, RFC 5482)."""
-UNREACHABLE_ERRNOS = {
-    errno.EHOSTUNREACH,
-    errno.ENETUNREACH,
-    errno.EHOSTDOWN,
-    errno.ENETDOWN,
-    errno.EADDRNOTAVAIL,
-}
+UNREACHABLE_ERRNOS = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL}
 
 
 def dial(endpoint: Endpoint, cancellation: Cancellation) -> socket.socket:

@@ -75,10 +75,7 @@ def check_host_key(transport: paramiko.Transport, endpoint: Endpoint) -> None:
 
 
 def authenticate(
-    transport: paramiko.Transport,
-    endpoint: Endpoint,
-    ask: Callable[[str], str] | None,
-    cancellation: Cancellation,
+    transport: paramiko.Transport, endpoint: Endpoint, ask: Callable[[str], str] | None, cancellation: Cancellation
 ) -> None:
     """Log in with one of the user's keys.
 

@@ -98,10 +98,7 @@ class Walk:
     """
 
     def __init__(
-        self,
-        found: Listing,
-        stopped: Callable[[], bool] = lambda: False,
-        skip: Skip = lambda path, folder: False,
+        self, found: Listing, stopped: Callable[[], bool] = lambda: False, skip: Skip = lambda path, folder: False
     ) -> None:
         self._found, self._stopped, self._skip = found, stopped, skip
         self._above: list[tuple[int, int]] = []
