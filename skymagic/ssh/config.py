@@ -9,7 +9,7 @@ from __future__ import annotations
 import getpass
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from skymagic.errors import RequestError
 from skymagic.ssh.hostlist import HostSpec, expand
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
-DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ed25519")
+DEFAULT_KEYS = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
 CONNECT_TIMEOUT = 15.0
 """Seconds to connect within, unless ConnectTimeout is given."""
 MAX_INCLUDE_DEPTH = 16
@@ -63,15 +63,12 @@ class SshConfig:
         if path is None:
             self._text += "\nHost *\n" + _included(SYSTEM_CONFIG, SYSTEM_CONFIG.parent, 0)
 
-    def endpoint(self, spec: HostSpec) -> Endpoint:
-        """Resolve a host.
+    def endpoint(self, spec: HostSpec, path: tuple[str, ...] = ()) -> Endpoint:
+        """Resolve a host; `path` has the hosts whose ProxyJump led to it.
 
         Raises:
             RequestError: the configuration cannot be read.
         """
-        return self._endpoint(spec, ())
-
-    def _endpoint(self, spec: HostSpec, path: tuple[str, ...]) -> Endpoint:
         if spec.text in path:
             raise RequestError(f"ProxyJump goes in a circle: {' → '.join((*path, spec.text))}")
         found = self._lookup(spec)
@@ -80,16 +77,13 @@ class SshConfig:
         tokens = {"%": "%", "h": hostname, "n": spec.name, "p": str(port), "r": user, "u": getpass.getuser()}
         tokens |= {"d": str(Path.home()), "k": found.get("hostkeyalias", hostname)}
         jumps, command = self._proxy(found, spec, (*path, spec.text))
-        given = [name for name in found.get("identityfile", []) if name.lower() != "none"]
-        defaults = [str(Path.home() / ".ssh" / name) for name in DEFAULT_KEYS]
+        keys = [name for name in found.get("identityfile", DEFAULT_KEYS) if name.lower() != "none"]
         return Endpoint(
             label=spec.text,
             hostname=hostname,
             port=port,
             user=user,
-            identities=tuple(_expand_path(name, tokens) for name in given)
-            if "identityfile" in found
-            else tuple(defaults),
+            identities=tuple(_expand_path(name, tokens) for name in keys),
             identities_given="identityfile" in found,
             identities_only=found.get("identitiesonly", "no").lower() == "yes",
             agent=_agent_socket(found.get("identityagent", ""), tokens),
@@ -116,17 +110,14 @@ class SshConfig:
         self, found: Mapping[str, Any], spec: HostSpec, path: tuple[str, ...]
     ) -> tuple[tuple[Endpoint, ...], str | None]:
         # first value wins, also between ProxyCommand and ProxyJump
-        for key in found:
-            if key == "proxycommand":
-                return (), found[key]
-            if key == "proxyjump":
-                if found[key].lower() == "none":
-                    return (), None
-                jumps = [self._endpoint(jump, path) for jump in _jump_hosts(found[key], spec)]
-                # the first jump is reached as its own settings say, each further one through the one before it
-                rest = [replace(jump, proxy_jump=(), proxy_command=None) for jump in jumps[1:]]
-                return (jumps[0], *rest), None
-        return (), None
+        key = next((key for key in found if key in ("proxycommand", "proxyjump")), None)
+        if key == "proxycommand":
+            return (), found[key]
+        if key is None or found[key].lower() == "none":
+            return (), None
+        first, *rest = [self.endpoint(jump, path) for jump in _jump_hosts(found[key], spec)]
+        # the first jump is reached as its own settings say, each further one through the one before it
+        return (first, *(replace(jump, proxy_jump=(), proxy_command=None) for jump in rest)), None
 
 
 def _jump_hosts(value: str, spec: HostSpec) -> list[HostSpec]:
@@ -147,9 +138,7 @@ def _number(found: Mapping[str, Any], key: str, default: int, spec: HostSpec) ->
 def _agent_socket(value: str, tokens: Mapping[str, str]) -> str | None:
     if value.lower() == "none":
         return None
-    if value in ("", "SSH_AUTH_SOCK"):
-        return ""
-    return _expand_path(value, tokens)
+    return "" if value in ("", "SSH_AUTH_SOCK") else _expand_path(value, tokens)
 
 
 def _known_hosts(found: Mapping[str, Any], tokens: Mapping[str, str]) -> tuple[str, ...]:
@@ -162,8 +151,7 @@ def _known_hosts(found: Mapping[str, Any], tokens: Mapping[str, str]) -> tuple[s
 
 
 def _expand_path(text: str, tokens: Mapping[str, str]) -> str:
-    text = re.sub(r"%(.)", lambda match: tokens.get(match[1], match[0]), text)
-    return str(Path(text).expanduser())
+    return str(Path(re.sub(r"%(.)", lambda match: tokens.get(match[1], match[0]), text)).expanduser())
 
 
 def _included(path: Path, home: Path, depth: int) -> str:
@@ -182,13 +170,9 @@ def _included(path: Path, home: Path, depth: int) -> str:
             block = line
         if word.lower() == "include" and depth < MAX_INCLUDE_DEPTH:
             for name in shlex.split(rest):
-                place = Path(name).expanduser()
-                base = place if place.is_absolute() else home / place
-                out += [_included(found, home, depth + 1) for found in sorted(_matching(base))]
+                pattern = home / Path(name).expanduser()
+                names = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
+                out += [_included(found, home, depth + 1) for found in sorted(names)]
             line = block
         out.append(line)
     return "\n".join(out)
-
-
-def _matching(pattern: Path) -> Iterator[Path]:
-    return Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from skymagic.errors import HostError, HostsError
 from skymagic.ssh import dial, login, proxy
@@ -20,13 +19,8 @@ if TYPE_CHECKING:
     import paramiko
 
 Ask = Callable[[str], str]
-
-
-class Progress(Protocol):
-    """Called for each host when its connect has ended, on the caller's thread."""
-
-    def __call__(self, endpoint: Endpoint, state: str) -> None:
-        """`state` is "connected", or how it failed."""
+Progress = Callable[[Endpoint, str], None]
+"""Called for each host when its connect has ended, with "connected" or how it failed, on the caller's thread."""
 
 
 def connect(endpoint: Endpoint, ask: Ask | None = None) -> Connection:
@@ -58,8 +52,7 @@ def connect_all(
     """
     attempts = _Attempts(endpoints, ask is not None)
     try:
-        attempts.start()
-        attempts.wait(ask, progress)
+        attempts.run(ask, progress)
         failures = [failure for failure in attempts.failures if failure is not None]
         if len(failures) == 1 and len(endpoints) == 1:
             raise failures[0]
@@ -86,12 +79,10 @@ class _Attempts:
             for index, each in enumerate(endpoints)
         ]
 
-    def start(self) -> None:
+    def run(self, ask: Ask | None, progress: Progress | None) -> None:
+        """On the caller's thread: start, ask for passphrases and report progress, until all connects have ended."""
         for thread in self._threads:
             thread.start()
-
-    def wait(self, ask: Ask | None, progress: Progress | None) -> None:
-        """On the caller's thread: ask for passphrases and report progress, until all connects have ended."""
         left = len(self.endpoints)
         while left:
             index, text, answer = self._events.get()
@@ -115,12 +106,10 @@ class _Attempts:
                 connection.close()
 
     def _attempt(self, index: int) -> None:
-        endpoint = self.endpoints[index]
         text = "connected"
+        ask = self._ask_caller if self.may_ask else None
         try:
-            self.connections[index] = _open_connection(
-                endpoint, self._ask_caller if self.may_ask else None, self._cancellation
-            )
+            self.connections[index] = _open_connection(self.endpoints[index], ask, self._cancellation)
         except HostError as failure:
             self.failures[index] = failure
             text = failure.reason
@@ -171,26 +160,20 @@ def _open_transport(
         except HostError as failure:
             reason = f"its jump host {jump.label} cannot be used: {failure.reason}"
             raise HostError(endpoint.label, reason, failure.remedy) from failure
-    with (
-        _proxy_command(endpoint, resources)
-        if endpoint.proxy_command and via is None
-        else contextlib.nullcontext() as command
-    ):
-        stream = command or (proxy.open_through(via[1], via[0], endpoint) if via else dial.dial(endpoint, cancellation))
+    command = proxy.ProxyCommand(endpoint) if endpoint.proxy_command and via is None else None
+    try:
+        if command is not None:
+            resources.callback(command.close)
+            stream: login.Stream = command.socket
+        else:
+            stream = proxy.open_through(via[1], via[0], endpoint) if via else dial.dial(endpoint, cancellation)
         resources.callback(stream.close)
         transport = login.handshake(stream, endpoint, cancellation)
         resources.callback(login.close, transport)
+    except HostError as failure:
+        if command is None:
+            raise
+        raise command.with_output(failure) from failure
     login.check_host_key(transport, endpoint)
     login.authenticate(transport, endpoint, ask, cancellation)
     return transport
-
-
-@contextlib.contextmanager
-def _proxy_command(endpoint: Endpoint, resources: contextlib.ExitStack) -> Iterator[socket.socket]:
-    """A ProxyCommand's stream; a failure within carries the command's exit code and output."""
-    command = proxy.ProxyCommand(endpoint)
-    resources.callback(command.close)
-    try:
-        yield command.socket
-    except HostError as failure:
-        raise command.with_output(failure) from failure

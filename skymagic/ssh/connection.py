@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import shlex
 import threading
 import time
@@ -44,7 +43,7 @@ class Connection:
     Args:
         endpoint: the host.
         transport: an authenticated transport.
-        below: what is closed after it: sockets and connections that it goes through.
+        resources: what is closed after it: sockets and connections that it goes through.
     """
 
     def __init__(self, endpoint: Endpoint, transport: paramiko.Transport, resources: contextlib.ExitStack) -> None:
@@ -118,8 +117,7 @@ class Connection:
 
         Args:
             path: absolute, or relative to the user's home; its folder is made.
-            pieces: the content; pieces of about 1 MB are best.
-            nbytes: how many bytes the pieces have together.
+            chunks: the content, `nbytes` together; chunks of about 1 MB are best.
             mode: the file's permissions.
 
         Raises:
@@ -153,22 +151,19 @@ class Connection:
     def _channel(self, timeout: float) -> paramiko.Channel:
         import paramiko
 
-        for attempt in itertools.count(1):
+        attempts_left = CHANNEL_ATTEMPTS
+        while True:
             try:
                 return self._transport.open_session(window_size=WINDOW_BYTES, timeout=timeout)
             except paramiko.ChannelException as problem:
                 # race: a process that has just ended may count toward MaxSessions a moment longer
-                if attempt < CHANNEL_ATTEMPTS:
-                    time.sleep(0.1)
-                    continue
-                raise HostError(
-                    self.label,
-                    f"sshd allows no further process on this connection ({problem.text})",
-                    "raise MaxSessions in the host's sshd_config",
-                ) from problem
+                attempts_left -= 1
+                if not attempts_left:
+                    reason = f"sshd allows no further process on this connection ({problem.text})"
+                    raise HostError(self.label, reason, "raise MaxSessions in the host's sshd_config") from problem
+                time.sleep(0.1)
             except (paramiko.SSHException, OSError, EOFError) as problem:
                 raise HostError(self.label, "the connection is lost") from problem
-        raise AssertionError("not reached")
 
     def _kill(self, pid: int) -> None:
         """Kill the process group of a session leader: SIGTERM, then SIGKILL."""

@@ -24,7 +24,6 @@ def dial(endpoint: Endpoint, cancellation: Cancellation) -> socket.socket:
     Raises:
         HostError: with the reason.
     """
-    where = f"{endpoint.hostname} port {endpoint.port}"
     problem: OSError | None = None
     addresses = _addresses(endpoint)
     for family, kind, protocol, _, address in addresses:
@@ -36,43 +35,39 @@ def dial(endpoint: Endpoint, cancellation: Cancellation) -> socket.socket:
             _connect(sock, address, end, cancellation)
             set_tcp_options(sock)
             return sock
-        except OSError as failed:
+        except BaseException as failed:
+            sock.close()
+            if not isinstance(failed, OSError):
+                raise
             problem = failed
-            sock.close()
-        except BaseException:
-            sock.close()
-            raise
     assert problem is not None
-    raise HostError(endpoint.label, *_reason_and_remedy(problem, where, endpoint)) from problem
+    raise HostError(endpoint.label, *_reason_and_remedy(problem, endpoint)) from problem
 
 
 def _addresses(endpoint: Endpoint) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
     try:
         return socket.getaddrinfo(endpoint.hostname, endpoint.port, type=socket.SOCK_STREAM)  # type: ignore[return-value]
     except (OSError, UnicodeError) as problem:
-        raise HostError(
-            endpoint.label,
+        reason, remedy = (
             f"the name {endpoint.hostname!r} is not known",
             "check its spelling, or give it a HostName in ~/.ssh/config",
-        ) from problem
+        )
+        raise HostError(endpoint.label, reason, remedy) from problem
 
 
 def _connect(sock: socket.socket, address: tuple[object, ...], end: float, cancellation: Cancellation) -> None:
     sock.setblocking(False)
     code = sock.connect_ex(address)
-    waiting = (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY)
-    if code not in (0, *waiting):
-        raise OSError(code, os.strerror(code))
     with selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_WRITE)
-        while code in waiting:
+        while code in (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY):
             cancellation.check()
             if time.monotonic() >= end:
                 raise TimeoutError(errno.ETIMEDOUT, "no answer")
             if selector.select(POLL_INTERVAL):
                 code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                if code:
-                    raise OSError(code, os.strerror(code))
+    if code:
+        raise OSError(code, os.strerror(code))
     sock.setblocking(True)
 
 
@@ -87,19 +82,15 @@ def set_tcp_options(sock: socket.socket) -> None:
         (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", DEAD_PEER_TIMEOUT * 1000),
     ]
     for level, name, value in options:
-        option = getattr(socket, name, None)
-        if option is not None:
-            with contextlib.suppress(OSError):
-                sock.setsockopt(level, option, value)
+        with contextlib.suppress(AttributeError, OSError):
+            sock.setsockopt(level, getattr(socket, name), value)
 
 
-def _reason_and_remedy(problem: OSError, where: str, endpoint: Endpoint) -> tuple[str, str]:
-    """(reason, remedy) of a failed connect."""
+def _reason_and_remedy(problem: OSError, endpoint: Endpoint) -> tuple[str, str]:
+    where = f"{endpoint.hostname} port {endpoint.port}"
     if isinstance(problem, TimeoutError) or problem.errno == errno.ETIMEDOUT:
-        return (
-            f"{where} did not answer within {endpoint.timeout:.0f} s",
-            "is the host up, and may this machine reach it (VPN, firewall, ProxyJump)?",
-        )
+        remedy = "is the host up, and may this machine reach it (VPN, firewall, ProxyJump)?"
+        return f"{where} did not answer within {endpoint.timeout:.0f} s", remedy
     if problem.errno == errno.ECONNREFUSED:
         return f"{where} refused the connection", "is sshd running there, and is this its port?"
     if problem.errno in UNREACHABLE_ERRNOS:

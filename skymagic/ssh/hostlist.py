@@ -52,7 +52,8 @@ def _parse_word(word: str, mistakes: list[str]) -> list[HostSpec]:
         return _read_file(word[1:], mistakes)
     return [
         spec
-        for part in _split_at_commas(word)
+        for part in re.split(r",(?![^\[]*\])", word)  # at the commas that are not within brackets
+        if part
         for text in _expand_ranges(part, mistakes)
         for spec in _parse_host(text, mistakes)
     ]
@@ -79,15 +80,9 @@ def _read_file(name: str, mistakes: list[str]) -> list[HostSpec]:
     return found
 
 
-def _split_at_commas(word: str) -> list[str]:
-    """At the commas that are not within brackets."""
-    return [part for part in re.split(r",(?![^\[]*\])", word) if part]
-
-
 def _expand_ranges(text: str, mistakes: list[str]) -> list[str]:
     """Expand the bracketed ranges of a name."""
-    texts = [""]
-    rest = text
+    texts, rest = [""], text
     while (found := RANGE.search(rest)) is not None:
         numbers = _range_numbers(found[1])
         if numbers is None:
@@ -111,9 +106,8 @@ def _range_numbers(text: str) -> list[str] | None:
         if int(last) < int(first):
             return None
         width = len(first) if first.startswith("0") or len(first) == len(last) else 0
-        numbers += [
-            str(number).zfill(width) for number in range(int(first), min(int(last), int(first) + MAX_HOSTS) + 1)
-        ]
+        end = min(int(last), int(first) + MAX_HOSTS) + 1
+        numbers += [str(number).zfill(width) for number in range(int(first), end)]
     return numbers
 
 

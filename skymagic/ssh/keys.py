@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import socket
 import threading
@@ -37,31 +38,21 @@ def candidates(
     """(name, key) to try: the agent's that are configured, its other ones, then files, encrypted ones last."""
     with contextlib.ExitStack() as stack:
         files = [path for path in endpoint.identities if Path(path).exists() or Path(f"{path}.pub").exists()]
-        attempts.unused += [
-            f"{path} (there is no such file)" for path in endpoint.identities
-            if endpoint.identities_given and path not in files
-        ]  # fmt: skip
-        public_halves = {path: _public(path) for path in files}
+        missing = set(endpoint.identities) - set(files) if endpoint.identities_given else ()
+        attempts.unused += [f"{path} (there is no such file)" for path in endpoint.identities if path in missing]
         agent_keys = {key.asbytes(): key for key in _agent_keys(endpoint, stack, attempts)}
-        first = [
-            (path, agent_keys.pop(blob))
-            for path, blob in public_halves.items()
-            if blob is not None and blob in agent_keys
-        ]
-        yield from ((f"{path} (agent)", key) for path, key in first)
+        first = {path: agent_keys.pop(blob) for path in files if (blob := _public(path)) in agent_keys}
+        yield from ((f"{path} (agent)", key) for path, key in first.items())
         if not endpoint.identities_only:
-            yield from (
-                (f"{getattr(key, 'comment', '') or key.get_name()} (agent)", key) for key in agent_keys.values()
-            )
+            for key in agent_keys.values():
+                yield f"{getattr(key, 'comment', '') or key.get_name()} (agent)", key
         encrypted = []
-        for path in files:
-            if path in dict(first):
-                continue
-            key = _load(path, None, attempts)
-            if key is _ENCRYPTED:
+        for path in (path for path in files if path not in first):
+            loaded = _load(path, None, attempts)
+            if loaded is _ENCRYPTED:
                 encrypted.append(path)
-            elif key is not None:
-                yield path, key  # type: ignore[misc]
+            elif loaded is not None:
+                yield path, loaded  # type: ignore[misc]
         for path in encrypted:
             if (decrypted := _decrypt(path, ask, attempts)) is not None:
                 yield path, decrypted
@@ -71,7 +62,7 @@ _ENCRYPTED = object()
 
 
 def _load(path: str, passphrase: str | None, attempts: KeyAttempts) -> object | None:
-    """A key, _LOCKED when it needs another passphrase, None when it is of no use."""
+    """A key, _ENCRYPTED when it needs another passphrase, None when it is of no use."""
     import paramiko
 
     try:
@@ -84,9 +75,8 @@ def _load(path: str, passphrase: str | None, attempts: KeyAttempts) -> object | 
     except (ValueError, OSError, paramiko.SSHException) as problem:
         if passphrase is not None:
             return _ENCRYPTED
-        attempts.unused.append(
-            f"{path} ({getattr(problem, 'strerror', None) or 'it is no private key that paramiko reads'})"
-        )
+        reason = getattr(problem, "strerror", None) or "it is no private key that paramiko reads"
+        attempts.unused.append(f"{path} ({reason})")
     # paramiko.UnknownKeyType: hardware keys (sk-…) work through the agent only
     except Exception as problem:
         attempts.unused.append(f"{path} ({type(problem).__name__}: use it through ssh-agent)")
@@ -115,42 +105,31 @@ def _decrypt(path: str, ask: Callable[[str], str] | None, attempts: KeyAttempts)
         return None
 
 
-def _public(path: str) -> bytes | None:
-    """The public key blob (RFC 4253), to find the key in the agent without its passphrase."""
-    import base64
-    import binascii
-
+def _public(path: str) -> bytes:
+    """The public key blob (RFC 4253), to find the key in the agent without its passphrase; b"" where there is none."""
     try:
-        words = Path(f"{path}.pub").read_text().split()
-        return base64.b64decode(words[1])
-    except (OSError, UnicodeDecodeError, IndexError, binascii.Error):
-        return None
+        return base64.b64decode(Path(f"{path}.pub").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return b""
 
 
 def _agent_keys(endpoint: Endpoint, stack: contextlib.ExitStack, attempts: KeyAttempts) -> tuple[paramiko.PKey, ...]:
     """The agent's keys; () without an agent."""
     import paramiko
+    from paramiko.agent import AgentSSH
 
     if endpoint.agent is None:
         return ()
     try:
         if not endpoint.agent:
-            agent = paramiko.Agent()
-            stack.callback(agent.close)
+            agent = stack.enter_context(contextlib.closing(paramiko.Agent()))
             return agent.get_keys()
-        return _agent_keys_at(endpoint.agent, stack)
+        # paramiko.Agent connects to $SSH_AUTH_SOCK only
+        sock = stack.enter_context(socket.socket(getattr(socket, "AF_UNIX", 1), socket.SOCK_STREAM))
+        sock.connect(endpoint.agent)
+        other = AgentSSH()
+        other._connect(sock)  # type: ignore[attr-defined]
+        return other.get_keys()
     except (paramiko.SSHException, OSError, EOFError) as problem:
         attempts.unused.append(f"the keys of ssh-agent ({problem})")
         return ()
-
-
-def _agent_keys_at(path: str, stack: contextlib.ExitStack) -> tuple[paramiko.PKey, ...]:
-    """The keys of the agent at this socket; paramiko.Agent connects to $SSH_AUTH_SOCK only."""
-    from paramiko.agent import AgentSSH
-
-    sock = socket.socket(getattr(socket, "AF_UNIX", 1), socket.SOCK_STREAM)
-    stack.callback(sock.close)
-    sock.connect(path)
-    agent = AgentSSH()
-    agent._connect(sock)  # type: ignore[attr-defined]
-    return agent.get_keys()

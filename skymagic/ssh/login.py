@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import socket
 import threading
@@ -96,12 +97,11 @@ def authenticate(
             return
         attempts.refused.append(name)
         problem = transport.get_exception()
-        if isinstance(problem, paramiko.ssh_exception.PartialAuthentication):
-            wants = ", ".join(problem.allowed_types)
-            raise HostError(endpoint.label, f"the host wants more than a key: {wants}", "skymagic uses keys alone")
-        if isinstance(problem, paramiko.BadAuthenticationType):
-            wants = ", ".join(problem.allowed_types)
-            raise HostError(endpoint.label, f"the host takes no keys, only: {wants}", "skymagic uses keys alone")
+        partial = isinstance(problem, paramiko.ssh_exception.PartialAuthentication)
+        if isinstance(problem, paramiko.ssh_exception.PartialAuthentication | paramiko.BadAuthenticationType):
+            reason = "the host wants more than a key" if partial else "the host takes no keys, only"
+            words = f"{reason}: {', '.join(problem.allowed_types)}"
+            raise HostError(endpoint.label, words, "skymagic uses keys alone")
         if not answered or not transport.is_active():
             break
     raise _no_key_accepted(endpoint, attempts, transport.is_active())
@@ -119,12 +119,9 @@ def _prefer_known_algorithms(transport: paramiko.Transport, key_types: list[str]
     """Offer fast ciphers first, and the types of host key that known_hosts has: the host then shows one that can be verified."""
     options = transport.get_security_options()
     options.ciphers = _preferred_first(PREFERRED_CIPHERS, tuple(options.ciphers))
-    preferred = [
-        k
-        for key_type in key_types
-        for k in (("rsa-sha2-512", "rsa-sha2-256") if key_type == "ssh-rsa" else (key_type,))
-    ]
-    options.key_types = _preferred_first(tuple(preferred), tuple(options.key_types))
+    rsa = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
+    preferred = tuple(itertools.chain.from_iterable(rsa.get(key_type, (key_type,)) for key_type in key_types))
+    options.key_types = _preferred_first(preferred, tuple(options.key_types))
 
 
 def _preferred_first(preferred: tuple[str, ...], available: tuple[str, ...]) -> tuple[str, ...]:
@@ -141,9 +138,8 @@ def _known_hosts_names(endpoint: Endpoint) -> tuple[str, ...]:
 def _unknown_key(endpoint: Endpoint, offered: str) -> HostError:
     remedy = f"if that is the host's key, accept it once in a terminal: {_command(endpoint)}"
     if endpoint.strict in ("no", "off", "accept-new"):
-        remedy += (
-            f"\n  (StrictHostKeyChecking {endpoint.strict} is not followed: skymagic sends your data and secrets there)"
-        )
+        not_followed = f"StrictHostKeyChecking {endpoint.strict} is not followed"
+        remedy += f"\n  ({not_followed}: skymagic sends your data and secrets there)"
     return HostError(endpoint.label, f"its host key is not known: {offered}", remedy)
 
 
@@ -169,32 +165,24 @@ def _command(endpoint: Endpoint) -> str:
 def _no_ssh_server(endpoint: Endpoint, problem: BaseException | None) -> HostError:
     where = f"{endpoint.hostname} port {endpoint.port}"
     if problem is None:
-        return HostError(
-            endpoint.label,
-            f"{where} took the connection, and then said nothing for {endpoint.timeout:.0f} s",
-            "is that sshd, and is the host overloaded?",
-        )
+        reason = f"{where} took the connection, and then said nothing for {endpoint.timeout:.0f} s"
+        return HostError(endpoint.label, reason, "is that sshd, and is the host overloaded?")
     if "Incompatible" in str(problem) or type(problem).__name__ == "IncompatiblePeer":
         return HostError(endpoint.label, f"{where} has no method in common with us: {problem}", "")
-    said = str(problem) or "it closed the connection"
-    return HostError(
-        endpoint.label,
-        f"{where} does not speak SSH with us: {said}",
-        f"is that sshd's port? It may also refuse more connections for now (MaxStartups). Try: {_command(endpoint)}",
-    )
+    reason = f"{where} does not speak SSH with us: {str(problem) or 'it closed the connection'}"
+    remedy = "is that sshd's port? It may also refuse more connections for now (MaxStartups)"
+    return HostError(endpoint.label, reason, f"{remedy}. Try: {_command(endpoint)}")
 
 
 def _no_key_accepted(endpoint: Endpoint, attempts: KeyAttempts, active: bool) -> HostError:
     keys = ", ".join(attempts.refused) or "none"
-    reason = f"{endpoint.user}@{endpoint.hostname} accepts none of your keys (tried: {keys})"
+    account = f"{endpoint.user}@{endpoint.hostname}"
+    reason = f"{account} accepts none of your keys (tried: {keys})"
     if attempts.unused:
         reason += f"; not usable: {', '.join(attempts.unused)}"
     if not active and len(attempts.refused) > 1:
         reason += (
             "; the host ended the connection, maybe for too many keys (IdentitiesOnly yes and an IdentityFile help)"
         )
-    return HostError(
-        endpoint.label,
-        reason,
-        f"is {endpoint.user!r} the right user? To install a key there: ssh-copy-id -p {endpoint.port} {endpoint.user}@{endpoint.hostname}",
-    )
+    remedy = f"is {endpoint.user!r} the right user? To install a key there: ssh-copy-id -p {endpoint.port} {account}"
+    return HostError(endpoint.label, reason, remedy)

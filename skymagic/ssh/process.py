@@ -82,18 +82,12 @@ class Process:
                     raise HostError(self.host, "the connection is lost")
                 said = b"\n".join(filter(None, (seen.strip(), bytes(self._errors).strip())))[-4000:]
                 words = ":\n" + said.decode(errors="replace") if said else " without a word"
-                raise HostError(
-                    self.host,
-                    f"the login shell ended before it ran anything{words}",
-                    ACCOUNT_REMEDY if not said else "",
-                )
+                reason = f"the login shell ended before it ran anything{words}"
+                raise HostError(self.host, reason, "" if said else ACCOUNT_REMEDY)
             seen += data
             if len(seen) > KEPT_ERROR_BYTES:
-                raise HostError(
-                    self.host,
-                    f"the login shell printed more than {KEPT_ERROR_BYTES >> 20} MB before it ran anything",
-                    ACCOUNT_REMEDY,
-                )
+                reason = f"the login shell printed more than {KEPT_ERROR_BYTES >> 20} MB before it ran anything"
+                raise HostError(self.host, reason, ACCOUNT_REMEDY)
         self._unread = seen[found.end() :]
         return int(found[1])
 
@@ -213,7 +207,7 @@ class Process:
 def _script(mark: str, text: str) -> str:
     """The text in a compound command, which a shell reads as a whole before it runs any of it: what follows is the text's input.
 
-    The mark is not known_hosts_name out in it, so that a shell that shows what it reads shows no mark.
+    The mark is not spelled out in it, so that a shell that shows what it reads shows no mark.
     """
     head, tail = mark[:12], mark[12:]
     return f"{{ cd; printf '%s%s\\n' {head} {tail} >&2; printf '%s%s %s\\n' {head} {tail} $$\n{text}\nexit\n}}\n"

@@ -24,26 +24,19 @@ def open_through(jump: paramiko.Transport, via: Endpoint, endpoint: Endpoint) ->
     import paramiko
 
     where = f"{endpoint.hostname} port {endpoint.port}"
+    address = (endpoint.hostname, endpoint.port)
     try:
-        return jump.open_channel(
-            "direct-tcpip", (endpoint.hostname, endpoint.port), ("127.0.0.1", 0), timeout=endpoint.timeout
-        )
+        return jump.open_channel("direct-tcpip", address, ("127.0.0.1", 0), timeout=endpoint.timeout)
     except paramiko.ChannelException as problem:
-        forbidden = problem.code == 1
-        raise HostError(
-            endpoint.label,
-            f"the jump host {via.label} {'does not allow connections' if forbidden else 'cannot connect'} to {where}: "
-            f"{problem.text}",
-            f"AllowTcpForwarding must be on in the sshd of {via.label}"
-            if forbidden
-            else f"is the host up, and does {via.label} know it by that name?",
-        ) from problem
+        how, remedy = "cannot connect", f"is the host up, and does {via.label} know it by that name?"
+        if problem.code == 1:
+            how = "does not allow connections"
+            remedy = f"AllowTcpForwarding must be on in the sshd of {via.label}"
+        reason = f"the jump host {via.label} {how} to {where}: {problem.text}"
+        raise HostError(endpoint.label, reason, remedy) from problem
     except (paramiko.SSHException, OSError, EOFError) as problem:
-        raise HostError(
-            endpoint.label,
-            f"{where} did not answer through the jump host {via.label} within {endpoint.timeout:.0f} s",
-            f"is the host up, and may {via.label} reach it?",
-        ) from problem
+        reason = f"{where} did not answer through the jump host {via.label} within {endpoint.timeout:.0f} s"
+        raise HostError(endpoint.label, reason, f"is the host up, and may {via.label} reach it?") from problem
 
 
 class ProxyCommand:
