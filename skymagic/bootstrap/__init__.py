@@ -26,23 +26,3 @@ requirements  what a host must have; its key names the environment
 uv            uv's program for a host's platform
 wheel         skymagic's running code as a wheel
 """
-
-from skymagic.bootstrap.facts import Facts, Python, parse
-from skymagic.bootstrap.install import UPLOADED, InstallPlan, install_script, plan_install, prepare_script
-from skymagic.bootstrap.probe import probe_script
-from skymagic.bootstrap.progress import InstallProgress
-from skymagic.bootstrap.requirements import Requirements
-
-__all__ = [
-    "UPLOADED",
-    "Facts",
-    "InstallPlan",
-    "InstallProgress",
-    "Python",
-    "Requirements",
-    "install_script",
-    "parse",
-    "plan_install",
-    "prepare_script",
-    "probe_script",
-]

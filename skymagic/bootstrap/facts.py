@@ -88,9 +88,8 @@ def parse(out: str) -> Facts:
     """
     said: dict[str, list[str]] = {}
     for line in out.splitlines():
-        _, mark, rest = line.partition(MARK)
-        if mark and not _:
-            name, _, value = rest.partition(" ")
+        if line.startswith(MARK):
+            name, _, value = line.removeprefix(MARK).partition(" ")
             said.setdefault(name, []).append(value.strip())
     if not {"system", "end"} <= set(said):
         raise ValueError("its shell did not run the probe to its end")

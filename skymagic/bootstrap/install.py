@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import PurePath
+from shlex import quote
 from urllib.parse import quote as escaped
 
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.packages import PACKAGES
 from skymagic.bootstrap.probe import folder_line
-from skymagic.bootstrap.quoting import TELL, quote
+from skymagic.bootstrap.quoting import TELL, assignments
 from skymagic.bootstrap.requirements import Requirements
 
 UPLOADED = "uploaded"
@@ -20,7 +21,7 @@ class InstallPlan:
     """Plan of an installation on one host.
 
     Attributes:
-        wanted: what is to be there.
+        requirements: what is to be there.
         env: name of the environment; "" when none is made.
         python: the interpreter that makes the environment, or that is used as it is; "" to let uv find or fetch one.
         incoming: name of the folder where uploads are, which is removed at the end; never "".
@@ -193,16 +194,9 @@ def plan_install(requirements: Requirements, facts: Facts, incoming: str, wheel:
     fitting = [python for python in facts.pythons if python.version == requirements.minor]
     fitting.sort(key=lambda python: not (python.venv and python.pip))
     pip = bool(fitting) and fitting[0].venv and fitting[0].pip
-    return InstallPlan(
-        requirements,
-        facts.env,
-        fitting[0].path if fitting else "",
-        incoming,
-        pip=pip,
-        uv=facts.uv or (None if pip else UPLOADED),
-        wheel=wheel,
-        files=tuple(PurePath(path).name for path, _ in requirements.files),
-    )
+    uv = facts.uv or (None if pip else UPLOADED)
+    files = tuple(PurePath(path).name for path, _ in requirements.files)
+    return InstallPlan(requirements, facts.env, fitting[0].path if fitting else "", incoming, pip, uv, wheel, files)
 
 
 def prepare_script(requirements: Requirements, token: str) -> str:
@@ -223,41 +217,24 @@ def install_script(plan: InstallPlan, facts: Facts) -> str:
         "wheel": plan.wheel,
         "code": plan.requirements.code,
     }
-    head = [f"{name}={quote(value)}" for name, value in names.items()]
-    return "\n".join(
-        [
-            TELL,
-            *head,
-            _COMMON + _INSTALL + PACKAGES,
-            _requirements(plan, facts),
-            _commands(plan),
-            "main </dev/null 2>&1\n",
-        ]
-    )
+    functions = [_COMMON + _INSTALL + PACKAGES, _requirements(plan, facts), _commands(plan)]
+    return "\n".join([TELL, *assignments(names), *functions, "main </dev/null 2>&1\n"])
 
 
 def _requirements(plan: InstallPlan, facts: Facts) -> str:
     """A shell function that writes the list of packages; passwords in URLs are on no command line."""
     requirements = plan.requirements
-    uploaded = [f"{facts.folder}/incoming/{plan.incoming}/{name}" for name in plan.files]
-    lines = [*(f"--extra-index-url {url}" for url in requirements.indexes), *requirements.packages]
-    writes = [f"    printf '%s\\n' {quote(line)}" for line in [*lines, *map(_local, uploaded)]]
+    # pip and uv split a path at spaces, but not a URL
+    uploaded = [f"file://{escaped(f'{facts.folder}/incoming/{plan.incoming}/{name}')}" for name in plan.files]
+    indexes = [f"--extra-index-url {url}" for url in requirements.indexes]
+    writes = [f"    printf '%s\\n' {quote(line)}" for line in [*indexes, *requirements.packages, *uploaded]]
     return "\n".join(["requirements() {", "    {", *writes, "    :", '    } >"$drop/requirements.txt"', "}"])
-
-
-def _local(path: str) -> str:
-    """A path as a requirement; pip and uv split at spaces, but not in a URL."""
-    return f"file://{escaped(path)}"
 
 
 def _commands(plan: InstallPlan) -> str:
     """A shell function that runs the plugins' commands, from a file: they may hold what other users must not see."""
-    steps = [
-        line
-        for command in plan.requirements.commands
-        for line in (
-            f"    printf '%s\\n' {quote(command)} >\"$drop/command\"",
-            f'    step {quote("running: " + command)} /bin/sh "$drop/command"',
-        )
-    ]
+    steps = []
+    for command in plan.requirements.commands:
+        steps.append(f"    printf '%s\\n' {quote(command)} >\"$drop/command\"")
+        steps.append(f'    step {quote("running: " + command)} /bin/sh "$drop/command"')
     return "\n".join(["commands() {", '    cd "$HOME"', *steps, "    cd /", "}"])

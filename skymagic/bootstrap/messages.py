@@ -44,14 +44,10 @@ class Failure:
     @property
     def reason(self) -> str:
         """What failed, with the command and what it said."""
-        if self.status is None or self.status < 0:
-            how = "its process was ended"
-        else:
-            how = f"exit code {self.status}"
-        lines = [f"it cannot be set up: {self.step} failed ({how})"]
-        if self.command:
-            lines.append(f"  command: {self.command}")
-        return "\n".join([*lines, *(f"  | {line}" for line in self.last)])
+        how = "its process was ended" if self.status is None or self.status < 0 else f"exit code {self.status}"
+        command = [f"  command: {self.command}"] if self.command else []
+        said = [f"  | {line}" for line in self.last]
+        return "\n".join([f"it cannot be set up: {self.step} failed ({how})", *command, *said])
 
     def remedy(self, facts: Facts) -> str:
         """What to do, as far as the last lines tell."""
@@ -59,9 +55,8 @@ class Failure:
         full = self.free_kb is not None and self.free_kb < DISK_FULL_KB
         for pattern, advice in ADVICE:
             if re.search(pattern, text) or full:  # the first is about full disks
-                return advice.format(
-                    folder=facts.folder, free=_free(self.free_kb), host=facts.hostname, minor=self.minor
-                )
+                free = _free(self.free_kb)
+                return advice.format(folder=facts.folder, free=free, host=facts.hostname, minor=self.minor)
         return "Nothing half-made was left there; once this is mended, make the pool again."
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from skymagic.bootstrap.quoting import TELL, quote
+from shlex import quote
+
+from skymagic.bootstrap.quoting import TELL, assignments
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.plan.image import project
 
@@ -174,5 +176,4 @@ def probe_script(requirements: Requirements) -> str:
         "ask_packages": PACKAGES_PROBE,
         "names": " ".join(projects),
     }
-    head = [f"{name}={quote(value)}" for name, value in names.items()]
-    return "\n".join([TELL, folder_line(requirements), *head]) + _BODY
+    return "\n".join([TELL, folder_line(requirements), *assignments(names)]) + _BODY

@@ -27,7 +27,11 @@ class InstallProgress:
     def feed(self, line: str) -> None:
         """One line of the script's output."""
         if not line.startswith(MARK):
-            self._note(line)
+            text = without_passwords(line.rstrip())
+            if text:
+                self._last.append(text)
+            if text.lstrip().startswith(SHOWN_PREFIXES):
+                self._report(text.strip())
             return
         name, _, value = line.removeprefix(MARK).partition(" ")
         if name == "step":
@@ -47,13 +51,6 @@ class InstallProgress:
             self._status = int(value)
         elif name == "done":
             self.done = True
-
-    def _note(self, line: str) -> None:
-        text = without_passwords(line.rstrip())
-        if text:
-            self._last.append(text)
-        if text.lstrip().startswith(SHOWN_PREFIXES):
-            self._report(text.strip())
 
     def failure(self, status: int | None, err: str, minor: str) -> Failure:
         """What went wrong, when the script has ended and is not done."""

@@ -11,24 +11,17 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
+from shlex import quote
 from typing import Protocol
 
-from skymagic.bootstrap import (
-    UPLOADED,
-    Facts,
-    InstallPlan,
-    InstallProgress,
-    Requirements,
-    install_script,
-    parse,
-    plan_install,
-    prepare_script,
-    probe_script,
-    uv,
-    wheel,
-)
+from skymagic.bootstrap import uv, wheel
+from skymagic.bootstrap.facts import Facts, parse
+from skymagic.bootstrap.install import UPLOADED, InstallPlan, install_script, plan_install, prepare_script
 from skymagic.bootstrap.messages import lacks_python, refusals
-from skymagic.bootstrap.quoting import MARK, any_shell, any_shell_word, quote
+from skymagic.bootstrap.probe import probe_script
+from skymagic.bootstrap.progress import InstallProgress
+from skymagic.bootstrap.quoting import MARK, any_shell, any_shell_word
+from skymagic.bootstrap.requirements import Requirements
 from skymagic.errors import HostError, RequestError
 from skymagic.plan.image import Image, is_place, project
 from skymagic.ssh.connection import ScriptResult
@@ -87,26 +80,20 @@ class Installation:
     code: str
     requirements: Requirements = field(repr=False)
 
-    @property
-    def folder(self) -> str:
-        """Where skymagic keeps its things there."""
-        return self.facts.folder
-
     def command(self, module: str, *args: str) -> str:
         """A command line that runs a module there, whatever the login shell is; files in the home do not count as modules.
 
         Args:
             args: any text without NUL; newlines at an argument's end are lost.
         """
-        keep = "${PYTHONPATH:+:$PYTHONPATH}" if self.requirements.prepared else ""
-        settings = [
-            f"PYTHONPATH={any_shell_word(self.code)}{keep}",
-            f"PATH={any_shell_word(str(Path(self.python).parent))}:$PATH",
-        ]
-        if not self.requirements.prepared:
-            settings.append(f"VIRTUAL_ENV={any_shell_word(str(Path(self.python).parent.parent))}")
+        programs, code = Path(self.python).parent, any_shell_word(self.code)
+        path = f"PATH={any_shell_word(str(programs))}:$PATH"
+        if self.requirements.prepared:
+            settings = f"PYTHONPATH={code}${{PYTHONPATH:+:$PYTHONPATH}} {path}"
+        else:
+            settings = f"PYTHONPATH={code} {path} VIRTUAL_ENV={any_shell_word(str(programs.parent))}"
         words = [any_shell_word(text) for text in (self.python, "-P", "-m", module, *args)]
-        return any_shell(f"export {' '.join(settings)}; exec {' '.join(words)}")
+        return any_shell(f"export {settings}; exec {' '.join(words)}")
 
 
 # ------------------------------------------------------------------------------------ what a node must have
@@ -141,11 +128,10 @@ def requirements_of(image: Image, commands: Sequence[str] = ()) -> Requirements:
     if mistakes:
         raise RequestError(mistakes)
     given = {project(text) for text in packages}
-    own = [
-        f"{name}{bounds if prepared else '==' + version(name)}"
-        for name, bounds in RANK_DEPENDENCIES.items()
-        if name not in given or prepared
-    ]
+    if prepared:
+        own = [f"{name}{bounds}" for name, bounds in RANK_DEPENDENCIES.items()]
+    else:
+        own = [f"{name}=={version(name)}" for name in RANK_DEPENDENCIES if name not in given]
     return Requirements(
         python=python if prepared else minor,
         minor=minor,
@@ -172,11 +158,9 @@ def probe(host: RemoteShell, requirements: Requirements) -> Facts:
         return parse(done.out)
     except ValueError as problem:
         said = (done.err.strip() or done.out.strip())[-2000:]
-        raise HostError(
-            host.label,
-            f"it cannot be looked at: {problem} (exit code {done.status})" + (f":\n{said}" if said else ""),
-            f"try: ssh {host.label} /bin/sh -c uname, which must print the name of a Unix",
-        ) from None
+        reason = f"it cannot be looked at: {problem} (exit code {done.status})" + (f":\n{said}" if said else "")
+        remedy = f"try: ssh {host.label} /bin/sh -c uname, which must print the name of a Unix"
+        raise HostError(host.label, reason, remedy) from None
 
 
 def setup(
@@ -201,19 +185,15 @@ def ensure_installed(
 ) -> Installation:
     """What `setup` does, for what is wanted of a node. Raises HostError."""
     facts = facts or probe(host, requirements)
-    _report_clock_skew(facts, report)
+    off = round(facts.clock - time.time())
+    if facts.clock and abs(off) > CLOCK_SKEW_SECONDS:
+        report(f"its clock is {abs(off) // 60} minutes {'ahead of' if off > 0 else 'behind'} this machine's")
     if problems := refusals(facts, requirements):
         raise HostError(host.label, "it cannot be set up: " + ";\n  ".join(problems))
     if not (facts.code and (facts.ready or requirements.prepared)):
         _install(host, requirements, facts, report)
     python = requirements.python if requirements.prepared else f"{facts.folder}/env/{facts.env}/bin/python"
     return Installation(python, facts, f"{facts.folder}/code/{requirements.code}", requirements)
-
-
-def _report_clock_skew(facts: Facts, report: Report) -> None:
-    off = round(facts.clock - time.time())
-    if facts.clock and abs(off) > CLOCK_SKEW_SECONDS:
-        report(f"its clock is {abs(off) // 60} minutes {'ahead of' if off > 0 else 'behind'} this machine's")
 
 
 def _install(host: RemoteShell, requirements: Requirements, facts: Facts, report: Report) -> None:
@@ -224,7 +204,8 @@ def _install(host: RemoteShell, requirements: Requirements, facts: Facts, report
         for name, content in files.items():
             if len(content) > UPLOAD_NOTICE_BYTES:
                 report(f"uploading {name} ({len(content) / 1e6:.0f} MB)")
-            host.upload(f"{place}/{name}", _chunks(content), len(content))
+            starts, view = range(0, len(content), CHUNK_BYTES), memoryview(content)
+            host.upload(f"{place}/{name}", (view[start : start + CHUNK_BYTES] for start in starts), len(content))
     except BaseException:
         with contextlib.suppress(Exception):  # then the next one to install removes it, after a day
             host.run(f"rm -rf {quote(place)}", timeout=10.0)
@@ -257,9 +238,3 @@ def _prepared(host: RemoteShell, requirements: Requirements, token: str) -> str:
             return line.removeprefix(f"{MARK}prepared ")
     said = (done.out + done.err).strip()[-2000:]
     raise HostError(host.label, f"it cannot be set up: its folder could not be made:\n{said}")
-
-
-def _chunks(data: bytes) -> Iterable[memoryview]:
-    view = memoryview(data)
-    for start in range(0, len(view), CHUNK_BYTES):
-        yield view[start : start + CHUNK_BYTES]

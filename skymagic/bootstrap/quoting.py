@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-import shlex
+from collections.abc import Mapping
+from shlex import quote
 
 MARK = "@sky "
 """Begins each line that our scripts say to us; all other lines are other programs' output."""
@@ -15,9 +16,9 @@ _SAFE = re.compile(r"[A-Za-z0-9_./:=@%+-]+")
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=@%+ ,~-]")
 
 
-def quote(text: str) -> str:
-    """`text` as one word of sh."""
-    return shlex.quote(text)
+def assignments(names: Mapping[str, str]) -> list[str]:
+    """Lines of sh that give variables their values."""
+    return [f"{name}={quote(value)}" for name, value in names.items()]
 
 
 def any_shell(script: str) -> str:
@@ -37,7 +38,5 @@ def any_shell_word(text: str) -> str:
     """
     if _SAFE.fullmatch(text):
         return text
-    octal = "".join(
-        char if _PLAIN.match(char) else "".join(f"\\0{byte:03o}" for byte in char.encode()) for char in text
-    )
-    return f'"$(printf %b "{octal}")"'
+    octal = (char if _PLAIN.match(char) else "".join(f"\\0{byte:03o}" for byte in char.encode()) for char in text)
+    return f'"$(printf %b "{"".join(octal)}")"'

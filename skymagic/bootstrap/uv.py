@@ -12,7 +12,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from skymagic.bootstrap import Facts
+from skymagic.bootstrap.facts import Facts
 from skymagic.errors import SkyError
 
 DOWNLOAD_TIMEOUT = 300.0
@@ -28,9 +28,10 @@ def fetch(facts: Facts) -> bytes:
     """uv's program for a host's platform, gzipped; kept in the user's cache folder.
 
     Raises:
-        NoInstaller: there is none for this platform, or no package index that has it.
+        UvUnavailable: there is none for this platform, or no package index that has it.
     """
-    kept = _cache() / f"uv-{_name(facts)}.gz"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skymagic"
+    kept = cache / f"uv-{facts.system}-{facts.machine}{'-musl' if facts.libc == 'musl' else ''}.gz"
     if kept.is_file():
         return kept.read_bytes()
     program = _local_uv(facts) or _download(platforms(facts))
@@ -51,15 +52,6 @@ def platforms(facts: Facts) -> tuple[str, ...]:
     if facts.system == "Darwin":
         return ("macosx_11_0_arm64",) if machine == "arm64" else ("macosx_10_12_x86_64",)
     return ()
-
-
-def _name(facts: Facts) -> str:
-    return "-".join(filter(None, (facts.system, facts.machine, "musl" if facts.libc == "musl" else "")))
-
-
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "skymagic"
 
 
 def _local_uv(facts: Facts) -> bytes | None:

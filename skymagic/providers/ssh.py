@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from skymagic import plugins
-from skymagic.bootstrap import Facts, Requirements
+from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.provision import Installation, probe, requirements_of, setup
+from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
 from skymagic.cluster.tunnel import Tunnel
 from skymagic.errors import ProvisionError, RequestError

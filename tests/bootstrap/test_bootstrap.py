@@ -13,23 +13,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from skymagic.bootstrap import (
-    UPLOADED,
-    Facts,
-    InstallPlan,
-    InstallProgress,
-    Python,
-    Requirements,
-    install_script,
-    parse,
-    plan_install,
-    prepare_script,
-    probe_script,
-    wheel,
-)  # fmt: skip
+from skymagic.bootstrap import wheel
+from skymagic.bootstrap.facts import Facts, Python, parse
+from skymagic.bootstrap.install import UPLOADED, InstallPlan, install_script, plan_install, prepare_script
 from skymagic.bootstrap.messages import Failure, lacks_python, refusals, without_passwords
-from skymagic.bootstrap.probe import PACKAGES_PROBE, PYTHON_PROBE
+from skymagic.bootstrap.probe import PACKAGES_PROBE, PYTHON_PROBE, probe_script
+from skymagic.bootstrap.progress import InstallProgress
 from skymagic.bootstrap.quoting import any_shell, any_shell_word
+from skymagic.bootstrap.requirements import Requirements
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = 'it\'s $HOME `id` "x" \\ !y\n*'

@@ -21,8 +21,9 @@ import psutil
 import pytest
 from packaging.requirements import Requirement
 
-from skymagic.bootstrap import Facts, Python, Requirements, wheel
 from skymagic.bootstrap import uv as installer
+from skymagic.bootstrap import wheel
+from skymagic.bootstrap.facts import Facts, Python
 from skymagic.bootstrap.provision import (
     RANK_DEPENDENCIES,
     RemoteShell,
@@ -31,6 +32,7 @@ from skymagic.bootstrap.provision import (
     requirements_of,
     setup,
 )
+from skymagic.bootstrap.requirements import Requirements
 from skymagic.errors import HostError, RequestError
 from skymagic.plan.image import Image
 from skymagic.ssh.config import SshConfig
@@ -333,7 +335,7 @@ def test_a_read_only_home(home: Path) -> None:
         assert "Read-only file system" in text
         assert "--env SKYMAGIC_HOME=" in text
         image = PREPARED.replace(env={"SKYMAGIC_HOME": f"{home.parent}/else where"})
-        assert setup(host, image, print).folder == f"{home.parent}/else where"
+        assert setup(host, image, print).facts.folder == f"{home.parent}/else where"
 
 
 @pytest.mark.needs("mounts")
