@@ -8,8 +8,3 @@ ignore       which files .gitignore leaves out
 messages     results and errors in words
 transfer/    file entries, comparison, sending and receiving, for both ends
 """
-
-from skymagic.files.copy import Files
-from skymagic.files.messages import Copied, summary
-
-__all__ = ["Copied", "Files", "summary"]

@@ -12,23 +12,8 @@ from typing import TypeVar
 from skymagic.cluster import Node
 from skymagic.errors import SkyError
 from skymagic.files.messages import files_error
-from skymagic.wire.files import (
-    Cancel,
-    DiskFull,
-    EndOfFiles,
-    FileChunk,
-    FileFailed,
-    FileMessage,
-    FileStart,
-    Message,
-    Send,
-    SendReply,
-    Write,
-    WriteReply,
-    encode,
-    joined,
-    messages,
-)
+from skymagic.wire import files as wire
+from skymagic.wire.threads import run_all
 from skymagic.wire.transport import Transport
 
 T = TypeVar("T")
@@ -56,35 +41,33 @@ class FileClient:
     """
 
     def __init__(self, node: Node, transport: Transport, stop: threading.Event) -> None:
-        self.node = node
-        self._stop = stop
-        self._transport = transport
-        self._messages = messages(self._transport.read)
+        self.node, self._transport, self._stop = node, transport, stop
+        self._messages = wire.messages(transport.read)
         self._writing = threading.Lock()
         self._sending = False
 
-    def request(self, request: Message, reply: type[T]) -> T:
+    def request(self, request: wire.Message, reply: type[T]) -> T:
         """Send a request and wait for its reply, of this type."""
-        self._write(encode(request))
+        self._write(wire.encode(request))
         while not isinstance(message := next(self._messages)[0], reply):
             pass
         self._check()
         return message
 
-    def send(self, request: Write, frames: Iterator[bytes]) -> WriteReply:
+    def send(self, request: wire.Write, frames: Iterator[bytes]) -> wire.WriteReply:
         """Send files, as encoded messages, until all are sent or the node reports a full disk."""
-        replies: list[WriteReply | BaseException] = []
+        replies: list[wire.WriteReply | BaseException] = []
         full = threading.Event()
         waiter = threading.Thread(target=self._await_reply, args=(replies, full), daemon=True)
         self._sending = True
-        self._write(encode(request))
+        self._write(wire.encode(request))
         waiter.start()
         # race: a server that ends meanwhile breaks the pipe here, and the waiter gets the reason
         with contextlib.suppress(OSError):
-            for data in joined(frames):
+            for data in wire.joined(frames):
                 self._check()
                 if full.is_set():
-                    self._write(encode(EndOfFiles()))
+                    self._write(wire.encode(wire.EndOfFiles()))
                     break
                 self._write(data)
         while waiter.is_alive():
@@ -94,23 +77,23 @@ class FileClient:
             raise replies[0]
         return replies[0]
 
-    def _await_reply(self, replies: list[WriteReply | BaseException], full: threading.Event) -> None:
+    def _await_reply(self, replies: list[wire.WriteReply | BaseException], full: threading.Event) -> None:
         try:
-            while not isinstance(message := next(self._messages)[0], WriteReply):
-                if isinstance(message, DiskFull):
+            while not isinstance(message := next(self._messages)[0], wire.WriteReply):
+                if isinstance(message, wire.DiskFull):
                     full.set()
             replies.append(message)
         except BaseException as problem:
             replies.append(problem)
 
-    def receive(self, request: Send, take: Callable[[FileMessage, bytes | memoryview], bool]) -> None:
+    def receive(self, request: wire.Send, take: Callable[[wire.FileMessage, bytes | memoryview], bool]) -> None:
         """Have the node send files; `take` gets each message with its payload and returns whether to go on."""
-        self._write(encode(request))
+        self._write(wire.encode(request))
         more = True
         for message, payload in self._messages:
-            if isinstance(message, SendReply):
+            if isinstance(message, wire.SendReply):
                 break
-            if more and isinstance(message, FileStart | FileChunk | FileFailed):
+            if more and isinstance(message, wire.FileStart | wire.FileChunk | wire.FileFailed):
                 more = take(message, payload) and not self._stop.is_set()
                 if not more:
                     self.cancel()
@@ -123,7 +106,7 @@ class FileClient:
             return
         with contextlib.suppress(OSError):
             try:
-                self._transport.write(encode(Cancel()))
+                self._transport.write(wire.encode(wire.Cancel()))
             finally:
                 self._writing.release()
 
@@ -153,12 +136,8 @@ class FileClients:
         watch: called about five times a second while they work, by the thread that waits for them.
     """
 
-    def __init__(
-        self, nodes: Sequence[Node], start: Callable[[Node], Transport], watch: Callable[[], None] = lambda: None
-    ) -> None:
-        self.nodes = tuple(nodes)
-        self._start = start
-        self._watch = watch
+    def __init__(self, nodes: Sequence[Node], start: Callable[[Node], Transport], watch: Callable[[], None]) -> None:
+        self.nodes, self._start, self._watch = tuple(nodes), start, watch
         self._stop = threading.Event()
         self._clients: list[FileClient] = []
 
@@ -179,11 +158,7 @@ class FileClients:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        threads = [threading.Thread(target=client.close, daemon=True) for client in self._clients]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_all([client.close for client in self._clients])
 
     def each(self, job: Callable[[FileClient], T], title: str = NOTHING_COPIED) -> list[T]:
         """Run a job with every client concurrently; its results in the order of the nodes.
@@ -194,14 +169,13 @@ class FileClients:
         return self._run_all([(client.node, partial(job, client)) for client in self._clients], title)
 
     def _run_all(self, jobs: Sequence[tuple[Node, Callable[[], T]]], title: str) -> list[T]:
-        results: dict[int, T] = {}
-        problems: dict[int, BaseException] = {}
+        outcomes: dict[int, T | BaseException] = {}
 
         def work(index: int, job: Callable[[], T]) -> None:
             try:
-                results[index] = job()
+                outcomes[index] = job()
             except BaseException as problem:
-                problems[index] = problem
+                outcomes[index] = problem
 
         threads = [
             threading.Thread(target=work, args=(index, job), name="skymagic-files", daemon=True)
@@ -210,14 +184,16 @@ class FileClients:
         for thread in threads:
             thread.start()
         self._wait(threads)
-        if problems:
-            said = [
-                (str(jobs[index][0]), sentence)
-                for index, problem in sorted(problems.items())
-                for sentence in self._sentences(jobs[index][0], problem)
-            ]
+        said = [
+            (str(node), sentence)
+            for index, (node, _) in enumerate(jobs)
+            if isinstance(problem := outcomes[index], BaseException)
+            for sentence in self._sentences(node, problem)
+        ]
+        if said:
             raise files_error(title, said, len(self.nodes))
-        return [results[index] for index in range(len(jobs))]
+        results = (outcomes[index] for index in range(len(jobs)))
+        return [result for result in results if not isinstance(result, BaseException)]
 
     def _wait(self, threads: Sequence[threading.Thread]) -> None:
         try:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from skymagic.cluster import Node
@@ -16,22 +15,9 @@ from skymagic.files.ignore import unignored
 from skymagic.files.messages import Copied, files_error, printable
 from skymagic.files.transfer.entries import FILE, FOLDER, Entry, renamed, unsafe
 from skymagic.files.transfer.listing import Listing, absolute, digests, listing
-from skymagic.files.transfer.receiving import Difference, Receiver
+from skymagic.files.transfer.receiving import Receiver
 from skymagic.files.transfer.sending import encoded_files
-from skymagic.wire.files import (
-    Compare,
-    CompareReply,
-    FileMessage,
-    FileStart,
-    Hash,
-    HashReply,
-    List,
-    ListReply,
-    Send,
-    Stat,
-    StatReply,
-    Write,
-)
+from skymagic.wire import files as wire
 from skymagic.wire.transport import Transport
 
 Progress = Callable[[str, int, int], None]
@@ -60,14 +46,6 @@ class ByteCounter:
         """Report the progress."""
         if self.total:
             self._progress(printable(self._name), self._done, self.total)
-
-
-@dataclass
-class _Changes:
-    """What one node is to get: numbers of files to send, and of those that are equal but for their times."""
-
-    want: list[int]
-    equal: list[int]
 
 
 class Files:
@@ -105,13 +83,7 @@ class Files:
         Raises:
             FilesError: what cannot be copied, for all nodes at once.
         """
-        found = _checked(listing(os.fspath(src)))
-        counter = ByteCounter(progress)
-        with FileClients(self._selected(nodes), self._start, counter.show) as clients:
-            places = {client.node: client for client in clients.each(lambda client: _RemotePath(client, dst))}
-            where = destination(found, dst, [place.kind for place in places.values()])
-            entries = renamed(found.entries, where.name)
-            return _upload(clients, found, entries, lambda client: where.base(places[client.node].path), counter)
+        return self._upload(listing(os.fspath(src)), dst, nodes, progress)
 
     def sync(
         self,
@@ -134,11 +106,19 @@ class Files:
         Raises:
             FilesError: what cannot be copied, for all nodes at once.
         """
-        found = _checked(unignored(folder, excludes, includes))
+        return self._upload(unignored(folder, excludes, includes), dst, nodes, progress, mirror=True)
+
+    def _upload(
+        self, found: Listing, dst: str, nodes: Collection[int] | None, progress: Progress, *, mirror: bool = False
+    ) -> tuple[Copied, ...]:
+        if found.problems:
+            raise files_error(NOTHING_COPIED, [("", problem) for problem in found.problems], 1)
         counter = ByteCounter(progress)
         with FileClients(self._selected(nodes), self._start, counter.show) as clients:
-            places = {client.node: client for client in clients.each(lambda client: _RemotePath(client, dst))}
-            return _upload(clients, found, found.entries, lambda client: places[client.node].path, counter, mirror=True)
+            there = dict(clients.each(lambda client: (client.node, _stat(client, dst))))
+            where = destination(found, dst, [reply.kind for reply in there.values()])
+            bases = {node: where.base(reply.path) for node, reply in there.items()}
+            return _upload(clients, found, renamed(found.entries, where.name), bases, counter, mirror)
 
     def get(
         self,
@@ -157,29 +137,32 @@ class Files:
         Raises:
             FilesError: what cannot be copied, for all nodes at once.
         """
-        chosen = self._selected(nodes)
-        target = _LocalDestination(os.fspath(dst), several=len(chosen) > 1)
+        chosen, target = self._selected(nodes), os.fspath(dst)
+        try:
+            full = Path(absolute(target))
+        except LookupError as problem:
+            raise files_error(NOTHING_COPIED, [("", str(problem))], 1) from None
+
+        def place(node: Node, found: Listing) -> tuple[str, str | None]:
+            """(the folder that a node's files go into, the name that they take there or None)."""
+            if len(chosen) > 1:
+                return str(full / f"node{node.index}"), None
+            where = destination(found, target, [FOLDER] if full.is_dir() else [])
+            return where.base(str(full)), where.name
+
         counter = ByteCounter(progress)
         with FileClients(chosen, self._start, counter.show) as clients:
-            downloads = clients.each(lambda client: _Download(client, src, target))
+            downloads = clients.each(lambda client: _Download(client, src, place))
             counter.total = sum(download.nbytes for download in downloads)
             by_node = {download.node: download for download in downloads}
             return tuple(clients.each(lambda client: by_node[client.node].run(client, counter), PARTLY_COPIED))
 
 
-class _RemotePath:
+def _stat(client: FileClient, path: str) -> wire.StatReply:
     """A path on a node in full, and what is there."""
-
-    def __init__(self, client: FileClient, path: str) -> None:
-        found = client.request(Stat(path), StatReply)
-        if found.problem:
-            raise NodeFailed(found.problem)
-        self.node, self.path, self.kind = client.node, found.path, found.kind
-
-
-def _checked(found: Listing) -> Listing:
-    if found.problems:
-        raise files_error(NOTHING_COPIED, [("", problem) for problem in found.problems], 1)
+    found = client.request(wire.Stat(path), wire.StatReply)
+    if found.problem:
+        raise NodeFailed(found.problem)
     return found
 
 
@@ -187,30 +170,30 @@ def _upload(
     clients: FileClients,
     found: Listing,
     entries: list[Entry],
-    base: Callable[[FileClient], str],
+    bases: Mapping[Node, str],
     counter: ByteCounter,
-    *,
-    mirror: bool = False,
+    mirror: bool,
 ) -> tuple[Copied, ...]:
-    """Upload entries to all nodes."""
+    """Upload entries to all nodes, into their `bases`."""
     plain, tops = [entry.plain() for entry in entries], [vars(top) for top in found.tops]
 
-    def compare(client: FileClient) -> tuple[Node, CompareReply]:
-        request = Compare(base(client), plain, tops, found.contents, found.machine, mirror)
-        reply = client.request(request, CompareReply)
+    def compare(client: FileClient) -> tuple[Node, wire.CompareReply]:
+        request = wire.Compare(bases[client.node], plain, tops, found.contents, found.machine, mirror)
+        reply = client.request(request, wire.CompareReply)
         if reply.problems:
             raise NodeFailed(*reply.problems)
         return client.node, reply
 
     replies = dict(clients.each(compare))
-    known = _hashes(found.paths, {number for reply in replies.values() for number in reply.ask})
+    asked = sorted({number for reply in replies.values() for number in reply.ask})
+    known = dict(zip(asked, digests(found.paths[number] for number in asked), strict=True))
     changes_by_node = {node: _changes(reply.want, reply.ask, reply.hashes, known) for node, reply in replies.items()}
     counter.total = sum(entries[number].size for changes in changes_by_node.values() for number in changes.want)
 
     def write(client: FileClient) -> Copied:
         changes = changes_by_node[client.node]
         frames = encoded_files(((number, entries[number], found.paths[number]) for number in changes.want), counter.add)
-        reply = client.send(Write(changes.want, changes.equal), frames)
+        reply = client.send(changes, frames)
         if reply.problems:
             raise NodeFailed(*reply.problems)
         return _summary(client.node, entries, changes.want, reply.removed, found.notes)
@@ -218,40 +201,17 @@ def _upload(
     return tuple(clients.each(write, PARTLY_COPIED))
 
 
-def _hashes(paths: Sequence[str], numbers: Iterable[int]) -> dict[int, str]:
-    asked = sorted(numbers)
-    return dict(zip(asked, digests(paths[number] for number in asked), strict=True))
-
-
-def _changes(want: Sequence[int], asked: Sequence[int], hashes: Sequence[str], known: Mapping[int, str]) -> _Changes:
-    """Files of the same size travel when their hashes differ."""
+def _changes(want: Sequence[int], asked: Sequence[int], hashes: Sequence[str], known: Mapping[int, str]) -> wire.Write:
+    """What one side is to get: files of the same size travel when their hashes differ."""
     theirs = dict(zip(asked, hashes, strict=True))
     equal = [number for number, said in theirs.items() if said and known[number] == said]
-    return _Changes(sorted({*want, *theirs} - set(equal)), equal)
+    return wire.Write(sorted({*want, *theirs} - set(equal)), equal)
 
 
 def _summary(node: Node, entries: Sequence[Entry], want: Sequence[int], removed: int, notes: Sequence[str]) -> Copied:
     files = sum(entry.kind == FILE for entry in entries)
     nbytes = sum(entries[number].size for number in want)
     return Copied(node.index, node.name, len(want), nbytes, files - len(want), removed, tuple(notes))
-
-
-class _LocalDestination:
-    """The destination of a download."""
-
-    def __init__(self, text: str, *, several: bool) -> None:
-        self._text, self._several = text, several
-        try:
-            self._full = absolute(text)
-        except LookupError as problem:
-            raise files_error(NOTHING_COPIED, [("", str(problem))], 1) from None
-
-    def of(self, node: Node, found: Listing) -> tuple[str, str | None]:
-        """(the folder that a node's files go into, the name that they take there or None)."""
-        if self._several:
-            return str(Path(self._full) / f"node{node.index}"), None
-        where = destination(found, self._text, [FOLDER] if Path(self._full).is_dir() else [])
-        return where.base(self._full), where.name
 
 
 class _Download:
@@ -261,25 +221,22 @@ class _Download:
         NodeFailed: why it cannot be downloaded.
     """
 
-    def __init__(self, client: FileClient, src: str, target: _LocalDestination) -> None:
+    def __init__(self, client: FileClient, src: str, place: Callable[[Node, Listing], tuple[str, str | None]]) -> None:
         self.node = client.node
-        self._found = Listing.of(client.request(List(src), ListReply).listing)
+        self._found = Listing.of(client.request(wire.List(src), wire.ListReply).listing)
         if problems := [*self._found.problems, *unsafe(self._found.entries), *unrequested(self._found, src)]:
             raise NodeFailed(*problems)
-        base, name = target.of(self.node, self._found)
+        base, name = place(self.node, self._found)
         self._entries = renamed(self._found.entries, name)
         self._receiver = Receiver(base, self._entries)
         difference = self._receiver.compare(self._found.machine, self._found.tops, contents=self._found.contents)
         if difference.problems:
             raise NodeFailed(*difference.problems)
-        self._changes = self._compared(client, difference)
+        asked = difference.ask
+        theirs = client.request(wire.Hash(asked), wire.HashReply).hashes if asked else []
+        here = digests(self._receiver.path(self._entries[number]) for number in asked)
+        self._changes = _changes(difference.want, asked, theirs, dict(zip(asked, here, strict=True)))
         self.nbytes = sum(self._entries[number].size for number in self._changes.want)
-
-    def _compared(self, client: FileClient, difference: Difference) -> _Changes:
-        here = {number: self._receiver.path(self._entries[number]) for number in difference.ask}
-        theirs = client.request(Hash(difference.ask), HashReply).hashes if difference.ask else []
-        known = dict(zip(here, digests(here.values()), strict=True))
-        return _changes(difference.want, difference.ask, theirs, known)
 
     def run(self, client: FileClient, counter: ByteCounter) -> Copied:
         """Download it.
@@ -290,17 +247,17 @@ class _Download:
         receiver = self._receiver
         path = ""
 
-        def take(message: FileMessage, payload: bytes | memoryview) -> bool:
+        def take(message: wire.FileMessage, payload: bytes | memoryview) -> bool:
             nonlocal path
             receiver.take(message, payload)
-            if isinstance(message, FileStart):
+            if isinstance(message, wire.FileStart):
                 path = self._entries[message.number].path
             counter.add(path, len(payload))
             return not receiver.disk_full
 
         try:
             receiver.begin(self._changes.want)
-            client.receive(Send(self._changes.want), take)
+            client.receive(wire.Send(self._changes.want), take)
             receiver.end(self._changes.equal)
         finally:
             receiver.abort()

@@ -15,14 +15,13 @@ from skymagic.files.transfer.listing import Listing
 
 @dataclass(frozen=True)
 class Destination:
-    """Whether the source goes into the folder that is named as its place; if not, the name that it takes beside it."""
+    """The name that the source takes at its place; None when it goes into the folder that is there."""
 
-    into: bool
     name: str | None = None
 
     def base(self, place: str) -> str:
         """The folder that it goes into, for a place in full."""
-        return place if self.into else str(PurePath(place).parent)
+        return place if self.name is None else str(PurePath(place).parent)
 
 
 def destination(found: Listing, target: str, kinds: Collection[str]) -> Destination:
@@ -37,11 +36,10 @@ def destination(found: Listing, target: str, kinds: Collection[str]) -> Destinat
     """
     last = target.replace(os.sep, "/").rpartition("/")[2]
     if found.contents or len(found.tops) != 1 or last in ("", ".", "..", "~"):
-        return Destination(into=True)
+        return Destination()
     top = found.tops[0]
-    if FOLDER in kinds and not (top.kind == FOLDER and top.name == last):
-        return Destination(into=True)
-    return Destination(into=False, name=last)
+    inside = FOLDER in kinds and not (top.kind == FOLDER and top.name == last)
+    return Destination(None if inside else last)
 
 
 def unrequested(found: Listing, source: str) -> list[str]:

@@ -42,17 +42,17 @@ class Pattern:
 class Patterns:
     """The lines of one file; the last match decides."""
 
-    def __init__(self, clients: Iterable[str]) -> None:
-        self._last_first = list(_patterns(clients))[::-1]
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._last_first = list(_patterns(lines))[::-1]
 
     def decide(self, path: str, folder: bool) -> bool | None:
         """Whether a path, relative to the file's folder, is ignored; None when no line matches."""
         return next((one.ignore for one in self._last_first if one.matches(path, folder)), None)
 
 
-def _patterns(clients: Iterable[str]) -> Iterator[Pattern]:
-    for client in clients:
-        text = _without_blanks(client.removesuffix("\n").removesuffix("\r"))
+def _patterns(lines: Iterable[str]) -> Iterator[Pattern]:
+    for line in lines:
+        text = _without_blanks(line.removesuffix("\n").removesuffix("\r"))
         if text.startswith("#"):
             continue
         ignore = not text.startswith("!")
@@ -64,11 +64,11 @@ def _patterns(clients: Iterable[str]) -> Iterator[Pattern]:
             yield Pattern(ignore, folders_only, "/" not in text, regex)
 
 
-def _without_blanks(client: str) -> str:
+def _without_blanks(line: str) -> str:
     """The line without the blanks at its end, but for one behind a backslash."""
-    bare = client.rstrip(" ")
+    bare = line.rstrip(" ")
     backslashes = len(bare) - len(bare.rstrip("\\"))
-    return bare + " " if backslashes % 2 and len(bare) < len(client) else bare
+    return bare + " " if backslashes % 2 and len(bare) < len(line) else bare
 
 
 def _translated(pattern: str) -> str:

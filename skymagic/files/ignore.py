@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 from skymagic.files.gitignore import Patterns
@@ -21,21 +22,19 @@ class Ignore:
 
     Args:
         folder: it.
-        excludes: further lines, as in .gitignore; they come first, and ``!pattern`` brings back what a .gitignore leaves out.
+        excludes: the image's patterns, as in .gitignore; they come first, and ``!pattern`` brings back what a .gitignore leaves out.
     """
 
-    def __init__(self, folder: Path, excludes: Iterable[str] = ()) -> None:
-        self._folder = folder
-        self._excludes = Patterns(excludes)
-        self._usual = Patterns(DEFAULT_PATTERNS)
-        self._levels: dict[str, Patterns | None] = {}
+    def __init__(self, folder: Path, excludes: Patterns) -> None:
+        self._excludes, self._usual = excludes, Patterns(DEFAULT_PATTERNS)
+        self._level = cache(lambda path: _read(folder / path))
         self._above = list(_above(folder))
 
     def __call__(self, path: str, folder: bool) -> bool:
         """Whether it is ignored; called for a folder before its contents."""
         if path.rpartition("/")[2] == ".git":
             return True
-        said = self.excluded(path, folder)
+        said = self._excludes.decide(path, folder)
         parts = path.split("/")
         for depth in range(len(parts) - 1, -1, -1):
             if said is None and (patterns := self._level("/".join(parts[:depth]))) is not None:
@@ -43,15 +42,6 @@ class Ignore:
         for prefix, patterns in self._above:
             said = patterns.decide(f"{prefix}/{path}", folder) if said is None else said
         return bool(self._usual.decide(path, folder) if said is None else said)
-
-    def excluded(self, path: str, folder: bool) -> bool | None:
-        """Whether the image's patterns ignore it; None when none matches."""
-        return self._excludes.decide(path, folder)
-
-    def _level(self, path: str) -> Patterns | None:
-        if path not in self._levels:
-            self._levels[path] = _read(self._folder / path)
-        return self._levels[path]
 
 
 def _above(folder: Path) -> Iterable[tuple[str, Patterns]]:
@@ -78,16 +68,14 @@ def unignored(folder: Path, excludes: Sequence[str] = (), includes: Sequence[str
             arrives under its own name.
     """
     folder = Path(absolute(str(folder)))
-    ignore = Ignore(folder, excludes)
-    found = Listing()
     if not folder.is_dir():
-        found.problems.append(f"there is no folder {folder}")
-        return found
-    Walk(found, skip=ignore).add_top(str(folder), contents=True)
+        return Listing(problems=[f"there is no folder {folder}"])
+    found, patterns = Listing(), Patterns(excludes)
+    Walk(found, skip=Ignore(folder, patterns)).add_top(str(folder), contents=True)
     for text in includes:
         path = Path(absolute(text, str(folder)))
         name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
-        inner = Walk(found, skip=lambda below, is_folder: bool(ignore.excluded(below, is_folder)))
+        inner = Walk(found, skip=lambda below, is_folder: bool(patterns.decide(below, is_folder)))
         if path != folder:
             inner.add_top(str(path), contents=False, name=name)
     return _once(found)

@@ -37,21 +37,18 @@ def summary(copied: Sequence[Copied], seconds: float, *, to_nodes: bool = True) 
     """What was done, in a line, and in further lines what stayed behind."""
     counts = [(one.files, one.nbytes, one.unchanged, one.removed) for one in copied]
     moved = sum(one.nbytes for one in copied)
-    if len(set(counts)) == 1:
-        files, nbytes, unchanged, removed = counts[0]
-    else:
-        files, nbytes, unchanged, removed = (sum(each) for each in zip(*counts, strict=True))
-    where = copied[0].hostname if len(copied) == 1 else count(len(copied), "node")
-    where += " each" if len(copied) > 1 and len(set(counts)) == 1 else ""
+    alike = len(set(counts)) == 1
+    totals = counts[0] if alike else tuple(sum(each) for each in zip(*counts, strict=True))
+    files, nbytes, unchanged, removed = totals
+    where = copied[0].hostname if len(copied) == 1 else count(len(copied), "node") + (" each" if alike else "")
     done = f"{count(files, 'file')} ({size(nbytes)}) {'to' if to_nodes else 'from'} {where}"
     if files:
         speed = f", {size(moved / seconds)}/s" if seconds >= 0.5 else ""
         done += f" in {seconds:.1f} s{speed}"
-    said = [done]
-    said += [f"{count(unchanged, 'file')} there already"] if unchanged else []
-    said += [f"{count(removed, 'file')} removed"] if removed else []
+    there = [f"{count(unchanged, 'file')} there already"] if unchanged else []
+    gone = [f"{count(removed, 'file')} removed"] if removed else []
     notes = dict.fromkeys(printable(note) for one in copied for note in one.notes)
-    return "\n".join(["; ".join(said), *_abridged(list(notes))])
+    return "\n".join(["; ".join([done, *there, *gone]), *_abridged(list(notes))])
 
 
 def files_error(title: str, problems: Iterable[tuple[str, str]], nodes: int) -> FilesError:
@@ -65,16 +62,16 @@ def files_error(title: str, problems: Iterable[tuple[str, str]], nodes: int) -> 
     places: dict[str, list[str]] = {}
     for where, sentence in problems:
         places.setdefault(printable(sentence), []).append(where)
-    clients = []
+    lines = []
     for sentence, at in places.items():
         label = "every node" if nodes > 1 and len(at) == nodes else ", ".join(dict.fromkeys(filter(None, at)))
-        clients.append(f"{label}: {sentence}" if label else sentence)
-    return FilesError("\n".join([f"{title}:", *_abridged(clients)]) if len(clients) > 1 else f"{title}: {clients[0]}")
+        lines.append(f"{label}: {sentence}" if label else sentence)
+    return FilesError("\n".join([f"{title}:", *_abridged(lines)]) if len(lines) > 1 else f"{title}: {lines[0]}")
 
 
-def _abridged(clients: Sequence[str]) -> list[str]:
-    more = [f"… and {len(clients) - MAX_SENTENCES} more"] if len(clients) > MAX_SENTENCES else []
-    return [f"  {client}" for client in [*clients[:MAX_SENTENCES], *more]]
+def _abridged(lines: Sequence[str]) -> list[str]:
+    more = [f"… and {len(lines) - MAX_SENTENCES} more"] if len(lines) > MAX_SENTENCES else []
+    return [f"  {line}" for line in [*lines[:MAX_SENTENCES], *more]]
 
 
 def printable(text: str) -> str:

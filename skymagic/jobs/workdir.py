@@ -6,10 +6,10 @@ import hashlib
 import platform
 from pathlib import Path
 
-from skymagic import files
 from skymagic.display import text as display
 from skymagic.display.screen import Copying
 from skymagic.errors import RequestError
+from skymagic.files.messages import summary
 from skymagic.plan.selection import Selection
 from skymagic.pool import Pool
 
@@ -40,7 +40,7 @@ def folder_on_nodes(pool: Pool, folder: Path, targets: Selection) -> str:
     with Copying(display.write) as progress:
         copied = pool.files().sync(folder, destination, image.excludes, includes, nodes, progress)
     if any(one.files or one.removed or one.notes for one in copied):
-        display.write("stderr", f"[{folder.name}: {files.summary(copied, progress.seconds)}]\n")
+        display.write("stderr", f"[{folder.name}: {summary(copied, progress.seconds)}]\n")
     return destination
 
 

@@ -15,11 +15,12 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
-from skymagic import files, plugins, providers
+from skymagic import plugins, providers
 from skymagic.api.compute import Compute
 from skymagic.display import text as display
 from skymagic.display.screen import Copying, print_note
 from skymagic.errors import RequestError, SkyError
+from skymagic.files.messages import summary
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import script
 from skymagic.magics import auto, completion
@@ -146,7 +147,7 @@ class SkyMagics(Magics):
         with Copying(display.write) as progress:
             copy = getattr(one.files(), direction)
             copied = copy(request.source, request.target, nodes, progress)
-        print(files.summary(copied, progress.seconds, to_nodes=direction == "put"))
+        print(summary(copied, progress.seconds, to_nodes=direction == "put"))
 
     @line_magic
     def sky_gpus(self, line: str) -> None:

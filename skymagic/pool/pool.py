@@ -31,7 +31,7 @@ from skymagic.wire import processes
 
 if TYPE_CHECKING:
     from skymagic.data.shipping.shipper import Manifest, Shipper
-    from skymagic.files import Files
+    from skymagic.files.copy import Files
     from skymagic.providers import Provider, Survey
 
 
@@ -216,7 +216,7 @@ class Pool:
 
     def files(self) -> Files:
         """What copies between the notebook and the machines of the pool; all nodes of this machine are one."""
-        from skymagic.files import Files
+        from skymagic.files.copy import Files
 
         return Files(self.agents.nodes, lambda node: node.run(processes.FILES, self._folder))
 

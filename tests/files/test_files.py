@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from skymagic.cluster import Node
 from skymagic.errors import FilesError, RequestError
-from skymagic.files import Copied, Files, summary
-from skymagic.files.messages import files_error
+from skymagic.files.copy import Files
+from skymagic.files.messages import Copied, files_error, summary
 from skymagic.files.transfer.entries import LINK, Entry, stays_inside, unsafe
 from skymagic.providers.local import ChildTransport
 from skymagic.wire.files import FileStart, ListReply, SendReply, encode

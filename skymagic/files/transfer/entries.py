@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
-FILE, FOLDER, LINK, NOTHING_COPIED = "file", "folder", "link", ""
+FILE, FOLDER, LINK = "file", "folder", "link"
 OWN_PREFIX = ".skymagic-"
 """Prefix of our own files among the user's."""
 

@@ -40,17 +40,15 @@ class Listing:
 
     def plain(self) -> dict[str, Any]:
         """As JSON takes it, without `paths`; `of` gives it back."""
-        return {
-            **{name: value for name, value in vars(self).items() if name != "paths"},
-            "entries": [entry.plain() for entry in self.entries],
-            "tops": [vars(top) for top in self.tops],
-        }
+        entries, tops = [entry.plain() for entry in self.entries], [vars(top) for top in self.tops]
+        plain = {**vars(self), "entries": entries, "tops": tops}
+        del plain["paths"]
+        return plain
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Listing:
         """A listing from elsewhere."""
-        entries = [Entry(*entry) for entry in plain["entries"]]
-        tops = [Top(**top) for top in plain["tops"]]
+        entries, tops = [Entry(*entry) for entry in plain["entries"]], [Top(**top) for top in plain["tops"]]
         return cls(**{**plain, "entries": entries, "tops": tops})
 
 

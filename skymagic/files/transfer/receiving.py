@@ -11,7 +11,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from skymagic.files.transfer.entries import FILE, FOLDER, LINK, OWN_PREFIX, Entry, Top, unsafe
@@ -90,13 +90,13 @@ class Receiver:
 
     def _onto_itself(self, tops: Sequence[Top], contents: bool) -> list[str]:
         goals = {self._base} if contents else {self.path(each) for each in self._entries if "/" not in each.path}
-        for top, destination_here in itertools.product(tops, sorted(goals)):
+        for top, goal in itertools.product(tops, sorted(goals)):
             with contextlib.suppress(OSError):
-                state = os.stat(destination_here)
+                state = os.stat(goal)
                 if (state.st_dev, state.st_ino) == (top.device, top.number):
                     return [f"{top.real} is there already: it would be copied onto itself"]
-            if top.kind == FOLDER and os.path.realpath(destination_here).startswith(os.path.join(top.real, "")):
-                return [f"{top.real} would be copied into itself, to {destination_here}"]
+            if top.kind == FOLDER and os.path.realpath(goal).startswith(os.path.join(top.real, "")):
+                return [f"{top.real} would be copied into itself, to {goal}"]
         return []
 
     def _compare_entry(self, number: int, entry: Entry, found: Difference) -> int:
@@ -201,7 +201,7 @@ class Receiver:
         number, mtime = self._current
         os.close(self._descriptor)
         self._descriptor = -1
-        _set_mode_and_time(self._temporary, self._entries[number].mode, mtime)
+        _touch(self._temporary, replace(self._entries[number], mtime=mtime))
         os.replace(self._temporary, path)
         self._temporary = ""
         self.files += 1
@@ -279,13 +279,8 @@ class Receiver:
 
 
 def _touch(path: str, entry: Entry) -> None:
-    _set_mode_and_time(path, entry.mode, entry.mtime)
-
-
-def _set_mode_and_time(path: str, mode: int | None, mtime: int) -> None:
-    if mode is not None:
-        os.chmod(path, mode & 0o777)
-    os.utime(path, ns=(mtime, mtime))
+    _mode(path, entry)
+    os.utime(path, ns=(entry.mtime, entry.mtime))
 
 
 def _mode(path: str, entry: Entry) -> None:

@@ -23,15 +23,14 @@ def encoded_files(files: Iterable[tuple[int, Entry, str]], told: OnBytes = lambd
         try:
             with open(path, "rb", buffering=0) as file:
                 state = os.fstat(file.fileno())
-                left = state.st_size
-                piece = _read(file.fileno(), min(left, CHUNK))
-                left = left - len(piece) if piece else 0
-                yield encode(FileStart(number, state.st_mtime_ns, left == 0, len(piece)), piece)
-                told(entry.path, len(piece))
-                while left:
+                left, begun = state.st_size, False
+                while left or not begun:
                     piece = _read(file.fileno(), min(left, CHUNK))
                     left = left - len(piece) if piece else 0
-                    yield encode(FileChunk(left == 0, len(piece)), piece)
+                    last, nbytes = left == 0, len(piece)
+                    start = FileStart(number, state.st_mtime_ns, last, nbytes)
+                    yield encode(FileChunk(last, nbytes) if begun else start, piece)
+                    begun = True
                     told(entry.path, len(piece))
         except OSError as problem:
             yield encode(FileFailed(number, error_text(path, problem)))
