@@ -29,12 +29,7 @@ def of_main_thread(kernel: Any) -> dict[str, Any]:
     cells = getattr(kernel.shell.compile, "_filename_map", {})
     frames = [plain(one, cells) for one in walk(frame) if not internal(one.f_code.co_filename)]
     start = next((i for i, one in enumerate(frames) if "cell" in one), 0)
-    return {
-        "busy": kernel.busy,
-        "frames": frames[start:],
-        "collectives": collectives(),
-        "cpu": processor_time(main),
-    }
+    return {"busy": kernel.busy, "frames": frames[start:], "collectives": collectives(), "cpu": processor_time(main)}
 
 
 def collectives() -> int | None:

@@ -48,10 +48,5 @@ class Iopub:
         if not self._subscribed:
             self._subscribed = bool(self._socket.poll(5000)) and bool(self._socket.recv())
         self._session.send(
-            self._socket,
-            "sky_output",
-            content,
-            parent=parent,
-            ident=ident.encode(),
-            metadata={"engine": ident},
+            self._socket, "sky_output", content, parent=parent, ident=ident.encode(), metadata={"engine": ident}
         )

@@ -21,15 +21,7 @@ from skymagic.wire.boot import boot_id
 from skymagic.wire.session import frames
 from skymagic.wire.session.channels import WRITABLE
 from skymagic.wire.session.frames import Frame, ProtocolError, Session
-from skymagic.wire.session.handshake import (
-    EXIT,
-    OPEN,
-    REPLY,
-    REQUEST,
-    AgentExit,
-    HandshakeReply,
-    HandshakeRequest,
-)
+from skymagic.wire.session.handshake import EXIT, OPEN, REPLY, REQUEST, AgentExit, HandshakeReply, HandshakeRequest
 from skymagic.wire.session.loop import Loop
 
 ORPHAN_TIMEOUT = 20.0
