@@ -23,14 +23,17 @@ their outcomes do not travel here: they are ipyparallel's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
-from skymagic.wire.codec import Codec
+from skymagic.wire.codec import Codec, FrozenMessage
 
 
-@dataclass(frozen=True)
-class AgentSpec:
+class Message(FrozenMessage):
+    """Base of this protocol's messages."""
+
+
+class AgentSpec(Message):
     """Notebook → agent, first of all: what this node is to do."""
 
     pool: str
@@ -53,8 +56,7 @@ class AgentSpec:
     """Seconds without the notebook, and without a rank at work here, after which it does so; None: the link's end does."""
 
 
-@dataclass(frozen=True)
-class AgentStarted:
+class AgentStarted(Message):
     """Agent → notebook, its first message: where it runs."""
 
     hostname: str
@@ -68,8 +70,7 @@ class AgentStarted:
     """Address → port at which the head listens for probes; empty on all other nodes, and when addresses are known."""
 
 
-@dataclass(frozen=True)
-class ProbeAddresses:
+class ProbeAddresses(Message):
     """Notebook → agent: connect to these addresses (address → port); the right node answers with `secret`."""
 
     addresses: dict[str, int]
@@ -79,8 +80,7 @@ class ProbeAddresses:
     """Listen for probes from now on, at this node's own addresses on the routes that were found."""
 
 
-@dataclass(frozen=True)
-class ProbeReply:
+class ProbeReply(Message):
     """Agent → notebook: the addresses that answered."""
 
     number: int
@@ -90,15 +90,13 @@ class ProbeReply:
     """Address → port at which this node listens for probes from now on, if it was to."""
 
 
-@dataclass(frozen=True)
-class StartController:
+class StartController(Message):
     """Notebook → agent of the head: start ipyparallel's controller, to listen at this address."""
 
     address: str
 
 
-@dataclass(frozen=True)
-class RankSpec:
+class RankSpec(Message):
     """Notebook → agent → forkserver: one rank to start."""
 
     rank: int
@@ -119,8 +117,7 @@ class RankSpec:
     """An empty directory in the place of an IPython profile, filled in by the agent."""
 
 
-@dataclass(frozen=True)
-class Spawn:
+class Spawn(Message):
     """Notebook → agent: start these ranks (the earlier process of the same rank, if any, is ended first)."""
 
     ranks: tuple[dict[str, Any], ...]
@@ -128,16 +125,14 @@ class Spawn:
     """The controller's connection info for engines; None on the head node, which has its own."""
 
 
-@dataclass(frozen=True)
-class Signal:
+class Signal(Message):
     """Notebook → agent: send a signal to ranks (SIGKILL reaches their whole process groups)."""
 
     ranks: tuple[int, ...]
     signum: int
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Message):
     """Notebook → agent → ranks' control threads: a remote call, answered by a `Reply` with the same number."""
 
     ranks: tuple[int, ...]
@@ -145,8 +140,7 @@ class Request:
     number: int = 0
 
 
-@dataclass(frozen=True)
-class ReadLog:
+class ReadLog(Message):
     """Notebook → agent: the last lines of a rank's log, or what follows byte `start` as soon as there is something."""
 
     rank: int
@@ -155,8 +149,7 @@ class ReadLog:
     start: int | None = None
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(Message):
     """Rank → agent → notebook, or from the agent itself: the answer to `Request` or `ReadLog`."""
 
     rank: int
@@ -164,8 +157,7 @@ class Reply:
     value: Any = None
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(Message):
     """Rank → agent → all other ranks: one key of the pool's key-value rendezvous, such as the port of rank 0's store."""
 
     key: str
@@ -173,54 +165,46 @@ class Offer:
     """None takes an earlier value back."""
 
 
-@dataclass(frozen=True)
-class Shutdown:
+class Shutdown(Message):
     """Notebook → agent: end everything and leave nothing."""
 
 
-@dataclass(frozen=True)
-class NotebookDetached:
+class NotebookDetached(Message):
     """Daemon → agent: the notebook's connection is gone; it may come back."""
 
 
-@dataclass(frozen=True)
-class NotebookAttached:
+class NotebookAttached(Message):
     """Daemon → agent: the notebook is there again."""
 
 
-@dataclass(frozen=True)
-class RunElsewhere:
+class RunElsewhere(Message):
     """Notebook → agent: a run without ranks of this node has begun or is over; until then the pool is not idle."""
 
     run: int
     busy: bool
 
 
-@dataclass(frozen=True)
-class PoolEnded:
+class PoolEnded(Message):
     """Agent → notebook: a timeout is over, and everything is being ended."""
 
     reason: str
     """As in "it ended …"."""
 
 
-@dataclass(frozen=True)
-class ControllerUp:
+class ControllerUp(Message):
     """Agent of the head node → notebook: the controller listens."""
 
     client: dict[str, Any]
     engine: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class AgentFailed:
+class AgentFailed(Message):
     """Agent → notebook: the node cannot go on."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class RankForked:
+class RankForked(Message):
     """Forkserver → agent → notebook: the rank's process exists; its engine registers under this identity."""
 
     rank: int
@@ -228,8 +212,7 @@ class RankForked:
     ident: str
 
 
-@dataclass(frozen=True)
-class ChildExited:
+class ChildExited(Message):
     """Forkserver → agent: a process that it forked has ended."""
 
     pid: int
@@ -237,15 +220,13 @@ class ChildExited:
     """Exit code; negative for a signal."""
 
 
-@dataclass(frozen=True)
-class RankReady:
+class RankReady(Message):
     """Rank → agent → notebook: registered, plugins' hooks done."""
 
     rank: int
 
 
-@dataclass(frozen=True)
-class RankFailed:
+class RankFailed(Message):
     """Rank → agent → notebook: a plugin's hook raised at start."""
 
     rank: int
@@ -254,8 +235,7 @@ class RankFailed:
     traceback: str
 
 
-@dataclass(frozen=True)
-class RankExited:
+class RankExited(Message):
     """Agent → notebook: the rank's process ended."""
 
     rank: int
@@ -268,8 +248,7 @@ class RankExited:
     """The last lines of its log."""
 
 
-@dataclass(frozen=True)
-class BeginOutput:
+class BeginOutput(Message):
     """Rank → agent: what this rank prints from now on belongs to this request."""
 
     rank: int
@@ -281,8 +260,7 @@ class BeginOutput:
     """Bytes of text that may reach the screen at once; more is paced, and complete in the log only."""
 
 
-@dataclass(frozen=True)
-class Publish:
+class Publish(Message):
     """Rank → agent: rich output, to be put after all text written before it."""
 
     rank: int
@@ -290,24 +268,16 @@ class Publish:
     content: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class EndOutput:
+class EndOutput(Message):
     """Rank → agent: the request is over; all of its text has been written."""
 
     rank: int
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(Message):
     """Agent → rank: acknowledges the last `Publish`, so that what the rank prints next comes after it."""
 
 
-Message = (
-    AgentSpec | AgentStarted | ProbeAddresses | ProbeReply | StartController | RankSpec | Spawn | Signal | Request | ReadLog | Reply
-    | Offer | Shutdown | NotebookDetached | NotebookAttached | RunElsewhere | PoolEnded | ControllerUp | AgentFailed | RankForked
-    | ChildExited | RankReady | RankFailed | RankExited | BeginOutput | Publish | EndOutput | Published
-)  # fmt: skip
-
-CODEC: Codec[Message] = Codec(Message, max_line=256 << 20)
+CODEC: Codec[Message] = Codec(*Message.__subclasses__(), max_line=256 << 20)
 """Lines are this long because rich output (figures, tables) travels in a line."""
 encode, decode, decoder = CODEC.encode, CODEC.decode, CODEC.decoder

@@ -12,11 +12,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields
-from typing import Any, Generic, TypeVar, get_args
+from dataclasses import dataclass, field, fields
+from typing import Any, Generic, TypeVar, dataclass_transform
 
 M = TypeVar("M")
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class FrozenMessage:
+    """Base of a protocol's messages: makes each class below it a frozen dataclass."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
 
 class WithPayload:
@@ -29,26 +37,19 @@ class Codec(Generic[M]):
     """Encodes and decodes the messages of one protocol.
 
     Args:
-        kinds: the dataclass, or the union of dataclasses, that the protocol consists of.
+        kinds: the dataclasses that the protocol consists of.
         max_line: bytes of the longest line accepted.
         max_payload: most bytes that may follow a message.
         check: raises ValueError for a message whose values must not be trusted.
     """
 
     def __init__(
-        self,
-        kinds: Any,
-        *,
-        max_line: int,
-        max_payload: int = sys.maxsize,
-        check: Callable[[Any], None] = lambda _: None,
+        self, *kinds: Any, max_line: int, max_payload: int = sys.maxsize, check: Callable[[M], None] = lambda _: None
     ) -> None:
-        members = get_args(kinds) or (kinds,)
         self.max_line, self._max_payload, self._check = max_line, max_payload, check
-        self._kinds: dict[str, type] = {kind.__name__: kind for kind in members}
+        self._kinds = {kind.__name__: kind for kind in kinds}
         self._tuples = {
-            kind.__name__: [field.name for field in fields(kind) if str(field.type).startswith("tuple[")]
-            for kind in members
+            kind.__name__: [one.name for one in fields(kind) if str(one.type).startswith("tuple[")] for kind in kinds
         }
 
     def encode(self, message: M, payload: bytes = b"") -> bytes:

@@ -13,24 +13,25 @@ Cancel (at any time but in a Write) →   the reply comes early, and is incomple
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from skymagic.wire.codec import Codec, WithPayload
+from skymagic.wire.codec import Codec, FrozenMessage, WithPayload
 
 CHUNK = 1 << 20
 """Most bytes after one message, and most that are written at once."""
 
 
-@dataclass(frozen=True)
-class Stat:
+class Message(FrozenMessage):
+    """Base of this protocol's messages."""
+
+
+class Stat(Message):
     """What is at this path?"""
 
     path: str
 
 
-@dataclass(frozen=True)
-class StatReply:
+class StatReply(Message):
     """The path in full, and what is there: "file", "folder" or ""; or why the path means nothing."""
 
     path: str = ""
@@ -38,36 +39,31 @@ class StatReply:
     problem: str = ""
 
 
-@dataclass(frozen=True)
-class List:
+class List(Message):
     """List a source; later requests mean its entries by their numbers."""
 
     path: str
 
 
-@dataclass(frozen=True)
-class ListReply:
+class ListReply(Message):
     """A `files.transfer.listing.Listing` as plain values."""
 
     listing: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Hash:
+class Hash(Message):
     """Hash these files of the listing."""
 
     numbers: list[int]
 
 
-@dataclass(frozen=True)
-class HashReply:
+class HashReply(Message):
     """The xxh3-128 of each, in hex; "" for one that cannot be read."""
 
     hashes: list[str]
 
 
-@dataclass(frozen=True)
-class Compare:
+class Compare(Message):
     """Compare these entries, which come from `tops` on the machine `origin`, with what is in the folder `base`."""
 
     base: str
@@ -78,8 +74,7 @@ class Compare:
     mirror: bool
 
 
-@dataclass(frozen=True)
-class CompareReply:
+class CompareReply(Message):
     """A `files.transfer.receiving.Difference`, and the hashes of the files in `ask`."""
 
     want: list[int]
@@ -88,16 +83,14 @@ class CompareReply:
     hashes: list[str]
 
 
-@dataclass(frozen=True)
-class Write:
+class Write(Message):
     """Files come that the last `Compare` named: these by number; those in `equal` need only their times."""
 
     want: list[int]
     equal: list[int]
 
 
-@dataclass(frozen=True)
-class WriteReply:
+class WriteReply(Message):
     """How many files were written and removed, and what went wrong."""
 
     files: int
@@ -105,30 +98,25 @@ class WriteReply:
     problems: list[str]
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(Message):
     """Send these files of the listing."""
 
     numbers: list[int]
 
 
-@dataclass(frozen=True)
-class SendReply:
+class SendReply(Message):
     """That was all of them."""
 
 
-@dataclass(frozen=True)
-class Cancel:
+class Cancel(Message):
     """Come to an end with what you are doing."""
 
 
-@dataclass(frozen=True)
-class DiskFull:
+class DiskFull(Message):
     """Nothing more can be written: send no more."""
 
 
-@dataclass(frozen=True)
-class FileStart(WithPayload):
+class FileStart(Message, WithPayload):
     """A file begins, with its first bytes; small ones are whole with it."""
 
     number: int
@@ -139,34 +127,26 @@ class FileStart(WithPayload):
     nbytes: int
 
 
-@dataclass(frozen=True)
-class FileChunk(WithPayload):
+class FileChunk(Message, WithPayload):
     """More bytes of the file."""
 
     last: bool
     nbytes: int
 
 
-@dataclass(frozen=True)
-class FileFailed:
+class FileFailed(Message):
     """The file cannot be read, or not to its end."""
 
     number: int
     reason: str
 
 
-@dataclass(frozen=True)
-class EndOfFiles:
+class EndOfFiles(Message):
     """No more files come."""
 
 
 FileMessage = FileStart | FileChunk | FileFailed
-Message = (
-    Stat | StatReply | List | ListReply | Hash | HashReply | Compare | CompareReply | Write | WriteReply | Send | SendReply
-    | Cancel | DiskFull | FileStart | FileChunk | FileFailed | EndOfFiles
-)  # fmt: skip
-
-CODEC: Codec[Message] = Codec(Message, max_line=1 << 30, max_payload=CHUNK)
+CODEC: Codec[Message] = Codec(*Message.__subclasses__(), max_line=1 << 30, max_payload=CHUNK)
 """The listing of a million files is a tenth of the longest line."""
 encode, messages = CODEC.encode, CODEC.messages
 

@@ -61,7 +61,7 @@ class Rejoin(_Order):
 
 
 Order = RunCell | Rejoin
-CODEC: Codec[Order] = Codec(Order, max_line=1 << 30)
+CODEC: Codec[Order] = Codec(RunCell, Rejoin, max_line=1 << 30)
 
 
 def encode(order: Order, source: str) -> str:

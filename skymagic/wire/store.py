@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
-from skymagic.wire.codec import Codec, WithPayload
+from skymagic.wire.codec import Codec, FrozenMessage, WithPayload
 
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}")
 _KEY = re.compile(r"[0-9a-f]{32}")
 
 
+class Message(FrozenMessage):
+    """Base of this protocol's messages."""
+
+
 # -- notebook → value server ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Message):
     """First of all: the pool's settings for all of its value servers."""
 
     address: str = ""
@@ -32,40 +34,35 @@ class Settings:
     """The part of a file system's free space that values may fill."""
 
 
-@dataclass(frozen=True)
-class Query:
+class Query(Message):
     """Which of these are here, or were kept by an earlier pool: key, name and length of each."""
 
     number: int
     values: list[tuple[str, str, int]]
 
 
-@dataclass(frozen=True)
-class Put:
+class Put(Message):
     """A value comes: `PutChunk`s, then `PutEnd`."""
 
     name: str
     nbytes: int
 
 
-@dataclass(frozen=True)
-class PutChunk(WithPayload):
+class PutChunk(Message, WithPayload):
     """Bytes of a value."""
 
     name: str
     nbytes: int
 
 
-@dataclass(frozen=True)
-class PutEnd:
+class PutEnd(Message):
     """That was all of it: verify it against its key, the content's hash."""
 
     name: str
     key: str
 
 
-@dataclass(frozen=True)
-class Replicate:
+class Replicate(Message):
     """Get a value from another node's server, as it arrives there, from the offset on that is here already."""
 
     name: str
@@ -74,15 +71,13 @@ class Replicate:
     port: int
 
 
-@dataclass(frozen=True)
-class Delete:
+class Delete(Message):
     """Unlink these files, complete or not."""
 
     names: list[str]
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(Message):
     """Send a file's bytes from an offset on."""
 
     number: int
@@ -90,8 +85,7 @@ class Read:
     offset: int
 
 
-@dataclass(frozen=True)
-class CancelRead:
+class CancelRead(Message):
     """Send no more for the `Read` of this number."""
 
     number: int
@@ -100,8 +94,7 @@ class CancelRead:
 # -- value server → notebook ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(Message):
     """The server has the store, and listens."""
 
     port: int
@@ -110,8 +103,7 @@ class Ready:
     """Bytes that its store may still take."""
 
 
-@dataclass(frozen=True)
-class QueryReply:
+class QueryReply(Message):
     """Answer to `Query`. What is neither missing nor present is arriving: `Stored` or `StoreFailed` follows."""
 
     number: int
@@ -120,8 +112,7 @@ class QueryReply:
     room: int
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(Message):
     """A value is complete and as its key says."""
 
     name: str
@@ -131,8 +122,7 @@ class Stored:
     """What the user should know of it."""
 
 
-@dataclass(frozen=True)
-class StoreFailed:
+class StoreFailed(Message):
     """A value could not be stored."""
 
     name: str
@@ -140,16 +130,14 @@ class StoreFailed:
     errno: int = 0
 
 
-@dataclass(frozen=True)
-class ReadReply:
+class ReadReply(Message):
     """Answer to `Read`: bytes that will come; -1: there is no such file."""
 
     number: int
     nbytes: int
 
 
-@dataclass(frozen=True)
-class ReadChunk(WithPayload):
+class ReadChunk(Message, WithPayload):
     """Bytes of a file that is read."""
 
     number: int
@@ -159,15 +147,8 @@ class ReadChunk(WithPayload):
     """xxh3-64 of the piece as it lies in the file."""
 
 
-@dataclass(frozen=True)
-class Heartbeat:
+class Heartbeat(Message):
     """The server lives; sent every 2 s."""
-
-
-Message = (
-    Settings | Query | Put | PutChunk | PutEnd | Replicate | Delete | Read | CancelRead
-    | Ready | QueryReply | Stored | StoreFailed | ReadReply | ReadChunk | Heartbeat
-)  # fmt: skip
 
 
 def is_name(text: object) -> bool:
@@ -190,5 +171,5 @@ def _check(message: Any) -> None:
         raise ValueError(f"not a name of a store: {[*names, *keys]!r}")
 
 
-CODEC: Codec[Message] = Codec(Message, max_line=64 << 20, check=_check)
+CODEC: Codec[Message] = Codec(*Message.__subclasses__(), max_line=64 << 20, check=_check)
 encode, decode, decoder = CODEC.encode, CODEC.decode, CODEC.decoder

@@ -27,7 +27,7 @@ class Blob(WithPayload):
     nbytes: int
 
 
-CODEC: Codec[Plain | Blob] = Codec(Plain | Blob, max_line=20_000, max_payload=100)
+CODEC: Codec[Plain | Blob] = Codec(Plain, Blob, max_line=20_000, max_payload=100)
 TEXT = st.text(max_size=20)
 PLAIN = st.builds(
     Plain,
