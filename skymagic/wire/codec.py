@@ -3,7 +3,7 @@
     ["Kind",{"field":value,…}]⏎                   a message
     ["Kind",{"field":value,…,"nbytes":n}]⏎ n bytes  a message with a payload (`WithPayload`)
 
-JSON and no pickle: what comes can become one of the types that the protocol lists, holding plain values, and nothing else. Lines
+JSON and no pickle: what comes can become one of the protocol's types, holding plain values, and nothing else. Lines
 rather than length prefixes, because a login shell may print lines of its own before the first message.
 """
 
@@ -131,9 +131,7 @@ def payload_size(message: Any) -> int:
 class Decoder(Generic[M]):
     """Cuts a stream of bytes into messages and the raw bytes behind them.
 
-    Args:
-        codec: the protocol's.
-        noise: skip lines that do not look like messages until the first message: a login shell may print what it likes.
+    With `noise` it skips lines that do not look like messages until the first message: a login shell may print what it likes.
     """
 
     def __init__(self, codec: Codec[M], noise: bool = False) -> None:

@@ -29,10 +29,6 @@ Watch = Callable[[Any, Callable[[int], None], int], None]
 """Call with the ready events of a source; a mask of 0 ends it."""
 
 
-def _ignore(_: int) -> None:
-    """What is called for a source that is not watched any more."""
-
-
 class ChannelSocket:
     """A TCP socket at one end of a channel."""
 
@@ -93,7 +89,7 @@ class Channels:
 
     def _forget(self, stream: ChannelSocket) -> None:
         self._streams.pop(stream.channel, None)
-        self._watch(stream.sock, _ignore, 0)
+        self._watch(stream.sock, lambda _: None, 0)
         stream.sock.close()
 
     def _update_interest(self, stream: ChannelSocket) -> None:
@@ -168,11 +164,6 @@ class Channels:
         else:
             stream.out += frame.data
             if not stream.connecting:
-                try:
-                    self._drain(stream)
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    self.reset(stream.channel)
-                    return
+                self._on_stream(stream, WRITABLE)
+                return
         self._close_or_update(stream)

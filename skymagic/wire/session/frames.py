@@ -140,19 +140,15 @@ class Session:
             body = start + HEADER.size
             start = body + length
             if kind == ACK:
-                self._on_ack(number)
-                continue
-            if kind == GONE:
+                if number > self._sent:
+                    raise ProtocolError(f"frame {number} was acknowledged, and {self._sent} were sent")
+                self._acknowledge(number)
+            elif kind == GONE:
                 frames.append(Frame(kind, channel))
-                continue
-            if number != self.received + 1:
+            elif number != self.received + 1:
                 raise ProtocolError(f"frame {number} came after frame {self.received}")
-            self.received = number
-            frames.append(Frame(kind, channel, bytes(self._buffer[body:start])))
+            else:
+                self.received = number
+                frames.append(Frame(kind, channel, bytes(self._buffer[body:start])))
         del self._buffer[:start]
         return frames
-
-    def _on_ack(self, number: int) -> None:
-        if number > self._sent:
-            raise ProtocolError(f"frame {number} was acknowledged, and {self._sent} were sent")
-        self._acknowledge(number)

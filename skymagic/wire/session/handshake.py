@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
-from skymagic.wire.codec import Codec
+from skymagic.wire.codec import Codec, FrozenMessage
 
 LONGEST = 1 << 16
 """Bytes that a request or a reply, or what a login shell prints before it, may take."""
 
 
-@dataclass(frozen=True)
-class HandshakeRequest:
+class HandshakeRequest(FrozenMessage):
     """Notebook → daemon: who attaches."""
 
     secret: str = field(repr=False)
@@ -24,8 +23,7 @@ class HandshakeRequest:
     """Frames that the notebook has."""
 
 
-@dataclass(frozen=True)
-class HandshakeReply:
+class HandshakeReply(FrozenMessage):
     """Daemon, or the attach process when there is no daemon → notebook."""
 
     boot_id: str
@@ -37,16 +35,14 @@ class HandshakeReply:
     """Whether it is for good."""
 
 
-@dataclass(frozen=True)
-class OpenChannel:
+class OpenChannel(FrozenMessage):
     """In an OPEN frame, notebook → daemon: where the node is to connect the channel to."""
 
     address: str
     port: int
 
 
-@dataclass(frozen=True)
-class AgentExit:
+class AgentExit(FrozenMessage):
     """In an EXIT frame, daemon → notebook: how the agent ended, after all that it wrote."""
 
     status: int

@@ -48,13 +48,10 @@ class Loop:
     def watch(self, source: Any, call: Callable[[int], None], mask: int = READABLE) -> None:
         """Call with the ready events; a mask of 0 ends it, another replaces the one before."""
         known = source in self._select.get_map()
-        if not mask:
-            if known:
-                self._select.unregister(source)
+        if mask:
+            (self._select.modify if known else self._select.register)(source, mask, call)
         elif known:
-            self._select.modify(source, mask, call)
-        else:
-            self._select.register(source, mask, call)
+            self._select.unregister(source)
 
     def step(self, until: float | None = None) -> None:
         """Wait for events, until this time (of the monotonic clock) at most, and serve them."""
@@ -84,14 +81,11 @@ class Loop:
             return
         if now - self._last_in > HEARTBEAT_TIMEOUT:
             self.detach(f"nothing was heard for {HEARTBEAT_TIMEOUT:.0f} s")
-        elif not self._out and (self._ack_due(now) or now - self._last_out > HEARTBEAT_INTERVAL):
-            self._write(self.session.ack())
-
-    def _ack_due(self, now: float) -> bool:
-        unacknowledged = self.session.unacknowledged
-        return bool(unacknowledged) and (
-            unacknowledged >= ACK_FRAMES or (self._ack_at is not None and self._ack_at <= now)
-        )
+        elif not self._out:
+            waiting = self.session.unacknowledged
+            due = waiting >= ACK_FRAMES or (waiting and self._ack_at is not None and self._ack_at <= now)
+            if due or now - self._last_out > HEARTBEAT_INTERVAL:
+                self._write(self.session.ack())
 
     def send_gone(self) -> None:
         """Send the last frame of a daemon that has left nothing on the node."""
@@ -164,14 +158,11 @@ class Loop:
             try:
                 data = self._connection.recv(BATCH)
             except BlockingIOError:
-                return
+                pass
             except OSError as problem:
                 self.detach(str(problem))
-                return
-            if not data:
-                self.detach("the connection ended")
-                return
-            self._feed(data)
+            else:
+                self._feed(data) if data else self.detach("the connection ended")
 
     def _feed(self, data: bytes) -> None:
         self._last_in = time.monotonic()
