@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ from skymagic.errors import PoolError, ProvisionError
 from skymagic.plan.units import count
 from skymagic.wire import agent as wire
 from skymagic.wire.exit_status import describe
+from skymagic.wire.threads import run_all
 from skymagic.wire.transport import Transport
 
 PROBE_TIMEOUT = 5.0
@@ -161,15 +161,11 @@ class Agents:
         self._order(self.ranks, 0)
 
     def _order(self, ranks: Iterable[int], generation: int) -> None:
-        for index, link in enumerate(self._links):
-            mine = [rank for rank in ranks if self.specs[rank][0] == index]
-            if mine:
-                specs = tuple(vars(self.specs[rank][1]) | {"generation": generation} for rank in mine)
-                link.send(wire.Spawn(specs, self._connection(index)))
-
-    def _connection(self, index: int) -> dict[str, Any] | None:
-        """What engines need to find the controller; the head's agent has it, and so does one that was told before."""
-        return self.controller.engine if self.controller is not None and index > 0 else None
+        for link, mine in self._by_link(ranks):
+            specs = tuple(vars(self.specs[rank][1]) | {"generation": generation} for rank in mine)
+            # by this engines find the controller; the head's agent has it, and so does one that was told before
+            engine = self.controller.engine if self.controller is not None and link.node > 0 else None
+            link.send(wire.Spawn(specs, engine))
 
     def wait_controller(self, timeout: float) -> wire.ControllerUp:
         """The controller's connection info.
@@ -207,25 +203,16 @@ class Agents:
                 )
 
     def _wait(self, done: Callable[[], bool], timeout: float, what: str) -> None:
-        end = time.monotonic() + timeout
         with self._changed:
-            while not done():
-                if self._trouble is not None:
-                    raise ProvisionError(self._trouble)
-                left = end - time.monotonic()
-                if left <= 0:
-                    raise ProvisionError(f"{what} did not come up within {timeout:.0f} s")
-                self._changed.wait(left)
+            self._changed.wait_for(lambda: done() or self._trouble is not None, timeout)
+            if not done():
+                raise ProvisionError(self._trouble or f"{what} did not come up within {timeout:.0f} s")
 
     def close(self) -> None:
         """End all agents and what they started; twice is safe."""
         self._closing = True
         self._liveness.close()
-        threads = [threading.Thread(target=link.close) for link in self._links]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_all([link.close for link in self._links])
         self.unreached = [self.nodes[index].name for index in sorted(self._unreachable | self.away)]
 
     # -- ranks -------------------------------------------------------------------------------------------------------
@@ -288,20 +275,15 @@ class Agents:
 
     def _by_link(self, ranks: Iterable[int]) -> list[tuple[Link, tuple[int, ...]]]:
         chosen = sorted(set(ranks))
-        by_index = [
-            (link, tuple(r for r in chosen if self.specs[r][0] == index)) for index, link in enumerate(self._links)
-        ]
-        return [(link, mine) for link, mine in by_index if mine]
+        shares = [(link, tuple(rank for rank in chosen if self.specs[rank][0] == link.node)) for link in self._links]
+        return [(link, mine) for link, mine in shares if mine]
 
     @contextlib.contextmanager
     def busy(self, ranks: Iterable[int]) -> Iterator[None]:
         """For the length of a run: nodes without any of its ranks do not take the pool for idle."""
         at_work = {self.specs[rank][0] for rank in ranks}
-        others = [
-            link
-            for index, link in enumerate(self._links)
-            if index not in at_work and self._node_specs[index].idle_timeout is not None
-        ]
+        limited = [link for link in self._links if self._node_specs[link.node].idle_timeout is not None]
+        others = [link for link in limited if link.node not in at_work]
         number = self._calls.number() if others else 0
         for link in others:
             link.send(wire.RunElsewhere(number, True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -30,20 +31,15 @@ class Link:
 
     def send(self, message: wire.Message) -> None:
         """Send a message; one to an agent that is gone is dropped (its end is reported by `received`)."""
-        with self._writing:
-            try:
-                self._transport.write(wire.encode(message))
-            except OSError:
-                return
+        with self._writing, contextlib.suppress(OSError):
+            self._transport.write(wire.encode(message))
 
     def _listen(self) -> None:
         decoder = wire.decoder()
-        try:
+        with contextlib.suppress(OSError, ValueError):
             while data := self._transport.read():
                 for message in decoder.feed(data):
                     self._received(self.node, message)
-        except (OSError, ValueError):
-            pass
         self.complaint = self._transport.complaint()
         self._received(self.node, None)
 

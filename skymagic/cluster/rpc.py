@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,7 +41,5 @@ class PendingCalls:
 
     def wait(self, enough: Callable[[], bool], timeout: float) -> None:
         """Wait until there are enough replies, `timeout` seconds at most."""
-        end = time.monotonic() + timeout
         with self._changed:
-            while not enough() and (left := end - time.monotonic()) > 0:
-                self._changed.wait(left)
+            self._changed.wait_for(enough, timeout)

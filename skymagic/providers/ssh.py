@@ -142,7 +142,7 @@ class Machine:
             before.close()
         command = self._command(processes.ATTACH, daemon)
         self._tunnel = Tunnel(lambda: self._start_process(command), state=state)
-        return self._tunnel.agent()
+        return self._tunnel.agent
 
     def _current(self) -> Tunnel:
         assert self._tunnel is not None

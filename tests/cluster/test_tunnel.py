@@ -70,7 +70,7 @@ class Node:
         self.states: queue.Queue[str] = queue.Queue()
         self.down = threading.Event()
         self.tunnel = Tunnel(self.connect, state=self.states.put)
-        self.agent = self.tunnel.agent()
+        self.agent = self.tunnel.agent
 
     def connect(self) -> ChildTransport:
         """A connection to the node."""
@@ -255,7 +255,7 @@ def test_a_host_that_was_never_there() -> None:
         raise OSError("the host is down")
 
     tunnel = Tunnel(connect)
-    agent = tunnel.agent()
+    agent = tunnel.agent
     assert agent.read() == b""
     assert agent.complaint() == "the host is down"
     assert tunnel.state == "lost"
@@ -390,7 +390,7 @@ import sys, signal
 from skymagic.providers.local import ChildTransport
 from skymagic.cluster.tunnel import Tunnel
 command = [sys.executable, "-m", "skymagic.kernels.daemon.attach", {name!r}, sys.executable, "-c", {agent!r}]
-Tunnel(lambda: ChildTransport(command)).agent().write(b"hello\\n")
+Tunnel(lambda: ChildTransport(command)).agent.write(b"hello\\n")
 signal.pause()
 """
     child = subprocess.Popen([sys.executable, "-c", notebook])

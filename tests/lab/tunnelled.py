@@ -39,7 +39,7 @@ class Tunnelled(Local):
 
         def opened(state):
             survey.opened.append(Tunnel(lambda: run("skymagic.kernels.daemon.attach", f"{job_id}-0"), state=state))
-            return survey.opened[-1].agent()
+            return survey.opened[-1].agent
 
         def forward(address: str, port: int) -> int:
             return survey.opened[-1].forward(address, port)

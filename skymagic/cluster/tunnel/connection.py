@@ -66,25 +66,21 @@ class Connection:
     def _run(self) -> None:
         why = "it ended"
         try:
-            try:
-                transport = self._transport = self._connect()
-            except BaseException:
-                self._far.close()
-                self.closed.set()
-                raise
+            transport = self._transport = self._connect()
             threading.Thread(
                 target=self._send_loop, args=(transport,), name="skymagic-connection-out", daemon=True
             ).start()
-            try:
-                if not self._abandoned:
-                    self._receive_loop(transport)
-            finally:
-                why = transport.complaint() or why
+            if not self._abandoned:
+                self._receive_loop(transport)
+            why = transport.complaint() or why
         except Exception as problem:  # whatever a provider's connection raises, it is down
             why = str(problem) or type(problem).__name__
         finally:
             with contextlib.suppress(OSError):
                 self._far.shutdown(socket.SHUT_RDWR)
+            if self._transport is None:
+                self._far.close()
+                self.closed.set()
             self._ended(self, why)
             self._close()  # last, for it may take its time
 

@@ -54,7 +54,8 @@ class Tunnel:
         self._secret = secrets.token_hex(16)
         self._session = Session()
         self._loop = Loop(self._session, self._on_frame, self._reconnect)
-        self._agent = AgentEnd(lambda data: self._post(lambda: self._send_to_agent(data)), self._finish)
+        self.agent = AgentEnd(lambda data: self._post(lambda: self._session.put(frames.DATA, 0, data)), self._finish)
+        """The transport to the node agent, for one `link.Link`."""
         self._connection: Connection | None = None
         self._old_connections: list[Connection] = []
         self._replied = False
@@ -81,10 +82,6 @@ class Tunnel:
 
     # -- public ----------------------------------------------------------------------------------------------------
 
-    def agent(self) -> Transport:
-        """The node agent, for one `link.Link`."""
-        return self._agent
-
     def forward(self, address: str, port: int) -> int:
         """A port of 127.0.0.1 here that leads to this address and port as the node reaches it; the same one each time."""
         if (known := self._ports.get((address, port))) is not None:
@@ -94,7 +91,6 @@ class Tunnel:
         here: int = listener.getsockname()[1]
         self._ports[address, port] = here
         target = OPEN.encode(OpenChannel(address, port))
-
         self._listeners.append(listener)
         self._post(lambda: self._loop.watch(listener, lambda _: self._accept(listener, target)))
         if self._closed:
@@ -103,7 +99,7 @@ class Tunnel:
 
     def close(self) -> None:
         """End the agent and everything that leads to it; twice is safe."""
-        self._agent.close()
+        self.agent.close()
         self._post(self._end)
         self._thread.join(STOP_TIMEOUT)
         end = time.monotonic() + STOP_TIMEOUT
@@ -136,20 +132,14 @@ class Tunnel:
                     self._deadline = None
                     self._on_deadline()
         finally:
-            self._release()
-
-    def _release(self) -> None:
-        self._closed = True
-        self._drop_connection()
-        for listener in self._listeners:
-            listener.close()
-        self._loop.close()
-        self._agent.ended(self.reason)
-        self._waker.close()
-        self._woken.close()
-
-    def _send_to_agent(self, data: bytes) -> None:
-        self._session.put(frames.DATA, 0, data)
+            self._closed = True
+            self._drop_connection()
+            for listener in self._listeners:
+                listener.close()
+            self._loop.close()
+            self.agent.ended(self.reason)
+            self._waker.close()
+            self._woken.close()
 
     def _set_state(self, state: str, reason: str = "") -> None:
         changed = state != self.state
@@ -189,7 +179,11 @@ class Tunnel:
             return
         self._deadline = None
         if reply.error:
-            self._refused(reply)
+            if reply.gone:
+                restarted = self._boot_id and reply.boot_id != self._boot_id
+                self._fail(RESTARTED if restarted else reply.error)
+            else:
+                self._reconnect(reply.error)
             return
         self._replied = True
         self._boot_id = reply.boot_id
@@ -201,13 +195,6 @@ class Tunnel:
         if self._loop.attached and self._exit_deadline is None:
             self._set_state("connected")
 
-    def _refused(self, reply: HandshakeReply) -> None:
-        if reply.gone:
-            restarted = self._boot_id and reply.boot_id != self._boot_id
-            self._fail(RESTARTED if restarted else reply.error)
-        else:
-            self._reconnect(reply.error)
-
     def _on_end(self, connection: Connection, why: str) -> None:
         if connection is self._connection and not self._loop.attached:
             self._reconnect(why)  # one that is attached is read to its end
@@ -216,9 +203,8 @@ class Tunnel:
         """Let the present connection be closed, beside what goes on."""
         if self._connection is not None:
             self._connection.give_up()
-            self._old_connections = [one for one in self._old_connections if not one.closed.is_set()] + [
-                self._connection
-            ]
+            self._old_connections = [one for one in self._old_connections if not one.closed.is_set()]
+            self._old_connections.append(self._connection)
             self._connection = None
 
     def _reconnect(self, why: str) -> None:
@@ -246,7 +232,7 @@ class Tunnel:
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.kind == frames.DATA:
-            self._agent.receive(frame.data)
+            self.agent.receive(frame.data)
         elif frame.kind == frames.EXIT:
             end = EXIT.decode(frame.data)
             self._set_state("lost", how_ended(end.status, end.stderr))
@@ -270,9 +256,9 @@ class Tunnel:
     def _finish(self) -> None:
         """Ask the agent to end everything, and wait; not long for a node that is not connected, which is then given up."""
         self._post(self._send_eof)
-        if not self._agent.wait(ABSENT_TIMEOUT) and (self.state != "connected" or not self._agent.wait(STOP_TIMEOUT)):
+        if not self.agent.wait(ABSENT_TIMEOUT) and (self.state != "connected" or not self.agent.wait(STOP_TIMEOUT)):
             self._post(self._end)
-            self._agent.wait(ABSENT_TIMEOUT)
+            self.agent.wait(ABSENT_TIMEOUT)
 
     def _send_eof(self) -> None:
         self._session.put(frames.EOF, 0)
