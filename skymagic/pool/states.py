@@ -22,7 +22,7 @@ class State(Enum):
     STARTING = "starting", "machines and ranks are coming up"
     READY = "ready", "every rank waits for a cell"
     RUNNING = "running", "a cell runs on the ranks"
-    RECOVERING = "mending", "ranks are being started again, or their process group is being built again"
+    RECOVERING = "recovering", "ranks are being started again, or their process group is being built again"
     DEGRADED = "degraded", "some ranks are gone and did not come back"
     LOST = "lost", "the pool cannot be reached from here; what it runs may go on"
     STOPPING = "stopping", "ranks are being ended and machines released"

@@ -48,7 +48,7 @@ def words(process: psutil.Process) -> list[str]:
 
 def folder_of(name: str) -> Path:
     """A daemon's folder."""
-    return Path(f"/tmp/skymagic-gate-{os.getuid()}-{name}")
+    return Path(f"/tmp/skymagic-daemon-{os.getuid()}-{name}")
 
 
 class Node:

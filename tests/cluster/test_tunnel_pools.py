@@ -39,11 +39,11 @@ def gates(notebook: Notebook) -> list[psutil.Process]:
 def daemon(notebook: Notebook) -> psutil.Process:
     """The process that owns the agent: of all that were forked from it, or carry its connections, the one that nobody of them forked."""
     name = gates(notebook)[0].cmdline()[-1]
-    carriers = {gate.pid for gate in gates(notebook)}
+    daemons = {gate.pid for gate in gates(notebook)}
     named = {}
     for one in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if one.cmdline()[-1:] == [name] and one.pid not in carriers:
+            if one.cmdline()[-1:] == [name] and one.pid not in daemons:
                 named[one.pid] = one
     (found,) = (one for one in named.values() if one.ppid() not in named)
     return found

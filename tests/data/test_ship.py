@@ -127,7 +127,7 @@ def test_each_rank_gets_what_it_lacks(notebook: Notebook) -> None:
     assert notebook.values("a + b") == [[1, 2], [1, 2]]
 
 
-def test_cargo_that_did_not_land_is_sent_again(notebook: Notebook) -> None:
+def test_manifest_that_was_not_bound_is_sent_again(notebook: Notebook) -> None:
     notebook.here(f"import numpy as np\na = np.ones({BIG})")
     lost = notebook.shipper.prepare("a", [0, 1])
     assert moved(lost) == ["a"]
@@ -398,13 +398,15 @@ def test_client_holds_nothing_after_shipping(notebook: Notebook) -> None:
 
 def test_two_cells_ship_the_same_value_at_once(notebook: Notebook) -> None:
     notebook.here(f"import numpy as np\na = np.ones({BIG})")
-    cargos: list[Manifest] = []
-    threads = [threading.Thread(target=lambda: cargos.append(notebook.shipper.prepare("a", [0, 1]))) for _ in range(2)]
+    manifests: list[Manifest] = []
+    threads = [
+        threading.Thread(target=lambda: manifests.append(notebook.shipper.prepare("a", [0, 1]))) for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for manifest in cargos:
+    for manifest in manifests:
         for far in notebook.ranks:
             far.bind(manifest.orders)
             notebook.shipper.bound(manifest, far.rank, completed=True)
@@ -434,7 +436,7 @@ def test_value_changed_by_a_thread_is_sent_again(notebook: Notebook) -> None:
     assert notebook.values("float(a.sum())") == [float(array.sum())] * 2
 
 
-def test_rank_killed_while_a_cargo_is_on_its_way(notebook: Notebook) -> None:
+def test_rank_killed_while_a_manifest_is_on_its_way(notebook: Notebook) -> None:
     notebook.here(f"import numpy as np\na = np.ones({BIG})")
     manifest = notebook.shipper.prepare("a", [0, 1])
     notebook.ranks[1].kill()

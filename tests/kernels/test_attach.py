@@ -93,9 +93,9 @@ def test_a_socket_that_nobody_serves_is_no_daemon(name) -> None:
 
 
 def test_what_killed_daemons_left_is_swept_up(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(rundir, "candidates", lambda name: [str(tmp_path / f"skymagic-gate-0-{name}")])
+    monkeypatch.setattr(rundir, "candidates", lambda name: [str(tmp_path / f"skymagic-daemon-0-{name}")])
     old, new, alive, mine = (rundir.make(name) for name in ("old", "new", "alive", "mine"))
-    other = tmp_path / "skymagic-gate-00-old"
+    other = tmp_path / "skymagic-daemon-00-old"
     other.mkdir(mode=0o700)
     old.listen().close()
     new.listen().close()
@@ -104,7 +104,7 @@ def test_what_killed_daemons_left_is_swept_up(tmp_path, monkeypatch) -> None:
             os.utime(path, (0, 0))
         rundir.sweep(mine, Path(new.path).stat().st_mtime + 60)
     assert {path.name for path in tmp_path.iterdir()} == {
-        *(f"skymagic-gate-0-{name}" for name in ("new", "alive", "mine")), "skymagic-gate-00-old"
+        *(f"skymagic-daemon-0-{name}" for name in ("new", "alive", "mine")), "skymagic-daemon-00-old"
     }  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def test_what_is_left_of_a_pool_runs_cells() -> None:
         (State.NEW, Event.RUN, ["cannot run a cell", "'lab' is new", "start it"]),
         (State.STARTING, Event.RUN, ["is starting", "wait until that is over", "%sky_down"]),
         (State.RUNNING, Event.RUN, ["is running", "wait until that is over", "%sky_restart"]),
-        (State.RECOVERING, Event.RUN, ["is mending", "wait until that is over"]),
+        (State.RECOVERING, Event.RUN, ["is recovering", "wait until that is over"]),
         (State.LOST, Event.RUN, ["is lost", "%sky_attach", "%sky_restart", "%sky_down"]),
         (State.STOPPING, Event.RUN, ["is stopping", "make a new one (%sky_pool)"]),
         (State.STOPPED, Event.RUN, ["is stopped", "make a new one (%sky_pool)"]),

@@ -146,7 +146,7 @@ class StoreClient:
         with contextlib.suppress(OSError):  # the receiving thread finds out, and why
             transport.write(store.encode(self._settings))
         if not self._wait_for(lambda: self._ready, transport, START_TIMEOUT):
-            raise ConnectionLost(f"the depot on {self.node.name} does not start{self._why()}")
+            raise ConnectionLost(f"the value server on {self.node.name} does not start{self._why()}")
 
     def send(self, message: Message, data: memoryview | None = None) -> None:
         """Send a message, and the raw bytes behind it.

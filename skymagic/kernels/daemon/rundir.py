@@ -93,7 +93,7 @@ def candidates(name: str) -> list[str]:
     """Where a daemon's run directory may lie, the best first."""
     if not NAME_PATTERN.fullmatch(name):
         raise RunDirectoryError(f"{name!r} cannot name a daemon: letters, digits, '.', '_' and '-' only, 80 at most")
-    folder = f"skymagic-gate-{os.getuid()}-{name}"
+    folder = f"skymagic-daemon-{os.getuid()}-{name}"
     # neither XDG_RUNTIME_DIR nor TMPDIR first: they may belong to one login, and be removed when it ends
     run = os.path.join(os.path.expanduser("~"), ".skymagic", "run")
     parents = ["/tmp", run, os.environ.get("TMPDIR", "/var/tmp")]
@@ -133,7 +133,7 @@ def make(name: str) -> RunDirectory:
 def sweep(own_directory: RunDirectory, now: float) -> None:
     """Remove folders beside this one whose daemons were killed, or ended with their machine, a while ago."""
     parent, own = os.path.split(own_directory.path)
-    prefix = own[: own.index("-", len("skymagic-gate-")) + 1]
+    prefix = own[: own.index("-", len("skymagic-daemon-")) + 1]
     for path in [entry.path for entry in os.scandir(parent) if entry.name.startswith(prefix)]:
         with contextlib.suppress(OSError):
             if path == own_directory.path or why_unsafe(path) is not None or os.stat(path).st_mtime > now - STALE_AFTER:

@@ -33,7 +33,7 @@ NAME = "sky_sh"
 """The script's file, as the shell's complaints name it."""
 TAIL_LINES = 60
 LAST_LINES = 10
-PATIENCE = 2.0
+CAUSE_TIMEOUT = 2.0
 """Seconds that other nodes have to tell the cause when all that is known here is that a process went away: torchrun ends its other
 workers before it says which one has failed."""
 TAIL_BYTES = 1 << 16
@@ -65,7 +65,7 @@ class Failed(Exception):
     def __init__(self, end: Mapping[str, Any]) -> None:
         super().__init__(end)
         cause = end["cause"]
-        self.cause_timeout = PATIENCE if cause is not None and cause["follows"] else 0.0
+        self.cause_timeout = CAUSE_TIMEOUT if cause is not None and cause["follows"] else 0.0
         """Seconds for which others may go on, for one of them may know why."""
 
     def _render_traceback_(self) -> list[str]:
