@@ -106,7 +106,7 @@ def requirements_of(image: Image, commands: Sequence[str] = ()) -> Requirements:
         commands: shell commands of the plugins, run once in a new environment.
 
     Raises:
-        RequestError: files among the packages that are not here; all at once.
+        RequestError: the image cannot be, wherever: files among the packages that are not here, all at once.
     """
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     python = image.python or here
@@ -163,27 +163,16 @@ def probe(host: RemoteShell, requirements: Requirements) -> Facts:
         raise HostError(host.label, reason, remedy) from None
 
 
-def setup(
-    host: RemoteShell, image: Image, report: Report, *, commands: Sequence[str] = (), facts: Facts | None = None
-) -> Installation:
+def setup(host: RemoteShell, requirements: Requirements, report: Report, facts: Facts | None = None) -> Installation:
     """Make a host ready to run skymagic's modules; a host that is ready costs one round trip.
 
     Args:
         report: called with each step in words, and with installers' progress.
-        commands: shell commands of the plugins, run once in a new environment.
-        facts: what `probe` said of this host for the same image and commands.
+        facts: what `probe` said of this host for the same requirements.
 
     Raises:
-        RequestError: the image cannot be, wherever.
         HostError: what failed on the host, its last lines and what can be done; nothing half-made stays there.
     """
-    return ensure_installed(host, requirements_of(image, commands), report, facts)
-
-
-def ensure_installed(
-    host: RemoteShell, requirements: Requirements, report: Report, facts: Facts | None = None
-) -> Installation:
-    """What `setup` does, for what is wanted of a node. Raises HostError."""
     facts = facts or probe(host, requirements)
     off = round(facts.clock - time.time())
     if facts.clock and abs(off) > CLOCK_SKEW_SECONDS:

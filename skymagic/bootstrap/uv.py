@@ -16,8 +16,6 @@ from skymagic.bootstrap.facts import Facts
 from skymagic.errors import SkyError
 
 DOWNLOAD_TIMEOUT = 300.0
-GZIP_LEVEL = 6
-"""Of compression: 38 MB become 15."""
 
 
 class UvUnavailable(SkyError):
@@ -35,7 +33,7 @@ def fetch(facts: Facts) -> bytes:
     if kept.is_file():
         return kept.read_bytes()
     program = _local_uv(facts) or _download(platforms(facts))
-    data = gzip.compress(program, GZIP_LEVEL, mtime=0)
+    data = gzip.compress(program, 6, mtime=0)  # 38 MB become 15
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=kept.name, delete=False) as file:
         file.write(data)

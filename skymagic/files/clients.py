@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
@@ -56,9 +57,9 @@ class FileClient:
 
     def send(self, request: wire.Write, frames: Iterator[bytes]) -> wire.WriteReply:
         """Send files, as encoded messages, until all are sent or the node reports a full disk."""
-        replies: list[wire.WriteReply | BaseException] = []
+        reply: Future[wire.WriteReply] = Future()
         full = threading.Event()
-        waiter = threading.Thread(target=self._await_reply, args=(replies, full), daemon=True)
+        waiter = threading.Thread(target=self._await_reply, args=(reply, full), daemon=True)
         self._sending = True
         self._write(wire.encode(request))
         waiter.start()
@@ -73,18 +74,16 @@ class FileClient:
         while waiter.is_alive():
             waiter.join(POLL_INTERVAL)
             self._check()
-        if isinstance(replies[0], BaseException):
-            raise replies[0]
-        return replies[0]
+        return reply.result()
 
-    def _await_reply(self, replies: list[wire.WriteReply | BaseException], full: threading.Event) -> None:
+    def _await_reply(self, reply: Future[wire.WriteReply], full: threading.Event) -> None:
         try:
             while not isinstance(message := next(self._messages)[0], wire.WriteReply):
                 if isinstance(message, wire.DiskFull):
                     full.set()
-            replies.append(message)
+            reply.set_result(message)
         except BaseException as problem:
-            replies.append(problem)
+            reply.set_exception(problem)
 
     def receive(self, request: wire.Send, take: Callable[[wire.FileMessage, bytes | memoryview], bool]) -> None:
         """Have the node send files; `take` gets each message with its payload and returns whether to go on."""

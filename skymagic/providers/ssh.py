@@ -113,13 +113,8 @@ class Machine:
     def set_up(self, image: Image, commands: Sequence[str], say: Say) -> None:
         """Give it an environment and skymagic's code, where it lacks them."""
         assert self._connection is not None
-        self._installation = setup(
-            self._connection,
-            image,
-            lambda step: say(f"{self.name}: {step}"),
-            commands=commands,
-            facts=self.facts,
-        )
+        requirements = requirements_of(image, commands)
+        self._installation = setup(self._connection, requirements, lambda step: say(f"{self.name}: {step}"), self.facts)
 
     def node(self, index: int, daemon: str) -> Node:
         """The machine as a pool sees it; `daemon` names what keeps the node's agent there."""

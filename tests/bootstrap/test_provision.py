@@ -27,7 +27,6 @@ from skymagic.bootstrap.facts import Facts, Python
 from skymagic.bootstrap.provision import (
     RANK_DEPENDENCIES,
     RemoteShell,
-    ensure_installed,
     probe,
     requirements_of,
     setup,
@@ -94,7 +93,7 @@ def left_on(host: ShellHost) -> list[str]:
 def refused(host: ShellHost, requirements: Requirements = SMALL, facts: Facts | None = None) -> str:
     """Why the host cannot be set up, with what to do."""
     with pytest.raises(HostError) as error:
-        ensure_installed(host, requirements, print, facts)
+        setup(host, requirements, print, facts)
     assert error.value.host == "box"
     assert left_on(host) == []
     return str(error.value)
@@ -106,7 +105,7 @@ def refused(host: ShellHost, requirements: Requirements = SMALL, facts: Facts | 
 def test_a_ready_host_costs_one_round_trip(bootstrapped_home: Path, home: Path) -> None:
     host = ShellHost(make_home(home, bootstrapped_home))
     told: list[str] = []
-    ready = setup(host, Image(), told.append)
+    ready = setup(host, requirements_of(Image()), told.append)
     assert host.runs == 1
     assert told == []
     code = "import sys, ipyparallel, skymagic; print(sys.prefix, skymagic.__file__, skymagic.__version__)"
@@ -137,11 +136,11 @@ def test_an_environment_gets_packages_and_commands(home: Path, cache: Path, tmp_
         packages=("tiny-there>=1",),
         commands=("python -c 'import tiny_here' >$HOME/told",),
     )
-    ready = ensure_installed(host, requirements, print, without_pip(host, requirements, None))
+    ready = setup(host, requirements, print, without_pip(host, requirements, None))
     assert (home / "told").read_text() == "tiny_here\n"
     assert through("sh", host, ready.command("tiny_there")) == "tiny_there\n"
     runs = host.runs
-    ensure_installed(host, requirements, print)
+    setup(host, requirements, print)
     assert host.runs == runs + 1
 
 
@@ -151,7 +150,7 @@ def test_a_host_makes_an_environment_by_itself(home: Path) -> None:
         (home / name).write_text("raise SystemExit('a file of the user')")
     host = ShellHost(home, env={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_USER": "1"})
     told: list[str] = []
-    ready = ensure_installed(host, SMALL, told.append)
+    ready = setup(host, SMALL, told.append)
     assert "installing packages with pip" in told
     assert through("sh", host, ready.command("pip", "--version")).startswith("pip ")
     assert left_on(host) == [ready.facts.env]
@@ -213,11 +212,11 @@ def test_an_interpreter_that_is_there_is_used_as_it_is(tmp_path: Path) -> None:
     home = tmp_path / "my home's"
     home.mkdir()
     host = ShellHost(home)
-    first = setup(host, PREPARED, print)
+    first = setup(host, requirements_of(PREPARED), print)
     assert first.python == sys.executable
     assert left_on(host) == []
     runs = host.runs
-    assert setup(host, PREPARED, print).code == first.code
+    assert setup(host, requirements_of(PREPARED), print).code == first.code
     assert host.runs == runs + 1
 
 
@@ -234,14 +233,14 @@ def test_an_interpreter_that_lacks_something(home: Path, tmp_path: Path) -> None
 
 def test_a_folder_that_others_may_write_to(home: Path) -> None:
     host = ShellHost(home)
-    setup(host, PREPARED, print)
+    setup(host, requirements_of(PREPARED), print)
     folder = home / ".skymagic"
     assert folder.stat().st_mode & 0o777 == 0o700
     for mode in (0o720, 0o702):
         folder.chmod(mode)
         assert f"`chmod 700 {folder}`" in refused(host, requirements_of(PREPARED))
     folder.chmod(0o755)
-    setup(host, PREPARED, print)
+    setup(host, requirements_of(PREPARED), print)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +258,7 @@ def test_commands_work_in_every_login_shell(shell: str, tmp_path: Path) -> None:
     home = tmp_path / 'it\'s $HOME "of" `mine`! \\ 50%'
     home.mkdir()
     host = ShellHost(home)
-    ready = setup(host, PREPARED, print)
+    ready = setup(host, requirements_of(PREPARED), print)
     texts = ["it's", "a\nb", "$HOME", "!x", "\\", "\\n", '"', "`id`", "", "ü ~*?[", "%s", "{a,b}", "-x"]
     code = f"import sys, json, skymagic; print(json.dumps([skymagic.__file__, {texts!r}]))"
     out = through(found, host, ready.command("timeit", "-n1", "-r1", code))
@@ -286,7 +285,7 @@ def test_over_ssh_with_a_profile_that_prints(tmp_path: Path) -> None:
         for name in (".bashrc", ".profile", ".zshenv", ".cshrc"):
             (hosts[0].home / name).write_text("echo '@sky system Plan9'; echo Welcome >&2\n")
         with connected(hosts) as connection:
-            ready = setup(connection, PREPARED, print)
+            ready = setup(connection, requirements_of(PREPARED), print)
             assert ready.facts.system == os.uname().sysname
             assert ready.facts.home == str(hosts[0].home)
             process = connection.open(ready.command("timeit", "-n1", "-r1", "print('ä b')"))
@@ -317,7 +316,7 @@ def test_over_ssh_nothing_half_made_stays(what: str, tmp_path: Path, uv: str) ->
     with loopback(tmp_path / "hosts", 1, env={"PIP_NO_INDEX": "1"}) as hosts:  # which at its end looks for processes
         requirements = replace(SMALL, commands=("exec sleep 1000",))
         with connected(hosts) as connection, pytest.raises((HostError, KeyboardInterrupt)):
-            ensure_installed(connection, requirements, act, without_pip(connection, requirements, uv))
+            setup(connection, requirements, act, without_pip(connection, requirements, uv))
         psutil.wait_procs(hosts[0].processes(), timeout=10)
         assert hosts[0].processes() == []
         folder = hosts[0].home / ".skymagic"
@@ -335,7 +334,7 @@ def test_a_read_only_home(home: Path) -> None:
         assert "Read-only file system" in text
         assert "--env SKYMAGIC_HOME=" in text
         image = PREPARED.replace(env={"SKYMAGIC_HOME": f"{home.parent}/else where"})
-        assert setup(host, image, print).facts.folder == f"{home.parent}/else where"
+        assert setup(host, requirements_of(image), print).facts.folder == f"{home.parent}/else where"
 
 
 @pytest.mark.needs("mounts")
@@ -390,7 +389,7 @@ def test_a_clock_that_is_off_is_said(home: Path, tmp_path: Path) -> None:
     date.chmod(0o755)
     told: list[str] = []
     host = ShellHost(home, env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"})
-    assert setup(host, PREPARED, told.append).python == sys.executable
+    assert setup(host, requirements_of(PREPARED), told.append).python == sys.executable
     assert "its clock is 60 minutes behind this machine's" in told
 
 
@@ -431,13 +430,9 @@ def two_at_once(one: ShellHost, other: ShellHost, go: Path, uv: str) -> None:
             if any_shell_word in text:
                 event.set()
 
-        first = pool.submit(
-            ensure_installed, hosts[0], requirements, lambda text: said(text, "running", begun), facts[0]
-        )
+        first = pool.submit(setup, hosts[0], requirements, lambda text: said(text, "running", begun), facts[0])
         assert begun.wait(60)
-        second = pool.submit(
-            ensure_installed, hosts[1], requirements, lambda text: said(text, "waiting", waits), facts[1]
-        )
+        second = pool.submit(setup, hosts[1], requirements, lambda text: said(text, "waiting", waits), facts[1])
         assert waits.wait(60)
         assert not probe(hosts[0], requirements).ready
         go.touch()
@@ -476,14 +471,14 @@ def half_way(host: ShellHost, what: str, go: Path, uv: str) -> None:
             host.child.wait()  # as sshd does; a zombie would seem alive
 
     with pytest.raises((HostError, ConnectionError)):
-        ensure_installed(host, requirements, act, facts)
+        setup(host, requirements, act, facts)
     assert len(session) > 1
     assert not psutil.wait_procs(session, timeout=10)[1]
     assert not probe(host, requirements).ready
     if what == "nobody listens":
         assert left_on(host) == []
     go.touch()
-    ready = ensure_installed(host, requirements, print, facts)
+    ready = setup(host, requirements, print, facts)
     assert probe(host, requirements).ready
     assert (Path(ready.python).parent.parent / "half").read_text() == "x\n"
 
@@ -503,5 +498,5 @@ def test_an_upload_that_is_interrupted_leaves_nothing(home: Path) -> None:
 
     host = Interrupted(home)
     with pytest.raises(KeyboardInterrupt):
-        setup(host, PREPARED, print)
+        setup(host, requirements_of(PREPARED), print)
     assert left_on(host) == []

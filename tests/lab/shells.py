@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.bootstrap.provision import setup
+from skymagic.bootstrap.provision import requirements_of, setup
 from skymagic.plan.image import Image
 from skymagic.ssh.connection import ScriptResult
 from tests.conftest import MARK
@@ -92,7 +92,7 @@ def bootstrapped_home(pytestconfig: pytest.Config) -> Path:
     """A HOME where an image without packages is ready; pytest's cache keeps it, so that it is made once."""
     assert pytestconfig.cache is not None
     home = pytestconfig.cache.mkdir("nodes")
-    setup(ShellHost(home), Image(), print)
+    setup(ShellHost(home), requirements_of(Image()), print)
     day = time.time() - 86400
     for old in (home / ".skymagic/code").iterdir():
         if old.stat().st_mtime < day and old.stat().st_ctime < day:
