@@ -37,31 +37,7 @@ _EXPORTS = {
     "stdout": "runtime.info:stdout",
 }
 
-__all__ = [
-    "AWS",
-    "SSH",
-    "Compute",
-    "ComputePool",
-    "Image",
-    "Local",
-    "Slurm",
-    "__version__",
-    "accelerators",
-    "compute",
-    "errors",
-    "find",
-    "function",
-    "gather",
-    "instance_info",
-    "integrations",
-    "load_ipython_extension",
-    "plugins",
-    "shard",
-    "silent",
-    "stderr",
-    "stdout",
-    "unload_ipython_extension",
-]
+__all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", *_EXPORTS]
 
 
 def __getattr__(name: str) -> Any:

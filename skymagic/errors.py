@@ -26,6 +26,7 @@ A RunError renders as the rank's own traceback; every other error renders as its
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 
 class SkyError(Exception):
@@ -156,7 +157,7 @@ class RankError(RunError):
 
     def __reduce__(self) -> tuple[object, ...]:
         values = {key: vars(self)[key] for key in ("rank", "hostname", "ename", "evalue", "traceback", "below")}
-        return _rebuild, (RankError, self.message, values)
+        return partial(RankError, **values), (self.message,)
 
     def _render_traceback_(self) -> list[str]:
         shown = self.traceback or (f"{self.ename}: {self.evalue}",)
@@ -179,8 +180,7 @@ class RankDied(RunError):
         self.status = status
 
     def __reduce__(self) -> tuple[object, ...]:
-        values = {"rank": self.rank, "hostname": self.hostname, "status": self.status}
-        return _rebuild, (RankDied, str(self), values)
+        return partial(RankDied, rank=self.rank, hostname=self.hostname, status=self.status), (str(self),)
 
 
 class ScriptError(RunError):
@@ -199,8 +199,7 @@ class ScriptError(RunError):
         self.status = status
 
     def __reduce__(self) -> tuple[object, ...]:
-        values = {"node": self.node, "hostname": self.hostname, "status": self.status}
-        return _rebuild, (ScriptError, str(self), values)
+        return partial(ScriptError, node=self.node, hostname=self.hostname, status=self.status), (str(self),)
 
 
 class RunTimeout(RunError):
@@ -225,7 +224,3 @@ class ResultError(RunError):
     """
 
     values: object = None
-
-
-def _rebuild(kind: type[RunError], message: str, values: dict[str, object]) -> RunError:
-    return kind(message, **values)

@@ -100,12 +100,10 @@ def table(rows: Iterable[Sequence[object]]) -> str:
 def shipment(items: Sequence[Any]) -> str:
     """What would travel, as ``--dry-run`` shows it; `items` are `ship.Item`."""
     rows = [(i.name, i.type, size(i.nbytes), i.why, "travels" if i.moved else "is there already") for i in items]
+    if not rows:
+        return "nothing would travel"
     total = size(sum(i.nbytes for i in items if i.moved))
-    return (
-        table([("name", "type", "size", "needed by", ""), *rows]) + f"\n{total} would travel"
-        if rows
-        else "nothing would travel"
-    )
+    return table([("name", "type", "size", "needed by", ""), *rows]) + f"\n{total} would travel"
 
 
 def gpus(name: str | None, here: Sequence[str]) -> str:

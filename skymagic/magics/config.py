@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from traitlets import Any as AnyTrait
@@ -13,8 +14,7 @@ from traitlets import Float, Int, List, TraitError, Unicode, Union, validate
 from traitlets.config import Configurable
 
 from skymagic.errors import RequestError
-from skymagic.plan.requests import Defaults as Defaults
-from skymagic.plan.requests import PluginSpec, plugin_specs
+from skymagic.plan.requests import Defaults, plugin_specs
 from skymagic.plan.selection import Selection
 from skymagic.plan.units import duration
 
@@ -61,19 +61,10 @@ class SkyMagic(Configurable):
 
     def defaults(self) -> Defaults:
         """The defaults as they are now."""
-        plugins: tuple[PluginSpec, ...] = tuple(spec for text in self.plugins for spec in plugin_specs(text))
-        return Defaults(
-            provider=self.provider,
-            plugins=plugins,
-            only=Selection(self.only),
-            timeout=self.timeout,
-            idle=self.idle,
-            max_lifetime=self.max_lifetime,
-            away=self.away,
-            stall_after=self.stall_after,
-            grace=self.grace,
-            screen_limit=self.screen_limit,
-        )
+        values = {field.name: getattr(self, field.name) for field in fields(Defaults)}
+        values["plugins"] = tuple(spec for text in self.plugins for spec in plugin_specs(text))
+        values["only"] = Selection(self.only)
+        return Defaults(**values)
 
 
 def _checked(read: Callable[[Any], Any], value: Any) -> Any:

@@ -108,13 +108,12 @@ class SkyMagics(Magics):
 
     @line_magic
     def sky_status(self, line: str) -> None:
-        name = usage(lambda: line_magics.parse_status(line))
+        name = usage(lambda: line_magics.parse_name("sky_status", line))
         chosen = [registry.find(name)] if name else registry.every()
+        heading = ("rank", "node", "host", "pid", "state")
+        tables = [f"{one!r}\n{display.table([heading, *one.status()])}" for one in chosen]
         gone = [] if name else [f"{one.ended}: %sky_pool makes it anew" for one in registry.ended()]
-        print(
-            "\n\n".join([*map(status_text, chosen), *gone])
-            or "no pool is running: make one with %sky_pool --nodes 2 --plugin torch"
-        )
+        print("\n\n".join([*tables, *gone]) or "no pool is running: make one with %sky_pool --nodes 2 --plugin torch")
 
     @line_magic
     def sky_logs(self, line: str) -> None:
@@ -135,11 +134,11 @@ class SkyMagics(Magics):
 
     @line_magic
     def sky_put(self, line: str) -> None:
-        self._copy(usage(lambda: line_magics.parse_put(line)), "put", unless_said="all")
+        self._copy(usage(lambda: line_magics.parse_files("sky_put", line)), "put", unless_said="all")
 
     @line_magic
     def sky_get(self, line: str) -> None:
-        self._copy(usage(lambda: line_magics.parse_get(line)), "get", unless_said="head")
+        self._copy(usage(lambda: line_magics.parse_files("sky_get", line)), "get", unless_said="head")
 
     def _copy(self, request: line_magics.FilesRequest, direction: str, *, unless_said: str) -> None:
         one = registry.find(request.pool)
@@ -156,7 +155,7 @@ class SkyMagics(Magics):
 
     @line_magic
     def sky_cost(self, line: str) -> None:
-        name = usage(lambda: line_magics.parse_cost(line))
+        name = usage(lambda: line_magics.parse_name("sky_cost", line))
         chosen = [registry.find(name)] if name else registry.every()
         print(display.cost([(one.name, one.plan.price, one.started_at) for one in chosen], time.time()))
 
@@ -205,13 +204,13 @@ class SkyMagics(Magics):
 
     @line_magic
     def sky_push(self, line: str) -> None:
-        request = usage(lambda: line_magics.parse_push(line))
+        request = usage(lambda: line_magics.parse_names("sky_push", line))
         run = RunRequest(pool=named(request.pool), targets=request.targets, push=request.names, fresh=True)
         self._run(run, "")
 
     @line_magic
     def sky_pull(self, line: str) -> None:
-        request = usage(lambda: line_magics.parse_pull(line))
+        request = usage(lambda: line_magics.parse_names("sky_pull", line))
         run = RunRequest(pool=named(request.pool), targets=request.targets, gather=request.names, head=request.head)
         name = request.output
         with interrupt.deferred():
@@ -327,12 +326,6 @@ class Pending:
 def named(name: str | None) -> PoolRequest:
     """A request for a pool that runs."""
     return PoolRequest(name=name, stated=frozenset())
-
-
-def status_text(one: Pool) -> str:
-    """A pool and its ranks as text."""
-    rows = [("rank", "node", "host", "pid", "state"), *one.status()]
-    return f"{one!r}\n{display.table(rows)}"
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

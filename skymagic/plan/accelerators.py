@@ -103,8 +103,7 @@ _BY_KEY = {_key(spelling): kind for kind in KINDS for spelling in (kind.name, *k
 def kind(name: str) -> Kind:
     """What is known of the accelerator `name`, in any case, with dashes, underscores or blanks.
 
-    Raises:
-        RequestError: no accelerator has this name; the message holds the nearest one.
+    Raises RequestError where no accelerator has this name; the message holds the nearest one.
     """
     if (found := _BY_KEY.get(_key(name))) is None:
         nearest = did_you_mean(name, NAMES) or f"; known are {', '.join(NAMES)}"
@@ -144,14 +143,11 @@ def _product(name: str) -> tuple[tuple[str, ...], str | None]:
 
 @dataclass(frozen=True)
 class Accelerator:
-    """An accelerator asked for.
+    """An accelerator asked for. Raises RequestError for an unknown name, and for a count below 1.
 
     Args:
         name: any accepted spelling; kept in the canonical one.
-        count: how many of it each node has, at least 1.
-
-    Raises:
-        RequestError: an unknown name, or a count below 1.
+        count: how many of it each node has.
     """
 
     name: str
@@ -164,11 +160,7 @@ class Accelerator:
 
     @classmethod
     def parse(cls, text: str) -> Accelerator:
-        """``"A100"`` or ``"A100:8"`` as an Accelerator.
-
-        Raises:
-            RequestError: not of that form, an unknown name, or a count below 1; all of them at once.
-        """
+        """``"A100"`` or ``"A100:8"`` as an Accelerator. Raises RequestError with all that is wrong at once."""
         name, colon, count = (part.strip() for part in text.partition(":"))
         mistakes: list[str] = []
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from skymagic.errors import RequestError
@@ -63,8 +63,7 @@ class Image:
     def merge(self, *others: Image) -> Image:
         """This image with `others` added, in order.
 
-        Raises:
-            RequestError: two versions of Python, two values of a variable, or requirements that contradict.
+        Raises RequestError for two versions of Python, two values of a variable, and requirements that contradict.
         """
         mistakes: list[str] = []
         merged: dict[str, Any] = {
@@ -93,7 +92,7 @@ class Image:
 
     def plain(self) -> dict[str, Any]:
         """The image as JSON-able plain values; ``Image(**plain)`` gives it back."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        return asdict(self)
 
 
 def missing(image: Image, installed: Mapping[str, str]) -> list[str]:
@@ -224,9 +223,3 @@ def _agreed(what: str, values: Iterable[str | None], mistakes: list[str], *, sec
         shown = f"{len(given)} values" if secret else " and ".join(map(repr, given))
         mistakes.append(f"{what} is set to {shown}; keep one of them")
     return given[0] if given else None
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    return list(value) if isinstance(value, tuple) else value

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from skymagic.plan.units import duration_text
+
 
 class Lifetime:
     """Idle timeout, maximum age and absence timeout of a pool, on one node: who is at work, and whether the notebook is there.
@@ -52,36 +56,24 @@ class Lifetime:
     def _ranks_work(self) -> bool:
         return any(isinstance(who, int) for who in self._busy)
 
-    def _away_limit(self) -> float | None:
-        """When nobody has waited for this node for too long: a notebook that comes back later starts anew."""
-        if self._away is None or self._disconnected_at is None or self._ranks_work():
-            return None
-        return max(self._disconnected_at, self._ranks_idle_since) + self._away
+    def _limits(self) -> Iterator[tuple[float, str]]:
+        """(when it is over, why the pool is to end then) of each limit that runs now."""
+        if self._max_lifetime is not None:
+            text = duration_text(self._max_lifetime)
+            yield self._started + self._max_lifetime, f"after {text} (--max-lifetime {text})"
+        if self._idle is not None and self._idle_since is not None:
+            text = duration_text(self._idle)
+            yield self._idle_since + self._idle, f"after {text} without a cell (--idle {text})"
+        # nobody has waited for this node for too long: a notebook that comes back later starts anew
+        if self._away is not None and self._disconnected_at is not None and not self._ranks_work():
+            since = max(self._disconnected_at, self._ranks_idle_since)
+            yield since + self._away, f"after {duration_text(self._away)} without its notebook"
 
     @property
     def due(self) -> float | None:
         """When the first limit is over if nothing else happens; None if that is never."""
-        times = []
-        if self._idle is not None and self._idle_since is not None:
-            times.append(self._idle_since + self._idle)
-        if self._max_lifetime is not None:
-            times.append(self._started + self._max_lifetime)
-        if (abandoned := self._away_limit()) is not None:
-            times.append(abandoned)
-        return min(times, default=None)
+        return min((over for over, _ in self._limits()), default=None)
 
     def reason(self, now: float) -> str:
         """Why the pool is to end now, as in "it ended …"; empty while no limit is over."""
-        # not at the top: it brings all of `plan`, for which the start of a node need not wait
-        from skymagic.plan.units import duration_text
-
-        if self._max_lifetime is not None and now >= self._started + self._max_lifetime:
-            text = duration_text(self._max_lifetime)
-            return f"after {text} (--max-lifetime {text})"
-        if self._idle is not None and self._idle_since is not None and now >= self._idle_since + self._idle:
-            text = duration_text(self._idle)
-            return f"after {text} without a cell (--idle {text})"
-        abandoned = self._away_limit()
-        if abandoned is not None and self._away is not None and now >= abandoned:
-            return f"after {duration_text(self._away)} without its notebook"
-        return ""
+        return next((reason for over, reason in self._limits() if now >= over), "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from skymagic.errors import RequestError
@@ -10,20 +10,18 @@ from skymagic.plan.accelerators import matches
 from skymagic.plan.image import Image
 from skymagic.plan.plans import Inventory, Plan, Topology, topology
 from skymagic.plan.requests import PoolRequest
-from skymagic.plan.units import duration_text
+from skymagic.plan.units import AtLeast, duration_text
 
 
 def plan(request: PoolRequest, inventory: Inventory) -> Plan:
     """How `request` is met on the machine that `inventory` describes; nodes are groups of ranks on it.
 
-    Raises:
-        RequestError: every reason why it cannot be, in words, with what to add.
+    Raises RequestError with every reason why it cannot be, in words, with what to add.
     """
     shape = topology(request)
     devices, mistakes = _devices(request, shape, inventory)
     mistakes += [*_elsewhere(request), *_too_small(request, shape, inventory)]
-    image, wrong = _image(request)
-    mistakes += wrong
+    image = _image(request, mistakes)
     python = image.python or ""
     if inventory.python and python and python.split(".")[:2] != inventory.python.split(".")[:2]:
         mistakes.append(f"Python {python} is asked for and this notebook runs {inventory.python}, as its ranks will")
@@ -44,8 +42,7 @@ def plan(request: PoolRequest, inventory: Inventory) -> Plan:
 def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: str) -> Plan:
     """How `request` is met on machines of its own, one for each node; machines that are not needed are left out.
 
-    Raises:
-        RequestError: every reason why it cannot be, of all machines.
+    Raises RequestError with every reason why it cannot be, of all machines.
     """
     shape = topology(replace(request, nodes=request.nodes or len(inventories)))
     mistakes = _rented(request)
@@ -63,8 +60,7 @@ def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: 
         used.update(devices[-1])
     if request.gpu and request.gpu.count % shape.procs_per_node:
         mistakes.append(_uneven(request.gpu.count, shape))
-    image, wrong = _image(request)
-    mistakes += wrong
+    image = _image(request, mistakes)
     if mistakes:
         raise RequestError(mistakes)
     chosen = inventories[: shape.nodes]
@@ -81,12 +77,13 @@ def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: 
     )
 
 
-def _image(request: PoolRequest) -> tuple[Image, list[str]]:
-    """(the image as far as it adds up, mistakes)."""
+def _image(request: PoolRequest, mistakes: list[str]) -> Image:
+    """The image as far as it adds up; why it does not is added to `mistakes`."""
     try:
-        return request.whole_image(), []
+        return request.whole_image()
     except RequestError as wrong:
-        return request.image, list(wrong.mistakes)
+        mistakes += wrong.mistakes
+        return request.image
 
 
 def _too_few(request: PoolRequest, here: list[int], inventory: Inventory) -> list[str]:
@@ -98,12 +95,19 @@ def _too_few(request: PoolRequest, here: list[int], inventory: Inventory) -> lis
 
 
 def _too_weak(request: PoolRequest, inventory: Inventory) -> list[str]:
-    wanted = (("--cpus", request.cpus, inventory.cpus, "CPUs"), ("--memory", request.memory, inventory.memory_gb, "GB"))
     return [
-        f"{option} {asked} is more than {inventory.hostname} has ({has:.12g} {unit})"
-        for option, asked, has, unit in wanted
-        if asked is not None and asked.amount > has
+        f"{option} {asked} is more than {inventory.hostname} has ({has})"
+        for option, asked, has in _short(request, inventory)
     ]
+
+
+def _short(request: PoolRequest, inventory: Inventory, nodes: int = 1) -> Iterator[tuple[str, AtLeast, str]]:
+    """(option, amount of each node, what there is) of each amount that a machine of so many nodes has too little of."""
+    wanted = (("--cpus", request.cpus, inventory.cpus, "CPUs"), ("--memory", request.memory, inventory.memory_gb, "GB"))
+    for option, asked, has, unit in wanted:
+        # nodes share the machine; more than the amount asked for is never in the way
+        if asked is not None and asked.amount * nodes > has:
+            yield option, asked, f"{has:.12g} {unit}"
 
 
 def _uneven(count: int, shape: Topology) -> str:
@@ -150,13 +154,10 @@ def _rented(request: PoolRequest) -> list[str]:
 
 def _too_small(request: PoolRequest, shape: Topology, inventory: Inventory) -> list[str]:
     nodes = f" on each of {shape.nodes} nodes" if shape.nodes > 1 else ""
-    wanted = (("--cpus", request.cpus, inventory.cpus, "CPUs"), ("--memory", request.memory, inventory.memory_gb, "GB"))
     return [
-        f"{option} {asked}{nodes} needs more than this machine has ({has:.12g} {unit}); ask for less, "
+        f"{option} {asked}{nodes} needs more than this machine has ({has}); ask for less, "
         "or add hosts with --provider ssh --hosts …"
-        for option, asked, has, unit in wanted
-        # nodes share the machine; more than the amount asked for is never in the way of a local pool
-        if asked is not None and asked.amount * shape.nodes > has
+        for option, asked, has in _short(request, inventory, shape.nodes)
     ]
 
 

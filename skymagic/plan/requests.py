@@ -35,9 +35,7 @@ def plugin_specs(text: str) -> tuple[PluginSpec, ...]:
     """``"torch:backend=gloo,cuda=cu124,jax"``: a piece with ``=`` is an option of the plugin before it.
 
     A piece that starts like a version constraint goes on with the value before it (``version=>=2.3,<2.5``).
-
-    Raises:
-        RequestError: an option without a plugin, an option twice, no name.
+    Raises RequestError for an option without a plugin, an option twice, and no name; all at once.
     """
     found: list[tuple[str, dict[str, str]]] = []
     mistakes: list[str] = []
@@ -149,8 +147,7 @@ class RunRequest:
     def who(self, world_size: int, noun: str = "rank") -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(ranks that take part, those of them whose output is shown); the head is the first that takes part.
 
-        Raises:
-            RequestError: ranks that a pool of `world_size` does not have, in `targets` and in `only` at once.
+        Raises RequestError for ranks that a pool of `world_size` does not have, in `targets` and in `only` at once.
         """
         mistakes: list[str] = []
 

@@ -14,14 +14,11 @@ _INDEX = r"-?[0-9]{1,9}"
 
 @dataclass(frozen=True)
 class Selection:
-    """Some of a pool's ranks or nodes, chosen before their number is known: ``head``, ``all``, ``0,2``, ``0:4``, ``::2``, ``-1``.
+    """Some of a pool's ranks or nodes, chosen before their number is known. Raises RequestError for no such choice.
 
     Args:
         text: the choice; kept without blanks, so that equal choices compare equal. It is all there is, so
             ``Selection(only.text)`` brings one back from JSON.
-
-    Raises:
-        RequestError: not such a choice.
     """
 
     text: str = "head"
@@ -43,13 +40,9 @@ class Selection:
         return cls(str(choice) if isinstance(choice, int) else ",".join(map(str, choice)))
 
     def ranks(self, world_size: int, noun: str = "rank") -> tuple[int, ...]:
-        """The ranks in ascending order, each once.
+        """The ranks in ascending order, each once; or nodes: `noun` is what is chosen, for messages.
 
-        Args:
-            noun: what is chosen, for messages: nodes are chosen in the same way.
-
-        Raises:
-            RequestError: a rank, or an end of a slice, that a pool of `world_size` ranks does not have.
+        Raises RequestError for a rank, or an end of a slice, that a pool of `world_size` ranks does not have.
         """
         if self.text in ("head", "all"):
             return tuple(range(world_size if self.text == "all" else 1))
@@ -74,8 +67,3 @@ class Selection:
 
     def __str__(self) -> str:
         return self.text
-
-
-def ranks(text: str, world_size: int) -> tuple[int, ...]:
-    """The ranks that `text` names in a pool of `world_size`; see `Selection` for the forms and the errors."""
-    return Selection(text).ranks(world_size)

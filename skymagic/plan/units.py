@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 
 from skymagic.errors import RequestError
 
@@ -14,11 +13,7 @@ _NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,9})?"
 
 
 def duration(text: str) -> float:
-    """Seconds of ``"90"``, ``"10m"``, ``"1h30m"``, ``"2d"`` or ``"0.5h"``; above 0.
-
-    Raises:
-        RequestError: not a duration.
-    """
+    """Seconds of ``"90"``, ``"10m"``, ``"1h30m"``, ``"2d"`` or ``"0.5h"``; above 0. Raises RequestError for anything else."""
     compact = re.sub(r"\s+", "", text).lower()
     parts = re.fullmatch("".join(rf"(?:({_NUMBER}){unit})?" for unit in _UNITS), compact)
     if re.fullmatch(_NUMBER, compact):
@@ -36,6 +31,8 @@ def duration_text(seconds: float) -> str:
     """`seconds` as users write it; `duration` reads it back: ``5400.0`` is ``"1h30m"``."""
     whole = int(seconds)
     if whole != seconds or not whole:
+        from decimal import Decimal  # not at the top: the start of a node need not wait for it
+
         return f"{Decimal(repr(float(seconds))):f}s"
     text = ""
     for unit, size in _UNITS.items():
@@ -51,20 +48,12 @@ class AtLeast:
     amount: float
     or_more: bool = False
 
-    def met_by(self, value: float) -> bool:
-        """Whether a machine with `value` gives it."""
-        return value >= self.amount if self.or_more else value == self.amount
-
     def __str__(self) -> str:
         return f"{self.amount:.12g}{'+' if self.or_more else ''}"
 
 
 def at_least(text: str, unit: str = "") -> AtLeast:
-    """``"8+"`` or ``"8"`` as AtLeast; `unit` (``"GB"``) may follow the number.
-
-    Raises:
-        RequestError: not a number above 0.
-    """
+    """``"8+"`` or ``"8"`` as AtLeast; `unit` (``"GB"``) may follow. Raises RequestError for no number, and for 0."""
     ending = rf"\s*(?:{unit[:1]}i?{unit[1:]}|{unit[:1]})?" if unit else ""
     found = re.fullmatch(rf"({_NUMBER}){ending}\s*(\+?)", text.strip(), re.IGNORECASE)
     if found is None or not float(found[1]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,21 +21,17 @@ from skymagic.magics.arguments.line_magics import (
     LogsRequest,
     NamesRequest,
     RestartRequest,
-    parse_attach,
     parse_auto,
-    parse_cost,
     parse_down,
-    parse_get,
+    parse_files,
     parse_gpus,
     parse_logs,
-    parse_pull,
-    parse_push,
-    parse_put,
+    parse_name,
+    parse_names,
     parse_restart,
-    parse_status,
 )
 from skymagic.magics.arguments.options import MAGICS
-from skymagic.magics.arguments.pool_magic import parse_pool, parse_pool_toml
+from skymagic.magics.arguments.pool_magic import parse_pool
 from skymagic.magics.arguments.tokens import Token, split
 from skymagic.magics.config import SkyMagic
 from skymagic.plan.accelerators import Accelerator
@@ -43,7 +40,15 @@ from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import AtLeast
 
+parse_status, parse_cost, parse_attach = (partial(parse_name, f"sky_{name}") for name in ("status", "cost", "attach"))
+parse_push, parse_pull = partial(parse_names, "sky_push"), partial(parse_names, "sky_pull")
+parse_put, parse_get = partial(parse_files, "sky_put"), partial(parse_files, "sky_get")
 PARSERS: dict[str, Callable[[str], Any]] = {name: globals()[name.replace("sky_", "parse_")] for name in MAGICS}
+
+
+def parse_pool_toml(body: str) -> PoolRequest:
+    """The body of ``%%sky_pool`` alone."""
+    return parse_pool("", body=body)
 
 
 def mistakes(call: Callable[..., Any], *args: Any, **options: Any) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,13 +22,17 @@ from skymagic.plan.image import Image
 from skymagic.plan.planning import fits, plan
 from skymagic.plan.plans import Inventory, Plan, Topology, topology
 from skymagic.plan.requests import PluginSpec, PoolRequest, RunRequest, plugin_specs
-from skymagic.plan.selection import Selection, ranks
+from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import AtLeast, at_least, duration, duration_text, memory
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Inventory("laptop", cpus=4, memory_gb=16.0, python="3.11")
 BIG = Inventory("box", cpus=64, memory_gb=512.0, gpus=("NVIDIA A100-SXM4-80GB",) * 8, python="3.11")
+
+
+def ranks(text: str, world_size: int) -> tuple[int, ...]:
+    return Selection(text).ranks(world_size)
 
 
 def refused(call: Any, *args: Any) -> list[str]:
@@ -139,8 +144,7 @@ def test_no_memory(text: str) -> None:
 
 
 def test_exactly_and_at_least() -> None:
-    assert [at_least("8").met_by(n) for n in (4, 8, 16)] == [False, True, False]
-    assert [at_least("8+").met_by(n) for n in (4, 8, 16)] == [False, True, True]
+    assert (at_least("8"), at_least("8+")) == (AtLeast(8.0), AtLeast(8.0, or_more=True))
 
 
 # --------------------------------------------------------------------------------------------------------- ranks
@@ -379,11 +383,13 @@ def test_no_plugins(text: str, word: str) -> None:
 
 
 _word = st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True)
+# an option whose name looks like a secret's is masked where it is written, and cannot be read back
+_option = _word.filter(lambda name: not re.search("token|secret|password|key", name, re.IGNORECASE))
 
 
 @given(
     st.lists(
-        st.tuples(_word, st.dictionaries(_word, st.from_regex(r"[A-Za-z0-9./]{0,8}", fullmatch=True), max_size=3)),
+        st.tuples(_word, st.dictionaries(_option, st.from_regex(r"[A-Za-z0-9./]{0,8}", fullmatch=True), max_size=3)),
         min_size=1,
     )
 )

@@ -34,8 +34,7 @@ def parse_broadcast(
 def parse_run(line: str, defaults: Defaults = NO_DEFAULTS) -> RunRequest:
     """``%%sky_run [--rank R] [options]``: `targets` is that rank, None for the next in turn; its output is shown.
 
-    Raises:
-        RequestError: all mistakes.
+    Raises RequestError with all mistakes.
     """
     parsed = ParsedLine("sky_run", line)
     rank = parsed.values.get("targets")

@@ -62,24 +62,17 @@ class DownRequest:
     all: bool = False
 
 
-def parse_status(line: str) -> str | None:
-    """``%sky_status [NAME]``: a pool's name or None."""
-    return _named("sky_status", line)
-
-
-def parse_cost(line: str) -> str | None:
-    """``%sky_cost [NAME]``: a pool's name or None."""
-    return _named("sky_cost", line)
-
-
-def parse_attach(line: str) -> str | None:
-    """``%sky_attach [NAME]``: a pool's name or None for the only one there is."""
-    return _named("sky_attach", line)
+def parse_name(magic: str, line: str, what: str = "name of a pool", reader: Reader = pool_name) -> str | None:
+    """The one word that may stand on the line, or None; a pool's name for %sky_status, %sky_cost and %sky_attach."""
+    parsed = ParsedLine(magic, line)
+    name: str | None = parsed.word(what, reader)
+    parsed.done()
+    return name
 
 
 def parse_gpus(line: str) -> str | None:
     """``%sky_gpus [NAME]``: an accelerator's canonical name or None."""
-    return _named("sky_gpus", line, "accelerator", canonical)
+    return parse_name("sky_gpus", line, "accelerator", canonical)
 
 
 def parse_logs(line: str) -> LogsRequest:
@@ -92,24 +85,29 @@ def parse_restart(line: str) -> RestartRequest:
     return _small("sky_restart", line, RestartRequest, targets="ranks")
 
 
-def parse_push(line: str) -> NamesRequest:
-    """``%sky_push NAMES [-t RANKS]``. Raises RequestError with all mistakes."""
-    return _names("sky_push", line)
+def parse_names(magic: str, line: str) -> NamesRequest:
+    """``%sky_push NAMES [-t RANKS]``, ``%sky_pull NAMES [-o NAME] [--head] [-t RANKS]``. Raises RequestError with all mistakes."""
+    parsed = ParsedLine(magic, line)
+    names: tuple[str, ...] = ()
+    try:
+        names = identifiers(" ".join(parsed.words))
+    except RequestError as wrong:
+        parsed.mistakes += [f"%{magic}: {mistake}" for mistake in wrong.mistakes]
+    values = parsed.values
+    parsed.check(values.get("output") and len(names) > 1, f"-o holds one variable's values, and {len(names)} are named")
+    parsed.done()
+    values["pool"] = values.pop("name", None)
+    return NamesRequest(names, **values)
 
 
-def parse_pull(line: str) -> NamesRequest:
-    """``%sky_pull NAMES [-o NAME] [--head] [-t RANKS]``. Raises RequestError with all mistakes."""
-    return _names("sky_pull", line)
-
-
-def parse_put(line: str) -> FilesRequest:
-    """``%sky_put SRC DST [--node NODES]``. Raises RequestError with all mistakes."""
-    return _files("sky_put", line)
-
-
-def parse_get(line: str) -> FilesRequest:
-    """``%sky_get SRC DST [--node NODES]``. Raises RequestError with all mistakes."""
-    return _files("sky_get", line)
+def parse_files(magic: str, line: str) -> FilesRequest:
+    """``%sky_put SRC DST [--node NODES]``, ``%sky_get`` likewise. Raises RequestError with all mistakes."""
+    parsed = ParsedLine(magic, line)
+    parsed.check(len(parsed.words) != 2, f"%{magic} needs SRC and DST; quote a path with blanks")
+    parsed.check("" in parsed.words, f"%{magic}: a path is empty")
+    parsed.done()
+    source, target = parsed.words
+    return FilesRequest(source, target, parsed.values.get("nodes"), parsed.values.get("name"))
 
 
 def parse_down(line: str) -> DownRequest:
@@ -134,33 +132,3 @@ def _small(magic: str, line: str, request: Callable[..., _R], **renamed: str) ->
     parsed = ParsedLine(magic, line)
     parsed.done()
     return request(**{{"name": "pool", **renamed}.get(key, key): value for key, value in parsed.values.items()})
-
-
-def _named(magic: str, line: str, what: str = "name of a pool", reader: Reader = pool_name) -> str | None:
-    parsed = ParsedLine(magic, line)
-    name: str | None = parsed.word(what, reader)
-    parsed.done()
-    return name
-
-
-def _names(magic: str, line: str) -> NamesRequest:
-    parsed = ParsedLine(magic, line)
-    names: tuple[str, ...] = ()
-    try:
-        names = identifiers(" ".join(parsed.words))
-    except RequestError as wrong:
-        parsed.mistakes += [f"%{magic}: {mistake}" for mistake in wrong.mistakes]
-    values = parsed.values
-    parsed.check(values.get("output") and len(names) > 1, f"-o holds one variable's values, and {len(names)} are named")
-    parsed.done()
-    values["pool"] = values.pop("name", None)
-    return NamesRequest(names, **values)
-
-
-def _files(magic: str, line: str) -> FilesRequest:
-    parsed = ParsedLine(magic, line)
-    parsed.check(len(parsed.words) != 2, f"%{magic} needs SRC and DST; quote a path with blanks")
-    parsed.check("" in parsed.words, f"%{magic}: a path is empty")
-    parsed.done()
-    source, target = parsed.words
-    return FilesRequest(source, target, parsed.values.get("nodes"), parsed.values.get("name"))

@@ -27,14 +27,8 @@ def parse_pool(
 ) -> PoolRequest:
     """``%sky_pool [NAME] [options]``, and with `body` ``%%sky_pool``, whose TOML adds to the line.
 
-    Args:
-        line: what follows the magic's name.
-        defaults: what holds where nothing is said.
-        body: the cell of ``%%sky_pool``.
-        plugins, providers: the names that exist.
-
-    Raises:
-        RequestError: all mistakes of line and body.
+    In TOML the options' long names are keys, and ``[env]`` and ``[plugins.NAME]`` may be tables. `plugins` and `providers`
+    are the names that exist. Raises RequestError with all mistakes of line and body.
     """
     given, names, mistakes = scan_body(body) if body else ([], [], [])
     parsed = ParsedLine("sky_pool", line, given)
@@ -43,21 +37,6 @@ def parse_pool(
     request = pool_of(parsed, defaults, plugins, providers, name=parsed.word("name of a pool", pool_name))
     parsed.done()
     return request
-
-
-def parse_pool_toml(
-    body: str,
-    defaults: Defaults = NO_DEFAULTS,
-    *,
-    plugins: Collection[str] = PLUGINS,
-    providers: Collection[str] = PROVIDERS,
-) -> PoolRequest:
-    """The body of ``%%sky_pool`` alone: the options' long names as keys, ``[env]`` and ``[plugins.NAME]`` as tables.
-
-    Raises:
-        RequestError: all mistakes, each with its key.
-    """
-    return parse_pool("", defaults, body=body, plugins=plugins, providers=providers)
 
 
 def pool_of(

@@ -52,33 +52,32 @@ def identifier(text: str) -> str:
     return text
 
 
-def pool_name(text: str) -> str:
-    """The name of a pool, which is also part of file names."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", text):
-        raise RequestError(f"{text!r} is not a name for a pool: use letters, digits, - and _, at most 40")
-    return text
+def matching(pattern: str, refusal: str) -> Reader:
+    """A reader of texts of one form, which stay as they are; `refusal` says what is wrong with any other."""
+
+    def read(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise RequestError(f"{text!r} {refusal}")
+        return text
+
+    return read
 
 
-def region(text: str) -> str:
-    """The name of a provider's region."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}", text):
-        raise RequestError(f"{text!r} is not a region: write one like eu-central-1")
-    return text
-
-
-def path(text: str) -> str:
-    """A path, which need not exist."""
-    if not text or "\0" in text:
-        raise RequestError(f"{text!r} is not a path")
-    return text
+pool_name = matching(
+    r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", "is not a name for a pool: use letters, digits, - and _, at most 40"
+)
+"""The name of a pool, which is also part of file names."""
+region = matching(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}", "is not a region: write one like eu-central-1")
+path = matching(r"[^\0]+", "is not a path")  # it need not exist
+variable = matching(r"[A-Za-z_][A-Za-z0-9_]*", "is not a name for an environment variable")
+host = matching(r"(?!-)(@\S+|[\w.@:%\[\],-]+)", "is not a host: write NAME, USER@NAME:PORT, NAME[1-8] or @FILE")
+"""A host, a range of them or a file of them; never what a command would take for an option."""
 
 
 def interpreter(text: str) -> str:
     """A version of Python, or the path of an interpreter."""
-    try:
-        return str(Image(python=text).python)
-    except RequestError as wrong:
-        raise RequestError([mistake.removeprefix("python: ") for mistake in wrong.mistakes]) from None
+    Image(python=text)  # raises for anything else
+    return text
 
 
 def pair(text: str) -> tuple[tuple[str, str], ...]:
@@ -87,20 +86,6 @@ def pair(text: str) -> tuple[tuple[str, str], ...]:
     if not equals:
         raise RequestError(f"{text!r} has no value: write NAME=value, or --secret {text} for the notebook's own")
     return ((variable(name), value),)
-
-
-def variable(text: str) -> str:
-    """The name of an environment variable."""
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
-        raise RequestError(f"{text!r} is not a name for an environment variable")
-    return text
-
-
-def host(text: str) -> str:
-    """A host, a range of them or a file of them; never what a command would take for an option."""
-    if not re.fullmatch(r"@\S+|[\w.@:%\[\],-]+", text) or text.startswith("-"):
-        raise RequestError(f"{text!r} is not a host: write NAME, USER@NAME:PORT, NAME[1-8] or @FILE")
-    return text
 
 
 def many(read: Reader, separator: str = r"[,\s]+") -> Reader:
