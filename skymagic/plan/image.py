@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from skymagic.errors import RequestError
@@ -89,10 +89,6 @@ class Image:
             for same in _by_name(_parsed(self.pip, [])).values()
             if len(same) > 1
         ]
-
-    def plain(self) -> dict[str, Any]:
-        """The image as JSON-able plain values; ``Image(**plain)`` gives it back."""
-        return asdict(self)
 
 
 def missing(image: Image, installed: Mapping[str, str]) -> list[str]:

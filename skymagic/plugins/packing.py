@@ -13,14 +13,13 @@ from skymagic.errors import RequestError
 from skymagic.plan.image import Image
 from skymagic.plan.requests import PluginSpec
 from skymagic.plugins.plugin import Cluster, Plugin
-from skymagic.plugins.table import load, resolve
+from skymagic.plugins.table import load, resolve, words
 
 
 def image_for(asked: Iterable[Plugin | PluginSpec], image: Image, cluster: Cluster) -> Image:
     """`image` as these plugins want it, each in its turn.
 
-    Raises:
-        RequestError: what `resolve` refuses, requirements that contradict, or a `transform` that fails.
+    Raises RequestError for what `resolve` refuses, for requirements that contradict, and for a `transform` that fails.
     """
     for plugin in resolve(asked):
         try:
@@ -37,8 +36,7 @@ def image_for(asked: Iterable[Plugin | PluginSpec], image: Image, cluster: Clust
 def packed(plugin: Plugin) -> dict[str, Any]:
     """A plugin as values that JSON can hold, for `unpacked` on a rank: its options, or, built by hand, itself.
 
-    Raises:
-        RequestError: it was built by hand and holds what cannot travel.
+    Raises RequestError where one that was built by hand holds what cannot travel.
     """
     options = None if plugin.options is None else dict(plugin.options)
     if options is not None:
@@ -59,8 +57,3 @@ def unpacked(values: Mapping[str, Any]) -> Plugin:
         plugin: Plugin = pickle.loads(base64.b64decode(values["pickle"]))
         return plugin
     return load(PluginSpec(values["name"], values["options"]))
-
-
-def words(problem: BaseException) -> str:
-    """An exception as its type and message."""
-    return f"{type(problem).__name__}: {problem}"

@@ -35,10 +35,6 @@ def _no_commands(cluster: Cluster) -> Sequence[str]:
     return ()
 
 
-def _nothing_around(subject: Any) -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext()
-
-
 def _freed_nothing() -> int:
     return 0
 
@@ -89,8 +85,8 @@ class Plugin:
     name: str
     transform: Callable[[Image, Cluster], Image] = _same_image
     bootstrap: Callable[[Cluster], Sequence[str]] = _no_commands
-    around_app: Callable[[InstanceInfo], contextlib.AbstractContextManager[Any]] = _nothing_around
-    around_client: Callable[[Any], contextlib.AbstractContextManager[Any]] = _nothing_around
+    around_app: Callable[[InstanceInfo], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    around_client: Callable[[Any], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     release: Callable[[], int] = _freed_nothing
     rejoin: Callable[[InstanceInfo], Sequence[str]] | None = _nothing_lost
     around_run: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext

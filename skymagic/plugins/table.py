@@ -42,15 +42,14 @@ def names() -> list[str]:
 def factory(name: str) -> Factory:
     """The function that makes the plugin `name`; what it makes remembers its options.
 
-    Raises:
-        RequestError: no plugin has this name (the message holds the nearest one), or its code cannot be imported.
+    Raises RequestError where no plugin has this name (the message holds the nearest one) or its code cannot be imported.
     """
     try:
         make = _find(name)
     except RequestError:
         raise
     except Exception as problem:
-        raise RequestError(f"the plugin {name!r} cannot be loaded: {_words(problem)}") from problem
+        raise RequestError(f"the plugin {name!r} cannot be loaded: {words(problem)}") from problem
 
     @functools.wraps(make)
     def remembering(*args: Any, **kwargs: Any) -> Plugin:
@@ -66,8 +65,7 @@ def factory(name: str) -> Factory:
 def load(spec: PluginSpec) -> Plugin:
     """The plugin that `spec` asks for, its options read as the types that the factory's parameters are annotated with.
 
-    Raises:
-        RequestError: an unknown plugin, options that it does not have, values of the wrong type; all at once.
+    Raises RequestError for an unknown plugin, options that it does not have, values of the wrong type; all at once.
     """
     make = factory(spec.name)
     known = inspect.signature(make).parameters
@@ -90,14 +88,13 @@ def load(spec: PluginSpec) -> Plugin:
     except RequestError:
         raise
     except Exception as problem:
-        raise RequestError(f"the plugin {spec.name!r} cannot be made: {_words(problem)}") from problem
+        raise RequestError(f"the plugin {spec.name!r} cannot be made: {words(problem)}") from problem
 
 
 def resolve(asked: Iterable[Plugin | PluginSpec]) -> tuple[Plugin, ...]:
     """The plugins of a pool: each loaded, and in the order in which their hooks run.
 
-    Raises:
-        RequestError: what `load` refuses, one plugin asked for twice, an order that cannot be; all at once.
+    Raises RequestError for what `load` refuses, one plugin asked for twice, an order that cannot be; all at once.
     """
     found: list[Plugin] = []
     mistakes: list[str] = []
@@ -117,8 +114,7 @@ def resolve(asked: Iterable[Plugin | PluginSpec]) -> tuple[Plugin, ...]:
 def order(plugins: Iterable[Plugin]) -> tuple[Plugin, ...]:
     """The user's order, changed only as far as `Plugin.before` asks: JAX must be set up before Keras sees it.
 
-    Raises:
-        RequestError: plugins that each want to be before the other.
+    Raises RequestError for plugins that each want to be before the other.
     """
     waiting, done = list(plugins), list[Plugin]()
     while waiting:
@@ -161,7 +157,7 @@ def _works(point: EntryPoint) -> bool:
     except Exception as problem:
         package = f" of {point.dist.name}" if point.dist else ""
         warnings.warn(
-            f"the plugin {point.name!r}{package} ({point.value}) is broken: {_words(problem)}",
+            f"the plugin {point.name!r}{package} ({point.value}) is broken: {words(problem)}",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -183,7 +179,8 @@ def _find(name: str) -> Factory:
     raise RequestError(f"no plugin is called {name!r}{nearest}")
 
 
-def _words(problem: BaseException) -> str:
+def words(problem: BaseException) -> str:
+    """An exception as its type and message."""
     return f"{type(problem).__name__}: {problem}"
 
 

@@ -84,11 +84,7 @@ class InstanceInfo:
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> InstanceInfo:
-        """What `plain` gave; keys that are not known here are left out.
-
-        Raises:
-            TypeError: not such values.
-        """
+        """What `plain` gave; keys that are not known here are left out. Raises TypeError for other values."""
         known = {key: value for key, value in values.items() if key in {f.name for f in fields(cls)}}
         return cls(**{**known, "peers": tuple(Peer(**peer) for peer in known.get("peers", ()))})
 
@@ -98,11 +94,7 @@ class InstanceInfo:
 
     @classmethod
     def from_json(cls, text: str) -> InstanceInfo:
-        """Read what `to_json` wrote.
-
-        Raises:
-            SkyError: the text is something else.
-        """
+        """Read what `to_json` wrote. Raises SkyError for any other text."""
         try:
             return cls.from_plain(json.loads(text))
         except (ValueError, TypeError, AttributeError) as problem:

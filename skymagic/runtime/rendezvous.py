@@ -69,11 +69,7 @@ def delete(name: str) -> None:
 
 
 def get(name: str, timeout: float = TIMEOUT) -> Any:
-    """The value that some rank puts in this generation.
-
-    Raises:
-        TimeoutError: nobody did within `timeout` seconds.
-    """
+    """The value that some rank puts in this generation. Raises TimeoutError when nobody did within `timeout` seconds."""
     return _state["control"].get(_key(name), timeout)
 
 

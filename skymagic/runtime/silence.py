@@ -196,6 +196,8 @@ class BufferProxy:
 
 
 STREAMS = {"stdout": StandardStream("stdout", 1), "stderr": StandardStream("stderr", 2)}
+for _stream in STREAMS.values():
+    os.register_at_fork(after_in_child=_stream.after_fork)
 
 
 class Redirection:
@@ -223,14 +225,6 @@ def end_all() -> None:
     """End every silence: a kernel calls it when a cell is over, so that an ill-timed interrupt cannot leave one open."""
     for stream in STREAMS.values():
         stream.end_all()
-
-
-def _after_fork() -> None:
-    for stream in STREAMS.values():
-        stream.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 # ------------------------------------------------------------------------------------- functions that pause
@@ -304,14 +298,9 @@ def _sink(name: str) -> Iterator[int]:
         os.close(null)
 
 
-_null_fd = -1
-
-
+@functools.cache
 def _null() -> int:
-    global _null_fd
-    if _null_fd < 0:
-        _null_fd = os.open(os.devnull, os.O_WRONLY)
-    return _null_fd
+    return os.open(os.devnull, os.O_WRONLY)
 
 
 def flush_c(name: str) -> None:

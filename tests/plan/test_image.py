@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -159,7 +160,7 @@ def test_it_is_a_value() -> None:
     image = Image(pip=("torch",), env={"A": "1"}, includes=("src",))
     assert {image: 1}[Image(pip=("torch",), env={"A": "1"}, includes=("src",))] == 1
     assert pickle.loads(pickle.dumps(image)) == image
-    assert Image(**json.loads(json.dumps(image.plain()))) == image
+    assert Image(**json.loads(json.dumps(asdict(image)))) == image
 
 
 # ---------------------------------------------------------------------------------------------- what is missing

@@ -99,9 +99,7 @@ def killed_worker(tail: str) -> Cause | None:
 def of_launcher(tail: str) -> tuple[str, str]:
     """(the worker that torchrun names as the root cause, how it was killed); empty where it names none."""
     every = list(ROOT_CAUSE.finditer(tail))
-    if not every:
-        return "", ""
-    return named(every[-1])
+    return named(every[-1]) if every else ("", "")
 
 
 def named(found: re.Match[str]) -> tuple[str, str]:

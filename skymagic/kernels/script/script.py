@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -73,10 +73,7 @@ class Failed(Exception):
 
 
 class Stopped(KeyboardInterrupt):
-    """The script was stopped; nothing of it is left."""
-
-    def __init__(self, end: Mapping[str, Any]) -> None:
-        super().__init__(end)
+    """The script was stopped, and nothing of it is left; its argument is the `End` as a dictionary."""
 
 
 def run(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,15 +83,13 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
         asked: ``text`` of the script; ``workdir``, "" for the rank's own; ``env`` and ``without``: variables to add, and to leave
             out; ``grace``: seconds between TERM and KILL.
 
-    Returns:
-        An `End` as a dictionary.
-
-    Raises:
-        Failed, Stopped: its status is not 0, the run was interrupted; their argument is the `End`.
+    Returns an `End` as a dictionary; it is the argument of Failed, raised when the status is not 0, and of Stopped, raised when the
+    run was interrupted.
     """
     current().outside_groups = True
     try:
-        with _folder() as folder:
+        beside_log = os.path.dirname(current().log)
+        with tempfile.TemporaryDirectory(prefix="script-", dir=beside_log, ignore_cleanup_errors=True) as folder:
             error_file = os.path.join(folder, "error.json")
             order = _order(asked, folder, error_file)
             begun = _written()
@@ -110,16 +105,6 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # -- before ----------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[str]:
-    """A folder for what belongs to one script, beside the rank's log."""
-    folder = tempfile.mkdtemp(prefix="script-", dir=os.path.dirname(current().log))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _order(asked: Mapping[str, Any], folder: str, error_file: str) -> dict[str, Any]:
@@ -148,15 +133,15 @@ def _order(asked: Mapping[str, Any], folder: str, error_file: str) -> dict[str, 
 
 def _port(nodes: list[int]) -> int:
     """A port that is free on the script's head, which finds it and tells the other nodes."""
-    key, run = "script", runtime.run_number()
+    run = runtime.run_number()
     if nodes[0] == current().info.node:
-        rendezvous.delete(f"{key} {current().last_script_run}")
+        rendezvous.delete(f"script {current().last_script_run}")
         current().last_script_run = run
         port = environment.free_port({peer.node: peer.addr for peer in current().info.peers}[nodes[0]])
         if len(nodes) > 1:
-            rendezvous.put(f"{key} {run}", port)
+            rendezvous.put(f"script {run}", port)
         return port
-    return int(rendezvous.get(f"{key} {run}"))
+    return int(rendezvous.get(f"script {run}"))
 
 
 # -- meanwhile -------------------------------------------------------------------------------------------------------

@@ -50,9 +50,8 @@ def processes() -> list[tuple[int, int, int]]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                state, parent, group = (
-                    file.read().rpartition(b")")[2].split()[:3]
-                )  # a name may hold blanks and brackets
+                # a name may hold blanks and brackets
+                state, parent, group = file.read().rpartition(b")")[2].split()[:3]
                 if state not in (b"Z", b"X"):
                     found.append((int(name), int(parent), int(group)))
     return found

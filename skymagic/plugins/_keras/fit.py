@@ -30,21 +30,14 @@ def installed(backend: str) -> Iterator[None]:
             undo.callback(setattr, owner, name, plain)
             setattr(owner, name, make(plain))
 
+        model = owner(keras.Model, "fit")
         if backend == "torch":
             averager = on_torch.GradientAverager(owner(keras.optimizers.Optimizer, "apply").apply)
             for kind in {owner(keras.optimizers.Optimizer, "apply"), keras.optimizers.LossScaleOptimizer}:
                 put(kind, "apply", averager.around)
-            put(
-                owner(keras.Model, "fit"),
-                "fit",
-                lambda plain: together(plain, "torch", lambda: on_torch.callback(averager)),
-            )
+            put(model, "fit", lambda plain: together(plain, "torch", lambda: on_torch.callback(averager)))
         else:
-            put(
-                owner(keras.Model, "fit"),
-                "fit",
-                lambda plain: on_jax.on_whole_mesh(together(plain, "jax", on_jax.callback)),
-            )
+            put(model, "fit", lambda plain: on_jax.on_whole_mesh(together(plain, "jax", on_jax.callback)))
             for name in ("evaluate", "predict"):
                 put(owner(keras.Model, name), name, on_jax.on_whole_mesh)
         yield

@@ -61,11 +61,7 @@ def around_run() -> Iterator[None]:
 
 
 def on_whole_mesh(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a model, refused where the model is on the mesh of all ranks and not all of them take part.
-
-    Raises:
-        RuntimeError: who takes part, and what to do.
-    """
+    """A method of a model, refused (RuntimeError) where the model is on the mesh of all ranks and not all take part."""
 
     @functools.wraps(plain)
     def guarded(model: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -29,9 +29,6 @@ def keras(backend: str = "jax", sync: bool = True) -> Plugin:
     Args:
         backend: ``"jax"``, ``"torch"`` or ``"tensorflow"``.
         sync: False lets each rank train for itself also where they could train together.
-
-    Raises:
-        RequestError: another backend.
     """
     if backend not in BACKENDS:
         raise RequestError(f"Keras has no backend {backend!r}; it has {', '.join(BACKENDS)}")

@@ -63,11 +63,11 @@ def groups_in_variables() -> list[str]:
     """Variables that hold groups of the user's own: those groups end with the default one."""
     from torch.distributed import ProcessGroup
 
-    names = [
-        name for name, value in variables().items()
+    return [
+        f"{name}: this process group is gone; make it again with dist.new_group"
+        for name, value in sorted(variables().items(), key=lambda item: item[0])
         if isinstance(value, ProcessGroup) and value.group_desc != DEFAULT and not name.startswith("_")
-    ]  # fmt: skip
-    return [f"{name}: this process group is gone; make it again with dist.new_group" for name in sorted(names)]
+    ]
 
 
 def differing(wrappers: list[Any]) -> list[str]:
@@ -88,8 +88,5 @@ def differing(wrappers: list[Any]) -> list[str]:
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     unequal = sorted(name for name in mine if any(other.get(name, mine[name]) != mine[name] for other in everyone))
-    return [
-        f"{name}: its parameters differ between ranks, for some had stepped and others had not; take rank 0's on all: "
-        + SYNC.format(name=name)
-        for name in unequal
-    ]
+    why = "its parameters differ between ranks, for some had stepped and others had not; take rank 0's on all"
+    return [f"{name}: {why}: {SYNC.format(name=name)}" for name in unequal]

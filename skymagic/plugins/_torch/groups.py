@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from skymagic.plugins._torch import carryover, guard
@@ -38,8 +39,7 @@ class Group:
         self._reported: set[str] = set()
 
     def join(self, info: InstanceInfo) -> None:
-        """What a process does at its start: form the group; a rank that replaces another also takes part in the comparison
-        that all others make after theirs."""
+        """Form the group at a process's start; a rank that replaces another also takes part in the others' comparison."""
         self.form(info)
         if rendezvous.generation() > 0:
             carryover.differing([])
@@ -47,8 +47,7 @@ class Group:
     def form(self, info: InstanceInfo) -> None:
         """Make the group, on a store of its own, at a port that the system gave to rank 0.
 
-        Raises:
-            ValueError: torch is built without the backend.
+        Raises ValueError where torch is built without the backend.
         """
         import torch
         import torch.distributed as dist
@@ -162,19 +161,16 @@ def open_store(info: InstanceInfo) -> Any:
     """The store through which ranks meet: rank 0 serves it on the cluster's address, at a port that the system chose."""
     import torch.distributed as dist
 
+    size = info.world_size
+    make = partial(dist.TCPStore, info.head_addr, world_size=size, timeout=STORE_TIMEOUT, wait_for_workers=False)
     if info.rank == 0:
         listener = socket.create_server((info.head_addr, 0))
         port = listener.getsockname()[1]
-        store = dist.TCPStore(
-            info.head_addr, port, info.world_size, is_master=True, timeout=STORE_TIMEOUT,
-            wait_for_workers=False, master_listen_fd=listener.detach(),
-        )  # fmt: skip
+        store = make(port, is_master=True, master_listen_fd=listener.detach())
         rendezvous.put("torch", port)
     else:
         port = rendezvous.get("torch")
-        store = dist.TCPStore(
-            info.head_addr, port, info.world_size, is_master=False, timeout=STORE_TIMEOUT, wait_for_workers=False
-        )
+        store = make(port, is_master=False)
     os.environ["MASTER_PORT"] = str(port)
     # env:// rendezvous by the user's own code joins this store instead of binding its port again
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"

@@ -39,8 +39,7 @@ def torch(
         backend: ``"nccl"``, ``"gloo"``, another that torch knows, or None: nccl where CUDA is, else gloo.
         cuda: suffix of the wheel index for pools with CUDA GPUs (``"cu128"``).
         version: ``"latest"``, a version (``"2.3.0"`` means ``==2.3.0``) or a constraint (``">=2.3"``).
-        vision: torchvision, likewise; None leaves it out.
-        audio: torchaudio, likewise; None leaves it out.
+        vision, audio: torchvision and torchaudio, likewise; None leaves one out.
     """
     wanted = {"torch": version, "torchvision": vision, "torchaudio": audio}
     packages = tuple(name + constraint(text) for name, text in wanted.items() if text is not None)
@@ -93,11 +92,9 @@ def hooks(backend: str | None) -> dict[str, Any]:
     def collectives() -> int | None:
         if not made:
             return None
-        from skymagic.plugins._torch.groups import (
-            collectives as begun,  # imported with the group: no lock is waited for
-        )
+        from skymagic.plugins._torch import groups  # imported with the group: no lock is waited for
 
-        return begun()
+        return groups.collectives()
 
     return {
         "around_app": around_app,
