@@ -12,11 +12,7 @@ from skymagic.plan.units import size
 
 
 class NotebookScreen:
-    """Shows a run's output in the cell that caused it.
-
-    Args:
-        ranks: whose output comes; labelled when there is more than one.
-    """
+    """Shows a run's output in the cell that caused it; ranks are labelled when there is more than one."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self._many = len(ranks) > 1
@@ -75,11 +71,7 @@ def show(content: Mapping[str, Any], *, update: bool = False) -> None:
 
 
 class Progress:
-    """Progress of shipping: tells what is under way once that takes longer than half a second, and then when it is done.
-
-    Args:
-        tell: takes a line.
-    """
+    """Progress of shipping: tells what is under way once that takes longer than half a second, and then when it is done."""
 
     DELAY = 0.5
 
@@ -104,9 +96,6 @@ class Progress:
 
 class Copying:
     """Progress of copying files, once that takes longer than half a second; then each second, over the same line.
-
-    Args:
-        write: takes a stream's name and text.
 
     Attributes:
         seconds: how long it took, at the end.

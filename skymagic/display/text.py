@@ -107,18 +107,16 @@ def shipment(items: Sequence[Any]) -> str:
 
 
 def gpus(name: str | None, here: Sequence[str]) -> str:
-    """The accelerators that can be asked for (or one of them), and how many of each this machine has.
+    """The accelerators that can be asked for (with a canonical name: this one), and how many of each this machine has.
 
-    Args:
-        name: a canonical name, or None for all.
-        here: names of this machine's GPUs, as its driver gives them.
+    `here` are the names of its GPUs, as their driver gives them.
     """
-    rows: list[tuple[object, ...]] = [("--gpu", "memory", "on this machine")]
-    for one in accelerators.NAMES:
-        if name in (None, one):
-            known = accelerators.kind(one)
-            rows.append((one, f"{known.memory:g} GB", sum(accelerators.matches(one, gpu) for gpu in here) or "-"))
-    return table(rows)
+    rows = [
+        (one.name, f"{one.memory:g} GB", sum(accelerators.matches(one.name, gpu) for gpu in here) or "-")
+        for one in accelerators.KINDS
+        if name in (None, one.name)
+    ]
+    return table([("--gpu", "memory", "on this machine"), *rows])
 
 
 def cost(pools: Sequence[tuple[str, float, float]], now: float) -> str:

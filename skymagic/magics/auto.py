@@ -12,11 +12,7 @@ NOTEBOOK_PREFIXES = ("%%", "%sky_", "%load_ext", "%unload_ext", "%reload_ext", "
 
 
 class Auto:
-    """Owns the input transformer that puts ``%%sky_broadcast`` above plain cells.
-
-    Args:
-        shell: whose cells.
-    """
+    """Owns the input transformer that puts ``%%sky_broadcast`` above a shell's plain cells."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._list: list[Callable[[list[str]], list[str]]] = shell.input_transformers_cleanup

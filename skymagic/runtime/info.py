@@ -125,9 +125,7 @@ def on_a_rank() -> bool:
     return bool(os.environ.get(VARIABLE))
 
 
-@functools.lru_cache(maxsize=4)
-def _parsed(text: str) -> InstanceInfo:
-    return InstanceInfo.from_json(text)
+_parsed = functools.lru_cache(maxsize=4)(InstanceInfo.from_json)
 
 
 # ------------------------------------------------------------------------------------- who takes part

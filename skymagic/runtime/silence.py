@@ -233,7 +233,7 @@ def end_all() -> None:
 @types.coroutine
 def drive(steps: Any, redirect: Callable[[], Redirection]) -> Generator[Any, Any, Any]:
     """Drive a generator or an awaitable: each of its steps is inside a `redirect()`, and what is between its steps is not."""
-    step: Callable[[], Any] = lambda: steps.send(None)  # noqa: E731
+    step: Callable[[], Any] = functools.partial(steps.send, None)
     while True:
         try:
             with redirect():
@@ -247,9 +247,9 @@ def drive(steps: Any, redirect: Callable[[], Redirection]) -> Generator[Any, Any
                 steps.close()
             raise
         except BaseException as problem:
-            step = _call(steps.throw, problem)
+            step = functools.partial(steps.throw, problem)
         else:
-            step = _call(steps.send, sent)
+            step = functools.partial(steps.send, sent)
 
 
 async def drive_async(steps: AsyncGenerator[Any, Any], redirect: Callable[[], Redirection]) -> AsyncGenerator[Any, Any]:
@@ -269,10 +269,6 @@ async def drive_async(steps: AsyncGenerator[Any, Any], redirect: Callable[[], Re
             step = steps.athrow(problem)
         else:
             step = steps.asend(sent)
-
-
-def _call(function: Callable[[Any], Any], value: Any) -> Callable[[], Any]:
-    return lambda: function(value)
 
 
 # -------------------------------------------------------------------------------------------- descriptors

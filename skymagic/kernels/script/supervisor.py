@@ -128,7 +128,8 @@ class Supervisor:
             ready.register(self.link, selectors.EVENT_READ)
             ready.register(wake, selectors.EVENT_READ)
             while not self.finished():
-                for key, _ in ready.select(self.timeout()):
+                timeout = max(0.0, self.deadlines[0][0] - time.monotonic()) if self.deadlines else None
+                for key, _ in ready.select(timeout):
                     if key.fileobj is wake:
                         signals = wake.recv(PIECE)
                         if signal.SIGHUP in signals:  # the rank is gone, though a fork of it holds the socket
@@ -148,10 +149,6 @@ class Supervisor:
         if not self.deadlines and not self.ending:
             self.deadlines = [(time.monotonic() + LINGER_SECONDS, "left")]
         return False
-
-    def timeout(self) -> float | None:
-        """Seconds until the next step."""
-        return max(0.0, self.deadlines[0][0] - time.monotonic()) if self.deadlines else None
 
     def receive(self) -> bool:
         """Take what the rank sends; False when it is gone."""

@@ -46,15 +46,10 @@ class CompletionNames:
 
 
 def complete(magic: str, text: str, names: CompletionNames | None = None) -> list[str]:
-    """What may stand in place of the word that `text` ends in.
+    """What may stand in place of the word that `text`, the line after the magic's name up to the cursor, ends in.
 
-    Args:
-        magic: its name without ``%``.
-        text: the line after the magic's name, up to the cursor.
-        names: what exists.
-
-    Returns:
-        Whole words, for what follows the last blank, ``=`` or ``,``; empty within a comment or an open quote.
+    Whole words, for what follows the last blank, ``=`` or ``,``; empty within a comment or an open quote. `magic` is
+    without ``%``.
     """
     face, names = MAGICS[magic], names or CompletionNames()
     known = {name: option for option in face.options for name in option.names}

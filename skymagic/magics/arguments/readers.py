@@ -113,16 +113,15 @@ OUTSIDE_BRACKETS = r",(?![^\[\]]*\])"
 identifiers = many(identifier)
 
 
-def packages(text: str) -> tuple[str, ...]:
-    """Requirements, as pip takes them."""
-    return tuple(many(_package, rf"{OUTSIDE_BRACKETS}(?=\s*[A-Za-z])")(text))
-
-
 def _package(text: str) -> str:
     try:
         return Image(pip=(text,)).pip[0]
     except RequestError as wrong:
         raise RequestError([mistake.removeprefix("pip: ") for mistake in wrong.mistakes]) from None
+
+
+packages = many(_package, rf"{OUTSIDE_BRACKETS}(?=\s*[A-Za-z])")
+"""Requirements, as pip takes them."""
 
 
 def one_of(*words: str) -> Reader:
