@@ -120,12 +120,7 @@ def spec_of(request: RunRequest, pool: Pool, cell: Cell, source_without_magics: 
 
 
 def broadcast(
-    pool: Pool,
-    spec: RunSpec,
-    limits: Limits,
-    screen: Screen | None = None,
-    *,
-    stop: StopSignal | None = None,
+    pool: Pool, spec: RunSpec, limits: Limits, screen: Screen | None = None, *, stop: StopSignal | None = None
 ) -> Values:
     """Run a cell and bring its values back.
 
@@ -252,11 +247,7 @@ def failure(report: Report, pool: Pool, limits: Limits) -> RunError:
         lines = [f"interrupted on {rank_words(stopped)}" if stopped else "interrupted", *notes]
         return RunInterrupted("\n".join(lines))
     if report.timed_out:
-        lines = [
-            f"the cell took longer than {limits.timeout:g} s and was stopped",
-            text.stacks(report.stacks),
-            *notes,
-        ]
+        lines = [f"the cell took longer than {limits.timeout:g} s and was stopped", text.stacks(report.stacks), *notes]
         error = RunTimeout("\n".join(lines))
         error.failures = tuple(failures)
         return error

@@ -233,10 +233,7 @@ def script_error(ends: Sequence[ScriptEnd], nodes: int, notes: Sequence[str] = (
     lines = [f"node {first.node} of {nodes} on {first.hostname} {first.how}"]
     if first.cause:
         worker = first.cause["worker"]
-        lines += [
-            first.cause["text"],
-            *([f"[{worker}]"] if worker and worker not in first.cause["text"] else []),
-        ]
+        lines += [first.cause["text"], *([f"[{worker}]"] if worker and worker not in first.cause["text"] else [])]
     if not first.cause or ("\n" not in first.cause["text"] and "SIGKILL" not in first.cause["text"]):
         lines += last_words(first, "its last lines:")  # where native code says why it gives up
     others = [end for end in failed if end is not first]
@@ -246,10 +243,7 @@ def script_error(ends: Sequence[ScriptEnd], nodes: int, notes: Sequence[str] = (
     stopped = [end.node for end in others if end.stopped]
     lines += [f"{node_words(stopped)} had to be stopped"] if stopped else []
     error = ScriptError(
-        "\n".join([*lines, *hints(first), *notes]),
-        node=first.node,
-        hostname=first.hostname,
-        status=first.status,
+        "\n".join([*lines, *hints(first), *notes]), node=first.node, hostname=first.hostname, status=first.status
     )
     error.failures = tuple(failed)
     return error

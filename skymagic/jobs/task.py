@@ -58,11 +58,7 @@ def on_one(task: Task, pool: Pool) -> Any:
 
 
 def run(
-    task: Task,
-    pool: Pool,
-    ranks: tuple[int, ...],
-    screen: Screen | None = None,
-    stop: StopSignal | None = None,
+    task: Task, pool: Pool, ranks: tuple[int, ...], screen: Screen | None = None, stop: StopSignal | None = None
 ) -> list[Any]:
     """The task on these ranks; the values in their order.
 

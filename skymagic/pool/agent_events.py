@@ -27,12 +27,7 @@ class AgentEvents:
     """
 
     def __init__(
-        self,
-        status: Status,
-        resources: Resources,
-        dispatch: Dispatch,
-        recovery: Recovery,
-        close: Callable[[], None],
+        self, status: Status, resources: Resources, dispatch: Dispatch, recovery: Recovery, close: Callable[[], None]
     ) -> None:
         self._status = status
         self._resources = resources

@@ -64,11 +64,7 @@ class SSH:
             found = side_by_side(lambda connection: probe(connection, requirements), connections)
             machines = tuple(map(Machine, chosen, connections, found))
             inventories = [
-                replace(
-                    machine.facts.inventory(requirements.minor),
-                    hostname=machine.name,
-                    machine=machine.facts.boot,
-                )
+                replace(machine.facts.inventory(requirements.minor), hostname=machine.name, machine=machine.facts.boot)
                 for machine in machines
             ]
             plan = plan_over(request, inventories, "ssh")

@@ -62,9 +62,7 @@ class Stall:
 
 
 def stand_still(
-    before: Mapping[int, Mapping[str, Any] | None],
-    now: Mapping[int, Mapping[str, Any] | None],
-    working: float,
+    before: Mapping[int, Mapping[str, Any] | None], now: Mapping[int, Mapping[str, Any] | None], working: float
 ) -> bool:
     """Whether no rank got on between two samples: the same frames, and no time on the processor but for waiting in a collective.
 
