@@ -267,7 +267,7 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
         lost = [rank for index in pool.agents.gone for rank in pool.agents.ranks_of(index)]
         return [without(lost, pool.world_size)]
     if pool.inseparable:
-        names = ", ".join(plugin.name for plugin in pool.plugins if plugin.rejoin is None)
+        names = ", ".join(pool.inseparable)
         return [f"all ranks are being started anew, without variables: {names} cannot go on with some of them"]
     others = "; the others keep theirs" if len(dead) < pool.world_size else ""
     return [f"{rank_words(dead)} {'is' if len(dead) == 1 else 'are'} being started anew without variables{others}"]

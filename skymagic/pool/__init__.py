@@ -1,6 +1,6 @@
 """A pool: ranks that are ready, from acquiring their machines to releasing them.
 
-`Pool` composes the parts; each owns its own state, and all share one `Status`::
+`Pool` composes the parts; each owns its own state, and all share its `Status`::
 
     magics, api → Pool ─┬─ Runs ── Scheduler   reserve ranks, ship, carry out
                         ├─ Dispatch            orders under way ←──┐ a rank's death reaches its run
@@ -11,12 +11,10 @@
 agent_events  what agents report: deaths, lost nodes, notes, limits
 dispatch      orders on their way to ranks, and who waits for them
 messages      what is shown of its ranks
-open_store    where its values go
 pool          the public class
-recovery      ranks started anew, and process groups formed again
+recovery      ranks started anew, process groups formed again, another number of nodes
 registry      all pools of this process, by name
-resizing      another number of nodes
-resources     machines, agents, engine and store, and their release
+resources     machines, agents, engine and store, where values go, and their release
 runs          runs on its ranks
 scheduling    which run gets which ranks, first in first out
 specs         from its plan to the specification of agents and ranks

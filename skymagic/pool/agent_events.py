@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from skymagic.cluster import Agents, Node
 from skymagic.plan.units import rank_words
@@ -18,23 +19,19 @@ from skymagic.wire import agent as wire
 from skymagic.wire.exit_status import describe
 
 
+@dataclass(eq=False, repr=False)
 class AgentEvents:
-    """Passes each event on to the runs, to recovery, or to the user; its methods are called on the links' threads.
+    """Passes each event on to the runs, to recovery, or to the user; its methods are called on the links' threads."""
 
-    Args:
-        status, resources, dispatch, recovery: the pool's.
-        close: ends the pool.
-    """
+    _status: Status
+    _resources: Resources
+    _dispatch: Dispatch
+    _recovery: Recovery
+    _close: Callable[[], None]
+    """Ends the pool."""
 
-    def __init__(
-        self, status: Status, resources: Resources, dispatch: Dispatch, recovery: Recovery, close: Callable[[], None]
-    ) -> None:
-        self._status = status
-        self._resources = resources
-        self._dispatch = dispatch
-        self._recovery = recovery
-        self._close = close
-        dispatch.on_late_death = self._died_between_runs
+    def __post_init__(self) -> None:
+        self._dispatch.on_late_death = self._died_between_runs
 
     def connect(self, nodes: Sequence[Node]) -> Agents:
         """Agents of these machines, whose events come here."""
@@ -64,9 +61,8 @@ class AgentEvents:
         status.move(Event.DEGRADE if index else Event.LOSE)
         if index:
             self._resources.lose_node(index)
-            status.note(
-                f"{reason}: {rank_words(ranks)} and their variables are lost; {without(ranks, status.world_size)}"
-            )
+            what = f"{rank_words(ranks)} and their variables are lost"
+            status.note(f"{reason}: {what}; {without(ranks, status.world_size)}")
         if not self._dispatch.ranks_lost(ranks, reason) and not index:
             status.note(f"pool {status.name!r} is lost: {reason}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from skymagic.pool.resources import Resources
 from skymagic.pool.status import Status
@@ -15,22 +16,17 @@ from skymagic.wire import agent as wire
 from skymagic.wire.order import Order
 
 
+@dataclass(eq=False, repr=False)
 class Dispatch:
-    """Owns the submissions under way.
+    """Owns the submissions under way."""
 
-    Args:
-        status: the pool's.
-        resources: the pool's.
-    """
-
-    def __init__(self, status: Status, resources: Resources) -> None:
-        self._status = status
-        self._resources = resources
-        self.on_late_death: Callable[[wire.RankExited], None] = lambda exited: None
-        """Called when a rank died that nobody waits for any more, on the run's thread."""
-        self._lock = threading.Lock()
-        """Held for moments, while what follows is changed."""
-        self._under_way: set[Submission] = set()
+    _status: Status
+    _resources: Resources
+    on_late_death: Callable[[wire.RankExited], None] = lambda exited: None
+    """Called when a rank died that nobody waits for any more, on the run's thread."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held for moments, while what follows is changed."""
+    _under_way: set[Submission] = field(default_factory=set)
 
     def send(self, submission: Submission, order: Order, source: str, screen: Screen, limits: Limits) -> Report:
         """Have an order carried out by ranks that are reserved for it; waits for them."""
@@ -74,8 +70,7 @@ class Dispatch:
             under_way = list(self._under_way)
         for current in under_way:
             for rank in {*current.ranks} & {*ranks}:
-                exited = wire.RankExited(rank, 0, None, expected, tail=reason)
-                current.put("died", rank, {"exited": exited})
+                current.put("died", rank, {"exited": wire.RankExited(rank, 0, None, expected, tail=reason)})
         return bool(under_way)
 
     def end(self, reason: str) -> None:

@@ -13,7 +13,6 @@ from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults
 from skymagic.plan.selection import Selection
 from skymagic.plan.units import count
-from skymagic.pool import resizing
 from skymagic.pool.agent_events import AgentEvents
 from skymagic.pool.dispatch import Dispatch
 from skymagic.pool.messages import rows
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
     from skymagic.providers import Provider, Survey
 
 
-class Pool:
-    """One set of ranks.
+class Pool(Status):
+    """One set of ranks: its status, and the parts that share it.
 
     Args:
         name: what users call it.
@@ -56,8 +55,7 @@ class Pool:
         defaults: Defaults,
         gone: Callable[[Pool], None] = lambda pool: None,
     ) -> None:
-        self._status = status = Status(name, survey.plan)
-        self.name, self.job_id, self.plugins = name, status.job_id, status.plugins
+        super().__init__(name, survey.plan)
         self.namespace = namespace
         self.defaults = defaults
         self.started_at = 0.0
@@ -68,36 +66,11 @@ class Pool:
         self._plugin_contexts = contextlib.ExitStack()
         """What plugins have open in the notebook."""
         self.scheduler = Scheduler()
-        self._resources = Resources(status, provider, survey, namespace, defaults.away)
-        dispatch = Dispatch(status, self._resources)
-        self._recovery = Recovery(status, self._resources, self.scheduler, dispatch.send)
-        self._events = AgentEvents(status, self._resources, dispatch, self._recovery, self.close)
-        self._runs = Runs(status, self._resources, dispatch, self.scheduler, self._recovery, defaults.screen_limit)
-
-    @property
-    def plan(self) -> Plan:
-        """What it was made from; another one after it was resized."""
-        return self._status.plan
-
-    @property
-    def state(self) -> State:
-        """Where it is in its life."""
-        return self._status.state
-
-    @property
-    def ended(self) -> str | None:
-        """Why it has ended by itself; such a pool stays known until it is stopped or made anew."""
-        return self._status.ended
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self._status.world_size
-
-    @property
-    def inseparable(self) -> bool:
-        """Whether all ranks must be started anew when one has died."""
-        return bool(self._status.inseparable)
+        self._resources = Resources(self, provider, survey, namespace, defaults.away)
+        dispatch = Dispatch(self, self._resources)
+        self._recovery = Recovery(self, self._resources, self.scheduler, dispatch.send)
+        self._events = AgentEvents(self, self._resources, dispatch, self._recovery, self.close)
+        self._runs = Runs(self, self._resources, dispatch, self.scheduler, self._recovery, defaults.screen_limit)
 
     @property
     def runs(self) -> int:
@@ -124,15 +97,15 @@ class Pool:
     def start(self, say: Callable[[str], None] = lambda said: None) -> Pool:
         """Acquire the machines and bring up all ranks; whatever goes wrong, nothing is left running."""
         begun = time.monotonic()
-        self._status.move(Event.START)
+        self.move(Event.START)
         try:
             self._resources.start(self._events.connect, say)
         except BaseException:
             self.close()
             raise
-        self._status.move(Event.STARTED)
-        self._status.lifetime.begin("start")
-        self._status.lifetime.end("start", time.time())
+        self.move(Event.STARTED)
+        self.lifetime.begin("start")
+        self.lifetime.end("start", time.time())
         self.started_at = time.time()
         self.start_seconds = time.monotonic() - begun
         self._enter_plugins()
@@ -153,17 +126,13 @@ class Pool:
         if self.state is State.STOPPED:
             self._gone(self)
             return
-        self._status.move(Event.STOP)
+        self.move(Event.STOP)
         with contextlib.suppress(Exception):
             self._plugin_contexts.close()
         self._resources.close()
-        self._status.move(Event.STOPPED)
+        self.move(Event.STOPPED)
         if self.ended is None:
             self._gone(self)
-
-    def check_ended(self) -> None:
-        """Raises PoolStateError if the pool has ended by itself, with the reason and what to do."""
-        self._status.check_ended()
 
     def restart(self, ranks: Sequence[int] | None = None) -> None:
         """Start ranks anew (all of them): their variables are gone. Legal in every state but the end.
@@ -187,7 +156,7 @@ class Pool:
             PoolStateError: not in this state.
             PoolError: the ranks did not come up.
         """
-        return resizing.resize(self._status, self._resources, self.scheduler, self._recovery, plan)
+        return self._recovery.resize(plan)
 
     # -- runs --------------------------------------------------------------------------------------------------------
 

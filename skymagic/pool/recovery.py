@@ -9,11 +9,14 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from skymagic.display.screen import NullScreen
 from skymagic.errors import PoolError, PoolStateError, RequestError
+from skymagic.plan import Plan
 from skymagic.plan.units import rank_words
+from skymagic.pool.messages import variables_then
 from skymagic.pool.resources import Resources
 from skymagic.pool.scheduling import Reservation, Scheduler
 from skymagic.pool.states import Event, State
@@ -22,6 +25,7 @@ from skymagic.run.report import Limits, Report
 from skymagic.run.submission import Submission
 from skymagic.wire.exit_status import describe
 from skymagic.wire.order import Rejoin
+from skymagic.wire.threads import failures, run_all
 
 REJOIN_TIMEOUT = 20.0
 """Seconds for which ranks that live wait for a new group."""
@@ -29,28 +33,25 @@ TIMEOUT = 120.0
 """Seconds for which a restart waits for the ranks."""
 
 
+@dataclass(eq=False, repr=False)
 class Recovery:
-    """Owns the thread that brings back a pool's ranks, while it has all of them reserved.
+    """Owns the thread that brings back a pool's ranks, while it has all of them reserved."""
 
-    Args:
-        status, resources, scheduler: the pool's; recovery comes ahead of runs that have not begun.
-        send: has an order carried out by ranks, and waits for them (`Dispatch.send`).
-    """
-
-    def __init__(self, status: Status, resources: Resources, scheduler: Scheduler, send: Callable[..., Report]) -> None:
-        self._status = status
-        self._resources = resources
-        self._scheduler = scheduler
-        self._send = send
-        self._lock = threading.Lock()
-        """Held for moments, while what follows is changed."""
-        self._to_replace: set[int] = set()
-        self._queued = False
-        self._thread: threading.Thread | None = None
-        self._problem: Exception | None = None
-        self._generation = 0
-        self._infos: Mapping[int, Mapping[str, Any]] = {}
-        """The new places of ranks that live, which they get when they join the next group."""
+    _status: Status
+    _resources: Resources
+    _scheduler: Scheduler
+    """Recovery comes ahead of runs that have not begun."""
+    _send: Callable[..., Report]
+    """Has an order carried out by ranks, and waits for them (`Dispatch.send`)."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held for moments, while what follows is changed."""
+    _to_replace: set[int] = field(default_factory=set)
+    _queued: bool = False
+    _thread: threading.Thread | None = None
+    _problem: Exception | None = None
+    _generation: int = 0
+    _infos: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """The new places of ranks that live, which they get when they join the next group."""
 
     def begin(self, dead: Iterable[int]) -> None:
         """Start ranks anew and form the process groups again; returns at once, and runs that wait go on after it.
@@ -122,23 +123,29 @@ class Recovery:
         if (problem := self._take_problem()) is not None:
             raise PoolError(f"the ranks did not come back: {problem}") from problem
 
-    def regroup(self, infos: Mapping[int, Mapping[str, Any]], added: Sequence[int]) -> None:
-        """Form a group of another size; the caller holds the reservation of all ranks, before and after.
+    def resize(self, plan: Plan) -> str:
+        """See `Pool.resize`: ranks are added or released, and those that stay form a new group."""
+        self._status.check(Event.RECOVER)
+        before, after = self._status.world_size, plan.topology.world_size
+        # The wait may be interrupted. What follows may not, and so goes on by itself when the user does not wait for it.
+        reservation = self._scheduler.request(range(max(before, after)))
+        self._scheduler.acquire(reservation)
 
-        Args:
-            infos: rank → its new place (``InstanceInfo.plain()``).
-            added: ranks that are to be started; all of them are where they are inseparable.
+        def work() -> None:
+            try:
+                self.check()
+                self._status.plan = plan
+                self._infos = self._resources.reshape()
+                self._recover(list(range(0 if self._status.inseparable else before, after)))
+                if (problem := self._take_problem()) is not None:
+                    raise PoolError(f"the ranks did not come up: {problem}") from problem
+            finally:
+                self._infos = {}
+                self._scheduler.release(reservation)
 
-        Raises:
-            PoolError: the ranks did not come up.
-        """
-        self._infos = infos
-        try:
-            self._recover(list(range(self._status.world_size)) if self._status.inseparable else list(added))
-        finally:
-            self._infos = {}
-        if (problem := self._take_problem()) is not None:
-            raise PoolError(f"the ranks did not come up: {problem}") from problem
+        for problem in failures(run_all([work], name="skymagic-resize")):
+            raise problem
+        return variables_then(before, after, self._status.inseparable)
 
     # -- on its own thread -------------------------------------------------------------------------------------------
 
@@ -146,8 +153,7 @@ class Recovery:
         with reservation:
             with self._lock:
                 dead, self._to_replace, self._queued = sorted(self._to_replace), set(), False
-            all_ranks = list(range(self._status.world_size))
-            self._recover(all_ranks if dead and self._status.inseparable else dead)
+            self._recover(list(range(self._status.world_size)) if dead and self._status.inseparable else dead)
 
     def _recover(self, dead: list[int]) -> None:
         try:
@@ -185,11 +191,8 @@ class Recovery:
         for number, rank in report.ranks.items():
             outcome = rank.outcome or {}
             if rank.failed and not rank.stopped:
-                return (
-                    f"rank {number}: {describe(rank.died)}"
-                    if rank.died
-                    else f"rank {number}: {outcome['ename']}: {outcome['evalue']}"
-                )
+                how = describe(rank.died) if rank.died else f"{outcome['ename']}: {outcome['evalue']}"
+                return f"rank {number}: {how}"
             for note in outcome.get("notes", ()):
                 self._status.note(note)
         return None if report.good else f"not within {REJOIN_TIMEOUT:.0f} s"

@@ -7,53 +7,46 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from skymagic.cluster import Agents, Node
 from skymagic.pool import specs
-from skymagic.pool.open_store import open_store
 from skymagic.pool.status import Status
+from skymagic.wire import processes
+from skymagic.wire.transport import Transport
 
 if TYPE_CHECKING:
     from skymagic.data.remote.remote_store import RemoteStore
     from skymagic.data.shipping.shipper import Shipper
+    from skymagic.data.store.store import NodeStore
     from skymagic.providers import Provider, Survey
     from skymagic.run.engine import Engine
 
 START_TIMEOUT = 120.0
 """Seconds that each step of a start may take."""
+KEPT_ON_NODES = 4 << 30
+"""Bytes of values that each node keeps for the user's later pools."""
 
 
+@dataclass(eq=False, repr=False)
 class Resources:
-    """Owns them.
+    """Owns them."""
 
-    Args:
-        status: the pool's.
-        provider: who gives the machines.
-        survey: what the provider found; closed with the rest.
-        namespace: the notebook's variables.
-        detached_timeout: seconds without the notebook after which agents on other machines end everything.
-    """
-
-    def __init__(
-        self,
-        status: Status,
-        provider: Provider,
-        survey: Survey,
-        namespace: dict[str, Any],
-        detached_timeout: float | None,
-    ) -> None:
-        self._status = status
-        self._provider = provider
-        self._survey = survey
-        self._namespace = namespace
-        self._detached_timeout = detached_timeout
-        self._agents: Agents | None = None
-        self._engine: Engine | None = None
-        self._shipper: Shipper | None = None
-        self.unreached: tuple[str, ...] = ()
-        """After the end: machines that could not be told of it."""
+    _status: Status
+    _provider: Provider
+    _survey: Survey
+    """Closed with the rest."""
+    _namespace: dict[str, Any]
+    """The notebook's variables."""
+    _detached_timeout: float | None
+    """Seconds without the notebook after which agents on other machines end everything."""
+    _agents: Agents | None = None
+    _engine: Engine | None = None
+    _shipper: Shipper | None = None
+    unreached: tuple[str, ...] = ()
+    """After the end: machines that could not be told of it."""
 
     @property
     def agents(self) -> Agents:
@@ -177,3 +170,23 @@ class Resources:
         if not self._status.plan.remote and agent is not None:  # an agent that was killed could not
             for folder in (agent.directory, agent.store):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def open_store(agents: Agents, remote: bool, tell: Callable[[str], None]) -> NodeStore | RemoteStore:
+    """Where the values of a pool go whose agents have said hello: into this machine's memory, or to a value server on each node.
+
+    Args:
+        remote: whether its nodes are other machines.
+        tell: what the user must hear.
+    """
+    if not remote:
+        from skymagic.data.store.store import NodeStore
+
+        return NodeStore(agents.started[0].store, notify=tell)
+    from skymagic.data.remote.remote_store import RemoteStore
+
+    def start_server(node: Node) -> Transport:
+        # an agent that was started anew has another folder, so this is looked up each time
+        return node.run(processes.VALUES, agents.started[node.index].store)
+
+    return RemoteStore(agents.nodes, start_server, tell, keep=KEPT_ON_NODES)

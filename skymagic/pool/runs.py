@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skymagic.display.screen import NullScreen, Progress
@@ -33,35 +34,23 @@ NOTES_WAIT = 0.2
 """Seconds for which an error waits for what recovery finds out, so that both are shown together."""
 
 
+@dataclass(eq=False, repr=False)
 class Runs:
-    """Owns the count of runs.
+    """Owns the count of runs."""
 
-    Args:
-        status, resources, dispatch, scheduler, recovery: the pool's.
-        screen_limit: characters of output that each rank may send to the screen.
-    """
-
-    def __init__(
-        self,
-        status: Status,
-        resources: Resources,
-        dispatch: Dispatch,
-        scheduler: Scheduler,
-        recovery: Recovery,
-        screen_limit: int,
-    ) -> None:
-        self._status = status
-        self._resources = resources
-        self._dispatch = dispatch
-        self._scheduler = scheduler
-        self._recovery = recovery
-        self._screen_limit = screen_limit
-        self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
-        """Held for moments, while what follows is changed."""
-        self.begun = 0
-        self._running = 0
-        """Runs that have begun and not ended."""
+    _status: Status
+    _resources: Resources
+    _dispatch: Dispatch
+    _scheduler: Scheduler
+    _recovery: Recovery
+    _screen_limit: int
+    """Characters of output that each rank may send to the screen."""
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held for moments, while what follows is changed."""
+    begun: int = 0
+    _running: int = 0
+    """Runs that have begun and not ended."""
 
     def run(self, spec: RunSpec, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
         """See `Pool.run`."""
@@ -151,8 +140,7 @@ class Runs:
             report = self._dispatch.send(submission, order, spec.source, screen, limits)
         shipper = self._resources.shipper
         for number, rank in report.ranks.items():
-            if rank.outcome is not None and rank.outcome.get("bound"):
-                outcome = rank.outcome
+            if (outcome := rank.outcome or {}).get("bound"):
                 completed = outcome["status"] == "ok"
                 shipper.bound(manifest, number, outcome["rebound"], outcome["deleted"], completed=completed)
         return report

@@ -15,22 +15,18 @@ from skymagic.pool.states import Event, State
 
 
 class Status:
-    """The shared state of one pool.
-
-    Args:
-        name: what users call it.
-        plan: what to make.
-    """
+    """The shared state of one pool: `Pool` is one, with what it holds."""
 
     def __init__(self, name: str, plan: Plan) -> None:
         self.name = name
         self.plan = plan
-        """Replaced when the pool is resized."""
+        """What it was made from; another one after it was resized."""
         self.job_id = f"{name}-{secrets.token_hex(4)}"
         self.plugins = plugins.resolve(plan.request.plugins)
         for plugin in self.plugins:
             packing.packed(plugin)  # one that cannot travel is refused before anything starts
         self.state = State.NEW
+        """Where it is in its life."""
         self.ended: str | None = None
         """Why it has ended by itself; such a pool stays known until it is stopped or made anew."""
         self.lifetime = Lifetime(plan.request.idle, plan.request.max_lifetime, time.time())
