@@ -10,14 +10,8 @@ from typing import Any
 from skymagic.errors import RankDied, RankError, RunError
 from skymagic.plan.units import rank_words
 
-PEER_LOST_TEXTS = (
-    "connection closed by peer",
-    "connection reset",
-    "broken pipe",
-    "socket closed",
-    "nccl",
-    "closed by remote",
-)
+PEER_ERRORS = ("RuntimeError", "DistBackendError", "DistNetworkError", "ConnectionError", "ConnectionResetError")
+PEER_TEXTS = re.compile("connection closed by peer|connection reset|broken pipe|socket closed|nccl|closed by remote")
 """What a rank says whose peer went away: a consequence, not a cause."""
 
 
@@ -64,20 +58,7 @@ class Unavailable:
 
 def is_connection_error(ename: str, evalue: str) -> bool:
     """Whether an error says that a peer went away."""
-    return ename in {
-        "RuntimeError",
-        "DistBackendError",
-        "DistNetworkError",
-        "ConnectionError",
-        "ConnectionResetError",
-    } and any(word in evalue.lower() for word in PEER_LOST_TEXTS)
-
-
-def first_cause(failures: Sequence[Failure]) -> Failure:
-    """The failure that the others follow from: a dead rank first, then the first that no other explains."""
-    died = [failure for failure in failures if failure.died]
-    causes = [failure for failure in failures if not failure.secondary]
-    return (died or causes or list(failures))[0]
+    return ename in PEER_ERRORS and PEER_TEXTS.search(evalue.lower()) is not None
 
 
 def summary(cause: Failure, failures: Sequence[Failure], world: int, notes: Sequence[str] = ()) -> str:
@@ -85,18 +66,12 @@ def summary(cause: Failure, failures: Sequence[Failure], world: int, notes: Sequ
     where = f"[rank {cause.rank} of {world} on {cause.hostname}]"
     if cause.died:
         where = f"rank {cause.rank} on {cause.hostname} {cause.words}"
-    same = [
-        f.rank
-        for f in failures
-        if f.rank != cause.rank and (f.ename, f.evalue, f.died) == (cause.ename, cause.evalue, cause.died)
-    ]
-    other = [f for f in failures if f.rank != cause.rank and f.rank not in same and not f.secondary]
-    freed = [f.rank for f in failures if f.rank != cause.rank and f.rank not in same and f.secondary]
-    lines = [where]
+    others = [f for f in failures if f.rank != cause.rank]
+    same = [f.rank for f in others if (f.ename, f.evalue, f.died) == (cause.ename, cause.evalue, cause.died)]
     if same:
-        lines[0] += f" and the same on {rank_words(same)}"
-    lines += [f"rank {f.rank}: {f.words}"[:200] for f in other]
-    if freed:
+        where += f" and the same on {rank_words(same)}"
+    lines = [where, *(f"rank {f.rank}: {f.words}"[:200] for f in others if f.rank not in same and not f.secondary)]
+    if freed := [f.rank for f in others if f.rank not in same and f.secondary]:
         lines.append(f"{rank_words(freed)} had to be stopped")
     return "\n".join([*lines, *notes])
 
@@ -106,7 +81,8 @@ def error_of(failures: Sequence[Failure], world: int, notes: Sequence[str] = ())
 
     The error's type is made from RankError and the type that the rank raised, so that ``except ValueError`` catches it.
     """
-    cause = first_cause(failures)
+    # what the others follow from: a dead rank first, then the first that no other explains
+    cause = min(failures, key=lambda failure: (not failure.died, failure.secondary))
     below = summary(cause, failures, world, notes)
     error: RunError
     if cause.died:
@@ -138,28 +114,19 @@ def last_words(tail: str, lines: int = 8) -> list[str]:
 
 
 def rank_error(cause: Failure, message: str, below: str) -> RankError:
-    """A RankError that is also an instance of what the rank raised, where Python allows such a type."""
+    """A RankError that is also an instance of what the rank raised, where Python allows such a type.
+
+    SystemExit and its like would end the notebook's own code instead of failing a cell, and a SyntaxError IPython shows by itself.
+    """
     values: Mapping[str, Any] = {
         "rank": cause.rank, "hostname": cause.hostname, "ename": cause.ename, "evalue": cause.evalue,
         "traceback": cause.traceback, "below": below,
     }  # fmt: skip
-    original = type(cause.exception) if cause.exception is not None else None
-    if original is not None and may_be_base(original):
+    original = type(cause.exception)
+    if issubclass(original, Exception) and not (issubclass(original, SyntaxError) or issubclass(RankError, original)):
         try:
             kind = type(cause.ename, (RankError, original), {"__module__": original.__module__})
             return kind(message, **values)  # type: ignore[no-any-return]
         except Exception:  # a layout conflict, or a constructor of its own
             pass
     return RankError(message, **values)
-
-
-def may_be_base(original: type[BaseException]) -> bool:
-    """Whether an error of ours may be an instance of this type.
-
-    SystemExit and its like would end the notebook's own code instead of failing a cell, and a SyntaxError IPython shows by itself.
-    """
-    return (
-        issubclass(original, Exception)
-        and not issubclass(original, SyntaxError)
-        and not issubclass(RankError, original)
-    )

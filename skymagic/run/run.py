@@ -60,40 +60,29 @@ class Screen(Protocol):
 
 
 class Run:
-    """The event loop of one submission: events, deadlines, and the escalation from interrupt to kill.
-
-    Args:
-        submission: what was sent.
-        agents: send signals and requests to the ranks.
-        screen: where output goes.
-        limits: how long anything may take.
-    """
+    """The event loop of one submission: events, deadlines, and the escalation from interrupt to kill, through the agents."""
 
     def __init__(self, submission: Submission, agents: Agents, screen: Screen, limits: Limits) -> None:
         self._submission = submission
         self._agents = agents
         self._screen = screen
         self._limits = limits
-        self._started = time.monotonic()
         self._stopping = False
         """Something went wrong, or the user pressed stop: the run is being brought to its end."""
-        self._stop_at: float | None = None
-        """When the ranks that go on are interrupted and released, because one has failed."""
-        self._release_at: float | None = None
-        self._kill_at: float | None = None
+        now = time.monotonic()
+        steps = (Run._stop_others, Run._release, Run._kill_stuck, Run._show_kill_hint, Run._interrupt_again)
+        self._due: dict[Callable[[Run], None], float | None] = dict.fromkeys(steps)
+        """When each step is taken; None for never."""
+        self._due[Run._time_out] = None if limits.timeout is None else now + limits.timeout
         self._grace_extensions = 0
-        self._interrupt_again_at: float | None = None
-        """When ranks that go on get a second interrupt: Python may lose the first, in a destructor or a fork."""
-        self._hint_at: float | None = None
-        """When the user is told that a second press kills."""
         self._disturbed: set[int] = set()
         """Ranks that were sent signals or other disturbances."""
-        self._stall = Stall(limits.stall_after, self._started)
+        self._stall = Stall(limits.stall_after, now)
         self.report = Report({rank: RankRun() for rank in submission.ranks})
 
     def wait(self) -> Report:
         """Until every rank has settled. What the user does with the stop button becomes part of the report."""
-        while self._unsettled():
+        while not all(rank.settled for rank in self.report.ranks.values()):
             self._step()
         if self._disturbed:
             # what is still on its way there must not fall into the next cell; the answer comes after it
@@ -115,37 +104,20 @@ class Run:
         if event is not None:
             self._handle(event)
         now = time.monotonic()
-        for when, act in self._deadlines():
-            if when <= now:
-                act()
-        if self._limits.timeout is not None and not self._stopping and now >= self._started + self._limits.timeout:
-            self._timed_out()
-        self._close_overdue_output(now)
+        for act in [act for act, when in self._due.items() if when is not None and when <= now]:
+            self._due[act] = None
+            act(self)
+        for rank in self.report.ranks.values():
+            if (when := rank.output_deadline) is not None and now >= when:
+                rank.ended = True
         self._check_stall(now)
 
     def _next_timeout(self) -> float:
         now = time.monotonic()
-        times = [when for when, _ in self._deadlines()]
-        if self._limits.timeout is not None and not self._stopping:
-            times.append(self._started + self._limits.timeout)
-        times += [when for rank in self.report.ranks.values() if (when := rank.output_deadline) is not None]
-        if self._stall.due is not None and not self._stopping:
+        times = [*self._due.values(), *(rank.output_deadline for rank in self.report.ranks.values())]
+        if not self._stopping:
             times.append(self._stall.due)
-        return max(0.0, min([*times, now + POLL_INTERVAL]) - now)
-
-    def _deadlines(self) -> list[tuple[float, Callable[[], None]]]:
-        """What is to be done, and when."""
-        plans = (
-            (self._stop_at, self._stop_others),
-            (self._release_at, self._release),
-            (self._kill_at, self._kill_stuck),
-            (self._hint_at, self._show_kill_hint),
-            (self._interrupt_again_at, self._interrupt_again),
-        )
-        return [(when, act) for when, act in plans if when is not None]
-
-    def _unsettled(self) -> list[int]:
-        return [number for number, rank in self.report.ranks.items() if not rank.settled]
+        return max(0.0, min(when for when in [*times, now + POLL_INTERVAL] if when is not None) - now)
 
     def _unfinished(self) -> list[int]:
         return [number for number, rank in self.report.ranks.items() if rank.outcome is None and rank.died is None]
@@ -167,16 +139,15 @@ class Run:
         elif event.kind == "died" and rank.outcome is None:
             rank.died, rank.died_at = event.content["exited"], time.monotonic()
         if rank.failed and self._unfinished():
-            default = ROOT_CAUSE_TIME if self._follows(rank) else OTHERS_FAIL_TIME
-            stop_at = time.monotonic() + ((rank.outcome or {}).get("cause_timeout") or default)
+            outcome = rank.outcome or {}
+            follows = is_connection_error(str(outcome.get("ename")), str(outcome.get("evalue")))
+            default = ROOT_CAUSE_TIME if follows else OTHERS_FAIL_TIME
+            stop_at = time.monotonic() + (outcome.get("cause_timeout") or default)
+            before = self._due[Run._stop_others]
             if not self._stopping:
-                self._stopping, self._stop_at = True, stop_at
-            elif self._stop_at is not None:  # this one may be the cause for which the first was given time
-                self._stop_at = min(self._stop_at, stop_at)
-
-    def _follows(self, rank: RankRun) -> bool:
-        outcome = rank.outcome
-        return outcome is not None and is_connection_error(str(outcome.get("ename")), str(outcome.get("evalue")))
+                self._stopping, self._due[Run._stop_others] = True, stop_at
+            elif before is not None:  # this one may be the cause for which the first was given time
+                self._due[Run._stop_others] = min(before, stop_at)
 
     def _show(self, number: int, rank: RankRun, content: Mapping[str, Any]) -> None:
         kind = content["kind"]
@@ -193,10 +164,9 @@ class Run:
 
     def _stop_others(self) -> None:
         """A rank has failed: interrupt the others, and release those that wait for it in a collective."""
-        self._stop_at = None
         self._interrupt()
         self._release()
-        self._interrupt_again_at = time.monotonic() + self._limits.grace / 2
+        self._due[Run._interrupt_again] = time.monotonic() + self._limits.grace / 2
 
     def _interrupt(self) -> None:
         open_ranks = self._unfinished()
@@ -206,16 +176,16 @@ class Run:
         self._agents.signal(open_ranks, signal.SIGINT)
 
     def _interrupt_again(self) -> None:
-        self._interrupt_again_at = None
+        """Python may lose the first interrupt, in a destructor or a fork."""
         self._agents.ask(self._unfinished(), "interrupt", timeout=0.0)
 
     def _release(self) -> None:
-        self._release_at = None
+        self._due[Run._release] = None
         open_ranks = self._unfinished()
         if open_ranks:
             answers = self._agents.ask(open_ranks, "release", timeout=ANSWER_TIMEOUT)
             self.report.freed = self.report.freed or any(answers.values())
-            self._kill_at = time.monotonic() + self._limits.grace
+            self._due[Run._kill_stuck] = time.monotonic() + self._limits.grace
 
     def _kill_stuck(self) -> None:
         """The grace period is over: kill, but leave ranks that are on their way out of the cell a little longer."""
@@ -223,7 +193,8 @@ class Run:
         leaving = self._agents.ask(open_ranks, "leaving", timeout=ANSWER_TIMEOUT)
         stuck = [rank for rank in open_ranks if not leaving.get(rank) or self._grace_extensions >= MAX_GRACE_EXTENSIONS]
         self._grace_extensions += 1
-        self._kill_at = time.monotonic() + self._limits.grace if len(stuck) < len(open_ranks) else None
+        if len(stuck) < len(open_ranks):
+            self._due[Run._kill_stuck] = time.monotonic() + self._limits.grace
         self._kill(stuck)
 
     def _kill(self, open_ranks: Sequence[int]) -> None:
@@ -247,19 +218,19 @@ class Run:
             return
         self.report.interrupted = self._stopping = True
         self._interrupt()
-        self._stop_at = None
-        self._interrupt_again_at = time.monotonic() + self._limits.grace / 2
-        self._release_at = time.monotonic() + self._limits.grace
-        self._hint_at = time.monotonic() + KILL_HINT_DELAY
+        now = time.monotonic()
+        self._due[Run._stop_others] = None
+        self._due[Run._interrupt_again] = now + self._limits.grace / 2
+        self._due[Run._release] = now + self._limits.grace
+        self._due[Run._show_kill_hint] = now + KILL_HINT_DELAY
 
     def _show_kill_hint(self) -> None:
-        self._hint_at = None
         if open_ranks := self._unfinished():
             self._screen.note(f"[{rank_words(open_ranks)} did not stop yet; press again to kill]\n")
 
-    def _timed_out(self) -> None:
+    def _time_out(self) -> None:
         open_ranks = self._unfinished()
-        if not open_ranks:
+        if self._stopping or not open_ranks:
             return
         self.report.timed_out = self._stopping = True
         self.report.stacks = self._stacks(open_ranks)
@@ -271,11 +242,6 @@ class Run:
         if silent := [rank for rank in ranks if answers.get(rank) is None]:
             answers |= self._agents.ask(silent, "native", timeout=ANSWER_TIMEOUT)
         return {rank: answers.get(rank) for rank in ranks}
-
-    def _close_overdue_output(self, now: float) -> None:
-        for rank in self.report.ranks.values():
-            if (when := rank.output_deadline) is not None and now >= when:
-                rank.ended = True
 
     def _check_stall(self, now: float) -> None:
         """Ranks that wait for others that make no progress: say once who waits where. Nothing is stopped."""

@@ -52,13 +52,9 @@ class Stall:
             return None
         self._reported = True
         behind = [rank for rank, count in begun.items() if counts and count == min(counts)] if len(counts) > 1 else []
-        whole = f"no progress for {now - self._since:.0f} s"
-        first = (
-            f"{rank_words(ended)} ended"
-            if ended
-            else f"{rank_words(behind)} {'is' if len(behind) == 1 else 'are'} behind"
-        )
-        return f"[{whole}: {first}]\n" + "".join(f"[  {line}]\n" for line in text.stacks(stacks).splitlines())
+        how = "ended" if ended else "is behind" if len(behind) == 1 else "are behind"
+        first = f"[no progress for {now - self._since:.0f} s: {rank_words(ended or behind)} {how}]\n"
+        return first + "".join(f"[  {line}]\n" for line in text.stacks(stacks).splitlines())
 
 
 def stand_still(
