@@ -13,8 +13,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
+import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -29,7 +31,7 @@ from skymagic.jobs.workers import side_by_side
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
 from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest, plugin_specs
-from skymagic.plan.units import AtLeast, at_least, duration
+from skymagic.plan.units import at_least, duration
 from skymagic.plugins import Plugin
 from skymagic.pool import Pool, registry
 from skymagic.pool.states import State
@@ -72,10 +74,7 @@ def _lazy(body: Any, timeout: float | None) -> Function:
 
 def gather(*calls: Call | Calls) -> Calls:
     """Join calls to run side by side: ``sky.gather(*(score(x) for x in models)) >> pool``, a tuple in their order."""
-    joined = Calls()
-    for call in calls:
-        joined = joined & call
-    return joined
+    return functools.reduce(operator.and_, calls, Calls())
 
 
 class Compute:
@@ -127,15 +126,24 @@ class Compute:
         timeout: float | None = None,
     ) -> None:
         self._namespace = sys._getframe(1).f_globals
-        reader = ArgumentReader()
+        mistakes: list[str] = []
+
+        def read(name: str, reader: Callable[[Any], Any], value: Any) -> Any:
+            """What a reader makes of a value; None for None and for a mistake: all of them are raised at once."""
+            try:
+                return None if value is None else reader(value)
+            except RequestError as wrong:
+                mistakes.extend(f"{name}: {mistake}" for mistake in wrong.mistakes)
+                return None
+
         said = {
-            "nodes": reader.count("nodes", nodes),
-            "gpu": reader.of("accelerator", _accelerator, accelerator),
-            "plugins": reader.of("plugins", _plugins, plugins) or (),
+            "nodes": read("nodes", _count, nodes),
+            "gpu": read("accelerator", _accelerator, accelerator),
+            "plugins": read("plugins", _plugins, plugins),
             "image": image,
-            "procs_per_node": reader.count("procs_per_node", procs_per_node),
-            "cpus": reader.of("cpus", lambda value: _amount(value, ""), cpus),
-            "memory": reader.of("memory", lambda value: _amount(value, "GB"), memory),
+            "procs_per_node": read("procs_per_node", _count, procs_per_node),
+            "cpus": read("cpus", lambda value: at_least(f"{value}", ""), cpus),
+            "memory": read("memory", lambda value: at_least(f"{value}", "GB"), memory),
             "pip": tuple(pip),
             "env": tuple((env or {}).items()),
             "secrets": tuple(secrets),
@@ -143,11 +151,12 @@ class Compute:
             "region": region,
             "spot": spot,
             "max_price": max_price,
-            "idle": reader.of("idle", _seconds, idle),
-            "max_lifetime": reader.of("max_lifetime", _seconds, max_lifetime),
+            "idle": read("idle", lambda value: duration(f"{value}"), idle),
+            "max_lifetime": read("max_lifetime", lambda value: duration(f"{value}"), max_lifetime),
         }
         choice = provider if isinstance(provider, Choice) else Choice(provider or "auto")
-        reader.finish()
+        if mistakes:
+            raise RequestError(mistakes)
         fields = {**{key: value for key, value in said.items() if value}, **choice.fields}
         self._request = PoolRequest(provider=choice.name, yes=True, **fields)
         self._defaults = Defaults(timeout=None if timeout is None else positive(timeout))
@@ -235,32 +244,10 @@ def find(name: str | None = None) -> Compute:
 # -- arguments -------------------------------------------------------------------------------------------------------
 
 
-class ArgumentReader:
-    """Reads arguments, collects their mistakes, and raises them at once."""
-
-    def __init__(self) -> None:
-        self._mistakes: list[str] = []
-
-    def of(self, name: str, read: Callable[[Any], Any], value: Any) -> Any:
-        """What `read` makes of a value; None for None and for a mistake."""
-        if value is None:
-            return None
-        try:
-            return read(value)
-        except RequestError as wrong:
-            self._mistakes += [f"{name}: {mistake}" for mistake in wrong.mistakes]
-        return None
-
-    def count(self, name: str, value: int | None) -> int | None:
-        """A whole number above 0."""
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            self._mistakes.append(f"{name}: {value!r} is not a number above 0")
-        return value
-
-    def finish(self) -> None:
-        """Raises RequestError if there was a mistake."""
-        if self._mistakes:
-            raise RequestError(self._mistakes)
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise RequestError(f"{value!r} is not a number above 0")
+    return value
 
 
 def _accelerator(value: Any) -> Accelerator:
@@ -288,11 +275,3 @@ def _plugins(values: Any) -> tuple[Plugin | PluginSpec, ...]:
             raise RequestError(f"{value!r} is not a plugin{hint}")
     plugins.resolve(found)
     return tuple(found)
-
-
-def _amount(value: Any, unit: str) -> AtLeast:
-    return at_least(value if isinstance(value, str) else f"{value}", unit)
-
-
-def _seconds(value: Any) -> float:
-    return duration(value if isinstance(value, str) else f"{value}")

@@ -161,19 +161,14 @@ def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
     pool.shipper.prefetch(ref for values in sent for ref in values.values())
 
     def fetch(rank: int, name: str) -> Any:
-        outcome = report.ranks[rank].outcome or {}
-        ref = outcome.get("values", {}).get(name)
-        reason = "" if ref is None else ref.get("error", "")
-        if ref is None:
-            reason = "it was not sent"
+        ref = (report.ranks[rank].outcome or {}).get("values", {}).get(name)
+        reason = "it was not sent" if ref is None else ref.get("error", "")
         if not reason:
             try:
                 return pool.shipper.unpack(ref)
             except Exception as problem:
                 reason = f"{type(problem).__name__}: {problem}"
-        problems.append(
-            f"rank {rank}: {name} {reason}" if reason.startswith("is ") else f"rank {rank}: {name}: {reason}"
-        )
+        problems.append(f"rank {rank}: {name}{'' if reason.startswith('is ') else ':'} {reason}")
         return Unavailable(rank, reason)
 
     values = Values(spec.ranks)
@@ -244,8 +239,9 @@ def failure(report: Report, pool: Pool, limits: Limits) -> RunError:
         return error
     if report.interrupted and not any(one.died for one in causes):
         stopped = [number for number, rank in report.ranks.items() if rank.stopped]
-        lines = [f"interrupted on {rank_words(stopped)}" if stopped else "interrupted", *notes]
-        return RunInterrupted("\n".join(lines))
+        return RunInterrupted(
+            "\n".join([f"interrupted on {rank_words(stopped)}" if stopped else "interrupted", *notes])
+        )
     if report.timed_out:
         lines = [f"the cell took longer than {limits.timeout:g} s and was stopped", text.stacks(report.stacks), *notes]
         error = RunTimeout("\n".join(lines))

@@ -102,17 +102,14 @@ def backend_class() -> Any:
         def retrieve_result_callback(self, out: Future[Any]) -> Any:
             return out.result()
 
-        def terminate(self) -> None:
-            self._close(stop=False)
-
-        def abort_everything(self, ensure_ready: bool = True) -> None:
-            self._close(stop=True)
-            if ensure_ready:
-                self.configure(n_jobs=self.parallel.n_jobs, parallel=self.parallel)
-
-        def _close(self, *, stop: bool) -> None:
+        def terminate(self, *, stop: bool = False) -> None:
             workers, self.workers = self.workers, None
             if workers is not None:
                 workers.close(stop=stop)
+
+        def abort_everything(self, ensure_ready: bool = True) -> None:
+            self.terminate(stop=True)
+            if ensure_ready:
+                self.configure(n_jobs=self.parallel.n_jobs, parallel=self.parallel)
 
     return PoolBackend

@@ -67,11 +67,7 @@ class ScriptEnd:
         """How it ended, in a line."""
         if self.problem:
             return f"could not run: {self.problem}" if self.status is None else self.problem
-        return (
-            f"ended with {status_words(self.status)}"
-            if (self.status or 0) >= 0
-            else f"was ended by {status_words(self.status)}"
-        )
+        return f"{'ended with' if (self.status or 0) >= 0 else 'was ended by'} {status_words(self.status)}"
 
 
 @dataclass(frozen=True)
@@ -83,11 +79,7 @@ class Outcome:
 
 
 class NodeScreen:
-    """Shows output by node instead of by rank.
-
-    Args:
-        node_of: a rank's node.
-    """
+    """Shows output by node instead of by rank."""
 
     def __init__(self, inner: Screen, node_of: Callable[[int], int]) -> None:
         self._inner, self._node_of = inner, node_of

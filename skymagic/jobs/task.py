@@ -76,9 +76,8 @@ def run(
             interrupts.values = values.value
             return values.value
     except CaptureError as refused:
-        raise CaptureError(
-            str(refused).replace(ARGUMENT_PREFIX, "argument ").replace(FUNCTION_NAME, task.name)
-        ) from None
+        said = str(refused).replace(ARGUMENT_PREFIX, "argument ").replace(FUNCTION_NAME, task.name)
+        raise CaptureError(said) from None
     except RankError as failed:
         # a plain script shows nothing but the message and its notes
         if failed.traceback and not in_ipython():
@@ -89,9 +88,8 @@ def run(
 def spec_of(task: Task, ranks: tuple[int, ...]) -> RunSpec:
     """The run that carries out a task: one line that names the function and each argument."""
     names = parameters(task)
-    extra: dict[str, Any] = {FUNCTION_NAME: task.function}
-    extra.update({ARGUMENT_PREFIX + name: value for name, value in zip(names, task.args, strict=False)})
-    extra.update({ARGUMENT_PREFIX + name: value for name, value in task.kwargs.items()})
+    arguments = {**dict(zip(names, task.args, strict=False)), **task.kwargs}
+    extra = {FUNCTION_NAME: task.function, **{ARGUMENT_PREFIX + name: value for name, value in arguments.items()}}
     written = [ARGUMENT_PREFIX + name for name in names] + [f"{name}={ARGUMENT_PREFIX}{name}" for name in task.kwargs]
     wait = "await " if inspect.iscoroutinefunction(task.function) else ""
     # the semicolon keeps the value from being shown; who wants it has it

@@ -17,36 +17,24 @@ from skymagic.run.interrupt import StopSignal
 from skymagic.run.run import Screen
 
 
-class LockedScreen:
-    """One screen for runs on several threads.
-
-    Args:
-        ranks: all ranks whose output may come.
-    """
+class LockedScreen(NotebookScreen):
+    """One screen for runs on several threads; `finish` is called when all of them are over."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
-        self._screen = NotebookScreen(ranks)
+        super().__init__(ranks)
         self._lock = threading.Lock()
 
     def text(self, rank: int, name: str, text: str) -> None:
-        """Text of a rank's stream."""
         with self._lock:
-            self._screen.text(rank, name, text)
+            super().text(rank, name, text)
 
     def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
-        """A display message."""
         with self._lock:
-            self._screen.rich(rank, kind, content)
+            super().rich(rank, kind, content)
 
     def note(self, text: str) -> None:
-        """A line of skymagic's own."""
         with self._lock:
-            self._screen.note(text)
-
-    def finish(self) -> None:
-        """All runs are over."""
-        with self._lock:
-            self._screen.finish()
+            super().note(text)
 
 
 class RankWorkers:

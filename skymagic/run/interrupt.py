@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from skymagic.errors import RunInterrupted, SkyError
@@ -89,9 +89,7 @@ class DeferredInterrupts:
                 signal.signal(signal.SIGINT, self._on_sigint)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, problem: BaseException | None, _: object) -> None:
         self._depth -= 1
         if self._depth:
             return
