@@ -53,7 +53,7 @@ class Pool(Status):
         survey: Survey,
         namespace: dict[str, Any],
         defaults: Defaults,
-        gone: Callable[[Pool], None] = lambda pool: None,
+        gone: Callable[[Pool], None],
     ) -> None:
         super().__init__(name, survey.plan)
         self.namespace = namespace
@@ -94,7 +94,7 @@ class Pool(Status):
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
-    def start(self, say: Callable[[str], None] = lambda said: None) -> Pool:
+    def start(self, say: Callable[[str], None]) -> None:
         """Acquire the machines and bring up all ranks; whatever goes wrong, nothing is left running."""
         begun = time.monotonic()
         self.move(Event.START)
@@ -109,7 +109,6 @@ class Pool(Status):
         self.started_at = time.time()
         self.start_seconds = time.monotonic() - begun
         self._enter_plugins()
-        return self
 
     def _enter_plugins(self) -> None:
         """Open what plugins do in the notebook; if one fails, the pool goes."""

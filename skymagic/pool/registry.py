@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -75,21 +75,22 @@ def ensure(
     if there is not None and not differences:
         use(there)
         return there
-    if there is not None and resize and there.ended is None and not fits(without_nodes(request), there.plan):
-        return resized(there, request, tell)
+    if there is not None and resize and there.ended is None:
+        # the same request, where nothing is said of how many nodes there are, and which
+        others = replace(request, nodes=None, hosts=(), stated=request.given() - {"nodes", "hosts"})
+        if not fits(others, there.plan):
+            return resized(there, request, tell)
     provider, survey = _surveyed(request, tell)
     try:
         if there is not None:
-            raise _another(there, differences)
+            raise RequestError(
+                [f"pool {there.name!r} runs already and {reason}" for reason in differences]
+                + [f"end it first (%sky_down {there.name}), or give the new one another name (%sky_pool NAME …)"]
+            )
         return _make(Pool(name, provider, survey, namespace, defaults, _drop), tell)
     except BaseException:
         survey.close()
         raise
-
-
-def without_nodes(request: PoolRequest) -> PoolRequest:
-    """The same request, where nothing is said of how many nodes there are, and which."""
-    return replace(request, nodes=None, hosts=(), stated=request.given() - {"nodes", "hosts"})
 
 
 def resized(pool: Pool, request: PoolRequest, tell: Callable[[str], None]) -> Pool:
@@ -116,13 +117,6 @@ def resized(pool: Pool, request: PoolRequest, tell: Callable[[str], None]) -> Po
     except BaseException:
         survey.close()
         raise
-
-
-def _another(there: Pool, differences: Iterable[str]) -> RequestError:
-    return RequestError(
-        [f"pool {there.name!r} runs already and {reason}" for reason in differences]
-        + [f"end it first (%sky_down {there.name}), or give the new one another name (%sky_pool NAME …)"]
-    )
 
 
 def _make(pool: Pool, tell: Callable[[str], None]) -> Pool:

@@ -6,15 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from skymagic.cluster import Node
 from skymagic.plan.plans import Plan
-from skymagic.plugins import Plugin, packing
+from skymagic.plugins import packing
 from skymagic.pool.status import Status
 from skymagic.runtime.info import InstanceInfo, Peer
 from skymagic.wire import agent as wire
-
-
-def preload(plugins: Sequence[Plugin]) -> tuple[str, ...]:
-    """Modules that each node imports before it forks its ranks."""
-    return tuple(dict.fromkeys(module for plugin in plugins for module in plugin.preload))
 
 
 def environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
@@ -41,9 +36,11 @@ def of_agents(
         environ: as of `environment`.
     """
     plan, request = status.plan, status.plan.request
+    # modules that each node imports before it forks its ranks
+    preload = tuple(dict.fromkeys(module for plugin in status.plugins for module in plugin.preload))
     return [
         wire.AgentSpec(
-            pool=status.name, job_id=status.job_id, node=node.index, head=node.index == 0, preload=preload(status.plugins),
+            pool=status.name, job_id=status.job_id, node=node.index, head=node.index == 0, preload=preload,
             env=environment(plan, environ), address=node.address or None, curve=plan.remote,
             idle_timeout=request.idle, max_lifetime=request.max_lifetime,
             detached_timeout=detached_timeout if plan.remote else None,
@@ -71,12 +68,7 @@ def of_ranks(status: Status, nodes: Sequence[Node]) -> dict[int, tuple[int, wire
             world_size=shape.world_size, local_rank=shape.local_rank(rank), local_world_size=shape.procs_per_node,
             hostname=peers[node].hostname, job_id=status.job_id,
         )  # fmt: skip
-        found[rank] = (machines[node], wire.RankSpec(rank, info.plain(), packed, _devices(plan, node)))
+        # ranks of one node see the node's GPUs, and take theirs by LOCAL_RANK, as under torchrun
+        env = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, plan.devices[node]))} if plan.devices else {}
+        found[rank] = (machines[node], wire.RankSpec(rank, info.plain(), packed, env))
     return found
-
-
-def _devices(plan: Plan, node: int) -> dict[str, str]:
-    """Ranks of one node see the node's GPUs, and take theirs by LOCAL_RANK, as under torchrun."""
-    if not plan.devices:
-        return {}
-    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, plan.devices[node]))}

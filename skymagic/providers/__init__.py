@@ -9,8 +9,6 @@ ssh       machines of your own
 
 from skymagic.providers.choice import AWS, SSH, Choice, Local, Slurm
 from skymagic.providers.provider import Provider, Say, Survey
-from skymagic.providers.table import GROUP, TABLE, load, names, serving
+from skymagic.providers.table import TABLE, names, serving
 
-__all__ = [
-    "AWS", "GROUP", "SSH", "TABLE", "Choice", "Local", "Provider", "Say", "Slurm", "Survey", "load", "names", "serving",
-]  # fmt: skip
+__all__ = ["AWS", "SSH", "TABLE", "Choice", "Local", "Provider", "Say", "Slurm", "Survey", "names", "serving"]

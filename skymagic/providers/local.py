@@ -20,7 +20,7 @@ from skymagic.cluster import Node
 from skymagic.errors import RequestError
 from skymagic.plan import image
 from skymagic.plan.planning import plan
-from skymagic.plan.plans import Inventory, Plan
+from skymagic.plan.plans import Inventory
 from skymagic.plan.requests import PoolRequest
 from skymagic.plugins import packing
 from skymagic.providers.provider import Say, Survey
@@ -36,16 +36,18 @@ class Local:
     def plan(self, request: PoolRequest, say: Say) -> Survey:
         """Check the request against this machine."""
         mistakes: list[str] = []
-        made: Plan | None = None
+        asked = image.Image(pip=request.pip)
         try:
-            made = with_plugins(plan(request, inventory()))
-            mistakes = image.missing(made.image, installed()) if made.image.pip else []
+            made = plan(request, inventory())
+            cluster = plugins.Cluster(made.topology.nodes, made.topology.procs_per_node, made.request.gpu)
+            asked = packing.image_for(made.request.plugins, made.image, cluster)
         except RequestError as refused:
-            asked = image.Image(pip=request.pip)
-            mistakes = [*refused.mistakes, *(image.missing(asked, installed()) if asked.pip else [])]
-        if mistakes or made is None:
+            mistakes += refused.mistakes
+        if asked.pip:
+            mistakes += image.missing(asked, {dist.name: dist.version for dist in distributions() if dist.name})
+        if mistakes:
             raise RequestError(mistakes)
-        return Survey(made)
+        return Survey(replace(made, image=asked))
 
     def acquire(self, survey: Survey, job_id: str, say: Say) -> Sequence[Node]:
         """One agent serves all ranks of this machine."""
@@ -118,12 +120,6 @@ def run(module: str, *arguments: str) -> ChildTransport:
     return ChildTransport((sys.executable, *safe, "-m", module, *arguments))
 
 
-def with_plugins(plan: Plan) -> Plan:
-    """The plan with the image as the request's plugins want it."""
-    cluster = plugins.Cluster(plan.topology.nodes, plan.topology.procs_per_node, plan.request.gpu)
-    return replace(plan, image=packing.image_for(plan.request.plugins, plan.image, cluster))
-
-
 def inventory() -> Inventory:
     """What this machine has. GPUs are those that nvidia-smi lists; asking torch would open them in this process."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -142,8 +138,3 @@ def gpus() -> tuple[str, ...]:
     except (OSError, subprocess.SubprocessError):
         return ()
     return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
-
-
-def installed() -> dict[str, str]:
-    """Name → version of the packages in this environment."""
-    return {dist.name: dist.version for dist in distributions() if dist.name}

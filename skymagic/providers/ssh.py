@@ -189,12 +189,9 @@ def _set_up_words(machines: Sequence[Machine], requirements: Requirements) -> st
     words: dict[str, list[str]] = {}
     for machine in machines:
         facts = machine.facts
+        step = "nothing to do" if facts.code else "skymagic's code is copied"
         if not (facts.ready or requirements.prepared):
             step = f"an environment with Python {requirements.minor} is made"
-        elif not facts.code:
-            step = "skymagic's code is copied"
-        else:
-            step = "nothing to do"
         words.setdefault(step, []).append(machine.name)
     return "; ".join(f"{step} on {', '.join(names)}" for step, names in words.items())
 

@@ -25,19 +25,9 @@ def serving(request: PoolRequest) -> Provider:
     """A provider for a request: the one that it names; where it names none, this machine, or its hosts.
 
     Raises:
-        RequestError: there is no such provider.
+        RequestError: there is no such provider, with the nearest name.
     """
-    if request.provider != "auto":
-        return load(request.provider)
-    return load("ssh" if request.hosts else "local")
-
-
-def load(name: str) -> Provider:
-    """The provider of this name.
-
-    Raises:
-        RequestError: there is none, with the nearest name.
-    """
+    name = request.provider if request.provider != "auto" else "ssh" if request.hosts else "local"
     if name in TABLE:
         module, _, attribute = TABLE[name].partition(":")
         make: Callable[[], Provider] = getattr(importlib.import_module(module), attribute)
