@@ -19,7 +19,7 @@ runs          runs on its ranks
 scheduling    which run gets which ranks, first in first out
 specs         from its plan to the specification of agents and ranks
 states        the table of moves in its life
-status        what all parts share
+status        what all parts share: the pool itself, without what it holds
 """
 
 from skymagic.pool.pool import Pool

@@ -73,11 +73,6 @@ class Pool(Status):
         self._runs = Runs(self, self._resources, dispatch, self.scheduler, self._recovery, defaults.screen_limit)
 
     @property
-    def runs(self) -> int:
-        """How many runs have begun."""
-        return self._runs.begun
-
-    @property
     def agents(self) -> Agents:
         """The agents of a started pool. Raises PoolStateError where there are none."""
         return self._resources.agents
@@ -86,11 +81,6 @@ class Pool(Status):
     def shipper(self) -> Shipper:
         """What knows which values the ranks hold. Raises PoolStateError where the pool was not started."""
         return self._resources.shipper
-
-    @property
-    def unreached(self) -> tuple[str, ...]:
-        """After the end: machines that could not be told of it."""
-        return self._resources.unreached
 
     # -- its life ----------------------------------------------------------------------------------------------------
 

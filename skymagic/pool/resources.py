@@ -45,8 +45,6 @@ class Resources:
     _agents: Agents | None = None
     _engine: Engine | None = None
     _shipper: Shipper | None = None
-    unreached: tuple[str, ...] = ()
-    """After the end: machines that could not be told of it."""
 
     @property
     def agents(self) -> Agents:
@@ -165,7 +163,7 @@ class Resources:
         if self._agents is None:
             return
         self._agents.close()
-        self.unreached = tuple(self._agents.unreached)
+        self._status.unreached = tuple(self._agents.unreached)
         agent = self._agents.started.get(0)
         if not self._status.plan.remote and agent is not None:  # an agent that was killed could not
             for folder in (agent.directory, agent.store):

@@ -36,7 +36,7 @@ NOTES_WAIT = 0.2
 
 @dataclass(eq=False, repr=False)
 class Runs:
-    """Owns the count of runs."""
+    """Owns the count of runs under way."""
 
     _status: Status
     _resources: Resources
@@ -48,7 +48,6 @@ class Runs:
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held for moments, while what follows is changed."""
-    begun: int = 0
     _running: int = 0
     """Runs that have begun and not ended."""
 
@@ -95,7 +94,7 @@ class Runs:
             if self._status.state is not State.RUNNING:
                 self._status.move(Event.RUN)
             self._running += 1
-            self.begun += 1
+            self._status.runs += 1
         try:
             yield
         finally:

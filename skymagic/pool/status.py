@@ -31,6 +31,10 @@ class Status:
         """Why it has ended by itself; such a pool stays known until it is stopped or made anew."""
         self.lifetime = Lifetime(plan.request.idle, plan.request.max_lifetime, time.time())
         """What the agents know too, for the time when they are out of reach."""
+        self.runs = 0
+        """How many runs have begun."""
+        self.unreached: tuple[str, ...] = ()
+        """After the end: machines that could not be told of it."""
         self._notes: list[str] = []
 
     @property
