@@ -14,7 +14,7 @@ from typing import Any
 
 from skymagic.display.screen import NullScreen
 from skymagic.errors import PoolError, PoolStateError, RequestError
-from skymagic.plan import Plan
+from skymagic.plan.plans import Plan
 from skymagic.plan.units import rank_words
 from skymagic.pool.messages import variables_then
 from skymagic.pool.resources import Resources
