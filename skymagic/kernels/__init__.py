@@ -19,6 +19,7 @@ rank/       a rank: an ipykernel whose namespace, output and errors the notebook
 script/     a shell script beside a rank, and the subreaper that answers for all that it starts
 store/      a node's value server
 files       a node's end of copying files
+fork        a function in a forked process
 network     interfaces, and the environment that frameworks read
 stacks      the user's frames on a rank's main thread, read from another thread or from a signal handler
 """

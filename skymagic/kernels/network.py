@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import struct
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -68,9 +68,8 @@ def environment(info: InstanceInfo) -> dict[str, str]:
     return {name: str(value) for name, value in values.items()}
 
 
-def interfaces(info: InstanceInfo) -> dict[str, str]:
-    """The variables that pin gloo and NCCL to the cluster's interface; what the user has set stays."""
+def interfaces(info: InstanceInfo, kept: Mapping[str, str]) -> dict[str, str]:
+    """The variables that pin gloo and NCCL to the cluster's interface, but for those that the user has set."""
     name = interface_to(info.head_addr)
-    if name is None:
-        return {}
-    return {key: name for key in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if key not in os.environ}
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    return {key: name for key in names if name is not None and key not in kept}

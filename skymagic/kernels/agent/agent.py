@@ -13,7 +13,6 @@ import socket
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from skymagic.data.store import store
 from skymagic.kernels.agent import discovery
@@ -58,36 +57,21 @@ class Agent:
         os.environ.update(self.spec.env)
         if self.spec.head and self.spec.address is not None:
             self._start_controller(self.spec.address)
-        self._start_forkserver()
+        controllers = set() if self._controller is None else self._controller.descriptors
+        foreign = {self._link_in, self._link_out, *controllers}
+        self._ranks.forkserver = Forkserver(
+            self._loop, self.spec.preload, foreign, self._ranks.on_forkserver, self._send
+        )
         self._loop.watch(self._link_in, self._on_link)
         if self.spec.head and self.spec.address is None:
             self._candidates.listen(discovery.private_addresses())
-        self._send(
-            wire.AgentStarted(
-                socket.gethostname(),
-                discovery.machine(),
-                str(self._directory),
-                str(self._store),
-                self._candidates.ports,
-            )
-        )
+        name, folder, store = socket.gethostname(), str(self._directory), str(self._store)
+        self._send(wire.AgentStarted(name, discovery.machine(), folder, store, self._candidates.ports))
 
     def _start_controller(self, address: str) -> None:
-        def listening(client: dict[str, Any], engine: dict[str, Any]) -> None:
-            self._send(wire.ControllerUp(client, engine))
-            self._ranks.connect(engine, controller.engine_file)
-
-        controller = self._controller = Controller(
-            self._loop, self._directory, address, self.spec.curve, listening,
-            lambda reason: self._send(wire.AgentFailed(reason)),
-        )  # fmt: skip
-
-    def _start_forkserver(self) -> None:
-        controllers = set() if self._controller is None else self._controller.descriptors
-        self._ranks.forkserver = Forkserver(
-            self._loop, self.spec.preload, {self._link_in, self._link_out, *controllers}, self._ranks.on_forkserver,
-            lambda: self._send(wire.AgentFailed("the process that forks ranks ended")),
-        )  # fmt: skip
+        self._controller = Controller(
+            self._loop, self._directory, address, self.spec.curve, self._ranks.connect, self._send
+        )
 
     # -- events ------------------------------------------------------------------------------------------------------
 

@@ -15,20 +15,23 @@ from typing import Any
 
 from skymagic.kernels.agent import forkserver
 from skymagic.kernels.agent.loop import Loop
+from skymagic.kernels.fork import fork
 from skymagic.wire import agent as wire
 from skymagic.wire import processes
+
+Sink = Callable[[wire.Message], None]
+"""Where messages go."""
 
 
 class Controller:
     """Owns ipyparallel's controller.
 
     Args:
-        loop: the agent's.
         directory: the agent's, where the controller's profile and the agent's log are.
         address: where it listens.
         curve: whether it lets in only those who have its key.
-        on_listening: called once with (client, engine): its connection information for the notebook, and for ranks.
-        on_end: called with a reason when it has ended by itself.
+        on_listening: called once with its connection information for ranks, and the file that holds it too.
+        send: to the notebook: ControllerUp, and AgentFailed when it has ended by itself.
     """
 
     def __init__(
@@ -37,37 +40,24 @@ class Controller:
         directory: Path,
         address: str,
         curve: bool,
-        on_listening: Callable[[dict[str, Any], dict[str, Any]], None],
-        on_end: Callable[[str], None],
+        on_listening: Callable[[dict[str, Any], Path], None],
+        send: Sink,
     ) -> None:
         self._loop = loop
         self._directory = directory
         self._security = directory / "profile" / "security"
-        self._on_listening, self._on_end = on_listening, on_end
+        self._on_listening, self._send = on_listening, send
         self._listening = False
-        command = [
-            sys.executable,
-            *(["-P"] if sys.flags.safe_path else []),
-            "-m",
-            processes.CONTROLLER,
-            f"--profile-dir={directory / 'profile'}",
-            f"--ip={address}",
-            f"--IPController.enable_curve={curve}",
-        ]
+        command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", processes.CONTROLLER]
+        command += [f"--profile-dir={directory / 'profile'}", f"--ip={address}", f"--IPController.enable_curve={curve}"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
         assert self._process.stdin is not None and self._process.stdout is not None
         self.stdin, self._stdout = self._process.stdin, self._process.stdout
         loop.watch(self._stdout, self._on_output)
-        self._pidfd = -1
         # the end of its output does not say that it has ended: its heartbeat, a process of its own, may keep that open
-        if hasattr(os, "pidfd_open"):
-            self._pidfd = os.pidfd_open(self._process.pid)
+        self._pidfd = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else -1
+        if self._pidfd >= 0:
             loop.watch(self._pidfd, self._ended)
-
-    @property
-    def engine_file(self) -> Path:
-        """Where its connection information for ranks is."""
-        return self._security / "ipcontroller-engine.json"
 
     @property
     def descriptors(self) -> set[int]:
@@ -80,8 +70,10 @@ class Controller:
             self._ended()
         elif b"listening" in line and not self._listening:
             self._listening = True
-            client = json.loads((self._security / "ipcontroller-client.json").read_text())
-            self._on_listening(client, json.loads(self.engine_file.read_text()))
+            client, engine = (self._security / f"ipcontroller-{whose}.json" for whose in ("client", "engine"))
+            info = json.loads(engine.read_text())
+            self._send(wire.ControllerUp(json.loads(client.read_text()), info))
+            self._on_listening(info, engine)
 
     def _ended(self) -> None:
         self._loop.unwatch(self._stdout)
@@ -91,7 +83,8 @@ class Controller:
             self._pidfd = -1
         status = self._process.wait()
         log = (self._directory / "agent.log").read_text(errors="replace") if status > 0 else ""
-        self._on_end(f"ipyparallel's controller ended with status {status}\n{log[-2000:]}".strip())
+        reason = f"ipyparallel's controller ended with status {status}\n{log[-2000:]}".strip()
+        self._send(wire.AgentFailed(reason))
 
     def close(self) -> None:
         """End it, and its heartbeat, which is a process of its own in the same group."""
@@ -104,35 +97,23 @@ class Forkserver:
     """Owns the process that forks ranks.
 
     Args:
-        loop: the agent's.
         preload: modules that it imports first.
         foreign: descriptors of the agent that it closes: whoever holds one of them keeps a link open.
         on_message: called with RankForked and ChildExited.
-        on_end: called when it has ended by itself.
+        send: to the notebook: AgentFailed when it has ended by itself.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        preload: Iterable[str],
-        foreign: set[int],
-        on_message: Callable[[wire.Message], None],
-        on_end: Callable[[], None],
-    ) -> None:
-        self._loop = loop
-        self._on_message, self._on_end = on_message, on_end
+    def __init__(self, loop: Loop, preload: Iterable[str], foreign: set[int], on_message: Sink, send: Sink) -> None:
+        self._loop, self._on_message, self._send = loop, on_message, send
         self._decoder = wire.decoder()
         self._channel, theirs = socket.socketpair()
-        self._pid = os.fork()
-        if self._pid == 0:
-            code = 1
-            try:
-                for fd in {self._channel.fileno(), *foreign} - {theirs.fileno(), 0, 1, 2}:
-                    os.close(fd)
-                forkserver.serve(theirs, tuple(preload))
-                code = 0
-            finally:
-                os._exit(code)
+
+        def serve() -> None:
+            for fd in {self._channel.fileno(), *foreign} - {theirs.fileno(), 0, 1, 2}:
+                os.close(fd)
+            forkserver.serve(theirs, tuple(preload))
+
+        self._pid = fork(serve)
         theirs.close()
         loop.watch(self._channel, self._on_readable)
 
@@ -146,7 +127,7 @@ class Forkserver:
         data = self._channel.recv(1 << 16)
         if not data:
             self._loop.unwatch(self._channel)
-            self._on_end()
+            self._send(wire.AgentFailed("the process that forks ranks ended"))
         for message in self._decoder.feed(data):
             self._on_message(message)
 

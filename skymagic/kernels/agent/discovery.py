@@ -14,6 +14,7 @@ in another network the same private address belongs to somebody else.
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import json
 import os
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping
 from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.network import interface_addresses
 from skymagic.wire.boot import boot_id
+from skymagic.wire.threads import run_all
 
 TIMEOUT = 2.0
 """Seconds in which a candidate must answer."""
@@ -55,16 +57,10 @@ def _of_hostname() -> list[str]:
 
 
 class Candidates:
-    """Owns the listeners at this node's candidate addresses, and sends the secret to whoever connects.
-
-    Args:
-        loop: the agent's.
-        secret: what is sent.
-    """
+    """Owns the listeners at this node's candidate addresses, and sends the secret to whoever connects."""
 
     def __init__(self, loop: Loop, secret: str) -> None:
-        self._loop = loop
-        self._secret = secret
+        self._loop, self._secret = loop, secret
         self._listeners: list[socket.socket] = []
 
     @property
@@ -116,23 +112,13 @@ def probe(loop: Loop, candidates: Mapping[str, int], secret: str, on_result: Cal
 
 def answering(candidates: Mapping[str, int], secret: str) -> dict[str, str]:
     """The candidates (address → port) that answer with the secret, each with the address that this machine has on the way there."""
-    routes: dict[str, str] = {}
-    threads = [
-        threading.Thread(target=_connect, args=(address, port, secret, routes), daemon=True)
-        for address, port in candidates.items()
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * TIMEOUT)
-    return dict(routes)
+    probes = [functools.partial(_own_address, address, port, secret) for address, port in candidates.items()]
+    found = zip(candidates, run_all(probes, timeout=2 * TIMEOUT), strict=True)
+    return {address: own for address, own in found if isinstance(own, str)}
 
 
-def _connect(address: str, port: int, secret: str, routes: dict[str, str]) -> None:
-    with contextlib.suppress(OSError), socket.create_connection((address, port), TIMEOUT) as peer:
+def _own_address(address: str, port: int, secret: str) -> str | None:
+    with socket.create_connection((address, port), TIMEOUT) as peer:
         own_address = str(peer.getsockname()[0])
-        received = b""
-        while piece := peer.recv(1024):
-            received += piece
-        if received == secret.encode():
-            routes[address] = own_address
+        received = b"".join(iter(lambda: peer.recv(1024), b""))
+        return own_address if received == secret.encode() else None

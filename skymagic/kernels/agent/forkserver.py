@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from skymagic.kernels.fork import fork
 from skymagic.wire import processes
 from skymagic.wire.agent import ChildExited, Message, RankForked, RankSpec, decode, encode
 
@@ -86,23 +87,13 @@ def serve(channel: socket.socket, modules: Sequence[str]) -> None:
 
 
 def _fork(channel: socket.socket, spec: RankSpec, fds: list[int]) -> None:
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            channel.close()
-            code = sys.modules[processes.RANK].main(spec, fds)
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(code)
+    def rank() -> object:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        channel.close()
+        return sys.modules[processes.RANK].main(spec, fds)
+
+    pid = fork(rank)
     for fd in fds:
         os.close(fd)
     _report(channel, RankForked(spec.rank, pid, spec.env["SKYMAGIC_IDENT"]))

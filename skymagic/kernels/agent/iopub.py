@@ -28,10 +28,8 @@ class Iopub:
         from jupyter_client.session import Session
 
         engine = self._engine
-        self._session = Session(
-            key=engine["key"].encode(), signature_scheme=engine["signature_scheme"],
-            packer=engine["pack"], unpacker=engine["unpack"],
-        )  # fmt: skip
+        scheme, packer, unpacker = (engine[name] for name in ("signature_scheme", "pack", "unpack"))
+        self._session = Session(key=engine["key"].encode(), signature_scheme=scheme, packer=packer, unpacker=unpacker)
         socket = zmq.Context().socket(zmq.XPUB)
         socket.sndhwm = 0
         socket.linger = 2000

@@ -41,10 +41,8 @@ class TokenBucket:
         """Whether `size` more bytes may be shown at this time (seconds, monotonic)."""
         self.tokens = min(self.limit, self.tokens + (now - self.refilled_at) * self.limit * REFILL_SHARE)
         self.refilled_at = now
-        if self.held_back and self.tokens < self.limit * REFILL_SHARE:  # not one line here, one line there
-            self.held_back += size
-            return False
-        if size > self.tokens:
+        refilling = self.held_back and self.tokens < self.limit * REFILL_SHARE  # not one line here, one line there
+        if refilling or size > self.tokens:
             self.held_back += size
             return False
         self.tokens -= size
@@ -190,11 +188,9 @@ class RankOutput:
 
     def _write_log(self, data: bytes) -> None:
         view = memoryview(data)
-        while view:
-            try:
+        with contextlib.suppress(OSError):  # a full disk must not stop the run; the screen still has it
+            while view:
                 view = view[self._log.write(view) :]
-            except OSError:  # a full disk must not stop the run; the screen still has it
-                return
 
 
 def enlarge(pipe: int) -> None:

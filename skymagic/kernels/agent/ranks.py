@@ -8,13 +8,13 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from skymagic.kernels import stacks
 from skymagic.kernels.agent import logs
-from skymagic.kernels.agent.children import Forkserver
+from skymagic.kernels.agent.children import Forkserver, Sink
 from skymagic.kernels.agent.iopub import Iopub
 from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.agent.oom import oom_kills
@@ -66,7 +66,6 @@ class Ranks:
     """The ranks of this node.
 
     Args:
-        loop: the agent's.
         job_id: part of each rank's identity.
         directory: where logs are.
         store: the node store's directory.
@@ -74,15 +73,7 @@ class Ranks:
         send: sends a message to the notebook.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        job_id: str,
-        directory: Path,
-        store: Path,
-        lifetime: Lifetime,
-        send: Callable[[wire.Message], None],
-    ) -> None:
+    def __init__(self, loop: Loop, job_id: str, directory: Path, store: Path, lifetime: Lifetime, send: Sink) -> None:
         self._loop, self._lifetime, self._send = loop, lifetime, send
         self._job_id, self._directory, self._store = job_id, directory, store
         self._profile = directory / "ipython"
@@ -128,8 +119,7 @@ class Ranks:
             self._waiting.append(request)
             return
         for values in request.ranks:
-            spec = wire.RankSpec(**{**values, "plugins": tuple(values.get("plugins", ()))})
-            self._spawn(spec, self._iopub)
+            self._spawn(wire.RankSpec(**values), self._iopub)
 
     def _spawn(self, spec: wire.RankSpec, iopub: Iopub) -> None:
         self._replace(spec.rank)
@@ -142,17 +132,12 @@ class Ranks:
         pipes = {name: os.pipe() for name in ("stdout", "stderr")}
         for reader, _ in pipes.values():
             enlarge(reader)
-        output = RankOutput(
-            spec.rank, self._log(spec.rank), {name: reader for name, (reader, _) in pipes.items()},
-            lambda parent, content: iopub.send(ident, parent, content),
-        )  # fmt: skip
+        log, readers = self._log(spec.rank), {name: reader for name, (reader, _) in pipes.items()}
+        output = RankOutput(spec.rank, log, readers, lambda parent, content: iopub.send(ident, parent, content))
         rank = self._ranks[spec.rank] = Rank(spec.rank, ident, ours, output)
         self._lifetime.begin(spec.rank)
-        full = wire.RankSpec(
-            rank=spec.rank, info=spec.info, plugins=spec.plugins, generation=spec.generation,
-            env={**spec.env, "SKYMAGIC_IDENT": ident}, engine_file=self._engine_file, store=str(self._store),
-            profile=str(self._profile), log=str(self._log(spec.rank)),
-        )  # fmt: skip
+        env, store, profile = {**spec.env, "SKYMAGIC_IDENT": ident}, str(self._store), str(self._profile)
+        full = replace(spec, env=env, engine_file=self._engine_file, store=store, profile=profile, log=str(log))
         self.forkserver.fork(full, [theirs.detach(), *(writer for _, writer in pipes.values())])
         self._loop.watch(ours, lambda: self._on_control(rank))
         for pipe in output.pipes:

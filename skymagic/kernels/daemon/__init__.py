@@ -16,6 +16,5 @@ byte as they come; the handshake and all after it are `wire.session`'s.
 
 attach    one connection: finds or starts the daemon, then relays
 daemon    the event loop: owns the agent and the session
-fork      a function in a forked process
 rundir    the run directory: socket, log, and whether it is ours alone
 """

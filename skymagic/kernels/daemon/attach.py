@@ -15,8 +15,8 @@ import socket
 import sys
 
 from skymagic.kernels.daemon import rundir
-from skymagic.kernels.daemon.fork import close_from
 from skymagic.kernels.daemon.rundir import RunDirectory, RunDirectoryError
+from skymagic.kernels.fork import close_from, fork
 from skymagic.wire.boot import boot_id
 from skymagic.wire.session.handshake import REPLY, REQUEST, HandshakeReply, HandshakeRequest
 from skymagic.wire.transport import read_line, write_all
@@ -69,20 +69,14 @@ def _attach(name: str, command: list[str], request: HandshakeRequest) -> socket.
 def _start(directory: RunDirectory, command: list[str], secret: str) -> socket.socket | None:
     """Fork the daemon; it listens before anybody connects."""
     listener = directory.listen()
-    if os.fork() == 0:
-        code = 1
-        try:
-            _daemonize(directory, listener)
-            from skymagic.kernels.daemon.daemon import Daemon
 
-            Daemon(listener, directory, command, secret).run()
-            code = 0
-        except BaseException:
-            import traceback
+    def daemon() -> None:
+        _daemonize(directory, listener)
+        from skymagic.kernels.daemon.daemon import Daemon
 
-            traceback.print_exc()  # into the daemon's log
-        finally:
-            os._exit(code)
+        Daemon(listener, directory, command, secret).run()
+
+    fork(daemon)
     listener.close()
     return directory.connect()
 

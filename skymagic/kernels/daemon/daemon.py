@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from skymagic.kernels.daemon.fork import Forked
 from skymagic.kernels.daemon.rundir import RunDirectory, sweep
+from skymagic.kernels.fork import Forked
 from skymagic.wire import agent as wire
 from skymagic.wire.boot import boot_id
 from skymagic.wire.session import frames
@@ -104,13 +104,8 @@ class Daemon:
         self.loop.close()
 
     def _finished(self) -> bool:
-        if self.status is None:
-            return False
-        return (
-            self.session.settled
-            or self.exit_with_agent
-            or (self.deadline is not None and self.deadline <= time.monotonic())
-        )
+        orphaned = self.deadline is not None and self.deadline <= time.monotonic()
+        return self.status is not None and (self.session.settled or self.exit_with_agent or orphaned)
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
@@ -239,17 +234,12 @@ class Daemon:
         self.pending_lines.clear()
 
     def _on_output(self) -> None:
-        if self.output >= 0 and not self._read():
-            self.loop.watch(self.output, lambda _: None, 0)
-            self.output = -1
-
-    def _read(self) -> bool:
-        try:
-            data = os.read(self.output, READ_SIZE)
-        except BlockingIOError:
-            return True
-        self.session.put(frames.DATA, 0, data) if data else None
-        return bool(data)
+        with suppress(BlockingIOError):
+            if data := os.read(self.output, READ_SIZE):
+                self.session.put(frames.DATA, 0, data)
+            else:
+                self.loop.watch(self.output, lambda _: None, 0)
+                self.output = -1
 
     def _on_signal(self, woken: int) -> None:
         with suppress(BlockingIOError):
@@ -275,21 +265,17 @@ class Daemon:
     # -- streams -----------------------------------------------------------------------------------------------------
 
     def _open(self, frame: Frame) -> None:
+        sock: socket.socket | None = None
         try:
             target = OPEN.decode(frame.data)
-            family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
-            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock = socket.socket(socket.AF_INET6 if ":" in target.address else socket.AF_INET)
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with suppress(BlockingIOError):
+                sock.connect((target.address, target.port))
         except (ValueError, OSError):
-            self.loop.channels.reset(frame.channel)
-            return
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        try:
-            sock.connect((target.address, target.port))
-        except BlockingIOError:
-            pass
-        except OSError:
-            sock.close()
+            if sock is not None:
+                sock.close()
             self.loop.channels.reset(frame.channel)
             return
         self.loop.channels.add(frame.channel, sock, connecting=True)

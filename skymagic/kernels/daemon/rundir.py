@@ -26,11 +26,7 @@ class RunDirectoryError(Exception):
 
 
 class RunDirectory:
-    """The run directory of one daemon.
-
-    Args:
-        path: the folder; it exists and is ours.
-    """
+    """The run directory of one daemon: a folder that exists and is ours."""
 
     def __init__(self, path: str) -> None:
         self.path = path

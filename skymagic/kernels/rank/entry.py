@@ -88,7 +88,7 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     info = runtime.InstanceInfo.from_plain(spec.info)
     base_env = {**os.environ, **spec.env}
     os.environ.update({**environment(info), **spec.env})
-    os.environ.update(interfaces(info))
+    os.environ.update(interfaces(info, os.environ))
     faulthandler.enable(all_threads=False)
     stacks.on_signal(f"{spec.log}.stack")
     _reseed()

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from skymagic.kernels.network import interface_to
+from skymagic.kernels.network import interfaces
 from skymagic.runtime.info import VARIABLE, InstanceInfo
 
 RANK_VARIABLES = re.compile(
@@ -73,13 +73,6 @@ def environment(
         "TORCHELASTIC_ERROR_FILE": error_file,
         **own,
     }
-
-
-def interfaces(cluster: InstanceInfo, kept: Mapping[str, str]) -> dict[str, str]:
-    """The variables that pin gloo and NCCL to the cluster's interface, but for those that the user has set."""
-    name = interface_to(cluster.head_addr)
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    return {key: name for key in names if name is not None and key not in kept}
 
 
 def torchrun(cluster: InstanceInfo, text: str) -> dict[str, str]:
