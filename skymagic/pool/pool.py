@@ -55,9 +55,8 @@ class Pool(Status):
         defaults: Defaults,
         gone: Callable[[Pool], None],
     ) -> None:
-        super().__init__(name, survey.plan)
+        super().__init__(name, survey.plan, defaults)
         self.namespace = namespace
-        self.defaults = defaults
         self.started_at = 0.0
         self.start_seconds = 0.0
         self._gone = gone
@@ -70,7 +69,7 @@ class Pool(Status):
         dispatch = Dispatch(self, self._resources)
         self._recovery = Recovery(self, self._resources, self.scheduler, dispatch.send)
         self._events = AgentEvents(self, self._resources, dispatch, self._recovery, self.close)
-        self._runs = Runs(self, self._resources, dispatch, self.scheduler, self._recovery, defaults.screen_limit)
+        self._runs = Runs(self, self._resources, dispatch, self.scheduler, self._recovery)
 
     @property
     def agents(self) -> Agents:

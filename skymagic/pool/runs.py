@@ -43,8 +43,6 @@ class Runs:
     _dispatch: Dispatch
     _scheduler: Scheduler
     _recovery: Recovery
-    _screen_limit: int
-    """Characters of output that each rank may send to the screen."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held for moments, while what follows is changed."""
@@ -124,7 +122,7 @@ class Runs:
             run=next(self._numbers),
             ranks=spec.ranks,
             visible_ranks=spec.visible_ranks,
-            screen_limit=self._screen_limit,
+            screen_limit=self._status.defaults.screen_limit,
             execution_count=spec.execution_count,
             manifest=manifest.orders,
             gather=spec.gather,

@@ -9,6 +9,7 @@ from skymagic import plugins
 from skymagic.errors import PoolStateError
 from skymagic.plan.lifetime import Lifetime
 from skymagic.plan.plans import Plan
+from skymagic.plan.requests import Defaults
 from skymagic.plugins import packing
 from skymagic.pool import states
 from skymagic.pool.states import Event, State
@@ -17,10 +18,12 @@ from skymagic.pool.states import Event, State
 class Status:
     """The shared state of one pool: `Pool` is one, with what it holds."""
 
-    def __init__(self, name: str, plan: Plan) -> None:
+    def __init__(self, name: str, plan: Plan, defaults: Defaults) -> None:
         self.name = name
         self.plan = plan
         """What it was made from; another one after it was resized."""
+        self.defaults = defaults
+        """Limits of its runs; the magics set them before each cell, so that %config counts at once."""
         self.job_id = f"{name}-{secrets.token_hex(4)}"
         self.plugins = plugins.resolve(plan.request.plugins)
         for plugin in self.plugins:
