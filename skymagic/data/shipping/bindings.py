@@ -40,8 +40,7 @@ class Bindings:
         for bundle in manifest.orders.get("bundles", ()):
             if bundle["ranks"] is None or rank in bundle["ranks"]:
                 state.rebound.difference_update(bundle["names"])
-        loaded = {item.name for item in manifest.items}
-        state.fingerprints.update({name: value for name, value in manifest.fingerprints.items() if name in loaded})
+        state.fingerprints.update(manifest.fingerprints)
         state.fingerprints.update({name: value for name, value in rebound.items() if value is not None})
         state.rebound.update(rebound)
         for name in (*deleted, *manifest.unbound):

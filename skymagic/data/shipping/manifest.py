@@ -32,7 +32,9 @@ class Manifest:
     """Bytes that were written or are sent with the orders."""
     items: tuple[Item, ...]
     fingerprints: Mapping[str, str] = field(default_factory=dict)
-    """Name → fingerprint of the notebook's value, for every name that the cell loads or stores."""
+    """Name → fingerprint of the notebook's value, for every name that the cell loads."""
+    stored: dict[str, str] = field(default_factory=dict)
+    """The same for other names that the cell may bind; those that only the ranks know of are added when the first reports them."""
     names: CellNames = field(default_factory=CellNames)
     unbound: frozenset[str] = frozenset()
     """Names that the ranks let go of: here they mean Python's own again."""

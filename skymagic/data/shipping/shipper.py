@@ -134,7 +134,8 @@ class Shipper(Unpacking):
             hashes = {name: module.hash for name, module in sources.items()}
             self._identify(values, ranks, hashes)
             fingerprints = {name: value.fingerprint for name, value in values.items()}
-            pulled = {name for name, value in values.items() if self._is_pulled(name, value.value)} - set(extra)
+            pulled = {name for name in self._pulled.keys() & values.keys() if self._is_pulled(name, values[name].value)}
+            pulled -= set(extra)
             sent = values if fresh else {*extra, *(pulled & set(push))}
             lacking = self.bindings.ranks_without_value(fingerprints, ranks, sent)
             for name in pulled.difference(sent):  # what came from the ranks does not go back by itself
@@ -173,9 +174,10 @@ class Shipper(Unpacking):
         """
         names = {*rebound, *(manifest.names.certain if completed else ())}
         with self._lock:
-            known = {name: manifest.fingerprints.get(name) for name in names}
-            unknown = [name for name, value in known.items() if value is None]
-            self.bindings.bound(manifest, rank, {**known, **self._fingerprints(unknown)}, deleted)
+            # once for all ranks: it looks at all bytes of the notebook's values
+            manifest.stored.update(self._fingerprints(names - manifest.fingerprints.keys() - manifest.stored.keys()))
+            known = {name: manifest.fingerprints.get(name, manifest.stored.get(name)) for name in names}
+            self.bindings.bound(manifest, rank, known, deleted)
 
     def gathered(self, types: Mapping[str, str], ranks: Iterable[int]) -> None:
         """The notebook's present values of these names came from these ranks, which keep their own.
@@ -300,7 +302,7 @@ class Shipper(Unpacking):
                     self.index.identify(value.parts)
                     value.set_fingerprint(hashes)
             fingerprints = {name: value.fingerprint or "" for name, value in values.items() if name not in temporary}
-            fingerprints.update(self._fingerprints(names.stores - set(values)))
+            stored = self._fingerprints(names.stores - set(values))
             orders = {
                 "python": platform.python_version(),
                 "files": writer.files,
@@ -316,7 +318,7 @@ class Shipper(Unpacking):
             if isinstance(problem, OSError):
                 raise CaptureError(no_room(problem, [(item.name, item.nbytes) for item in items])) from problem
             raise
-        manifest = Manifest(orders, writer.nbytes, items, fingerprints, names, unbound)
+        manifest = Manifest(orders, writer.nbytes, items, fingerprints, stored, names, unbound)
         weakref.finalize(manifest, self.store.unpin, writer.keys).atexit = False
         self.index.set_needs(writer.needs, {*self.namespace, *temporary})
         self._forget_lost_names()
@@ -401,7 +403,7 @@ class Shipper(Unpacking):
         )
 
     def _note_deleted(self, names: CellNames, ranks: Sequence[int], note: Callable[[str], None]) -> None:
-        self._noted -= self.namespace.keys()
+        self._noted = {name for name in self._noted if name not in self.namespace}
         for name in sorted(names.loads - self.namespace.keys() - _BUILTIN_NAMES - self._noted):
             if any(name in self.bindings.fingerprints(rank) for rank in ranks):
                 self._noted.add(name)
