@@ -13,11 +13,11 @@ from pathlib import Path
 from benchmarks import cluster, peers
 from benchmarks.figures import Figure, alternate, median, say
 from skymagic.jobs import cell, script
-from skymagic.kernels.script.environment import free_port
 from skymagic.magics.arguments.cell_magics import parse_sh
 from skymagic.plan.requests import Defaults, PoolRequest
 from skymagic.pool import Pool, registry
 from skymagic.run.report import Limits
+from skymagic.runtime.rendezvous import free_port
 
 ROUNDS = 5
 NODES, PROCESSES = 2, 2

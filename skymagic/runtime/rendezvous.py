@@ -7,6 +7,7 @@ which is part of a key: a rank that is late does not read what belonged to the g
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -15,6 +16,10 @@ TIMEOUT = 60.0
 """Seconds that a rank waits for a value."""
 MASTER_PORT = "master port"
 """A key of all generations."""
+EPHEMERAL = 32768
+"""The first port that Linux gives by itself to whoever connects, where it is not told otherwise."""
+TRIES = 50
+"""Ports that are looked at."""
 _state: dict[str, Any] = {"control": None, "generation": 0, "prefix": ""}
 
 
@@ -86,7 +91,31 @@ def master_port(rank: int, address: str) -> int:
     try:
         return int(control.get(MASTER_PORT, 0.0))
     except TimeoutError:
-        with socket.create_server((address, 0)) as free:
-            port = int(free.getsockname()[1])
+        port = free_port(address)
         control.put(MASTER_PORT, port)
         return port
+
+
+def free_port(address: str) -> int:
+    """A port that is free on this machine, at the address that others reach it by where the machine knows it.
+
+    One that the system does not give to whoever connects or asks for any port: it is used later, by others, and would
+    be taken in between now and then. Where none is found below those, the system's choice.
+
+    Raises OSError when there is none.
+    """
+    below = range(EPHEMERAL // 2, _first_ephemeral_port())
+    for port in [*random.SystemRandom().sample(below, min(len(below), TRIES)), 0]:
+        for host in (address, ""):
+            with contextlib.suppress(OSError), socket.create_server((host, port)) as server:
+                return int(server.getsockname()[1])
+    raise OSError(f"there is no free port on {socket.gethostname()}")
+
+
+def _first_ephemeral_port() -> int:
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file,
+    ):
+        return int(file.read().split()[0])
+    return EPHEMERAL

@@ -445,6 +445,30 @@ def test_the_time_limit_ends_all_of_it(notebook: Notebook) -> None:
     all_gone(shown.stdout)
 
 
+SLOW_END = """%%sky_broadcast
+import time
+from skymagic.kernels.script import root_cause
+quick = root_cause.root_cause
+def slow(recorded, tail):
+    time.sleep(3)
+    return quick(recorded, tail)
+root_cause.root_cause = slow;"""
+QUICK_END = "%%sky_broadcast\nroot_cause.root_cause = quick"
+
+
+def test_a_rank_that_is_just_done_with_stopping_its_script_is_not_killed(notebook: Notebook) -> None:
+    """What hears no TERM is killed when the grace period is over, at which moment the notebook looks for ranks that are stuck."""
+    before = pids(notebook)
+    notebook.run(SLOW_END)
+    shown = notebook.finish(
+        notebook.start(sh("trap '' TERM\necho begun\nwhile :; do sleep 1; done", "--timeout 1s -t 0"))
+    )
+    notebook.run(QUICK_END)
+    assert shown.error is not None
+    assert "took longer than 1 s and was stopped on node 0\nnode 0's last lines:" in shown.error.text
+    assert pids(notebook) == before
+
+
 def test_a_supervisor_that_is_killed_takes_all_of_it_along(notebook: Notebook) -> None:
     failed = notebook.finish(notebook.start(sh(TREE + "kill -9 $PPID; sleep 1000", "-t 0")))
     assert failed.error is not None

@@ -18,7 +18,6 @@ import selectors
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -30,6 +29,7 @@ from pathlib import Path
 
 import psutil
 
+from skymagic.runtime.rendezvous import free_port
 from skymagic.ssh.known_hosts import known_hosts_name
 from tests.conftest import MARK
 
@@ -81,7 +81,7 @@ class Host:
     def start(self) -> None:
         """Start its sshd, on the port that it had before if it had one; it listens when this returns."""
         for _ in range(5):
-            port = self.port or _free_port(self.address)
+            port = self.port or free_port(self.address)
             begun = len(self.log)
             self._sshd = self._listen(port)
             if self.wait_log("Server listening on", begun):
@@ -310,12 +310,6 @@ def closing(hosts: Sequence[Host]) -> Iterator[None]:
         raise
     left = [words for host in hosts for words in host.close()]
     assert not left, f"still running on the hosts: {left}"
-
-
-def _free_port(address: str) -> int:
-    with socket.socket() as sock:
-        sock.bind((address, 0))
-        return sock.getsockname()[1]
 
 
 def _environ(process: psutil.Process) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -18,6 +19,7 @@ from nbclient import NotebookClient
 import skymagic as sky
 from skymagic.errors import SkyError
 from skymagic.runtime import info as runtime
+from skymagic.runtime import rendezvous
 from skymagic.runtime.info import InstanceInfo, Peer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -620,3 +622,19 @@ def test_in_a_notebook_without_a_pool() -> None:
     ]
     NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(ROOT)}}).execute()
     assert [output["text"] for cell in notebook.cells for output in cell.outputs] == ["before\n", "after\n"]
+
+
+# ------------------------------------------------------------------------------------------ ports
+
+
+def test_a_free_port_is_none_that_the_system_gives_to_others() -> None:
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = {rendezvous.free_port("127.0.0.1") for _ in range(20)}
+    assert len(ports) > 1
+    assert not [port for port in ports if first <= port <= last]
+    for port in ports:
+        socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_a_free_port_where_the_machine_does_not_know_its_own_address() -> None:
+    socket.create_server(("", rendezvous.free_port("192.0.2.1"))).close()

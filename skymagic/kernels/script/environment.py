@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import socket
@@ -99,11 +98,3 @@ def resolves(hostname: str) -> bool:
         return bool(socket.getaddrinfo(hostname, None))
     except OSError:
         return False
-
-
-def free_port(address: str) -> int:
-    """A port that is free on this machine, at the address that others reach it by where the machine knows it."""
-    for host in (address, ""):
-        with contextlib.suppress(OSError), socket.create_server((host, 0)) as server:
-            return int(server.getsockname()[1])
-    raise OSError(f"there is no free port on {socket.gethostname()}")

@@ -92,13 +92,9 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="script-", dir=beside_log, ignore_cleanup_errors=True) as folder:
             error_file = os.path.join(folder, "error.json")
             order = _order(asked, folder, error_file)
-            begun = _written()
-            told, stopped = _carry_out(order)
-            end = asdict(_end(told, _tail(begun).replace(order["argv"][-1], NAME), error_file))
+            end = _carry_out(order, _written(), error_file)
     finally:
         current().outside_groups = False
-    if stopped:
-        raise Stopped(end)
     if end["status"] != 0:
         raise Failed(end)
     return end
@@ -137,7 +133,7 @@ def _port(nodes: list[int]) -> int:
     if nodes[0] == current().info.node:
         rendezvous.delete(f"script {current().last_script_run}")
         current().last_script_run = run
-        port = environment.free_port({peer.node: peer.addr for peer in current().info.peers}[nodes[0]])
+        port = rendezvous.free_port({peer.node: peer.addr for peer in current().info.peers}[nodes[0]])
         if len(nodes) > 1:
             rendezvous.put(f"script {run}", port)
         return port
@@ -147,17 +143,20 @@ def _port(nodes: list[int]) -> int:
 # -- meanwhile -------------------------------------------------------------------------------------------------------
 
 
-def _carry_out(order: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """(what the supervisor says of the end, whether it was stopped)."""
+def _carry_out(order: Mapping[str, Any], begun: int, error_file: str) -> dict[str, Any]:
+    """The `End` of a command as a dictionary; Stopped when it was interrupted. `begun`: the log's length before."""
     with Command(order) as command:
         try:
             if note := oom.gpus_in_use(order["env"].get("CUDA_VISIBLE_DEVICES", "")):
                 os.write(2, f"[{note}]\n".encode())
-            return command.wait(), False
-        except KeyboardInterrupt:  # inside this clause the rank counts as one that is on its way out
+            told = command.wait()
+        except KeyboardInterrupt:
+            # Only inside this clause the rank counts as one that is on its way out, and is not killed: all that is left to do is
+            # done here. What hears no TERM ends when the grace period does, and the notebook asks at that very moment.
             with tracebacks.interrupts_ignored():
                 command.stop()
-                return command.wait(), True
+                raise Stopped(_end(command.wait(), order, begun, error_file)) from None
+    return _end(told, order, begun, error_file)
 
 
 class Command:
@@ -237,8 +236,9 @@ def _tail(begun: int) -> str:
         return log.read().decode(errors="replace")
 
 
-def _end(told: Mapping[str, Any], tail: str, error_file: str) -> End:
-    """What the supervisor said, with the last lines, and the cause of a failure."""
+def _end(told: Mapping[str, Any], order: Mapping[str, Any], begun: int, error_file: str) -> dict[str, Any]:
+    """What the supervisor said, with the last lines, and the cause of a failure: an `End` as a dictionary."""
+    tail = _tail(begun).replace(order["argv"][-1], NAME)
     status = told.get("status")
     cause = None
     if status != 0:
@@ -248,7 +248,8 @@ def _end(told: Mapping[str, Any], tail: str, error_file: str) -> End:
         cause = root_cause.root_cause(recorded, tail)
     lines = tail.splitlines()
     words = root_cause.without_launcher(tail)
-    return End(
+    end = End(
         status, "\n".join(lines[-TAIL_LINES:]), "\n".join(words[-LAST_LINES:]), asdict(cause) if cause else None,
         tuple(told.get("left", ())), told.get("problem", ""),
     )  # fmt: skip
+    return asdict(end)
