@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.plan.image import lacking
+from skymagic.plan.masking import masked
 from skymagic.plan.units import size
 
 OTHER_FOLDER = "name a folder where you may write with --env SKYMAGIC_HOME=/path"
@@ -15,11 +16,6 @@ MIN_FREE_KB = 300 * 1024
 """Free space below which no environment fits."""
 DISK_FULL_KB = 20 * 1024
 """Free space below which a failure is the disk's, whatever was printed."""
-
-
-def without_passwords(text: str) -> str:
-    """`text` without what URLs hold before their @."""
-    return re.sub(r"(?<=://)[^/\s@]+@", "****@", text)
 
 
 @dataclass(frozen=True)
@@ -163,7 +159,7 @@ def lacks_python(requirements: Requirements, facts: Facts, problem: str) -> tupl
     there = ", ".join(f"{python.path} ({python.version})" for python in facts.pythons) or "none"
     reason = (
         f"it cannot be set up: it has no Python {requirements.minor} that makes environments, and no uv (Python there: {there});\n"
-        f"  uv could not be got for it ({facts.system} {facts.machine}) either: {without_passwords(problem)}"
+        f"  uv could not be got for it ({facts.system} {facts.machine}) either: {masked(problem)}"
     )
     remedy = (
         f"Install Python {requirements.minor} (with its venv package) or uv there, or name an interpreter that has all packages "

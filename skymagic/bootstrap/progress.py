@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from skymagic.bootstrap.messages import Failure, without_passwords
+from skymagic.bootstrap.messages import Failure
 from skymagic.bootstrap.quoting import MARK
+from skymagic.plan.masking import masked_command
 
 KEPT_LINES = 15
 SHOWN_PREFIXES = ("Downloading ", "Building ", "Installing ", "Resolved ", "Prepared ", "Installed ")
@@ -14,10 +15,15 @@ SHOWN_PREFIXES = ("Downloading ", "Building ", "Installing ", "Resolved ", "Prep
 
 
 class InstallProgress:
-    """Parses the output line by line: reports steps, keeps the last lines and the status for the error."""
+    """Parses the output line by line: reports steps, keeps the last lines and the status for the error.
 
-    def __init__(self, report: Callable[[str], None]) -> None:
-        self._report = report
+    Args:
+        report: gets each step in words.
+        hidden: values that are shown nowhere.
+    """
+
+    def __init__(self, report: Callable[[str], None], hidden: Collection[str] = ()) -> None:
+        self._report, self._hidden = report, hidden
         self.done = False
         self._step, self._command = "starting", ""
         self._free: int | None = None
@@ -27,7 +33,7 @@ class InstallProgress:
     def feed(self, line: str) -> None:
         """One line of the script's output."""
         if not line.startswith(MARK):
-            text = without_passwords(line.rstrip())
+            text = self._masked(line.rstrip())
             if text:
                 self._last.append(text)
             if text.lstrip().startswith(SHOWN_PREFIXES):
@@ -35,7 +41,7 @@ class InstallProgress:
             return
         name, _, value = line.removeprefix(MARK).partition(" ")
         if name == "step":
-            self._step, self._command = without_passwords(value.strip()), ""
+            self._step, self._command = self._masked(value.strip()), ""
             self._last.clear()
             self._report(self._step)
         elif name == "waiting":
@@ -44,7 +50,7 @@ class InstallProgress:
             why = self._last[-1].strip() if self._last else "without a word"
             self._report(f"{self._step} failed ({why}); another way is tried")
         elif name == "command":
-            self._command = without_passwords(value.strip())
+            self._command = self._masked(value.strip())
         elif name == "free":
             self._free = int(value) if value.strip().isdigit() else None
         elif name == "failed":
@@ -52,9 +58,12 @@ class InstallProgress:
         elif name == "done":
             self.done = True
 
+    def _masked(self, text: str) -> str:
+        return masked_command(text, self._hidden)
+
     def failure(self, status: int | None, err: str, minor: str) -> Failure:
         """What went wrong, when the script has ended and is not done."""
         if not self._last:
-            self._last.extend(without_passwords(err.strip()).splitlines())
+            self._last.extend(self._masked(err.strip()).splitlines())
         code = status if self._status is None else self._status
         return Failure(self._step, self._command, code, tuple(self._last), self._free, minor)

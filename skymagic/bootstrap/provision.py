@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib.metadata import version
@@ -99,11 +99,12 @@ class Installation:
 # ------------------------------------------------------------------------------------ what a node must have
 
 
-def requirements_of(image: Image, commands: Sequence[str] = ()) -> Requirements:
+def requirements_of(image: Image, commands: Sequence[str] = (), hidden: Collection[str] = ()) -> Requirements:
     """What `image` means for a node of this notebook.
 
     Args:
         commands: shell commands of the plugins, run once in a new environment.
+        hidden: values that no message may show.
 
     Raises:
         RequestError: the image cannot be, wherever: files among the packages that are not here, all at once.
@@ -141,6 +142,7 @@ def requirements_of(image: Image, commands: Sequence[str] = ()) -> Requirements:
         commands=tuple(commands),
         code=wheel.running()[0],
         folder=image.env.get("SKYMAGIC_HOME"),
+        hidden=frozenset(hidden),
     )
 
 
@@ -199,7 +201,7 @@ def _install(host: RemoteShell, requirements: Requirements, facts: Facts, report
         with contextlib.suppress(Exception):  # then the next one to install removes it, after a day
             host.run(f"rm -rf {quote(place)}", timeout=10.0)
         raise
-    progress = InstallProgress(report)
+    progress = InstallProgress(report, requirements.hidden)
     done = host.run(install_script(plan, facts), lines=progress.feed)
     if not progress.done:
         failure = progress.failure(done.status, done.err, requirements.minor)

@@ -19,6 +19,7 @@ class Requirements:
         files: wheels and source archives to upload, as (path here, sha256 of the content).
         commands: shell commands that run once packages are there.
         code: digest of skymagic's own code.
+        hidden: values that no message shows; not part of what is required.
         folder: where on the node, absolute; None for ``$SKYMAGIC_HOME`` as it is there, else ``$HOME/.skymagic``.
     """
 
@@ -27,9 +28,10 @@ class Requirements:
     packages: tuple[str, ...] = ()
     indexes: tuple[str, ...] = field(default=(), repr=False)
     files: tuple[tuple[str, str], ...] = ()
-    commands: tuple[str, ...] = ()
+    commands: tuple[str, ...] = field(default=(), repr=False)
     code: str = ""
     folder: str | None = None
+    hidden: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
     @property
     def prepared(self) -> bool:

@@ -6,6 +6,7 @@ or with every reason why not.
 units           durations and amounts, read and written; numbers and ranks in words
 suggest         the nearest name to one that is misspelt
 accelerators    accelerators by name
+masking         what is shown of text that may hold secrets
 image           packages, environment and files that ranks need
 selection       some of a pool's ranks or nodes: head, all, 0,2
 requests        a pool, a run or a plugin as it was asked for, and the configured defaults

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from skymagic.errors import RequestError
+from skymagic.plan.masking import MASK, masked
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -54,7 +55,14 @@ class Image:
         requirements = _parsed(self.pip, mistakes)
         mistakes += _conflicts(requirements)
         if mistakes:
-            raise RequestError(mistakes)
+            raise RequestError([masked(mistake) for mistake in mistakes])
+
+    def __repr__(self) -> str:
+        """Without passwords in URLs and values of variables: it stands in saved notebooks."""
+        shown = {each.name: getattr(self, each.name) for each in fields(self)}
+        shown |= {name: tuple(map(masked, shown[name])) for name in _LISTS}
+        shown["env"] = dict.fromkeys(self.env, MASK)
+        return f"Image({', '.join(f'{name}={value!r}' for name, value in shown.items() if value)})"
 
     def replace(self, **changes: Any) -> Image:
         """A copy with other fields, checked again. Raises RequestError as the constructor does."""
@@ -79,13 +87,13 @@ class Image:
         except RequestError as wrong:
             raise RequestError([*mistakes, *wrong.mistakes]) from None
         if mistakes:
-            raise RequestError(mistakes)
+            raise RequestError([masked(mistake) for mistake in mistakes])
         return image
 
     def repeated(self) -> list[str]:
         """A sentence for each package that is asked for in more than one way, though the ways agree."""
         return [
-            f"{_name(same[0])} is asked for {len(same)} times: {', '.join(map(str, same))}"
+            masked(f"{_name(same[0])} is asked for {len(same)} times: {', '.join(map(str, same))}")
             for same in _by_name(_parsed(self.pip, [])).values()
             if len(same) > 1
         ]
@@ -103,7 +111,7 @@ def missing(image: Image, installed: Mapping[str, str]) -> list[str]:
         if version is None:
             found = f"{requirement.name} is not installed here"
         else:
-            found = f"{requirement} is needed and {requirement.name} {version} is installed here"
+            found = f"{masked(str(requirement))} is needed and {requirement.name} {version} is installed here"
         sentences.append(f"{found}: run {_install(requirement, image.pip_indexes)}, then restart the pool")
     return sentences
 
@@ -122,9 +130,9 @@ def lacking(pip: Iterable[str], installed: Mapping[str, str]) -> Iterator[tuple[
 
 
 def _install(requirement: Requirement, indexes: Iterable[str]) -> str:
-    text = str(requirement)
+    text = masked(str(requirement))
     quoted = text if re.fullmatch(r"[\w.=-]+", text) else '"' + text.replace('"', "'") + '"'
-    return " ".join(["`%pip install", quoted, *(f"--extra-index-url {url}" for url in indexes)]) + "`"
+    return " ".join(["`%pip install", quoted, *(f"--extra-index-url {masked(url)}" for url in indexes)]) + "`"
 
 
 def _tuple(name: str, value: object, mistakes: list[str]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from skymagic.errors import RequestError
 from skymagic.plan.accelerators import matches
 from skymagic.plan.image import Image
+from skymagic.plan.masking import masked
 from skymagic.plan.plans import Inventory, Plan, Topology, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import AtLeast, duration_text
@@ -214,7 +215,9 @@ def _lacks(request: PoolRequest, running: Plan) -> list[str]:
         if asked.python not in (None, running.image.python):
             here = running.image.python or "the notebook's"
             reasons.append(f"its Python is {here}, not {asked.python}")
-        reasons += [f"it was made without the package {item}" for item in asked.pip if item not in running.image.pip]
+        reasons += [
+            f"it was made without the package {masked(item)}" for item in asked.pip if item not in running.image.pip
+        ]
         reasons += [
             f"it was made without this value of {name}"
             for name, value in asked.env.items()

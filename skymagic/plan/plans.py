@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from skymagic.plan.image import Image
+from skymagic.plan.masking import masked
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import duration_text
 
@@ -101,7 +102,7 @@ class Plan:
             "GPUs": f"{asked.gpu.count} × {asked.gpu.name} on each node" if asked.gpu else "none asked for",
             "machine": f"{self.cpus} CPUs and {self.memory_gb:.12g} GB",
             "plugins": ", ".join(map(str, asked.plugins)),
-            "packages": ", ".join(self.image.pip),
+            "packages": masked(", ".join(self.image.pip)),
             "set-up": self.set_up,
             "note": "; ".join(self.image.repeated()),
             "variables": ", ".join([*self.image.env, *(f"{name} (secret)" for name in asked.secrets)]),

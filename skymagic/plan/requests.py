@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
 from skymagic.errors import RequestError
+from skymagic.plan import masking
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
+from skymagic.plan.masking import is_secret_name
 from skymagic.plan.selection import Selection
 from skymagic.plan.units import AtLeast
 
 PROVIDERS = ("auto", "local", "ssh", "aws", "slurm")
-_SECRET = re.compile("token|secret|password|key", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class PluginSpec:
     options: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
-        shown = (f"{k}={'…' if _SECRET.search(k) else v}" for k, v in self.options.items())
+        shown = (f"{k}={'…' if is_secret_name(k) else v}" for k, v in self.options.items())
         return ":".join(filter(None, (self.name, ",".join(shown))))
 
     def __repr__(self) -> str:
@@ -93,7 +94,7 @@ class PoolRequest:
     plugins: tuple[PluginSpec, ...] = ()
     python: str | None = None
     pip: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
+    env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     secrets: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     region: str | None = None
@@ -111,6 +112,16 @@ class PoolRequest:
         blank = PoolRequest()
         differ = {f.name for f in fields(self) if getattr(self, f.name) != getattr(blank, f.name)}
         return frozenset(differ if self.stated is None else self.stated) - {"name", "yes", "dry_run", "stated"}
+
+    def secret_values(self, environ: Mapping[str, str]) -> frozenset[str]:
+        """What no message may show: values of secrets, and of variables and plugins' options that are named like one.
+
+        Args:
+            environ: the notebook's environment.
+        """
+        options = {name: value for plugin in self.plugins for name, value in plugin.options.items()}
+        variables = {**environ, **self.image.env, **dict(self.env)}
+        return masking.secret_values(self.secrets, variables) | masking.secret_values((), options)
 
     def whole_image(self) -> Image:
         """`image` with `python`, `pip` and `env` added. Raises RequestError when they contradict each other."""
@@ -206,7 +217,7 @@ class ShellRequest:
     workdir: str | None = None
     detach: bool = False
     pool: str | None = None
-    env: tuple[tuple[str, str], ...] = ()
+    env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     secrets: tuple[str, ...] = ()
     timeout: float | None = None
     targets: Selection | None = None

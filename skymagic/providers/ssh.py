@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import getpass
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,6 @@ from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
 from skymagic.cluster.tunnel import Tunnel
 from skymagic.errors import ProvisionError, RequestError
-from skymagic.plan.image import Image
 from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import topology
 from skymagic.plan.requests import PoolRequest
@@ -39,8 +39,8 @@ class Hosts(Survey):
     """The hosts of a pool, connected to and inspected."""
 
     machines: tuple[Machine, ...]
-    commands: tuple[str, ...]
-    """Shell commands of the plugins, run once in a new environment."""
+    requirements: Requirements
+    """What each of them must have."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -57,7 +57,7 @@ class SSH:
         cluster = plugins.Cluster(shape.nodes, shape.procs_per_node, request.gpu)
         image = packing.image_for(request.plugins, request.whole_image(), cluster)
         commands = tuple(command for one in plugins.resolve(request.plugins) for command in one.bootstrap(cluster))
-        requirements = requirements_of(image, commands)
+        requirements = requirements_of(image, commands, request.secret_values(os.environ))
         chosen = endpoints[: shape.nodes]
         connections = connecting.connect_all(chosen, getpass.getpass)
         try:
@@ -71,12 +71,12 @@ class SSH:
         except BaseException:
             side_by_side(Connection.close, connections)
             raise
-        return Hosts(replace(plan, image=image, set_up=_set_up_words(machines, requirements)), machines, commands)
+        return Hosts(replace(plan, image=image, set_up=_set_up_words(machines, requirements)), machines, requirements)
 
     def acquire(self, survey: Hosts, job_id: str, say: Say) -> Sequence[Node]:
         """Set up the hosts that are not, side by side."""
         machines = survey.machines[: survey.plan.topology.nodes]
-        side_by_side(lambda machine: machine.set_up(survey.plan.image, survey.commands, say), machines)
+        side_by_side(lambda machine: machine.set_up(survey.requirements, say), machines)
         if shared := _shared(machines):
             say(f"two nodes on one machine: {shared}")
         # two nodes may be one machine: each has a daemon of its own
@@ -106,10 +106,9 @@ class Machine:
         """Whether the tunnel has gone over this connection."""
         self._lock = threading.Lock()
 
-    def set_up(self, image: Image, commands: Sequence[str], say: Say) -> None:
+    def set_up(self, requirements: Requirements, say: Say) -> None:
         """Give it an environment and skymagic's code, where it lacks them."""
         assert self._connection is not None
-        requirements = requirements_of(image, commands)
         self._installation = setup(self._connection, requirements, lambda step: say(f"{self.name}: {step}"), self.facts)
 
     def node(self, index: int, daemon: str) -> Node:

@@ -17,6 +17,10 @@ HOST = re.compile(
 )
 
 
+UNSAFE = re.compile(r"""['"`$\\;&<>|(){}*?!#~^]|[^ -~\w]""")
+"""What OpenSSH refuses in names since CVE-2023-51385, and more: a name goes into a ProxyCommand, which a shell reads."""
+
+
 @dataclass(frozen=True)
 class HostSpec:
     """A host as written; `Endpoint` is it as resolved by ~/.ssh/config."""
@@ -124,5 +128,9 @@ def _parse_host(text: str, mistakes: list[str]) -> list[HostSpec]:
     name = match["ipv6"] or match["name"]
     if name.startswith("-") or (match["user"] or "").startswith("-"):
         mistakes.append(f"{text!r}: a name cannot begin with '-'")
+        return []
+    domain, _, user = (match["user"] or "").rpartition("\\")  # of Windows: DOMAIN\user
+    if found := UNSAFE.search(f"{domain}{user}{name}"):
+        mistakes.append(f"{text!r}: a name cannot hold {found[0]!r}")
         return []
     return [HostSpec(text, name, match["user"], int(port) if port else None)]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from skymagic.bootstrap import wheel
 from skymagic.bootstrap.facts import Facts, Python, parse
 from skymagic.bootstrap.install import UPLOADED, InstallPlan, install_script, plan_install, prepare_script
-from skymagic.bootstrap.messages import Failure, lacks_python, refusals, without_passwords
+from skymagic.bootstrap.messages import Failure, lacks_python, refusals
 from skymagic.bootstrap.probe import PACKAGES_PROBE, PYTHON_PROBE, probe_script
 from skymagic.bootstrap.progress import InstallProgress
 from skymagic.bootstrap.quoting import any_shell, any_shell_word
@@ -324,7 +324,24 @@ def test_no_password_is_shown() -> None:
     everything = "\n".join([*told, failure.reason, failure.remedy(FACTS)])
     assert "hush" not in everything
     assert "https://****@example.org/x.whl" in everything
-    assert without_passwords("git+ssh://git@h/x and a@b") == "git+ssh://****@h/x and a@b"
+
+
+def test_no_secret_of_a_command_is_shown() -> None:
+    told: list[str] = []
+    progress = InstallProgress(told.append, ["hush-hush"])
+    for line in (
+        "@sky step running: hub login --token hf_123456",
+        "Downloading hush-hush",
+        "unknown token: hf_123456",
+        "@sky command hub login --token hf_123456 --user hush-hush",
+        "@sky failed 1",
+    ):
+        progress.feed(line)
+    failure = progress.failure(1, "", "3.11")
+    everything = "\n".join([*told, failure.reason, failure.remedy(FACTS)])
+    assert "hush" not in everything
+    assert "hf_1" not in everything
+    assert "hub login --token ****" in everything
 
 
 def test_a_listener_tells_steps_and_keeps_the_last_lines() -> None:

@@ -106,6 +106,41 @@ def test_many_ranges_are_no_way_around_the_limit() -> None:
         expand(["a[0-999]b[0-999]c[0-999]d[0-999]"])
 
 
+SHELL = [
+    "$(touch x)",
+    "`touch${IFS}x`",
+    "a;b",
+    "a|b",
+    "a&b",
+    "a'b",
+    'a"b',
+    "a\\b",
+    "a>b",
+    "{a,b}",
+    "a$b",
+    "a\x7fb",
+    "a\u200bb",
+]
+
+
+@pytest.mark.parametrize("name", SHELL)
+def test_no_shell_reads_a_name(name: str, tmp_path: Path) -> None:
+    """A name goes into ProxyCommand: whoever may write a file of hosts could run commands here."""
+    path = tmp_path / "hosts.txt"
+    path.write_text(f"{name.replace(' ', '${IFS}')}\n")
+    (tmp_path / "config").write_text(f"Host jumper\n ProxyJump {name}\n")
+    for word in (name, f"{name}@host", f"@{path}"):
+        if word != "a\\b@host":
+            with pytest.raises(RequestError, match=r"a name cannot hold|is not a host"):
+                expand([word])
+    with pytest.raises(RequestError, match=r"a name cannot hold|is not a host"):
+        SshConfig(tmp_path / "config").endpoint(expand(["jumper"])[0])
+
+
+def test_a_user_of_a_windows_domain() -> None:
+    assert expand(["CORP\\me@host"]) == (HostSpec("CORP\\me@host", "host", "CORP\\me"),)
+
+
 @given(st.text(max_size=30))
 def test_any_text_is_hosts_or_mistakes(text: str) -> None:
     try:
