@@ -5,6 +5,7 @@ rebuild     what pickles call to make functions, classes and others again
 pickled     a pickled value, and which values share something
 arrays      the memory of numpy's arrays and pandas' frames
 tensors     the memory of torch's tensors
+foreign     the types of ctypes
 memory      which memory overlaps, and travels as one
 rope        pickle streams in pieces, without a copy
 kinds       questions about types

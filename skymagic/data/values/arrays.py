@@ -13,6 +13,9 @@ from typing import Any
 from skymagic.data.values import tensors
 from skymagic.data.values.memory import Block, Reduced, Span, Storage, Tracker, memory, writable
 
+_MAPPING = ("_mmap", "filename", "offset", "mode")
+"""What numpy keeps of a memory map."""
+
 Reducer = Callable[[Tracker, Any], Reduced]
 
 
@@ -75,7 +78,12 @@ def _reduce_subclass(array: Any) -> Reduced:
     kind = type(array)
     if any(getattr(kind, name) is not getattr(numpy.ndarray, name) for name in ("__reduce__", "__reduce_ex__")):
         return NotImplemented
-    return _subclass, (array.view(numpy.ndarray), kind)
+    attributes = getattr(array, "__dict__", None)
+    if issubclass(kind, numpy.memmap):  # its own are of the mapping, which stays here
+        attributes = {name: value for name, value in vars(array).items() if name not in _MAPPING}
+    if not attributes:
+        return _subclass, (array.view(numpy.ndarray), kind)
+    return _subclass, (array.view(numpy.ndarray), kind), attributes, None, None, _fill_subclass
 
 
 def _bounds(array: Any) -> tuple[int, int]:
@@ -115,6 +123,11 @@ def _view(buffer: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, .
 
 def _subclass(array: Any, kind: type) -> Any:
     return array.view(kind)
+
+
+def _fill_subclass(array: Any, attributes: dict[str, Any]) -> None:
+    """Not by ``__setstate__``, which numpy has for a state of its own."""
+    vars(array).update(attributes)
 
 
 def _masked(data: Any, mask: Any, plain: dict[str, Any]) -> Any:

@@ -28,6 +28,7 @@ from skymagic.data.capture.scopes import code_names
 from skymagic.data.store.base import Buffer
 from skymagic.data.values import rebuild
 from skymagic.data.values.arrays import reducer_for
+from skymagic.data.values.foreign import is_foreign, members_of, reduce_type
 from skymagic.data.values.kinds import changeable, is_a, made_by_python, skips_init
 from skymagic.data.values.memory import SMALL, Tracker, layout
 from skymagic.data.values.pickled import CONTAINERS, Pickled, groups
@@ -223,6 +224,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.referred.add(module)
 
     def _class(self, cls: type) -> Any:
+        foreign = is_foreign(cls)
+        if foreign and (reduced := reduce_type(cls)) is not NotImplemented:
+            return reduced
         reduced = _cloud._class_reduce(cls)
         if reduced is NotImplemented:
             self._refer(cls.__module__)
@@ -231,7 +235,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return reduced
         _, args, (members, slots), *_ = reduced
         members = {name: value for name, value in members.items() if not made_by_python(name, value, cls)}
-        state = (members, slots)
+        state = (members_of(members) if foreign else members, slots)
         if issubclass(cls, enum.Enum):
             return rebuild.enum_class, (args[-2], args), state, None, None, rebuild.fill_class
         meta, name, bases, first, tracker, _ = args
@@ -308,6 +312,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _weak_keys(self, mapping: Any) -> Any:
         return weakref.WeakKeyDictionary, (dict(mapping),)
 
+    def _weak_values(self, mapping: Any) -> Any:
+        return weakref.WeakValueDictionary, (dict(mapping),)
+
+    def _weak_set(self, members: Any) -> Any:
+        return weakref.WeakSet, (list(members),)
+
     def _new_type(self, kind: Any) -> Any:
         return typing.NewType, (kind.__name__, kind.__supertype__)
 
@@ -321,6 +331,8 @@ _REDUCERS: dict[type, Callable[[_Pickler, Any], Any]] = {
     io.TextIOWrapper: _Pickler._stream,
     memoryview: _Pickler._memoryview,
     weakref.WeakKeyDictionary: _Pickler._weak_keys,
+    weakref.WeakValueDictionary: _Pickler._weak_values,
+    weakref.WeakSet: _Pickler._weak_set,
     typing.NewType: _Pickler._new_type,
 }
 

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from cloudpickle import cloudpickle as _cloud
 
+from skymagic.data.values.foreign import is_final
 from skymagic.data.values.memory import writable
 
 
@@ -171,7 +172,8 @@ def fill_class(cls: type, state: Any) -> None:
             if name in vars(cls):
                 delattr(cls, name)
         _arrived[cls] = members
-        _cloud._class_setstate(cls, state)
+        set_now = {name: value for name, value in state[0].items() if not is_final(cls, name)}
+        _cloud._class_setstate(cls, (set_now, state[1]))
 
 
 def _track(cls: type) -> type:

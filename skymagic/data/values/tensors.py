@@ -15,10 +15,15 @@ def reduce_tensor(tracker: Tracker, tensor: Any) -> Reduced:
     """A tensor as a view of its storage; every kind that torch rebuilds otherwise is left to torch."""
     torch = sys.modules["torch"]
     reduced = tensor.__reduce_ex__(5)
-    if reduced[0] is not torch._utils._rebuild_tensor_v2:
+    if reduced[0] is torch._utils._rebuild_tensor_v2:
+        typed, offset, size, stride, *rest = reduced[1]
+        rebuild, dtype, untyped = _tensor, typed.dtype, typed._untyped_storage
+    elif reduced[0] is torch._utils._rebuild_tensor_v3:  # of a dtype that no typed storage has: uint16, float8, …
+        untyped, offset, size, stride, requires_grad, hooks, dtype, *metadata = reduced[1]
+        rebuild, rest = _untyped_tensor, [requires_grad, hooks, dtype, *metadata]
+    else:
         return reduced
-    typed, offset, size, stride, *rest = reduced[1]
-    storage = _canonical(tracker, typed._untyped_storage)
+    storage = _canonical(tracker, untyped)
     place: Any = storage
     if storage.nbytes() and tensor.numel() and storage.data_ptr():
         first = storage.data_ptr() + offset * tensor.element_size()
@@ -30,7 +35,7 @@ def reduce_tensor(tracker: Tracker, tensor: Any) -> Reduced:
         if block is not None and tracker.layout is not None:
             place = tracker.layout.storages.setdefault(storage._cdata, Storage(block))
             offset = (first - block.start) // tensor.element_size()
-    return _tensor, (place, typed.dtype, offset, tuple(size), tuple(stride), *rest)
+    return rebuild, (place, dtype, offset, tuple(size), tuple(stride), *rest)
 
 
 def reduce_typed(tracker: Tracker, storage: Any) -> Reduced:
@@ -102,3 +107,10 @@ def _tensor(storage: Any, dtype: Any, *rest: Any) -> Any:
     import torch
 
     return torch._utils._rebuild_tensor_v2(_typed(storage, dtype), *rest)
+
+
+def _untyped_tensor(storage: Any, dtype: Any, *rest: Any) -> Any:
+    import torch
+
+    # torch asks for a storage with a dtype here too, and looks at nothing but the bytes
+    return torch._utils._rebuild_tensor_v3(_typed(storage, torch.uint8), *rest)

@@ -1,0 +1,125 @@
+"""Values that a plain cell takes as they are: special dtypes, foreign types, weak sets, exceptions, and what rebuilds itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.notebook import Notebook, opened
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with opened(tmp_path_factory.mktemp("travel"), "%sky_pool --nodes 2") as one:
+        yield one
+
+
+def there_and_back(notebook: Notebook, check: str, name: str = "value") -> None:
+    """`check` holds for the value here, on both ranks, and for both that come back."""
+    assert notebook.value(f"bool({check})")
+    notebook.run(f"%%sky_broadcast -o back\nassert {check}\n{name}")
+    for rank in range(2):
+        notebook.run(f"kept, {name} = {name}, back[{rank}]")
+        assert notebook.value(f"bool({check})"), f"from rank {rank}"
+        notebook.run(f"{name} = kept")
+
+
+# ---------------------------------------------------------------------------------------------------------- kinds
+
+DTYPES = """
+import torch
+names = ('uint8 uint16 uint32 uint64 int8 bool bfloat16 float16 complex32 complex64 float8_e4m3fn float8_e5m2 '
+         'float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2 bits8 bits16').split()
+dtypes = [getattr(torch, name) for name in names if hasattr(torch, name)]
+plain = (torch.arange(1 << 16) % 2).to(torch.uint8)
+value = [whole[cut] for dtype in dtypes for whole in [plain.clone().view(dtype)] for cut in (slice(None), slice(3, 9))]
+"""
+
+
+def test_every_dtype_of_torch(notebook: Notebook) -> None:
+    notebook.run(DTYPES)
+    notebook.run(
+        "def same(a, b): return a.dtype == b.dtype and a.contiguous().view(torch.uint8).equal(b.contiguous().view(torch.uint8))"
+    )
+    notebook.run("bits = [each.contiguous().view(torch.uint8).tolist()[:20] for each in value]")
+    there_and_back(
+        notebook,
+        "[each.contiguous().view(torch.uint8).tolist()[:20] for each in value] == bits"
+        " and [each.dtype for each in value[::2]] == dtypes"
+        " and all(a.untyped_storage()._cdata == b.untyped_storage()._cdata for a, b in zip(value[::2], value[1::2]))",
+    )
+
+
+def test_quantized_tensors(notebook: Notebook) -> None:
+    notebook.run(
+        "import torch, warnings\nwarnings.simplefilter('ignore')\nnumbers = torch.arange(9000.0).reshape(3, 3000) / 100\n"
+        "value = [torch.quantize_per_tensor(numbers, 0.5, 1, kind) for kind in (torch.qint8, torch.quint8, torch.qint32)]\n"
+        "value.append(torch.quantize_per_channel(numbers, torch.ones(3), torch.zeros(3), 0, torch.qint8))\n"
+        "sums = [int(each.int_repr().long().sum()) for each in value]"
+    )
+    there_and_back(notebook, "[int(each.int_repr().long().sum()) for each in value] == sums")
+
+
+CTYPES = """
+import ctypes
+class Point(ctypes.Structure):
+    _fields_ = [('x', ctypes.c_int), ('y', ctypes.c_double * 2)]
+    def total(self): return self.x + sum(self.y)
+class Named(Point):
+    _pack_ = 1
+    _fields_ = [('flag', ctypes.c_uint8, 3), ('inner', Point)]
+class Either(ctypes.Union):
+    _fields_ = [('whole', ctypes.c_uint32), ('bytes', ctypes.c_uint8 * 4)]
+class Big(ctypes.BigEndianStructure):
+    _fields_ = [('n', ctypes.c_uint16)]
+class Hidden(ctypes.Structure):
+    _anonymous_ = ('either',)
+    _fields_ = [('either', Either)]
+class Link(ctypes.Structure): pass
+Link._fields_ = [('next', ctypes.POINTER(Link)), ('n', ctypes.c_int)]
+p = Point(1, (2, 3))
+value = [(ctypes.c_int * 3)(1, 2, 3), p, Named(flag=5, inner=p), Either(0x01020304), Big(0x0102), Hidden(either=Either(7)),
+         (Point * 2)(p, p), ((ctypes.c_short * 2) * 3)(), ctypes.c_double(2.5), Link]
+"""
+OF_CTYPES = (
+    "list(value[0]) == [1, 2, 3] and type(value[0]) is ctypes.c_int * 3 and type(value[1]) is Point and value[1].total() == 6"
+    " and (value[2].flag, value[2].inner.total(), Named.inner.offset) == (5, 6, 25)"
+    " and value[3].bytes[0] == 4 and bytes(value[4]) == b'\\1\\2' and value[5].whole == 7 and value[6][1].total() == 6"
+    " and len(value[7]) == 3 and value[8].value == 2.5 and value[9](n=3).n == 3 and value[9] is Link"
+)
+
+
+def test_types_of_ctypes(notebook: Notebook) -> None:
+    notebook.run(CTYPES)
+    there_and_back(notebook, OF_CTYPES)
+    notebook.run("p.x = 7")
+    there_and_back(notebook, "value[1].total() == 12")
+
+
+def test_a_structure_that_is_defined_in_a_broadcast_cell(notebook: Notebook) -> None:
+    notebook.run(f"%%sky_broadcast -o back\n{CTYPES.replace('Point', 'Place')}\nvalue")
+    assert notebook.value("back[1][1].total(), list(back[0][0]), back[0][4].n") == (6, [1, 2, 3], 0x0102)
+
+
+def test_weak_containers(notebook: Notebook) -> None:
+    notebook.run(
+        "import weakref\nclass Item: pass\nitems = [Item(), Item()]\n"
+        "value = items, weakref.WeakSet(items), weakref.WeakValueDictionary(a=items[0]), weakref.WeakKeyDictionary({items[1]: 2})"
+    )
+    there_and_back(
+        notebook,
+        "set(value[1]) == set(value[0]) and value[2]['a'] is value[0][0] and value[3][value[0][1]] == 2",
+    )
+
+
+def test_attributes_of_array_subclasses(notebook: Notebook) -> None:
+    notebook.run(
+        "import numpy as np\n"
+        "class Unit(np.ndarray):\n"
+        "    def __new__(cls, data, unit):\n        made = np.asarray(data).view(cls)\n        made.unit = unit\n"
+        "        return made\n"
+        "    def __array_finalize__(self, other): self.unit = getattr(other, 'unit', None)\n"
+        "value = [Unit(np.arange(20_000.0), 'm'), Unit([1, 2], {'of': [3]})]"
+    )
+    there_and_back(notebook, "[value[0].unit, value[1].unit, value[0][3]] == ['m', {'of': [3]}, 3.0]")
