@@ -26,11 +26,13 @@ from skymagic import plugins
 from skymagic.api.calls import Call, Calls, Function, positive
 from skymagic.display.screen import print_note
 from skymagic.errors import PoolStateError, RequestError
+from skymagic.jobs.clone import clone
 from skymagic.jobs.task import Task
 from skymagic.jobs.workers import side_by_side
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
 from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest, plugin_specs
+from skymagic.plan.selection import Selection
 from skymagic.plan.units import at_least, duration
 from skymagic.plugins import Plugin
 from skymagic.pool import Pool, registry
@@ -211,6 +213,22 @@ class Compute:
         """
         lazy = body if isinstance(body, Function) else Function(body)
         return side_by_side([Task(lazy.local, (item,), timeout=lazy.timeout) for item in items], self.pool)
+
+    def clone(self, ranks: int | str | Iterable[int], names: str | Iterable[str], *, source: int) -> tuple[str, ...]:
+        """Copy variables from one rank to others, as ``%sky_clone`` does: ``pool.clone(2, "model optimizer", source=0)``.
+
+        All of them as one, so that an optimizer holds the model's parameters; DDP wrappers are made again around the group.
+
+        Returns:
+            The names that were copied, with those that their functions use and the ranks lacked.
+
+        Raises:
+            RequestError: there are no such ranks, or `source` has not got the names; nothing has changed.
+            CaptureError: values cannot travel; nothing has changed.
+            RunError: a rank died, or could not rebuild the values.
+        """
+        named = names.replace(",", " ").split() if isinstance(names, str) else list(names)
+        return clone(self.pool, Selection.of(ranks).ranks(self.pool.world_size), named, source).names
 
     def __enter__(self) -> Compute:
         return self.start()

@@ -106,6 +106,11 @@ def shipment(items: Sequence[Any]) -> str:
     return table([("name", "type", "size", "needed by", ""), *rows]) + f"\n{total} would travel"
 
 
+def cloned(names: Sequence[str], nbytes: int, source: int, ranks: Sequence[int]) -> str:
+    """What %sky_clone has copied."""
+    return f"{', '.join(names)}: copied from rank {source} to {rank_words(ranks)} ({size(nbytes)})"
+
+
 def gpus(name: str | None, here: Sequence[str]) -> str:
     """The accelerators that can be asked for (with a canonical name: this one), and how many of each this machine has.
 

@@ -1,6 +1,7 @@
 """What can be run: a cell, a shell script, a call of a function, joblib's tasks.
 
 cell              a cell on the ranks: from its text to values by rank, or one error
+clone             names of one rank copied to others
 script            a shell script on every node, to how it ended there
 workdir           the folder of a script, on the nodes
 task              a function with its arguments, on all ranks or on one

@@ -9,6 +9,7 @@ from IPython.core.completer import SimpleCompletion, context_matcher
 from IPython.core.interactiveshell import InteractiveShell
 
 from skymagic import plugins, providers
+from skymagic.errors import PoolError
 from skymagic.magics.arguments import help
 from skymagic.magics.arguments.options import MAGICS
 from skymagic.pool import registry
@@ -44,8 +45,17 @@ def complete(text: str, namespace: dict[str, Any]) -> tuple[str, list[str]] | No
     names = help.CompletionNames(
         pools=tuple(one.name for one in registry.every()),
         variables=tuple(name for name in namespace if not name.startswith("_")),
+        theirs=_names_of_ranks(),
         plugins=tuple(plugins.names()),
         providers=("auto", *providers.names()),
     )
     words = help.complete(line[1], line[2], names)
     return re.split(r"[ \t=,]", line[2])[-1], words
+
+
+def _names_of_ranks() -> tuple[str, ...]:
+    """Variables of the pool used last."""
+    try:
+        return tuple(sorted(registry.find(None).shipper.names()))
+    except PoolError:  # there is none, or it is starting
+        return ()

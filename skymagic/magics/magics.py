@@ -22,7 +22,7 @@ from skymagic.display.screen import Copying, print_note
 from skymagic.errors import RequestError, SkyError
 from skymagic.files.messages import summary
 from skymagic.jobs import cell as broadcast
-from skymagic.jobs import script
+from skymagic.jobs import clone, script
 from skymagic.magics import auto, completion
 from skymagic.magics.arguments import cell_magics, line_magics, pool_magic
 from skymagic.magics.arguments.help import help_text
@@ -131,6 +131,16 @@ class SkyMagics(Magics):
                 for rank in ranks:
                     text, ends[rank] = one.agents.log_since(rank, ends[rank], 1.0 / len(ranks))
                     print(display.log_lines(text, labels[rank]), end="", flush=True)
+
+    @line_magic
+    def sky_clone(self, line: str) -> None:
+        request = usage(lambda: line_magics.parse_clone(line))
+        one = registry.find(request.pool)
+        ranks = usage(lambda: request.targets.ranks(one.world_size))
+        cloned = usage(lambda: clone.clone(one, ranks, request.names, request.source))
+        print(display.cloned(cloned.names, cloned.nbytes, request.source, ranks))
+        for note in cloned.notes:
+            print_note(note)
 
     @line_magic
     def sky_put(self, line: str) -> None:

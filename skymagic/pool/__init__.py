@@ -9,11 +9,13 @@
                         └─ Resources           machines, agents, engine, store
 
 agent_events  what agents report: deaths, lost nodes, notes, limits
+cloning       names of one rank copied to others
 dispatch      orders on their way to ranks, and who waits for them
 messages      what is shown of its ranks
 pool          the public class
 recovery      ranks started anew, process groups formed again, another number of nodes
 registry      all pools of this process, by name
+replaced      what ranks that were started anew lack, in words
 resources     machines, agents, engine and store, where values go, and their release
 runs          runs on its ranks
 scheduling    which run gets which ranks, first in first out

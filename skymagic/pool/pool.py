@@ -14,6 +14,7 @@ from skymagic.plan.requests import Defaults
 from skymagic.plan.selection import Selection
 from skymagic.plan.units import count
 from skymagic.pool.agent_events import AgentEvents
+from skymagic.pool.cloning import Cloned, Cloning
 from skymagic.pool.dispatch import Dispatch
 from skymagic.pool.messages import rows
 from skymagic.pool.recovery import Recovery
@@ -70,6 +71,7 @@ class Pool(Status):
         self._recovery = Recovery(self, self._resources, self.scheduler, dispatch.send)
         self._events = AgentEvents(self, self._resources, dispatch, self._recovery, self.close)
         self._runs = Runs(self, self._resources, dispatch, self.scheduler, self._recovery)
+        self._cloning = Cloning(self, self._resources, dispatch, self.scheduler, self._recovery, self._runs)
 
     @property
     def agents(self) -> Agents:
@@ -164,6 +166,23 @@ class Pool(Status):
     def preview(self, spec: RunSpec) -> Manifest:
         """What a run would ship; nothing is written or sent."""
         return self._runs.preview(spec)
+
+    def clone(self, ranks: Sequence[int], names: Sequence[str], *, source: int) -> Cloned:
+        """Copy names from one rank to others, all of them as one: what they share stays shared.
+
+        DDP wrappers are made again around the group of all ranks, which is formed anew for them.
+
+        Args:
+            ranks: those that get them, above 0 in number.
+            source: the rank that has them.
+
+        Raises:
+            RequestError: there are no such ranks, or the source has not got the names; nothing has changed.
+            CaptureError: values cannot travel; nothing has changed.
+            PoolStateError: the pool is stopped or lost, or ranks of it are.
+            PoolError: the process group was not formed again.
+        """
+        return self._cloning.clone(ranks, names, source)
 
     # -- its nodes ---------------------------------------------------------------------------------------------------
 

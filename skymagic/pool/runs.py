@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from skymagic.display.screen import NullScreen, Progress
 from skymagic.errors import PoolStateError, RunInterrupted
 from skymagic.plan.units import count, rank_words
+from skymagic.pool import replaced
 from skymagic.pool.dispatch import Dispatch
 from skymagic.pool.messages import without
 from skymagic.pool.recovery import Recovery
@@ -51,19 +52,28 @@ class Runs:
 
     def run(self, spec: RunSpec, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
         """See `Pool.run`."""
+        bindings = self._resources.shipper.bindings
         with self._scheduler.request(spec.ranks):
-            self._status.check_ended()
-            self._recovery.check()
-            self._check_present(spec.ranks)
+            self.check(spec.ranks)
             for note in self._status.take_notes():
                 screen.note(f"[{note}]\n")
-            with self._counted():
+            with self.counted():
                 manifest = self._prepare(spec, screen)
+                for note in replaced.sent_instead(manifest, bindings, spec.ranks):
+                    screen.note(f"[{note}]\n")
                 report = self._carry_out(spec, manifest, screen, limits, stop)
+            if not report.good:
+                report.notes += replaced.missing(report, bindings, spec.source_without_magics)
             self._recovery.begin_after(report)
         if not report.good and self._recovery.wait(NOTES_WAIT):
-            report.notes = self._status.take_notes()
+            report.notes += self._status.take_notes()
         return report
+
+    def check(self, ranks: Sequence[int]) -> None:
+        """Raises PoolStateError if something cannot run on these ranks now."""
+        self._status.check_ended()
+        self._recovery.check()
+        self._check_present(ranks)
 
     def preview(self, spec: RunSpec) -> Manifest:
         """What a run would ship; nothing is written or sent."""
@@ -86,7 +96,7 @@ class Runs:
             raise PoolStateError(f"{rank_words(lost)} are gone ({reasons}): {without(lost, status.world_size)}")
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
+    def counted(self) -> Iterator[None]:
         """The pool is running while there is a run: the first one moves its state, and the last one."""
         with self._lock:
             if self._status.state is not State.RUNNING:

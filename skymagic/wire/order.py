@@ -52,6 +52,15 @@ class RunCell(_Order):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lend(_Order):
+    """Pack names for other ranks, all of them as one, with what their functions use."""
+
+    names: tuple[str, ...]
+    held: tuple[str, ...] = ()
+    """Names that the others have: they are not taken along for the functions that use them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rejoin(_Order):
     """Form the process group anew, with ranks that were replaced."""
 
@@ -60,8 +69,8 @@ class Rejoin(_Order):
     """Rank → its new place, where that changes (``InstanceInfo.plain()``)."""
 
 
-Order = RunCell | Rejoin
-CODEC: Codec[Order] = Codec(RunCell, Rejoin, max_line=1 << 30)
+Order = RunCell | Lend | Rejoin
+CODEC: Codec[Order] = Codec(RunCell, Lend, Rejoin, max_line=1 << 30)
 
 
 def encode(order: Order, source: str) -> str:

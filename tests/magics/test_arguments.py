@@ -16,12 +16,14 @@ from skymagic.errors import RequestError
 from skymagic.magics.arguments.cell_magics import parse_broadcast, parse_run, parse_sh
 from skymagic.magics.arguments.help import CompletionNames, complete, help_text
 from skymagic.magics.arguments.line_magics import (
+    CloneRequest,
     DownRequest,
     FilesRequest,
     LogsRequest,
     NamesRequest,
     RestartRequest,
     parse_auto,
+    parse_clone,
     parse_down,
     parse_files,
     parse_gpus,
@@ -696,6 +698,17 @@ def test_files() -> None:
 
 
 def test_lifecycle() -> None:
+    assert parse_clone("2 --from 0 model, optimizer") == CloneRequest(Selection("2"), 0, ("model", "optimizer"))
+    assert parse_clone("1: --from=0 a b --pool p") == CloneRequest(Selection("1:"), 0, ("a", "b"), "p")
+    assert mistakes(parse_clone, "model") == [
+        "say which rank has the variables: --from 0",
+        "say first which rank gets the variables: %sky_clone 2 --from 0 model",
+        "%sky_clone: nothing is named",
+    ]
+    assert mistakes(parse_clone, "1 --from x 2y") == [
+        "--from: 'x' is not a whole number",
+        "%sky_clone: '2y' is not a name for a variable",
+    ]
     assert parse_restart("") == RestartRequest()
     assert parse_restart("--rank 0,2 --pool p") == RestartRequest(Selection("0,2"), "p")
     assert parse_down("") == DownRequest()
@@ -751,6 +764,7 @@ def test_every_option_has_help_and_a_name_of_its_own() -> None:
 NOW = CompletionNames(
     pools=("train", "test"),
     variables=("model", "mother"),
+    theirs=("weights", "words"),
     plugins=("torch", "jax"),
     providers=("auto", "ssh"),
 )
@@ -788,6 +802,9 @@ NOW = CompletionNames(
         ("sky_auto", "o", ["off", "on"]),
         ("sky_gpus", "h", ["H100", "H200"]),
         ("sky_push", "mo", ["model", "mother"]),
+        ("sky_clone", "2 --f", ["--from"]),
+        ("sky_clone", "2 --from 0 w", ["weights", "words"]),
+        ("sky_pull", "we", ["weights"]),
         ("sky_push", "model,mo", ["model", "mother"]),
         ("sky_sh", "--o", ["--only", "--output"]),
         ("sky_sh", "-o x --o", ["--only"]),

@@ -4,6 +4,7 @@ shipper     the notebook's end: makes the manifest of a run
 manifest    what one cell needs on the ranks, as a value
 bundles     variables that are pickled together, and their way into a store
 bindings    what each rank's names are bound to
+lent        values of one rank on their way to others
 unpacking   values on their way back
 refusal     why a value cannot travel, and what to do instead
 """

@@ -28,6 +28,8 @@ class Bindings:
 
     def __init__(self) -> None:
         self._ranks: dict[int, _Rank] = {}
+        self.replaced: set[int] = set()
+        """Ranks that were started anew."""
 
     def bound(self, manifest: Manifest, rank: int, rebound: Mapping[str, str | None], deleted: Iterable[str]) -> None:
         """A rank has bound a manifest's names and run its cell.
@@ -57,6 +59,25 @@ class Bindings:
         """These ranks hold nothing any more."""
         for rank in ranks:
             self._ranks.pop(rank, None)
+            self.replaced.add(rank)
+
+    def cloned(self, names: Iterable[str], source: int, ranks: Iterable[int]) -> None:
+        """These ranks have got a rank's own values of these names: what holds of them there holds of them here."""
+        names, origin = set(names), self._ranks.get(source, _Rank())
+        for rank in ranks:
+            state = self._ranks.setdefault(rank, _Rank())
+            state.fingerprints = {name: each for name, each in state.fingerprints.items() if name not in names}
+            state.fingerprints |= {name: each for name, each in origin.fingerprints.items() if name in names}
+            state.rebound |= names
+
+    def names(self, rank: int) -> frozenset[str]:
+        """Names that the rank has, as far as is known."""
+        state = self._ranks.get(rank, _Rank())
+        return frozenset(state.fingerprints) | state.rebound
+
+    def known(self) -> list[int]:
+        """The ranks of which something is known."""
+        return sorted(self._ranks)
 
     def fingerprints(self, rank: int) -> Mapping[str, str]:
         """Fingerprints by name."""

@@ -191,6 +191,17 @@ class Shipper(Unpacking):
                 self.bindings.set_fingerprints(rank, fingerprints)
             self._pulled.update({name: Pulled.of(self.namespace[name], kind) for name, kind in types.items()})
 
+    def names(self) -> frozenset[str]:
+        """Names that the ranks hold, as far as is known."""
+        with self._lock:
+            ranks = self.bindings.known()
+            return frozenset(name for rank in ranks for name in self.bindings.names(rank) if name[:1] != "_")
+
+    def cloned(self, names: Iterable[str], source: int, ranks: Iterable[int]) -> None:
+        """These ranks have got a rank's own values of these names."""
+        with self._lock:
+            self.bindings.cloned(names, source, ranks)
+
     def forget(self, ranks: Iterable[int]) -> None:
         """These ranks were started anew and hold nothing."""
         with self._lock:

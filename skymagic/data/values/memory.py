@@ -116,10 +116,15 @@ def writable(buffer: Any) -> memoryview:
 
 
 class Tracker:
-    """What one pickling pass has learned about memory, and the layout that it follows."""
+    """What one pickling pass has learned about memory, and the layout that it follows.
 
-    def __init__(self, follow: Layout | None = None) -> None:
+    Args:
+        between_ranks: memory of a device goes to the other rank's device, and not to its CPU.
+    """
+
+    def __init__(self, follow: Layout | None = None, *, between_ranks: bool = False) -> None:
         self.layout = follow
+        self.between_ranks = between_ranks
         self.spans: list[Span] = []
         self.private: set[int] = set()
         self.whole: set[int] = set()

@@ -38,6 +38,8 @@ class Pickled(NamedTuple):
     """Holds everything that the pickle refers to."""
     code: bool = False
     """Whether it holds code that this process has compiled."""
+    wrappers: bool = False
+    """Whether it holds a wrapper around the process group, on its way to another rank."""
     plain: bool = False
     """Whether it is small and consists of Python's own containers, numbers and strings alone."""
 

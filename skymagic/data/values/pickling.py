@@ -39,13 +39,17 @@ _MANY = 1 << 20
 """Bytes of a pickle above which its objects are not listed one by one to find shared ones."""
 
 
-def dumps(value: object, namespace: dict[str, Any], *, folder: str | None = None) -> Pickled:
+def dumps(
+    value: object, namespace: dict[str, Any], *, folder: str | None = None, between_ranks: bool = False
+) -> Pickled:
     """Pickle a value.
 
     Args:
         namespace: the notebook's or the rank's global names; functions defined there do not take them along.
         folder: the notebook's folder; modules in it are recorded. None on a rank: functions take along where the names
             that they use were imported from, and nothing else of the namespace.
+        between_ranks: another rank is to go on with the value: tensors go to its device, and wrappers around the process
+            group stay wrappers. All modules are recorded.
 
     Raises:
         Exception: whatever the value's own reduction raises; pickle.PicklingError and TypeError most often.
@@ -55,12 +59,12 @@ def dumps(value: object, namespace: dict[str, Any], *, folder: str | None = None
     plain = _plainly(value)
     if plain is not None:
         return plain
-    first = _Pickler(namespace, folder, Tracker())
+    first = _Pickler(namespace, folder, Tracker(between_ranks=between_ranks))
     first.dump(value)
     shared = layout(first.tracker.spans, first.tracker.whole)
     if shared is None:
         return first.result(value)
-    second = _Pickler(namespace, folder, Tracker(shared))
+    second = _Pickler(namespace, folder, Tracker(shared, between_ranks=between_ranks))
     second.before = first  # its objects live on, so that no address means two things
     second.dump(value)
     return second.result(value)
@@ -161,7 +165,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.attributes: set[str] = set()
         self.files: set[str] = set()
         self.marks: set[int] = set()
-        self.code = False
+        self.code = self.wrappers = False
         self._kinds: dict[type, Callable[[_Pickler, Any], Any] | None] = {}
 
     def result(self, value: object) -> Pickled:
@@ -173,6 +177,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if changeable(type(value)):
             self.marks.add(id(value))
         local = {name for name in self.referred if self.folder is not None and is_local(name, self.folder)}
+        if self.tracker.between_ranks:
+            local = self.referred
         return Pickled(
             pieces=pieces,
             buffers=tuple(self._buffers.kept),
@@ -185,6 +191,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             spans=tuple(self.tracker.spans),
             keep=(self, value),
             code=self.code,
+            wrappers=self.wrappers,
         )
 
     def reducer_override(self, obj: Any) -> Any:
@@ -207,6 +214,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _Pickler._exception
         if is_a(kind, "IPython", "InteractiveShell"):
             return lambda pickler, obj: (rebuild.shell, ())
+        if self.tracker.between_ranks and is_a(kind, "torch.nn.parallel", "DistributedDataParallel"):
+            return _Pickler._wrapper
+        if self.tracker.between_ranks and is_a(kind, "torch.distributed.fsdp", "FullyShardedDataParallel"):
+            return _Pickler._shard
+        if self.tracker.between_ranks and is_a(kind, "torch.distributed.fsdp", "FSDPModule"):
+            return _Pickler._shard
         if is_a(kind, "torch.nn.parallel", "DistributedDataParallel"):
             # The wrapper belongs to a process group; what it wraps is the user's.
             return lambda pickler, obj: (rebuild.same, (obj.module,))
@@ -218,6 +231,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _instance(self, obj: Any) -> Any:
         self.marks.add(id(obj))
         return NotImplemented
+
+    def _wrapper(self, obj: Any) -> Any:
+        """It knows itself how it is made again around the default group of the other rank."""
+        self.wrappers = True
+        return self._instance(obj)
+
+    def _shard(self, obj: Any) -> Any:
+        raise pickle.PicklingError("an FSDP module holds this rank's own part of the model: make it again on all ranks")
 
     def _refer(self, module: str | None) -> None:
         if module and not module.startswith("skymagic."):

@@ -64,8 +64,10 @@ def reduce_untyped(tracker: Tracker, storage: Any) -> Reduced:
     if known is not storage:
         return _same, (known,)
     if storage.device.type != "cpu":
-        storage = storage.cpu()
+        kind, storage = storage.device.type, storage.cpu()
         tracker.storages[id(storage)] = storage
+        if tracker.between_ranks:
+            return _on_device, (storage, kind)
     if not storage.nbytes():
         return _storage, (b"",)
     start = storage.data_ptr()
@@ -79,6 +81,9 @@ def _canonical(tracker: Tracker, storage: Any) -> Any:
 
 def reduce_planned(tracker: Tracker, storage: Storage) -> Reduced:
     """A storage that is a block."""
+    owner = tracker.storages.get(storage.block.owner)
+    if owner is not None and owner.device.type != "cpu" and tracker.between_ranks:
+        return _device_storage, (storage.block, owner.device.type)
     return _storage, (storage.block,)
 
 
@@ -95,6 +100,15 @@ def _storage(buffer: Any) -> Any:
 
     view = writable(buffer)
     return torch.frombuffer(view, dtype=torch.uint8).untyped_storage() if view.nbytes else torch.UntypedStorage(0)
+
+
+def _on_device(storage: Any, kind: str) -> Any:
+    """The storage on this rank's device of that kind."""
+    return storage.to(device=sys.modules["torch"].device(kind))
+
+
+def _device_storage(buffer: Any, kind: str) -> Any:
+    return _on_device(_storage(buffer), kind)
 
 
 def _typed(storage: Any, dtype: Any) -> Any:

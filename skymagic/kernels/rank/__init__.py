@@ -5,6 +5,7 @@ context         the state that kernel, shell and scripts share
 kernel          the kernel: carries out orders, between interrupts
 shell           IPython's shell: displays go by way of the agent, errors are returned
 namespace       the rank's variables: values are bound, and packed for the way back
+lending         the rank's own values, packed for other ranks
 importer        the remote importer: modules from sources that the notebook sent
 control         the control socket to the agent, with a thread of its own
 plugin_hooks    the hooks of the pool's plugins, entered in order and left in reverse

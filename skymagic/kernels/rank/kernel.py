@@ -21,13 +21,14 @@ from traitlets import Type
 
 from skymagic.kernels import network, stacks
 from skymagic.kernels.rank import context, tracebacks
+from skymagic.kernels.rank.lending import lend
 from skymagic.kernels.rank.namespace import BindError, Namespace
 from skymagic.kernels.rank.shell import Flusher, RankShell, flush_text
 from skymagic.kernels.rank.stdio import Stdio
 from skymagic.runtime import info as runtime
 from skymagic.runtime import silence
 from skymagic.wire import agent as wire
-from skymagic.wire.order import LAST_VALUE, PREFIX, Rejoin, RunCell, decode
+from skymagic.wire.order import LAST_VALUE, PREFIX, Lend, Order, Rejoin, RunCell, decode
 
 INPUT_REFUSED = (
     "input() cannot ask from a rank: ask in a plain cell of the notebook, and use the variable in the broadcast cell"
@@ -120,7 +121,7 @@ class RankKernel(IPythonParallelKernel):
             outcome = self._failure(problem)
         return {"status": "ok", "execution_count": 0, "user_expressions": {}, "payload": [], "sky": outcome}
 
-    async def _serve(self, order: RunCell | Rejoin, source: str) -> dict[str, Any]:
+    async def _serve(self, order: Order, source: str) -> dict[str, Any]:
         header = {key: str(value) for key, value in self.get_parent("shell")["header"].items()}
         rank = self._context.info.rank
         self._context.control.send(wire.BeginOutput(rank, header, rank in order.visible_ranks, order.screen_limit))
@@ -167,11 +168,13 @@ class RankKernel(IPythonParallelKernel):
         self._interrupted = True
         raise KeyboardInterrupt
 
-    async def _carry_out(self, order: RunCell | Rejoin, source: str) -> dict[str, Any]:
+    async def _carry_out(self, order: Order, source: str) -> dict[str, Any]:
         if isinstance(order, Rejoin):
             self._forget_failure()
             self._update_info(order.infos.get(str(self._context.info.rank)))
             return {"status": "ok", "notes": self._context.hooks.rejoin(order.generation)}
+        if isinstance(order, Lend):
+            return {"status": "ok", **lend(self._namespace, order.names, order.held)}
         outcome: dict[str, Any] = {"status": "ok", "bound": False, "joined": True}
         try:
             self._namespace.bind(order.manifest)

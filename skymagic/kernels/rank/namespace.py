@@ -179,7 +179,7 @@ class Namespace:
         try:
             if len(names) > 1:
                 pickled = pickling.dumps(tuple(values[name] for name in names), self.variables)
-            ref = self._write(pickled)
+            ref = self.write(pickled)
         except Exception as problem:
             return {name: {"error": f"{type(problem).__name__}: {problem}"} for name in names}
         if len(names) == 1:
@@ -187,7 +187,8 @@ class Namespace:
         ref["group"] = secrets.token_hex(8)
         return {name: {**ref, "index": index, "count": len(names)} for index, name in enumerate(names)}
 
-    def _write(self, pickled: Pickled) -> dict[str, Any]:
+    def write(self, pickled: Pickled) -> dict[str, Any]:
+        """Write a pickle for the notebook or another rank; where it is."""
         file, locations = write_parts([*pickled.pieces, *pickled.buffers], self.store.give)
         where = {"file": file, "node": self.node, "nbytes": pickled.nbytes}
         return {**where, **part_fields(locations, len(pickled.pieces))}

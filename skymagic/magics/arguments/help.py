@@ -38,6 +38,8 @@ class CompletionNames:
 
     pools: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
+    theirs: tuple[str, ...] = ()
+    """Variables of the ranks."""
     plugins: tuple[str, ...] = PLUGINS
     providers: tuple[str, ...] = PROVIDERS
     gpus: tuple[str, ...] = GPU_NAMES

@@ -37,6 +37,16 @@ class NamesRequest:
 
 
 @dataclass(frozen=True)
+class CloneRequest:
+    """%sky_clone: the ranks that get variables, and the rank that has them."""
+
+    targets: Selection
+    source: int
+    names: tuple[str, ...] = ()
+    pool: str | None = None
+
+
+@dataclass(frozen=True)
 class FilesRequest:
     """%sky_put and %sky_get: from where to where, and which nodes take part (None: all for a put, the head for a get)."""
 
@@ -98,6 +108,23 @@ def parse_names(magic: str, line: str) -> NamesRequest:
     parsed.done()
     values["pool"] = values.pop("name", None)
     return NamesRequest(names, **values)
+
+
+def parse_clone(line: str) -> CloneRequest:
+    """``%sky_clone RANKS --from R NAMES``. Raises RequestError with all mistakes."""
+    parsed = ParsedLine("sky_clone", line)
+    parsed.check("source" not in parsed.labels, "say which rank has the variables: --from 0")
+    targets, names = Selection("all"), tuple[str, ...]()
+    try:
+        targets = Selection(parsed.words[0] if parsed.words else "")
+    except RequestError:
+        parsed.mistakes.append("say first which rank gets the variables: %sky_clone 2 --from 0 model")
+    try:
+        names = identifiers(" ".join(parsed.words[1:]))
+    except RequestError as wrong:
+        parsed.mistakes += [f"%sky_clone: {mistake}" for mistake in wrong.mistakes]
+    parsed.done()
+    return CloneRequest(targets, parsed.values["source"], names, parsed.values.get("name"))
 
 
 def parse_files(magic: str, line: str) -> FilesRequest:

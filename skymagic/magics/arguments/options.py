@@ -63,6 +63,7 @@ _OUTPUT = Option(("-o", "--output"), "output", readers.identifier, "NAME", "keep
 _TARGETS = Option(("-t", "--targets"), "targets", Selection, "RANKS", "ranks that take part: 0,2 or 0:4 or ::2")
 _HEAD = Option(("--head",), "head", help="keep the first rank's value alone instead of a list")
 _RANK = Option(("--rank",), "targets", Selection, "R", "one rank, or several: 0,2")
+_FROM = Option(("--from",), "source", readers.number(0), "R", "the rank that has the variables")
 _NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return at once; the cell goes on")
 _TIMEOUT = Option(("--timeout",), "timeout", readers.limit, "TIME", "fail after so long, as in 10m")
 _SHIPPING: tuple[Option, ...] = (
@@ -149,7 +150,8 @@ MAGICS: dict[str, Magic] = {
     "sky_status": Magic("Show the pools and what they do.", (), "[NAME]", "pools", ("%sky_status",)),
     "sky_logs": Magic("Show what ranks wrote, also what the cell did not show.", (_RANK, _LINES, _FOLLOW, _POOL_NAME), examples=("%sky_logs --rank 1 -n 200", "%sky_logs -f")),
     "sky_push": Magic("Send variables to the ranks.", (_TARGETS, _POOL_NAME), "NAMES", "variables", ("%sky_push model, data",)),
-    "sky_pull": Magic("Bring variables back from the ranks, as a list by rank.", (_OUTPUT, _HEAD, _TARGETS, _POOL_NAME), "NAMES", examples=("%sky_pull loss, accuracy", "%sky_pull model --head -o trained")),
+    "sky_pull": Magic("Bring variables back from the ranks, as a list by rank.", (_OUTPUT, _HEAD, _TARGETS, _POOL_NAME), "NAMES", "theirs", examples=("%sky_pull loss, accuracy", "%sky_pull model --head -o trained")),
+    "sky_clone": Magic("Copy variables from one rank to another, such as one that was replaced.", (_FROM, _POOL_NAME), "RANKS NAMES", "theirs", examples=("%sky_clone 2 --from 0 model optimizer",)),
     "sky_put": Magic("Copy a file or a folder to every node; only what differs travels.", (_NODE, _POOL_NAME), "SRC DST", examples=_PUT_EXAMPLES),
     "sky_get": Magic("Copy a file or a folder from the head; from several nodes into folders node0, node1, … in DST.", (_NODE, _POOL_NAME), "SRC DST", examples=_GET_EXAMPLES),
     "sky_gpus": Magic("List accelerators and where they are.", (), "[GPU]", "gpus", ("%sky_gpus", "%sky_gpus A100")),

@@ -33,6 +33,23 @@ def rebind(new: Any) -> None:
         names.update({name: new for name, value in list(names.items()) if is_old(value)})
 
 
+def complete(wrapper: Any) -> None:
+    """Give a DDP wrapper whose reducer is new what torch's own `__setstate__` leaves out."""
+    import torch.distributed as dist
+
+    wrapper._has_rebuilt_buckets = False
+    for hook, state in wrapper._comm_hooks:
+        dist._register_comm_hook(wrapper.reducer, state, hook)
+
+
+def on_own_device(state: dict[str, Any]) -> dict[str, Any]:
+    """A DDP wrapper's state, for the device that its module is on here."""
+    device = next((each.device for each in state["_modules"]["module"].parameters()), None)
+    if not state.get("device_ids") or device is None or state["device_ids"] == [device.index]:
+        return state
+    return {**state, "device_ids": [device.index], "output_device": device.index, "device": device}
+
+
 def namespace_of_rank() -> dict[str, Any]:
     """The rank's variables; empty outside a kernel."""
     module = sys.modules.get("IPython")

@@ -93,7 +93,10 @@ class Group:
         carryover.rebind(dist.group.WORLD)
         for wrapper in kept:
             try:
-                wrapper._update_process_group(dist.group.WORLD)
+                # A new reducer: a wrapper that comes to a replaced rank begins with the buckets that the model's order gives,
+                # and gradients meet in the right places only when all ranks begin so.
+                wrapper.process_group = dist.group.WORLD
+                wrapper.__setstate__(wrapper.__getstate__())
             except Exception as problem:
                 lost.append(f"{carryover.name_of(wrapper)}: wrap it in DistributedDataParallel again ({problem})")
         fresh = [note for note in lost if note not in self._reported]
@@ -108,7 +111,7 @@ class Group:
         from torch.nn.parallel import DistributedDataParallel as DDP
 
         init, destroy = dist.init_process_group, dist.destroy_process_group
-        helper, wrap = c10d._new_process_group_helper, DDP.__init__
+        helper, wrap, rebuild = c10d._new_process_group_helper, DDP.__init__, DDP.__setstate__
 
         def init_process_group(*args: Any, **kwargs: Any) -> None:
             if not self._ours and dist.is_initialized():
@@ -143,10 +146,16 @@ class Group:
             if wrapper.process_group is dist.group.WORLD:
                 self._on_default.add(wrapper)
 
+        def ddp_setstate(wrapper: Any, state: dict[str, Any]) -> None:  # a copy, or one that comes from another rank
+            rebuild(wrapper, carryover.on_own_device(state))
+            carryover.complete(wrapper)
+            self._wrappers.add(wrapper)
+            self._on_default.add(wrapper)
+
         dist.init_process_group = c10d.init_process_group = init_process_group
         dist.destroy_process_group = c10d.destroy_process_group = destroy_process_group
         c10d._new_process_group_helper = new_group_helper
-        DDP.__init__ = ddp_init
+        DDP.__init__, DDP.__setstate__ = ddp_init, ddp_setstate
         try:
             with guard.installed():
                 yield
@@ -154,7 +163,7 @@ class Group:
             dist.init_process_group = c10d.init_process_group = init
             dist.destroy_process_group = c10d.destroy_process_group = destroy
             c10d._new_process_group_helper = helper
-            DDP.__init__ = wrap
+            DDP.__init__, DDP.__setstate__ = wrap, rebuild
 
 
 def open_store(info: InstanceInfo) -> Any:
