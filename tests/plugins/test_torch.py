@@ -168,6 +168,8 @@ def test_wrapped_functions_take_their_arguments_by_keyword() -> None:
 
     @sky.function
     def by_keyword() -> float:
+        import gc
+
         import torch
         import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel as DDP
@@ -182,6 +184,10 @@ def test_wrapped_functions_take_their_arguments_by_keyword() -> None:
         dist.broadcast(tensor=values, src=0, group=group, async_op=False)
         dist.all_gather(tensor_list=gathered, tensor=values, group=group, async_op=False)
         dist.barrier(group=group, async_op=False, device_ids=None)
+        dist.destroy_process_group(group=group)  # a model uses it: it stays, and is good for more
+        dist.barrier(group=group)
+        del model
+        gc.collect()
         dist.destroy_process_group(group=group)
         return gathered[1].sum().item()
 

@@ -8,6 +8,7 @@ A rank that fails in a step leaves the others blocked in a collective. They are 
 
 plugin       `Plugin` torch: wheels, options, hooks
 groups       the default process group of a rank
+membership   who is in a group, and what its members tell each other before it is used
 unblock      a rank let out of a collective that will never end
 carryover    what hung on the old group: carried over to the new one, or named as lost
 guard        collectives refused where ranks do not take part in the run

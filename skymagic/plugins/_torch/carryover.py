@@ -7,6 +7,8 @@ import sys
 from types import FunctionType
 from typing import Any
 
+from skymagic.plugins._torch import membership
+
 SYNC = "for p in {name}.parameters(): dist.broadcast(p.data, 0)"
 DEFAULT = "default_pg"
 """How torch describes a default group, also one that is gone."""
@@ -93,17 +95,16 @@ def differing(wrappers: list[Any]) -> list[str]:
     Compared by sums in double precision; each rank takes part, in the order of the wrappers' parameter counts.
     """
     import torch
-    import torch.distributed as dist
 
-    def fingerprint(wrapper: Any) -> tuple[str, ...]:
+    def fingerprint(wrapper: Any) -> str:
         values = [parameter.detach().double() for parameter in wrapper.parameters()]
         sums = (sum(v.sum().item() for v in values), sum(v.pow(2).sum().item() for v in values))
-        return tuple(map(repr, sums))  # as text, for two NaN are the same here
+        return repr(sums)  # as text, for two NaN are the same here
 
     with torch.no_grad():
         mine = {name_of(wrapper): fingerprint(wrapper) for wrapper in wrappers}
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    unequal = sorted(name for name in mine if any(other.get(name, mine[name]) != mine[name] for other in everyone))
+    everyone = membership.tell_all(list(mine.items()))
+    told = {name: (membership.digest(name), membership.digest(value)) for name, value in mine.items()}
+    unequal = sorted(name for name, (key, value) in told.items() if any(o.get(key, value) != value for o in everyone))
     why = "its parameters differ between ranks, for some had stepped and others had not; take rank 0's on all"
     return [f"{name}: {why}: {SYNC.format(name=name)}" for name in unequal]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import secrets
 import socket
 import sys
 import weakref
@@ -13,7 +14,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from skymagic.plugins._torch import carryover, guard
+from skymagic.plugins._torch import carryover, guard, membership
 from skymagic.plugins._torch.unblock import Connections
 from skymagic.runtime import rendezvous
 from skymagic.runtime.info import InstanceInfo
@@ -56,13 +57,14 @@ class Group:
         if not dist.is_backend_available(backend):
             raise ValueError(f"this PyTorch ({torch.__version__}) is built without the backend {backend!r}")
         with self._connections.recorded():
-            self._store = open_store(info)
+            self._store, secret = open_store(info)
             prefix = dist.PrefixStore(f"skymagic-{rendezvous.generation()}", self._store)
             self._ours = True
             try:
                 dist.init_process_group(backend, store=prefix, rank=info.rank, world_size=info.world_size)
             finally:
                 self._ours = False
+            membership.verify(secret, info.rank)
 
     def leave(self) -> None:
         """Destroy the group, if there is one."""
@@ -134,6 +136,13 @@ class Group:
                     file=sys.stderr,
                 )
                 return
+            if any(wrapper.process_group is group for wrapper in self._wrappers):
+                print(
+                    "a DistributedDataParallel model uses this process group, and gloo may hang when it goes first: the group stays; "
+                    "delete the model before to destroy it",
+                    file=sys.stderr,
+                )
+                return
             destroy(group)
 
         def new_group_helper(*args: Any, **kwargs: Any) -> Any:
@@ -166,8 +175,8 @@ class Group:
             DDP.__init__, DDP.__setstate__ = wrap, rebuild
 
 
-def open_store(info: InstanceInfo) -> Any:
-    """The store through which ranks meet: rank 0 serves it on the cluster's address, at a port that the system chose."""
+def open_store(info: InstanceInfo) -> tuple[Any, str]:
+    """(the store through which ranks meet, a secret of those that meet): rank 0 serves it on the cluster's address, at a free port."""
     import torch.distributed as dist
 
     size = info.world_size
@@ -176,14 +185,15 @@ def open_store(info: InstanceInfo) -> Any:
         listener = socket.create_server((info.head_addr, 0))
         port = listener.getsockname()[1]
         store = make(port, is_master=True, master_listen_fd=listener.detach())
-        rendezvous.put("torch", port)
+        secret = secrets.token_hex(16)
+        rendezvous.put("torch", [port, secret])
     else:
-        port = rendezvous.get("torch")
+        port, secret = rendezvous.get("torch")
         store = make(port, is_master=False)
     os.environ["MASTER_PORT"] = str(port)
     # env:// rendezvous by the user's own code joins this store instead of binding its port again
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    return store
+    return store, secret
 
 
 def is_formed() -> bool:

@@ -1,0 +1,77 @@
+"""Who is in a process group, and what its members tell each other before user code uses it: tensors, never pickles.
+
+torch's store knows no secret: whoever reaches its port can register as a rank. The ranks of a pool have one, from the control channel, and
+each shows that it knows it before anything is sent through a new group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+PROOF_BYTES = 32
+
+
+def verify(secret: str, rank: int) -> None:
+    """Compare what each member of the default group sends with what a rank of this pool must send.
+
+    Args:
+        secret: known to the ranks of this pool, new for each group.
+        rank: of this process.
+
+    Raises:
+        RuntimeError: names the ranks in whose place somebody else has joined.
+    """
+    import torch
+    import torch.distributed as dist
+
+    device = _device()
+    if device is None:
+        return
+    size = dist.get_world_size()
+    received = [torch.empty(PROOF_BYTES, dtype=torch.uint8, device=device) for _ in range(size)]
+    dist.all_gather(received, torch.tensor(_proof(secret, rank), dtype=torch.uint8, device=device))
+    strangers = [number for number in range(size) if received[number].tolist() != _proof(secret, number)]
+    if strangers:
+        raise RuntimeError(
+            f"the process group has a stranger in place of rank {', '.join(map(str, strangers))}: another process has joined "
+            "through torch's store, which knows no password; the group is not used. Try %sky_restart, and ask who else is on this machine"
+        )
+
+
+def tell_all(pairs: Sequence[tuple[str, str]]) -> list[dict[int, int]]:
+    """What each rank of the default group tells: name → value, both as digests. Each rank takes part, also with no pairs."""
+    import torch
+    import torch.distributed as dist
+
+    device = _device() or torch.device("cpu")
+    size = dist.get_world_size()
+    count = torch.tensor([len(pairs)], device=device)
+    dist.all_reduce(count, dist.ReduceOp.MAX)
+    rows = [[digest(name), digest(value)] for name, value in pairs]
+    mine = torch.tensor(rows + [[-1, -1]] * (int(count.item()) - len(rows)), dtype=torch.int64, device=device)
+    if not mine.numel():
+        return [{} for _ in range(size)]
+    received = [torch.empty_like(mine) for _ in range(size)]
+    dist.all_gather(received, mine)
+    return [{name: value for name, value in table.tolist() if name >= 0} for table in received]
+
+
+def digest(text: str) -> int:
+    """63 bits that stand for a text, the same in every process."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _proof(secret: str, rank: int) -> list[int]:
+    return list(blake2b(f"rank {rank}".encode(), key=secret.encode()[:64], digest_size=PROOF_BYTES).digest())
+
+
+def _device() -> Any:
+    """Where the tensors of the default group's collectives lie; None for a backend that is not known here."""
+    import torch
+    import torch.distributed as dist
+
+    places = {"gloo": "cpu", "mpi": "cpu", "nccl": "cuda"}
+    name = str(dist.get_backend()).partition(":")[0]
+    return torch.device(places[name]) if name in places else None

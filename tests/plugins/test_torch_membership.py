@@ -1,0 +1,86 @@
+"""What ranks tell each other through a process group: nothing that is unpickled, nothing that needs numpy, nothing to a stranger."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.lab.notebook import ROOT, opened
+
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
+
+MEMBER = """
+import sys, torch.distributed as dist
+from skymagic.plugins._torch import membership
+rank, secret, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=3)
+try:
+    membership.verify(secret, rank)
+    told = membership.tell_all([("model", "1.0"), ("ö", "nan")][: rank])
+    name = membership.digest("model")
+    print("told", [table.get(name) == membership.digest("1.0") for table in told], [len(table) for table in told])
+except RuntimeError as problem:
+    print("refused", problem)
+"""
+
+
+def members(secrets: list[str], path: Path) -> list[str]:
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", MEMBER, str(rank), secret, str(path)], stdout=subprocess.PIPE, text=True
+        )
+        for rank, secret in enumerate(secrets)
+    ]
+    return [process.communicate(timeout=60)[0] for process in started]
+
+
+def test_members_tell_each_other(tmp_path: Path) -> None:
+    for said in members(["s", "s", "s"], tmp_path / "group"):
+        assert said == "told [False, True, True] [0, 1, 2]\n"
+
+
+def test_a_stranger_in_a_group_is_seen_by_all(tmp_path: Path) -> None:
+    first, stranger, last = members(["s", "guessed", "s"], tmp_path / "group")
+    for said in (first, last):
+        assert said.startswith(
+            "refused the process group has a stranger in place of rank 1: another process has joined"
+        )
+    assert "rank 0, 2" in stranger
+
+
+TRAINING = """%%sky_broadcast -o losses
+import os, torch, torch.distributed as dist
+try:
+    import numpy
+except ImportError as problem:
+    numpy = None
+from torch.nn.parallel import DistributedDataParallel as DDP
+if "net" not in globals():
+    net = DDP(torch.nn.Linear(2, 1))
+    pid = os.getpid()
+assert pid == os.getpid() and numpy is None
+if FAIL and dist.get_rank() == 1:
+    raise ValueError("a bad batch")
+net(torch.ones(3, 2)).sum().backward()
+[net.module.weight.grad.sum().item(), pid]"""
+
+
+def test_a_rank_fails_where_there_is_no_numpy(tmp_path: Path) -> None:
+    """torch does not require it, and a pool's own environment may have none."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "numpy.py").write_text("raise ModuleNotFoundError('there is no numpy here', name='numpy')\n")
+    cells = ("%sky_pool --nodes 2 --plugin torch", "FAIL = False", TRAINING, "FAIL = True")
+    with opened(tmp_path, *cells, env={"PYTHONPATH": f"{hidden}{os.pathsep}{ROOT}"}) as notebook:
+        before = notebook.value("[pid for _, pid in losses]")
+        failed = notebook.fail(TRAINING)
+        assert (failed.ename, failed.evalue.partition("\n")[0][:11]) == ("ValueError", "a bad batch")
+        notebook.run("FAIL = False")
+        notebook.run(TRAINING)
+        assert notebook.value("[pid for _, pid in losses]") == before
+        notebook.run("%sky_restart")
