@@ -1,12 +1,16 @@
 """A cell on the ranks: from a request and the cell's text to values by rank, or one error."""
 
 from __future__ import annotations
+import __future__
 
 import ast
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from skymagic.data.capture.names import interactive
 from skymagic.display import text
 from skymagic.display.screen import NotebookScreen
 from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
@@ -33,6 +37,8 @@ class Cell:
     above: tuple[str, ...] = ()
     """Lines of the same cell above the body, such as the magic's own."""
     execution_count: int = 1
+    compiler_flags: int = 0
+    """Of ``__future__``, as earlier cells of the notebook have set them."""
 
     @property
     def source(self) -> str:
@@ -77,6 +83,13 @@ def above_body(raw: str, body: str) -> tuple[str, ...]:
     return tuple(head.splitlines()) if body and head != raw and head.endswith("\n") else ()
 
 
+def future_flags(flags: int) -> int:
+    """Those of a compiler's flags that stand for ``from __future__ import …``."""
+    features = [getattr(__future__, name) for name in __future__.all_feature_names]
+    mask: int = functools.reduce(operator.or_, (feature.compiler_flag for feature in features))
+    return flags & mask
+
+
 def check_syntax(source: str, transform: Callable[[str], str]) -> str:
     """The cell as plain Python.
 
@@ -116,6 +129,7 @@ def spec_of(request: RunRequest, pool: Pool, cell: Cell, source_without_magics: 
         no_push=request.no_push,
         fresh=request.fresh,
         execution_count=cell.execution_count,
+        compiler_flags=cell.compiler_flags,
     )
 
 
@@ -138,7 +152,7 @@ def broadcast(
         notebook.finish()
         if not report.good:
             discard(report, pool)
-            raise failure(report, pool, limits)
+            raise failure(report, pool, limits, task=bool(spec.extra))
         try:
             with interrupts.interruptible():
                 return collect(report, spec, pool)
@@ -227,10 +241,10 @@ def exception_of(outcome: Mapping[str, Any], pool: Pool) -> BaseException | None
     return problem if isinstance(problem, BaseException) else None
 
 
-def failure(report: Report, pool: Pool, limits: Limits) -> RunError:
+def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -> RunError:
     """The one error of a run that did not end well."""
     failures = failures_of(report, pool)
-    notes = [*lost_notes(report, pool), *report.notes]
+    notes = [*lost_notes(report, pool), *report.notes, *missing_notes(report, pool, task)]
     causes = [one for one in failures if not one.secondary]
     if pool.ended is not None and any(one.died == pool.ended for one in failures):
         before = [f"rank {one.rank}: {one.words}" for one in causes if one.died != pool.ended]
@@ -248,6 +262,14 @@ def failure(report: Report, pool: Pool, limits: Limits) -> RunError:
         error.failures = tuple(failures)
         return error
     return error_of(failures, pool.world_size, notes)
+
+
+def missing_notes(report: Report, pool: Pool, task: bool) -> list[str]:
+    """Lines on names that a rank has missed, and the notebook has: nothing in the cell's text said that it needs them."""
+    names = {str((rank.outcome or {}).get("missing") or "") for rank in report.ranks.values()}
+    space = pool.shipper.namespace
+    there = sorted(name for name in names if name in space and not interactive(name, space[name]))
+    return [f"the notebook has {name}: {'pass it as an argument' if task else f'--push {name}'}" for name in there]
 
 
 def lost_notes(report: Report, pool: Pool) -> list[str]:

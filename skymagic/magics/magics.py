@@ -275,7 +275,8 @@ class SkyMagics(Magics):
         inputs = shell.history_manager.input_hist_raw if shell.history_manager else [""]
         # some versions count up before a cell runs, some after
         number = min(shell.execution_count, len(inputs) - 1)
-        return broadcast.Cell(body, broadcast.above_body(inputs[-1], body), number)
+        flags = broadcast.future_flags(shell.compile.flags)
+        return broadcast.Cell(body, broadcast.above_body(inputs[-1], body), number, flags)
 
     def _keep(
         self, values: broadcast.Values | None, request: RunRequest, renamed: dict[str, str | None] | None = None

@@ -122,7 +122,7 @@ class Runs:
 
         manifest = self._resources.shipper.prepare(
             spec.source_without_magics, spec.ranks, push=spec.push, no_push=spec.no_push, fresh=spec.fresh,
-            extra=spec.extra, dry_run=dry_run, progress=progress, warn=note, note=note,
+            extra=spec.extra, compiler_flags=spec.compiler_flags, dry_run=dry_run, progress=progress, warn=note, note=note,
         )  # fmt: skip
         progress.finish()
         return manifest
@@ -134,6 +134,7 @@ class Runs:
             visible_ranks=spec.visible_ranks,
             screen_limit=self._status.defaults.screen_limit,
             execution_count=spec.execution_count,
+            compiler_flags=spec.compiler_flags,
             manifest=manifest.orders,
             gather=spec.gather,
             gather_ranks=spec.gather_ranks,

@@ -28,5 +28,7 @@ class RunSpec:
     no_push: bool | tuple[str, ...] = False
     fresh: bool = False
     execution_count: int = 1
+    compiler_flags: int = 0
+    """Of ``__future__``, as the notebook's cells have set them."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Values by name that only this run brings: arguments of a call. The ranks forget them afterwards."""

@@ -1,9 +1,11 @@
 """What a cell takes from outside: statically, checked against what it really does."""
 
 from __future__ import annotations
+import __future__
 
 import sys
 from collections.abc import Iterator, MutableMapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skymagic.data.capture.names import cell_names, interactive, reach
+from skymagic.data.capture.scripts import with_scripts
 
 BUILTIN = set(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__)
 
@@ -132,6 +135,19 @@ CASES: dict[str, str] = {
     "exec('a = b + c')\neval('d + 1')": "b c d",
     "globals()['x']; globals()['y'] = 1": "x",
     "df.query('a > @limit')": "df limit",
+    "vars()['x'], locals()['y'], vars(z)['w']": "x y z",
+    "x = 1\nvars()['x']; locals()['y'] = 2; vars()['y']": "",
+    "globals().get('x', y); locals().pop('z'); vars().setdefault('w', 1); d.get('v')": "x y z w d",
+    "'x' in globals(); 'y' not in vars(); 'z' in d": "x y d",
+    "get_ipython().user_ns['x']": "get_ipython x",
+    "'{x} {y.z} {w[0]} {{v}} {0}'.format(1, **globals())": "x y w",
+    "'{x}'.format_map(vars()); '{y}'.format(z)": "x z",
+    "'%(x)s %%(y)s %d' % globals(); '%(z)s' % w": "x w",
+    "a + '%(x)s' % vars() + b": "a x b",
+    "string.Template('$x ${y} $$z').substitute(globals()); Template('$w').safe_substitute(vars())": "string Template x y w",
+    "globals(); vars(); locals(); dict(globals()); f(**globals())": "f",
+    "for k in globals(): globals()[k]; globals()['a' + k]": "",
+    "def f(x):\n  return globals()['a'], 'b' in globals(), '{c}'.format(**globals()), locals()['d'], vars()['e']": "a b c",
     "'x'.format(y)": "y",
 }
 
@@ -304,13 +320,15 @@ def test_reach_ends_in_circles() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["In", "Out", "_", "__", "___", "_i", "_ii", "_i5", "_7", "_ih", "_oh", "_dh", "__name__"]
+    "name", ["In", "Out", "_i", "_ii", "_i5", "_ih", "_oh", "_dh", "__name__", "__builtins__", "_exit_code"]
 )
 def test_history_is_not_shipped(name: str) -> None:
     assert interactive(name, [1])
 
 
-@pytest.mark.parametrize("name", ["_private", "_x1", "__mangled", "_ix", "Inner", "open", "exit"])
+@pytest.mark.parametrize(
+    "name", ["_private", "_x1", "__mangled", "_ix", "Inner", "open", "exit", "_", "__", "_7", "__version__", "__all__"]
+)
 def test_what_the_user_has_named_is(name: str) -> None:
     assert not interactive(name, [1])
 
@@ -319,3 +337,68 @@ def test_builtins_are_not_shipped_unless_they_are_the_users() -> None:
     assert interactive("print", print)
     assert interactive("open", open)
     assert not interactive("sum", lambda x: x)
+
+
+# annotations
+
+
+HINTS: dict[str, tuple[str, str]] = {
+    'def f(a: "A", *b: "B[C]", **c: list["D"]) -> "m.E": pass': ("list", "A B C D m"),
+    'class A:\n  x: "B | None" = None': ("", "B"),
+    'x: "A" = y': ("y", "A"),
+    'class A: pass\ndef f(a: "A"): pass': ("", ""),
+    'def f(a: "not python!", b: "Float[T, \'batch\']"): pass': ("", "Float T batch"),
+    'def f(a: "Literal[\'train\']", b: t.Literal["x"]): pass': ("t", "Literal"),
+    "from __future__ import annotations\ndef f(a: A) -> B: x: C": ("", "A B C"),
+    "from __future__ import annotations\nx: A = y": ("y", "A"),
+    "from __future__ import annotations\nclass A:\n  x: B\n  def m(self, a: A, b: 'C'): pass": ("", "B C"),
+}
+
+
+@pytest.mark.parametrize("source", HINTS)
+def test_names_in_annotations_that_are_not_evaluated(source: str) -> None:
+    names = cell_names(source)
+    found = " ".join(sorted(names.loads)), " ".join(sorted(names.hints - BUILTIN))
+    assert found == HINTS[source]
+
+
+def test_annotations_are_postponed_by_an_earlier_cell() -> None:
+    flags = __future__.annotations.compiler_flag
+    assert cell_names("def f(a: A): pass", flags).hints == {"A"}
+    assert cell_names("def f(a: A): pass").loads == {"A"}
+
+
+def test_only_types_travel_for_an_annotations_sake() -> None:
+    text = "class Net: pass\nbatch = 1\ndef f(a: 'Net', b: 'T[batch]', c: Optional['Net']): pass"
+    names = space(f"from typing import *\n{text}")
+    assert set(reach({"f"}, names)) == {"f", "Net"}
+
+
+# what a function mentions
+
+
+def test_strings_in_a_function_that_is_compiled(tmp_path: Path) -> None:
+    source = "def f(y):\n  def g(): return globals()['z']\n  return eval('x + y'), df.query('a > @w')\nk = lambda: 'q' in globals()"
+    path = tmp_path / "cell.py"
+    path.write_text(source)
+    names = space("x = y = z = w = q = df = 1")
+    exec(compile(source, str(path), "exec"), names)
+    assert set(reach({"f"}, names)) == {"f", "x", "z", "w", "df"}
+    assert set(reach({"k"}, names)) == {"k", "q"}
+
+
+# files
+
+
+def test_names_of_a_file_that_a_cell_runs(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("import helper\nprint(a, b)\nc = 1\nc.d")
+    run = f"get_ipython().run_line_magic('run', '{{}} {path} c')"
+    names = with_scripts(cell_names("b = 1\n" + run.format("-i")))
+    assert (set(names.loads) - BUILTIN, set(names.imports)) == ({"get_ipython", "a"}, {"helper"})
+    assert "d" in names.attributes
+    names = with_scripts(cell_names(run.format("-n")))
+    assert (set(names.loads) - BUILTIN, set(names.imports)) == ({"get_ipython"}, {"helper"})
+    for line in ("-i -t -N 3 script", "script.py", "-i $name", "-m pkg -i", "", "-i"):
+        with_scripts(cell_names(f"get_ipython().run_line_magic('run', '{line}')"))
+    assert cell_names("get_ipython().run_line_magic('run', '-i -t -N 3 script')").scripts[0][:2] == ("script.py", True)

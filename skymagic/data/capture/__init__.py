@@ -1,7 +1,13 @@
 """What a cell needs: the names that it reads, where they come from, and modules that travel as source.
 
-names       the names that a cell takes from the notebook, and those that these need in turn
-dataflow    definite assignment analysis of a cell: which names it reads before it binds them on every path
-scopes      free names of functions, code objects and IPython's templates
-modules     modules of the notebook's folder, with those that they import
+names        the names that a cell takes from the notebook, and those that these need in turn
+dataflow     definite assignment analysis of a cell: which names it reads before it binds them on every path
+definitions  names that are defined on every path to a place
+scopes       free names of functions
+bytecode     names in code objects
+functions    names that a function of the notebook mentions in string literals
+strings      names in string literals: code, templates, IPython's calls, keys of the namespace
+annotations  names in annotations that are strings
+scripts      what the files need that a cell runs with %run
+modules      modules of the notebook's folder, with those that they import
 """

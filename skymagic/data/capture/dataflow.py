@@ -5,65 +5,43 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+from skymagic.data.capture.definitions import Definitions
 from skymagic.data.capture.scopes import (
     Comprehension,
     Function,
     body_uses,
     comprehension_targets,
     import_targets,
-    namespace_item,
     outer_parts,
-    string_names,
     type_parameters,
 )
+from skymagic.data.capture.strings import MODULE_LEVEL, namespace_item, run_file, string_names
 
 
-class _Defined:
-    """Names that are defined on every path to a place, with a way back to where a path began."""
+class Script(NamedTuple):
+    """A file that a cell runs with ``%run``."""
 
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-        self.reached = True
-        """False where no path arrives: after ``raise``, ``break`` or ``continue``."""
-        self._changes: list[tuple[str, bool]] = []
-
-    def __contains__(self, name: str) -> bool:
-        return not self.reached or name in self.names
-
-    def put(self, name: str, defined: bool) -> None:
-        """Note that a name is defined now, or is not."""
-        if self.reached and (name in self.names) != defined:
-            (self.names.add if defined else self.names.discard)(name)
-            self._changes.append((name, defined))
-
-    def mark(self) -> tuple[int, bool]:
-        """This place, to come back to."""
-        return len(self._changes), self.reached
-
-    def since(self, mark: tuple[int, bool]) -> dict[str, bool]:
-        """Names that have changed since a place, and whether they are defined."""
-        return {name: name in self.names for name, _ in self._changes[mark[0] :]}
-
-    def back(self, mark: tuple[int, bool]) -> None:
-        """Undo what has changed since a place."""
-        count, self.reached = mark
-        while len(self._changes) > count:
-            name, defined = self._changes.pop()
-            (self.names.discard if defined else self.names.add)(name)
+    path: str
+    interactive: bool
+    """Whether it runs among the cell's variables (``-i``)."""
+    defined: frozenset[str]
+    """Names that the cell has defined before."""
 
 
 class Flow(ast.NodeVisitor):
     """Follows a cell in the order of execution, with the names that are defined on every path."""
 
-    def __init__(self) -> None:
-        self.defined = _Defined()
+    def __init__(self, *, postponed: bool = False) -> None:
+        self.defined = Definitions()
         self.loads: set[str] = set()
         self.stores: set[str] = set()
+        self.scripts: list[Script] = []
         self._waiting: dict[str, set[str]] = {}
         self._hidden: list[set[str]] = []
-        self._evaluated = True
+        self.postponed = postponed
+        """Annotations are not evaluated."""
 
     # names
 
@@ -145,6 +123,7 @@ class Flow(ast.NodeVisitor):
         self.visit(left)
         for part in reversed(parts):
             self.visit(part)
+        self._load_strings(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
         self.visit(node.values[0])
@@ -162,15 +141,24 @@ class Flow(ast.NodeVisitor):
         if not self._hidden:
             self.store(node.target.id)
 
-    def visit_Call(self, node: ast.Call) -> None:
-        for name in string_names(node):
+    def _load_strings(self, node: ast.AST) -> None:
+        for name in string_names(node, MODULE_LEVEL):
             self.load(name)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        self._load_strings(node)
         self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        self._load_strings(node)
+        self.generic_visit(node)
+        if (file := run_file(node)) is not None:
+            self.scripts.append(Script(*file, frozenset(self.defined.names)))
         if isinstance(node.func, ast.Name) and node.func.id == "exec":
             self.stores |= _stored_by(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
-        name = namespace_item(node)
+        name = namespace_item(node, MODULE_LEVEL)
         self.generic_visit(node)
         if name is not None:
             self.load(name) if isinstance(node.ctx, ast.Load) else self.store(name)
@@ -226,7 +214,7 @@ class Flow(ast.NodeVisitor):
         self.visit(node.target)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if self._evaluated:
+        if not self.postponed:
             self.visit(node.annotation)
         if node.value is not None:
             self.visit(node.value)
@@ -241,7 +229,6 @@ class Flow(ast.NodeVisitor):
 
     def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            self._evaluated = self._evaluated and all(alias.name != "annotations" for alias in node.names)
             return
         for name in import_targets(node):
             self.store(name)
@@ -262,7 +249,7 @@ class Flow(ast.NodeVisitor):
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         with self.hiding(type_parameters(node)):
-            for part in outer_parts(node) if self._evaluated else _without_annotations(node):
+            for part in _without_annotations(node) if self.postponed else outer_parts(node):
                 self.visit(part)
         uses = body_uses(node)
         self.stores |= uses.stores
@@ -364,9 +351,8 @@ class _ClassBody(Flow):
     """A class body: its own names come first, then the cell's; methods do not see its names."""
 
     def __init__(self, outer: Flow) -> None:
-        super().__init__()
+        super().__init__(postponed=outer.postponed)
         self._outer = outer
-        self._evaluated = outer._evaluated
         self._globals: set[str] = set()
 
     def load(self, name: str) -> None:

@@ -1,6 +1,7 @@
 """What a cell needs: the names that it takes from the notebook, and the names that those need in turn."""
 
 from __future__ import annotations
+import __future__
 
 import ast
 import builtins
@@ -12,9 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from skymagic.data.capture.dataflow import Flow
+from skymagic.data.capture.annotations import annotated_names, value_names
+from skymagic.data.capture.bytecode import code_names
+from skymagic.data.capture.dataflow import Flow, Script
+from skymagic.data.capture.functions import mentioned_names
 from skymagic.data.capture.modules import imported_names
-from skymagic.data.capture.scopes import code_names
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,14 @@ class CellNames:
     """Dotted names of modules that the cell may import."""
     attributes: frozenset[str] = frozenset()
     """All attribute names in the cell; they tell which submodules it reaches through a package."""
+    hints: frozenset[str] = frozenset()
+    """Names in annotations that are not evaluated: types of these names travel if they can."""
+    scripts: tuple[Script, ...] = ()
+    """Files that it runs with ``%run``."""
 
 
 @lru_cache(maxsize=64)
-def cell_names(source: str) -> CellNames:
+def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
     """The names that a cell loads, stores, deletes and imports.
 
     A name counts as loaded where some path through the cell reaches the load without having defined it. A function's
@@ -42,6 +49,7 @@ def cell_names(source: str) -> CellNames:
 
     Args:
         source: plain Python, after IPython's transformations.
+        compiler_flags: of ``__future__``, as earlier cells have set them.
 
     Raises:
         SyntaxError: the cell does not compile.
@@ -49,19 +57,21 @@ def cell_names(source: str) -> CellNames:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the ranks will say it, once the cell runs
         try:
-            code = compile(source, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | compiler_flags
+            code = compile(source, "<cell>", "exec", flags, dont_inherit=True)
             tree = ast.parse(source)
         except (RecursionError, MemoryError) as problem:
             raise SyntaxError("the cell is nested too deep to compile") from problem
         except ValueError as problem:
             raise SyntaxError(str(problem)) from problem
     try:
-        flow = Flow()
+        flow = Flow(postponed=bool(code.co_flags & __future__.annotations.compiler_flag))
         flow.block(tree.body)
         certain = frozenset(flow.defined.names)
         flow.finish()
         attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} if "." in source else ()
         imports = imported_names(tree) if "import" in source else frozenset()
+        hints = annotated_names(tree, flow.postponed) if ":" in source or "->" in source else set()
     except RecursionError:
         # Expressions nested deeper than this visitor can go: the order is lost, the names are not.
         names = code_names(code)
@@ -72,6 +82,8 @@ def cell_names(source: str) -> CellNames:
         certain=certain,
         imports=imports,
         attributes=frozenset(attributes),
+        hints=frozenset(hints - flow.loads - flow.stores),
+        scripts=tuple(flow.scripts),
     )
 
 
@@ -104,13 +116,30 @@ def reach(loads: Iterable[str], namespace: Mapping[str, object], uses: Uses | No
     return why
 
 
-_HISTORY = re.compile(r"In|Out|_{1,3}|_i{1,3}|_i?\d+|_[iod]h|__\w+__|_exit_code")
+_HISTORY = re.compile(r"In|Out|_i{1,3}|_i\d+|_[iod]h|_exit_code")
+_OF_MODULES = frozenset(
+    f"__{name}__"
+    for name in [
+        "name",
+        "doc",
+        "package",
+        "loader",
+        "spec",
+        "builtins",
+        "builtin",
+        "annotations",
+        "annotate",
+        "conditional_annotations",
+        "session",
+    ]
+)
+_OUTPUT = re.compile(r"_{1,3}|_\d+")
 _GIVEN = ("exit", "quit", "get_ipython", "open", "display")
 
 
 def interactive(name: str, value: object) -> bool:
-    """Whether a name is IPython's own: its history, ``exit`` or ``get_ipython``, or an ``open`` nobody rebound."""
-    if name[0] in "_IO" and _HISTORY.fullmatch(name):
+    """Whether a name is IPython's own: its inputs, ``exit`` or ``get_ipython``, an ``open`` nobody rebound; or Python's, for each module."""
+    if name[0] in "_IO" and (name in _OF_MODULES or _HISTORY.fullmatch(name)):
         return True
     if value is _BUILTINS.get(name, _NOTHING):
         return True
@@ -118,6 +147,11 @@ def interactive(name: str, value: object) -> bool:
         return False
     module = getattr(value, "__module__", None) or type(value).__module__
     return str(module).partition(".")[0] in ("IPython", "ipykernel", "_sitebuiltins")
+
+
+def is_output(name: str) -> bool:
+    """Whether IPython binds this name to what plain cells show: ``_``, ``__``, ``___``, ``_10``."""
+    return name[0] == "_" and _OUTPUT.fullmatch(name) is not None
 
 
 _NOTHING = object()
@@ -136,12 +170,12 @@ def static_uses(value: object, namespace: Mapping[str, object]) -> dict[str, str
         seen.add(id(each))
         if isinstance(each, types.FunctionType):
             if each.__globals__ is namespace:
-                found.update(
-                    (name, each.__qualname__) for name in sorted(code_names(each.__code__).loads) if name not in found
-                )
+                names = code_names(each.__code__).loads | mentioned_names(each.__code__) | value_names(each, namespace)
+                found.update((name, each.__qualname__) for name in sorted(names) if name not in found)
             todo.extend(_inside_function(each))
         elif isinstance(each, type):
             if each.__module__ == namespace.get("__name__"):
+                found.update((name, each.__qualname__) for name in sorted(value_names(each, namespace) - found.keys()))
                 todo.extend([*each.__bases__, type(each), *vars(each).values()])
         else:
             todo.extend(_inside(each))

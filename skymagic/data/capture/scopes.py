@@ -1,15 +1,12 @@
-"""Which of a namespace's names a piece of code takes: function bodies, code objects, and IPython's ``{x}`` and ``$x``."""
+"""Free names of function bodies: which of a namespace's names they take, by the rules of scopes."""
 
 from __future__ import annotations
 
 import ast
-import dis
-import re
-import string
-import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary
+
+from skymagic.data.capture.strings import namespace_item, string_names
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -160,8 +157,16 @@ class _Body(ast.NodeVisitor):
         if node.value is not None:
             self.visit(node.value)
 
-    def visit_Call(self, node: ast.Call) -> None:
-        self.uses.loads |= {name for name in string_names(node) if name not in self.bound}
+    def visit_Call(self, node: ast.Call | ast.BinOp | ast.Compare) -> None:
+        self.uses.loads |= string_names(node) - self.bound
+        self.generic_visit(node)
+
+    visit_BinOp = visit_Compare = visit_Call
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        name = namespace_item(node)
+        if name is not None and isinstance(node.ctx, ast.Load):
+            self.uses.loads.add(name)
         self.generic_visit(node)
 
     def _function(self, node: Function) -> None:
@@ -206,126 +211,3 @@ def import_targets(node: ast.Import | ast.ImportFrom) -> set[str]:
     if isinstance(node, ast.Import):
         return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
     return {alias.asname or alias.name for alias in node.names if alias.name != "*"}
-
-
-# Strings that are code or templates -----------------------------------------------------------------------------------
-
-_SHELL = {"system", "getoutput"}
-_MAGIC = {"run_line_magic", "run_cell_magic"}
-_CODE_MAGICS = {"time", "timeit", "prun", "memit", "mprun", "lprun", "capture", "pyinstrument"}
-# IPython's own: a dollar inside single quotes belongs to the shell, and $$ is a dollar.
-_DOLLAR = re.compile(r"(.*?)\$(\$?[\w.]+)(?=(?:[^']*'[^']*')*[^']*$)", re.DOTALL)
-_OPTION = re.compile(r"^\s*(?:-[nrsltTDm]\s*\S+|-\w+)\s*")
-
-
-def template_names(text: str) -> set[str]:
-    """Names that IPython would put into a shell or magic line: in ``{expr}`` and ``$var``."""
-    names: set[str] = set()
-    try:
-        fields = [name for _, name, _, _ in string.Formatter().parse(text) if name]
-    except ValueError:
-        fields = []
-    for expression in fields:
-        names |= _code_names(expression.strip(), "eval")
-    for match in _DOLLAR.finditer(text):
-        if not match[2].startswith("$"):
-            names.add(match[2].partition(".")[0])
-    return {name for name in names if name.isidentifier()}
-
-
-def string_names(call: ast.Call) -> set[str]:
-    """Names used by literal strings in a call: IPython's own calls, ``eval``, ``globals()[…]`` and pandas' ``@x``."""
-    texts = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
-    if not texts or len(texts) < len(call.args) and not texts:
-        return set()
-    if isinstance(call.func, ast.Attribute):
-        if call.func.attr in ("query", "eval"):
-            return set(re.findall(r"@(\w+)", texts[0]))
-        if _is_call_of(call.func.value, {"get_ipython"}):
-            return _ipython_names(call.func.attr, texts)
-    if isinstance(call.func, ast.Name) and call.func.id in ("eval", "exec"):
-        return _code_names(texts[0], call.func.id)
-    return set()
-
-
-def namespace_item(node: ast.Subscript) -> str | None:
-    """``"x"`` for ``globals()["x"]``."""
-    index = node.slice
-    if _is_call_of(node.value, {"globals"}) and isinstance(index, ast.Constant) and isinstance(index.value, str):
-        return index.value
-    return None
-
-
-def _ipython_names(method: str, texts: list[str]) -> set[str]:
-    if method in _SHELL:
-        return template_names(texts[0])
-    if method not in _MAGIC or len(texts) < 2:
-        return set()
-    names = template_names(texts[1])
-    if texts[0] in _CODE_MAGICS:
-        line = texts[1]
-        while (option := _OPTION.match(line)) is not None:
-            line = line[option.end() :]
-        for code in (line, *texts[2:]):
-            names |= _code_names(code, "exec")
-    return names
-
-
-def _code_names(source: str, mode: str) -> set[str]:
-    """Names that a piece of code loads and does not bind itself; empty when it is not Python."""
-    try:
-        tree = ast.parse(source, mode=mode)
-    except (SyntaxError, ValueError, RecursionError):
-        return set()
-    bound = _Bindings()
-    bound.visit(tree)
-    uses = Uses()
-    _Body(bound.stores, uses).visit(tree)
-    return uses.loads
-
-
-def _is_call_of(node: ast.expr, names: set[str]) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
-
-
-# Code objects ---------------------------------------------------------------------------------------------------------
-
-_GLOBAL_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
-_OWN = {"__name__", "__module__", "__qualname__"}
-
-
-@dataclass(frozen=True)
-class CodeNames:
-    """What a code object and the code inside it name."""
-
-    loads: frozenset[str]
-    """Global names."""
-    imports: frozenset[str]
-    """Dotted names of modules; ``from a import b`` counts as ``a`` and ``a.b``."""
-    attributes: frozenset[str]
-    """Names that may be attributes."""
-
-
-_known: WeakKeyDictionary[types.CodeType, CodeNames] = WeakKeyDictionary()
-
-
-def code_names(code: types.CodeType) -> CodeNames:
-    """The names in a code object and in the code inside it."""
-    names = _known.get(code)
-    if names is None:
-        loads, imports, module = set(), set(), ""
-        for step in dis.get_instructions(code):
-            if step.opname in _GLOBAL_LOADS:
-                loads.add(str(step.argval))
-            elif step.opname == "IMPORT_NAME":
-                module = str(step.argval)
-                imports.add(module)
-            elif step.opname == "IMPORT_FROM":
-                imports.add(f"{module}.{step.argval}")
-        inner = [code_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-        names = _known[code] = CodeNames(
-            frozenset(loads).union(*(each.loads for each in inner)) - _OWN,
-            frozenset(imports).union(*(each.imports for each in inner)),
-            frozenset(code.co_names).union(*(each.attributes for each in inner)),
-        )
-    return names

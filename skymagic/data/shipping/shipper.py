@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from skymagic.data.capture import modules
-from skymagic.data.capture.names import CellNames, cell_names, interactive, reach
+from skymagic.data.capture.annotations import is_type
+from skymagic.data.capture.names import CellNames, cell_names, interactive, is_output, reach
+from skymagic.data.capture.scripts import with_scripts
 from skymagic.data.shipping.bindings import Bindings
 from skymagic.data.shipping.bundles import (
     Bundle,
@@ -97,6 +99,7 @@ class Shipper(Unpacking):
         no_push: bool | Sequence[str] = False,
         fresh: bool = False,
         extra: Mapping[str, object] | None = None,
+        compiler_flags: int = 0,
         dry_run: bool = False,
         progress: Progress | None = None,
         warn: Callable[[str], None] | None = None,
@@ -112,6 +115,7 @@ class Shipper(Unpacking):
             fresh: send everything again.
             extra: values by name that travel beside the notebook's own, always, for this cell alone: the ranks forget
                 them after it. A name of the notebook gives way to them.
+            compiler_flags: of ``__future__``, as the notebook's earlier cells have set them.
             dry_run: only look; nothing is written and ``orders`` is empty.
             progress: called with a name, the bytes written so far, and the bytes to write.
             warn: called with a sentence for each large variable that must travel to other machines, once per value.
@@ -122,14 +126,14 @@ class Shipper(Unpacking):
             CaptureError: variables cannot travel, all of them named, or there is no room for them. No rank has got
                 anything.
         """
-        names = cell_names(source)
+        names = with_scripts(cell_names(source, compiler_flags))
         with self._lock:
             kept = frozenset() if isinstance(no_push, bool) else frozenset(no_push)
             extra = extra or {}
             wanted = {*(names.loads if no_push is not True else ()), *push, *extra} - kept
-            values, why = self._collect(
-                wanted, {**self.namespace, **extra} if extra else self.namespace, kept, push, ranks
-            )
+            space = {**self.namespace, **extra} if extra else self.namespace
+            hints = {name for name in names.hints - kept if no_push is not True and is_type(space.get(name))}
+            values, why = self._collect(wanted, hints, space, kept, push, ranks)
             sources = self._modules(names, values.values())
             hashes = {name: module.hash for name, module in sources.items()}
             self._identify(values, ranks, hashes)
@@ -212,28 +216,43 @@ class Shipper(Unpacking):
     def _collect(
         self,
         wanted: set[str],
+        hints: set[str],
         space: Mapping[str, object],
         kept: frozenset[str],
         push: Sequence[str],
         ranks: Sequence[int],
     ) -> tuple[dict[str, Variable], dict[str, str]]:
-        """Pickle the names that a cell needs, and follow the functions in them to further names of `space`."""
+        """Pickle the names that a cell needs, and follow the functions in them to further names of `space`.
+
+        Args:
+            hints: names that may be left out where they cannot travel.
+        """
+        needed = set(wanted)
         values: dict[str, Variable] = {}
         failed: dict[str, BaseException] = {}
 
         def uses(name: str, value: object) -> Mapping[str, str]:
+            if is_output(name) and self._ranks_keep_theirs(name, value, ranks):
+                return {}
             try:
                 values[name] = self._variable(name, value)
             except Exception as problem:
                 if not self._ranks_keep_theirs(name, value, ranks):
                     failed[name] = problem
                 return {}
-            found = values[name].pickled.uses
+            found, annotated = values[name].pickled.uses, values[name].pickled.hints
+            needed.update(found)
+            if annotated:
+                found = {**{each: f"an annotation of {where}" for each, where in annotated.items()}, **found}
             return {used: where for used, where in found.items() if used not in kept} if kept else found
 
-        why = reach(wanted, space, uses)
+        why = reach(wanted | hints, space, uses)
         why.update({name: "--push" for name in push if name in why})
-        refusals = [refusal(name, space[name], why[name], problem, self._attempt) for name, problem in failed.items()]
+        refusals = [
+            refusal(name, space[name], why[name], problem, self._attempt)
+            for name, problem in failed.items()
+            if name in needed
+        ]
         refusals += [Refusal.missing(name) for name in push if name not in self.namespace]
         failed.clear()  # the tracebacks hold the values
         if refusals:
@@ -382,6 +401,9 @@ class Shipper(Unpacking):
             if name not in self.namespace or interactive(name, self.namespace[name]):
                 continue
             value = self.namespace[name]
+            if is_output(name):  # of whatever size, and another with every cell
+                fingerprints[name] = self._identity(name, value)
+                continue
             try:
                 variable = self._variable(name, value)
                 if variable.fingerprint is None:
@@ -390,11 +412,15 @@ class Shipper(Unpacking):
                     variable.set_fingerprint({each: module.hash for each, module in local.items()})
                 fingerprints[name] = variable.fingerprint or ""
             except Exception:  # it cannot travel, so its identity must do
-                known = self._unpicklable.get(name)
-                if known is None or known[0] is not value:
-                    known = self._unpicklable[name] = (value, f"object {id(value)}")
-                fingerprints[name] = known[1]
+                fingerprints[name] = self._identity(name, value)
         return fingerprints
+
+    def _identity(self, name: str, value: object) -> str:
+        """A fingerprint of a value whose contents are not looked at."""
+        known = self._unpicklable.get(name)
+        if known is None or known[0] is not value:
+            known = self._unpicklable[name] = (value, f"object {id(value)}")
+        return known[1]
 
     def _is_pulled(self, name: str, value: object) -> bool:
         """Whether the notebook's value of a name is what came from the ranks under this name, changed or not, or a part of it."""

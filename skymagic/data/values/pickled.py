@@ -26,6 +26,8 @@ class Pickled(NamedTuple):
     """Top-level packages that it refers to."""
     uses: Mapping[str, str] = types.MappingProxyType({})
     """Names of the namespace that its functions use, with the name of a function that does."""
+    hints: Mapping[str, str] = types.MappingProxyType({})
+    """Types of the namespace that its string annotations name, with the name of an annotated function or class."""
     attributes: frozenset[str] = frozenset()
     """Attribute names in its functions' code."""
     files: frozenset[str] = frozenset()

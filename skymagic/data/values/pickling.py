@@ -23,8 +23,10 @@ from typing import Any
 import cloudpickle
 from cloudpickle import cloudpickle as _cloud
 
+from skymagic.data.capture.annotations import value_names
+from skymagic.data.capture.bytecode import code_names
+from skymagic.data.capture.functions import mentioned_names
 from skymagic.data.capture.modules import is_local
-from skymagic.data.capture.scopes import code_names
 from skymagic.data.store.base import Buffer
 from skymagic.data.values import rebuild
 from skymagic.data.values.arrays import reducer_for
@@ -162,6 +164,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.tracker = tracker
         self.referred: set[str] = set()
         self.uses: dict[str, str] = {}
+        self.hints: dict[str, str] = {}
         self.attributes: set[str] = set()
         self.files: set[str] = set()
         self.marks: set[int] = set()
@@ -185,6 +188,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             modules=frozenset(local),
             packages=frozenset(name.partition(".")[0] for name in self.referred - local),
             uses=self.uses,
+            hints=self.hints,
             attributes=frozenset(self.attributes),
             files=frozenset(self.files),
             marks=frozenset(self.marks),
@@ -254,6 +258,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return NotImplemented
         if len(reduced) != 6:
             return reduced
+        if cls.__module__ == self.namespace.get("__name__"):
+            self._annotated(cls)
         _, args, (members, slots), *_ = reduced
         members = {name: value for name, value in members.items() if not made_by_python(name, value, cls)}
         state = (members_of(members) if foreign else members, slots)
@@ -263,6 +269,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if "__slots__" in vars(cls) and not issubclass(cls, tuple):
             first = {**first, "__slots__": _slots(cls)}
         return rebuild.new_class, (tracker, meta, name, bases, first), state, None, None, rebuild.fill_class
+
+    def _annotated(self, value: types.FunctionType | type) -> None:
+        for name in sorted(value_names(value, self.namespace)):
+            self.hints.setdefault(name, value.__qualname__)
 
     def _function(self, function: types.FunctionType) -> Any:
         here = function.__globals__ is self.namespace
@@ -281,8 +291,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             names = code_names(code)
             self.attributes |= names.attributes
             self.referred |= names.imports
-            for name in sorted(names.loads):
+            for name in sorted(names.loads | mentioned_names(code)):
                 self.uses.setdefault(name, function.__qualname__)
+            self._annotated(function)
         else:
             self._refer(where)
         args = (code, where, function.__name__, function.__closure__)

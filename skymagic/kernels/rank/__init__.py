@@ -7,6 +7,7 @@ shell           IPython's shell: displays go by way of the agent, errors are ret
 namespace       the rank's variables: values are bound, and packed for the way back
 lending         the rank's own values, packed for other ranks
 importer        the remote importer: modules from sources that the notebook sent
+missing         the name that an exception says is missing
 control         the control socket to the agent, with a thread of its own
 plugin_hooks    the hooks of the pool's plugins, entered in order and left in reverse
 stdio           standard output and error, restored where a cell has broken them

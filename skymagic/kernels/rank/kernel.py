@@ -209,6 +209,7 @@ class RankKernel(IPythonParallelKernel):
     async def _run(self, order: RunCell, source: str, outcome: dict[str, Any]) -> None:
         shell = self.shell
         shell.execution_count = order.execution_count
+        shell.compile.flags |= order.compiler_flags
         shell.displayhook.value = self._result = None
         shell.displayhook.cell = source
         shell._last_traceback = None
@@ -266,6 +267,7 @@ class RankKernel(IPythonParallelKernel):
             "evalue": tracebacks.message(problem),
             "traceback": lines or [],
             "exception": packed,
+            "missing": self._namespace.missing(problem) if phase == "run" else "",
             "freed": self._context.freed,
             "cause_timeout": getattr(problem, "cause_timeout", 0.0),
             "interrupted": isinstance(problem, (KeyboardInterrupt, asyncio.CancelledError)),

@@ -17,6 +17,7 @@ from skymagic.data.values import pickling
 from skymagic.data.values.kinds import type_name
 from skymagic.data.values.pickled import Pickled
 from skymagic.kernels.rank.importer import RemoteImporter
+from skymagic.kernels.rank.missing import missing_name
 
 
 class BindError(Exception):
@@ -101,6 +102,11 @@ class Namespace:
             "rebound": [name for name, value in self.variables.items() if before.get(name, unknown) is not value],
             "deleted": [name for name in before if name not in self.variables],
         }
+
+    def missing(self, problem: BaseException | None) -> str:
+        """The name that the cell has missed here, and has not deleted itself; empty if it failed for another reason."""
+        name = missing_name(problem, self.variables)
+        return "" if name in self._before else name
 
     def pack(self, values: Mapping[str, object]) -> dict[str, dict[str, Any]]:
         """Pickle values for the notebook: small ones into the reference itself, others into a file of the store.

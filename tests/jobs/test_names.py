@@ -1,0 +1,176 @@
+"""Names that a plain cell finds, a broadcast cell finds too: in strings, in annotations, in files, and those that IPython binds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.notebook import Notebook, opened
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with opened(tmp_path_factory.mktemp("names"), "%sky_pool --nodes 2") as one:
+        yield one
+
+
+def seen(notebook: Notebook, cell: str) -> object:
+    """The values of a cell's last expression, by rank."""
+    notebook.run(f"%%sky_broadcast -o seen\n{cell}")
+    return notebook.value("seen")
+
+
+# ------------------------------------------------------------------------------------------- names in strings
+
+READERS = {
+    "vars": "vars()['{}']",
+    "locals": "locals()['{}']",
+    "globals": "globals()['{}']",
+    "get": "globals().get('{}')",
+    "user_ns": "get_ipython().user_ns['{}']",
+    "format": "'{{{}}}'.format(**globals())",
+    "format_map": "'{{{}}}'.format_map(vars())",
+    "percent": "'%({})s' % globals()",
+    "template": "__import__('string').Template('${}').substitute(vars())",
+    "a function": "def f(): return globals()['{}']\nf()",
+    "in": "globals()['{0}'] if '{0}' in globals() else 'absent'",
+}
+
+
+@pytest.mark.parametrize("way", READERS)
+def test_a_name_in_a_string(notebook: Notebook, way: str) -> None:
+    name = f"by_{way.replace(' ', '_')}"
+    notebook.run(f"{name} = 'here'")
+    assert seen(notebook, READERS[way].format(name)) == ["here"] * 2
+
+
+def test_a_name_in_a_string_of_a_function_of_the_notebook(notebook: Notebook) -> None:
+    notebook.run(
+        "inner = 'here'\ndef read():\n    return globals()['inner'] + '{inner}'.format(**globals()) + eval('inner')"
+    )
+    assert seen(notebook, "read()") == ["here" * 3] * 2
+
+
+def test_globals_alone_bring_nothing(notebook: Notebook) -> None:
+    notebook.run("alone = 'here'")
+    shown = notebook.run("%%sky_broadcast --dry-run\nfor name in globals(): pass\nvars(), locals()")
+    assert "alone" not in shown.text
+    assert seen(notebook, "'al' + 'one' in globals()") == [False] * 2
+
+
+# ---------------------------------------------------------------------------------- names that IPython binds
+
+
+def test_what_plain_cells_have_shown(notebook: Notebook) -> None:
+    notebook.run("import sys")
+    notebook.run("'shown'")
+    assert seen(notebook, "_ + '!'") == ["shown!"] * 2
+    notebook.run("'first'")
+    number = notebook.value("len(In) - 1")
+    notebook.run("'second'")
+    assert seen(notebook, f"_{number}, __, _") == [("first", "first", "second")] * 2
+
+
+def test_an_underscore_of_the_ranks_stays_theirs(notebook: Notebook) -> None:
+    notebook.run("['shown']")
+    notebook.run("%%sky_broadcast\n_ = ['theirs']")
+    assert seen(notebook, "_") == [["theirs"]] * 2
+    notebook.run("['shown again']")
+    assert seen(notebook, "_") == [["shown again"]] * 2
+    notebook.run("%%sky_broadcast\nfor _ in range(3): pass")
+    assert seen(notebook, "_") == [2, 2]
+
+
+def test_dunder_names_of_the_notebook(notebook: Notebook) -> None:
+    notebook.run("__version__ = '1.2'\n__seed__ = 7\ndef about(): return __version__")
+    assert seen(notebook, "__version__, __seed__, about(), __name__") == [("1.2", 7, "1.2", "__main__")] * 2
+
+
+# ---------------------------------------------------------------------------------------------- annotations
+
+
+def test_string_annotations(notebook: Notebook) -> None:
+    notebook.run(
+        "import typing, dataclasses\nclass Config: pass\n"
+        "@dataclasses.dataclass\nclass Job:\n    config: 'Config'\n    more: typing.Optional['Config'] = None\n"
+        "def work(config: 'Config', jobs: list['Job']) -> 'typing.Any': pass"
+    )
+    assert seen(notebook, "typing.get_type_hints(work)['config'].__name__") == ["Config"] * 2
+    assert seen(notebook, "str(typing.get_type_hints(Job)['more'])") == ["typing.Optional[__main__.Config]"] * 2
+
+
+def test_an_annotation_that_cannot_travel_is_left_out(notebook: Notebook) -> None:
+    notebook.run(
+        "import threading\nclass Guarded:\n    lock = threading.Lock()\ndef guard(one: 'Guarded'): return 'ran'"
+    )
+    assert seen(notebook, "guard(None)") == ["ran"] * 2
+    assert "Guarded (" in notebook.fail("%%sky_broadcast\nguard(Guarded())").evalue
+
+
+# -------------------------------------------------------------------------------------------------- files
+
+
+def test_names_of_a_file_that_runs_in_the_cell(notebook: Notebook) -> None:
+    (notebook.folder / "uses_it.py").write_text("made = wanted + 1\n")
+    notebook.run("wanted = 41")
+    assert seen(notebook, "%run -i uses_it\nmade") == [42, 42]
+    (notebook.folder / "uses_it.py").write_text("made = wanted + other\n")
+    notebook.run("other = 8")
+    assert seen(notebook, "%run -i uses_it.py\nmade") == [49, 49]
+
+
+# ------------------------------------------------------------------------------- what cannot be seen in a text
+
+DYNAMIC = {
+    "globals": "globals()['hid' + 'den']",
+    "eval": "eval('hid' + 'den')",
+    "a template": "template = '{' + 'hid' + 'den}'\ntemplate.format(**globals())",
+    "string.Template": "import string\nstring.Template('$hid' + 'den').substitute(vars())",
+    "__main__": "import __main__\n__main__.hidden",
+    "a function": "def look(name):\n    return globals()[name]\nlook('hid' + 'den')",
+}
+
+
+@pytest.mark.parametrize("cell", DYNAMIC.values(), ids=DYNAMIC)
+def test_a_name_that_the_notebook_has(notebook: Notebook, cell: str) -> None:
+    notebook.run("hidden = 'here'")
+    failed = notebook.fail(f"%%sky_broadcast\n{cell}")
+    assert failed.evalue.endswith("\nthe notebook has hidden: --push hidden")
+    assert failed.text.rstrip().endswith("the notebook has hidden: --push hidden")
+    notebook.run(f"%%sky_broadcast --push hidden\n{cell}\ndel hidden")
+
+
+def test_no_push_says_it_too(notebook: Notebook) -> None:
+    notebook.run("held_back = 1")
+    assert (
+        "the notebook has held_back: --push held_back" in notebook.fail("%%sky_broadcast --no-push\nheld_back").evalue
+    )
+
+
+NO_HINT = {
+    "another dict's key": "{}['hidden']",
+    "a module's own name": "import their_names",
+    "a local variable": "def f():\n    hidden\n    hidden = 1\nf()",
+    "deleted in the cell": "hidden\ndel hidden\nhidden",
+    "nobody has it": "globals()['no' + 'body']",
+}
+
+
+@pytest.mark.parametrize("cell", NO_HINT.values(), ids=NO_HINT)
+def test_no_hint_where_the_notebooks_name_is_not_meant(notebook: Notebook, cell: str) -> None:
+    (notebook.folder / "their_names.py").write_text("hidden\n")
+    notebook.run("hidden = 'here'")
+    assert "the notebook has" not in notebook.fail(f"%%sky_broadcast\n{cell}").evalue
+
+
+# ---------------------------------------------------------------------------- flags of the notebook's compiler
+
+
+def test_future_annotations_of_the_notebook_follow(notebook: Notebook) -> None:
+    """Last of all: the flag stays, here as in every notebook."""
+    notebook.run("from __future__ import annotations")
+    notebook.run("import typing\nclass Config: pass\nclass Job:\n    config: Config")
+    assert seen(notebook, "def later(a: Nowhere | None): pass\nlater.__annotations__") == [{"a": "Nowhere | None"}] * 2
+    assert seen(notebook, "typing.get_type_hints(Job)['config'].__name__") == ["Config"] * 2
+    assert seen(notebook, "def use(a: Config): pass\ntyping.get_type_hints(use)['a'].__name__") == ["Config"] * 2
