@@ -41,7 +41,7 @@ def of_agents(
     return [
         wire.AgentSpec(
             pool=status.name, job_id=status.job_id, node=node.index, head=node.index == 0, preload=preload,
-            env=environment(plan, environ), address=node.address or None, curve=plan.remote,
+            env=environment(plan, environ), address=node.address or None,
             idle_timeout=request.idle, max_lifetime=request.max_lifetime,
             detached_timeout=detached_timeout if plan.remote else None,
         )

@@ -46,8 +46,6 @@ class AgentSpec(Message):
     """Environment of everything on the node; never logged."""
     address: str | None = "127.0.0.1"
     """Where the controller listens; None: the nodes meet first, and `StartController` says it."""
-    curve: bool = False
-    """Whether the controller lets in, and talks to, only those who have its key."""
     idle_timeout: float | None = None
     """Seconds without a cell after which the agent ends everything."""
     max_lifetime: float | None = None

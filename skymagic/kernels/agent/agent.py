@@ -69,9 +69,7 @@ class Agent:
         self._send(wire.AgentStarted(name, discovery.machine(), folder, store, self._candidates.ports))
 
     def _start_controller(self, address: str) -> None:
-        self._controller = Controller(
-            self._loop, self._directory, address, self.spec.curve, self._ranks.connect, self._send
-        )
+        self._controller = Controller(self._loop, self._directory, address, self._ranks.connect, self._send)
 
     # -- events ------------------------------------------------------------------------------------------------------
 

@@ -24,12 +24,11 @@ Sink = Callable[[wire.Message], None]
 
 
 class Controller:
-    """Owns ipyparallel's controller.
+    """Owns ipyparallel's controller, which lets in only those who have its key (CURVE), also on 127.0.0.1: a machine has other users.
 
     Args:
         directory: the agent's, where the controller's profile and the agent's log are.
         address: where it listens.
-        curve: whether it lets in only those who have its key.
         on_listening: called once with its connection information for ranks, and the file that holds it too.
         send: to the notebook: ControllerUp, and AgentFailed when it has ended by itself.
     """
@@ -39,7 +38,6 @@ class Controller:
         loop: Loop,
         directory: Path,
         address: str,
-        curve: bool,
         on_listening: Callable[[dict[str, Any], Path], None],
         send: Sink,
     ) -> None:
@@ -49,7 +47,7 @@ class Controller:
         self._on_listening, self._send = on_listening, send
         self._listening = False
         command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", processes.CONTROLLER]
-        command += [f"--profile-dir={directory / 'profile'}", f"--ip={address}", f"--IPController.enable_curve={curve}"]
+        command += [f"--profile-dir={directory / 'profile'}", f"--ip={address}", "--IPController.enable_curve=True"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
         assert self._process.stdin is not None and self._process.stdout is not None
         self.stdin, self._stdout = self._process.stdin, self._process.stdout

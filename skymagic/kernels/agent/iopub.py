@@ -33,9 +33,8 @@ class Iopub:
         socket = zmq.Context().socket(zmq.XPUB)
         socket.sndhwm = 0
         socket.linger = 2000
-        if engine.get("curve_serverkey"):
-            socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
-            socket.curve_serverkey = engine["curve_serverkey"].encode()
+        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+        socket.curve_serverkey = engine["curve_serverkey"].encode()
         socket.connect(f"{engine['interface']}:{engine['iopub']}")
         self._socket = socket
 
