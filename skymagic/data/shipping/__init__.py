@@ -1,10 +1,11 @@
 """What moves to which rank: the manifest of a run, bundles of values, and what each rank's names are bound to.
 
-shipper     the notebook's end: makes the manifest of a run
-manifest    what one cell needs on the ranks, as a value
-bundles     variables that are pickled together, and their way into a store
-bindings    what each rank's names are bound to
-lent        values of one rank on their way to others
-unpacking   values on their way back
-refusal     why a value cannot travel, and what to do instead
+shipper       the notebook's end: makes the manifest of a run
+manifest      what one cell needs on the ranks, as a value
+bundles       variables that are pickled together, and their way into a store
+bindings      what each rank's names are bound to
+lent          values of one rank on their way to others
+unpacking     values on their way back
+refusal       why a value cannot travel, and what to do instead
+fingerprints  whether a value of the notebook has changed since some rank got it
 """

@@ -12,7 +12,7 @@ from typing import Any
 
 from skymagic.data.store.bundle import INLINE, Location, inline, part_fields
 from skymagic.data.store.index import ContentIndex, Extent, Part
-from skymagic.data.store.store import LARGE, digest
+from skymagic.data.store.store import LARGE
 from skymagic.data.values.pickled import Pickled
 from skymagic.data.values.pickling import together
 
@@ -31,22 +31,14 @@ class Variable:
     value: object
     pickled: Pickled
     fingerprint: str | None = None
-    """Hash of the value's content; None until all its parts are hashed."""
+    """Hash of what the value contains; None until all its parts are hashed."""
+    same_object: bool = False
+    """Whether the name had this very object when its fingerprint was taken before."""
 
     @cached_property
     def parts(self) -> list[Part]:
         """Pieces of the pickle, then buffers."""
         return parts_of(self.pickled)
-
-    def set_fingerprint(self, modules: Mapping[str, str]) -> str:
-        """Fingerprint of the value, and of the local modules that it refers to (name → hash)."""
-        if self.pickled.plain:
-            self.fingerprint = digest(self.pickled.pieces)
-            return self.fingerprint
-        known = [(part.hash or "").encode() if part.blob else part.data for part in self.parts]
-        local = [modules[name].encode() for name in sorted(self.pickled.modules) if name in modules]
-        self.fingerprint = digest([*known, *local])
-        return self.fingerprint
 
 
 def parts_of(pickled: Pickled) -> list[Part]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import platform
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from skymagic.data.shipping.bundles import (
     parts_of,
     submodules,
 )
+from skymagic.data.shipping.fingerprints import Fingerprints
 from skymagic.data.shipping.manifest import Item, Manifest
 from skymagic.data.shipping.refusal import Refusal, heavy, message, no_room, refusal
 from skymagic.data.shipping.unpacking import Unpacking
@@ -82,6 +83,7 @@ class Shipper(Unpacking):
         self.folder = folder
         self.large = large
         self.index = ContentIndex(store)
+        self.fingerprints = Fingerprints(namespace, folder, self.index)
         self.bindings = Bindings()
         self._immutables: dict[str, Variable] = {}
         self._unpicklable: dict[str, tuple[object, str]] = {}
@@ -89,6 +91,8 @@ class Shipper(Unpacking):
         self._pulled: dict[str, Pulled] = {}
         self._noted: set[str] = set()
         """Names of which the user knows that the ranks hold them, and the notebook does not."""
+        self._unsure: set[str] = set()
+        """Names of which the user knows that their values look different each time."""
 
     def prepare(
         self,
@@ -136,12 +140,21 @@ class Shipper(Unpacking):
             values, why = self._collect(wanted, hints, space, kept, push, ranks)
             sources = self._modules(names, values.values())
             hashes = {name: module.hash for name, module in sources.items()}
-            self._identify(values, ranks, hashes)
+            self._identify(values, ranks, hashes, extra)
             fingerprints = {name: value.fingerprint for name, value in values.items()}
             pulled = {name for name in self._pulled.keys() & values.keys() if self._is_pulled(name, values[name].value)}
             pulled -= set(extra)
-            sent = values if fresh else {*extra, *(pulled & set(push))}
+            unstable = set() if fresh else self._unstable(values, ranks, hashes) - set(extra)
+            sent = values if fresh else {*extra, *((pulled | unstable) & set(push))}
             lacking = self.bindings.ranks_without_value(fingerprints, ranks, sent)
+            for name in unstable.difference(sent):
+                lacking[name] = [rank for rank in lacking[name] if name not in self.bindings.fingerprints(rank)]
+                if not dry_run and note is not None and name not in self._unsure:
+                    self._unsure.add(name)
+                    note(
+                        f"{name} looks different each time, so nobody can say whether it has changed: the ranks keep "
+                        f"their own; --push {name} sends the notebook's"
+                    )
             for name in pulled.difference(sent):  # what came from the ranks does not go back by itself
                 if lacking[name] and not dry_run and note is not None and not self._pulled[name].noted:
                     self._pulled[name].noted = True
@@ -282,14 +295,31 @@ class Shipper(Unpacking):
         wanted = names.imports.union(*(value.pickled.modules for value in values))
         return modules.collect(sorted(wanted), self.folder) if wanted else {}
 
-    def _identify(self, values: Mapping[str, Variable], ranks: Sequence[int], hashes: Mapping[str, str]) -> None:
-        """Give all values their fingerprints, except those that nobody can have."""
+    def _identify(
+        self,
+        values: Mapping[str, Variable],
+        ranks: Sequence[int],
+        hashes: Mapping[str, str],
+        temporary: Container[str],
+    ) -> None:
+        """Give all values their fingerprints, except those that nobody can have, and those that travel anyhow."""
         held = [self.bindings.fingerprints(rank) for rank in ranks]
         for name, value in values.items():
-            if value.fingerprint is None:
+            if value.fingerprint is None and name not in temporary:
                 new = not any(name in fingerprints for fingerprints in held)
                 if value.pickled.plain or self.index.identify(value.parts, lazily=new):
-                    value.set_fingerprint(hashes)
+                    self.fingerprints.take(value, hashes)
+
+    def _unstable(self, values: Mapping[str, Variable], ranks: Sequence[int], hashes: Mapping[str, str]) -> set[str]:
+        """Names whose values seem to have changed, but are the same objects and look different each time."""
+        held = [self.bindings.fingerprints(rank) for rank in ranks]
+        return {
+            name
+            for name, value in values.items()
+            if value.same_object
+            and any(known.get(name, value.fingerprint) != value.fingerprint for known in held)
+            and self.fingerprints.is_unstable(value, hashes)
+        }
 
     def _load(
         self,
@@ -328,9 +358,9 @@ class Shipper(Unpacking):
             writer.finish()
             hashes = {name: module.hash for name, module in sources.items()}
             for value in moved:
-                if not value.pickled.plain:
+                if not value.pickled.plain and value.name not in temporary:
                     self.index.identify(value.parts)
-                    value.set_fingerprint(hashes)
+                    self.fingerprints.take(value, hashes)
             fingerprints = {name: value.fingerprint or "" for name, value in values.items() if name not in temporary}
             stored = self._fingerprints(names.stores - set(values))
             orders = {
@@ -409,7 +439,7 @@ class Shipper(Unpacking):
                 if variable.fingerprint is None:
                     self.index.identify(variable.parts)
                     local = modules.collect(variable.pickled.modules, self.folder)
-                    variable.set_fingerprint({each: module.hash for each, module in local.items()})
+                    self.fingerprints.take(variable, {each: module.hash for each, module in local.items()})
                 fingerprints[name] = variable.fingerprint or ""
             except Exception:  # it cannot travel, so its identity must do
                 fingerprints[name] = self._identity(name, value)
@@ -462,6 +492,7 @@ class Shipper(Unpacking):
 
     def _forget_lost_names(self) -> None:
         """Forget names that the notebook has lost."""
-        for known in (self._immutables, self._unpicklable):
+        self._unsure &= self.namespace.keys()
+        for known in (self._immutables, self._unpicklable, self.fingerprints.known):
             for name in [name for name in known if name not in self.namespace]:
                 del known[name]

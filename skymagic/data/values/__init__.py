@@ -6,6 +6,8 @@ pickled     a pickled value, and which values share something
 arrays      the memory of numpy's arrays and pandas' frames
 tensors     the memory of torch's tensors
 foreign     the types of ctypes
+contents    what a value contains, as one hash
+forms       what arrays, tensors, frames and figures contain
 memory      which memory overlaps, and travels as one
 rope        pickle streams in pieces, without a copy
 kinds       questions about types

@@ -57,7 +57,7 @@ def reduce_array(tracker: Tracker, array: Any) -> Reduced:
     described = (_dtype(dtype), array.shape)
     if array.size == 0:
         return _array, (b"", *described, "C")
-    start, stop = _bounds(array)
+    start, stop = bounds(array)
     if id(array) not in tracker.private:
         tracker.spans.append(Span(start, stop, id(array)))
         block = tracker.layout.find(start, stop) if tracker.layout is not None else None
@@ -86,7 +86,7 @@ def _reduce_subclass(array: Any) -> Reduced:
     return _subclass, (array.view(numpy.ndarray), kind), attributes, None, None, _fill_subclass
 
 
-def _bounds(array: Any) -> tuple[int, int]:
+def bounds(array: Any) -> tuple[int, int]:
     """First and last address of an array's elements."""
     start = stop = _address(array)
     for count, stride in zip(array.shape, array.strides, strict=True):

@@ -92,6 +92,22 @@ def loads(header: Sequence[Buffer], buffers: Iterable[Buffer], namespace: dict[s
         here.namespace = before
 
 
+def reducer(namespace: dict[str, Any]) -> Callable[[Any], Any]:
+    """How ``dumps`` takes an object apart: a function that does so with one, as ``__reduce_ex__`` does; for one value."""
+    made: list[_Pickler] = []  # when it is needed: plain values need none
+
+    def reduce(value: Any) -> Any:
+        pickler = made[0] if made else _Pickler(namespace, "", Tracker())
+        made[:] = [pickler]
+        reduced = pickler.reducer_override(value)
+        if reduced is NotImplemented and not isinstance(value, (type, types.FunctionType)):
+            own = pickler.dispatch_table.get(type(value))
+            reduced = own(value) if own is not None else value.__reduce_ex__(5)
+        return reduced
+
+    return reduce
+
+
 class _Namespace:
     """Stands for all the names of a side."""
 

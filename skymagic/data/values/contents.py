@@ -1,0 +1,320 @@
+"""What a value contains, as one hash: equal for equal contents, however they came to be.
+
+A pickle tells more than that: which strings are one object, in which order a set was filled, what a frame has cached. All
+of it may change although nobody has changed the value. Here a value is taken apart as for its pickle, and only what it
+means is hashed. Which changeable objects are one, and which arrays share memory, is part of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import marshal
+import pickle
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import xxhash
+
+from skymagic.data.store.store import LARGE, digest
+from skymagic.data.values.kinds import changeable, is_a
+from skymagic.data.values.memory import Span, clusters
+
+_ATOMS = frozenset((int, float, complex, str, bytes, bool, type(None), type(...)))
+_NESTED = frozenset((list, dict, tuple, set, frozenset))
+_PATIENCE = 200_000
+"""Objects that are looked at one by one; what has more of them is left to its pickle."""
+_CACHES = {
+    "pandas": frozenset(("_cache", "_readonly")),
+    "scipy": frozenset(("_has_sorted_indices", "_has_canonical_format")),
+    "functools": frozenset(("_method_cache",)),
+}
+"""By package: attributes that come by looking."""
+
+Form = Callable[["Contents", Any], None]
+"""Adds an object of some type: plain facts by ``say``, what it consists of by ``add``."""
+
+
+class Unknown(Exception):
+    """It cannot be said what the value contains."""
+
+
+class Contents:
+    """The hash of one value's contents, while it is made.
+
+    Args:
+        reduce: takes an object apart as ``__reduce_ex__`` does; NotImplemented for what pickles by its name.
+        form: how objects of a type are added; None for those that are taken apart.
+        hashes: the hash of memory or bytes where it is known, that they need not be looked at twice.
+    """
+
+    def __init__(
+        self,
+        reduce: Callable[[Any], Any],
+        form: Callable[[type], Form | None],
+        hashes: Callable[[memoryview | bytes], str | None],
+    ) -> None:
+        self._reduce = reduce
+        self._form = form
+        self._hashes = hashes
+        self._state = xxhash.xxh3_128()
+        self._numbers: dict[int, int] = {}
+        self._keep: list[Any] = []  # no address may mean two things
+        self._spans: list[Span] | None = []
+        self._kinds: dict[type, tuple[bool, Form | None]] = {}
+        self._caches: dict[type, frozenset[str]] = {}
+        self._left = _PATIENCE
+
+    def of(self, value: Any) -> str:
+        """The hash of a value.
+
+        Raises:
+            Unknown: it is too much to look at.
+        """
+        if type(value) in _NESTED and _is_tree(value):
+            self._state.update(marshal.dumps(value, 2))
+        else:
+            self.add(value)
+            self._say_shared()
+        return str(self._state.hexdigest())
+
+    def say(self, *facts: Any) -> None:
+        """Add numbers, strings and tuples of them."""
+        self._state.update(b"!" + marshal.dumps(facts, 2))  # no value begins so
+
+    def add(self, value: Any) -> None:
+        """Add a value."""
+        kind = type(value)
+        if kind in _ATOMS:
+            self._atom(value)
+            return
+        self._left -= 1
+        if self._left < 0:
+            raise Unknown("too many objects")
+        if kind not in self._kinds:
+            self._kinds[kind] = (_has_identity(kind), _own_form(kind) or self._form(kind))
+        has_identity, form = self._kinds[kind]
+        if has_identity and self.again(value):
+            return
+        if form is not None:
+            form(self, value)
+        else:
+            self.take_apart(value)
+
+    def again(self, value: Any) -> bool:
+        """Whether an object was here before; it gets a number when it was not, and is named by it when it was."""
+        number = self._numbers.setdefault(id(value), len(self._keep))
+        if number < len(self._keep):
+            self.say("again", number)
+            return True
+        self._keep.append(value)
+        return False
+
+    def sequence(self, values: Sequence[Any]) -> None:
+        """Add values in their order."""
+        kinds = set(map(type, values))
+        large = bytes in kinds and any(type(each) is bytes and len(each) >= LARGE for each in values)
+        if kinds <= _ATOMS and not large:
+            self._state.update(marshal.dumps(values if type(values) is tuple else list(values), 2))
+            return
+        self.say("values", len(values))
+        for value in values:
+            self.add(value)
+
+    def unordered(self, values: Iterable[Any]) -> None:
+        """Add values whose order does not matter."""
+        found = [(self._apart(value), value) for value in values]
+        self.say("unordered", len(found))
+        for _, value in sorted(found, key=lambda pair: pair[0]):
+            self.add(value)
+
+    def attributes(self, value: Any, state: dict[str, Any]) -> None:
+        """Add an object's attributes, without those that come by looking; their order does not matter."""
+        kind = type(value)
+        if kind not in self._caches:
+            self._caches[kind] = _caches(kind)
+        names = sorted(state.keys() - self._caches[kind], key=str)
+        self.sequence(names)
+        self.sequence([state[name] for name in names])
+
+    def memory(self, buffer: memoryview | bytes) -> None:
+        """Add bytes."""
+        self.hashed(len(buffer), self._hashes(buffer) or digest([buffer]))
+
+    def hashed(self, nbytes: int, hash: str) -> None:
+        """Add bytes that have this hash."""
+        self.say("memory", nbytes, hash)
+
+    def span(self, start: int, stop: int, owner: object) -> None:
+        """Note where an object's elements lie: which objects share memory is content."""
+        if self._spans is not None:
+            self._keep.append(owner)
+            self._spans.append(Span(start, stop, len(self._spans)))
+
+    @contextmanager
+    def unshared(self) -> Iterator[None]:
+        """Within: memory belongs to one owner, whatever lies beside it."""
+        spans, self._spans = self._spans, None
+        try:
+            yield
+        finally:
+            self._spans = spans
+
+    def take_apart(self, value: Any) -> None:
+        """Add what an object is pickled as."""
+        reduced = self._reduce(value)
+        if reduced is NotImplemented or isinstance(reduced, str):
+            name = reduced if isinstance(reduced, str) else value.__qualname__
+            self.say("name", pickle.whichmodule(value, name), name)  # type: ignore[attr-defined]
+            return
+        self._keep.append(reduced)
+        function, args, state, items, pairs, setter = (*reduced, None, None, None, None)[:6]
+        self.add(function)
+        self.add(args)
+        if isinstance(state, dict) and setter is None:
+            if not self.again(state):
+                self.attributes(value, state)
+        elif setter is None and isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
+            self.attributes(value, {**(state[0] if isinstance(state[0], dict) else {"": state[0]}), **state[1]})
+        else:
+            self.add(state)
+        if items is not None:
+            self.sequence(list(items))
+        if pairs is not None:
+            self.sequence(list(itertools.chain.from_iterable(pairs)))
+
+    def _apart(self, value: Any) -> str:
+        """The hash of a value by itself."""
+        other = Contents(self._reduce, self._form, self._hashes)
+        other._left, other._spans = self._left, None
+        other.add(value)
+        self._left = other._left
+        return str(other._state.hexdigest())
+
+    def _atom(self, value: Any) -> None:
+        if type(value) is bytes and len(value) >= LARGE:
+            self.memory(value)
+        else:
+            self._state.update(marshal.dumps(value, 2))
+
+    def _say_shared(self) -> None:
+        """Say which objects look at the same memory, and how they lie in it."""
+        groups = []
+        for cluster in clusters(self._spans or []):
+            if len(cluster) > 1:
+                groups.append(sorted((span.owner, span.start - cluster[0].start) for span in cluster))
+        for group in sorted(groups):
+            self.say("shared", *group)
+
+
+# -- Python's own types ------------------------------------------------------------------------------------------------
+
+
+def _is_tree(value: Any) -> bool:
+    """Whether a value is Python's own containers, each that can change in one place, and small atoms: `marshal` writes it whole."""
+    level = [value]
+    changing = {id(value)}
+    for _ in range(_DEEP):
+        inner = gc.get_referents(*level)
+        kinds = set(map(type, inner))
+        if not kinds <= _PLAIN or (
+            bytes in kinds and any(type(each) is bytes and len(each) >= LARGE for each in inner)
+        ):
+            return False
+        level = [each for each in inner if type(each) in _NESTED]
+        if not level:
+            return True
+        found = [id(each) for each in level if type(each) in _CHANGING]
+        before = len(changing)
+        changing.update(found)
+        if len(changing) < before + len(found) or len(level) > _WIDE:
+            return False
+    return False
+
+
+def _has_identity(kind: type) -> bool:
+    """Whether it matters, or helps, that an object of a type is the same one as before."""
+    if issubclass(kind, (type, types.FunctionType)):
+        return True  # they may hold themselves
+    return changeable(kind) and not any(is_a(kind, *each) for each in _VALUES)
+
+
+def _caches(kind: type) -> frozenset[str]:
+    """Names of attributes that come by looking."""
+    return _CACHES.get(kind.__module__.partition(".")[0], frozenset()) | frozenset(
+        name
+        for base in kind.__mro__
+        for name, member in vars(base).items()
+        if isinstance(member, functools.cached_property)
+    )
+
+
+def _own_form(kind: type) -> Form | None:
+    if issubclass(kind, (set, frozenset, weakref.WeakSet)):
+        return _set
+    return _OWN.get(kind)
+
+
+def _set(contents: Contents, value: Any) -> None:
+    contents.add(type(value))
+    contents.unordered(value)
+    if type(value) not in (set, frozenset, weakref.WeakSet):
+        contents.attributes(value, getattr(value, "__dict__", {}))
+
+
+def _list(contents: Contents, value: list[Any]) -> None:
+    contents.say("list")
+    contents.sequence(value)
+
+
+def _dict(contents: Contents, value: dict[Any, Any]) -> None:
+    contents.say("dict")
+    contents.sequence(list(value))
+    contents.sequence(list(value.values()))
+
+
+def _bytearray(contents: Contents, value: bytearray) -> None:
+    contents.say("bytearray")
+    contents.memory(bytes(value))
+
+
+def _buffer(contents: Contents, value: pickle.PickleBuffer) -> None:
+    contents.memory(value.raw())
+
+
+def _code(contents: Contents, code: types.CodeType) -> None:
+    """What it does: not where it stands, so that comments do not matter."""
+    contents.say(code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_code)
+    contents.say(code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_name, code.co_qualname)
+    contents.say(code.co_exceptiontable)
+    contents.sequence(code.co_consts)
+
+
+def _function(contents: Contents, function: types.FunctionType) -> None:
+    if function.__globals__ is vars(functools):  # what it has dispatched before is no content
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if name in ("dispatch_cache", "cache_token") and not contents.again(cell):
+                contents.again(cell.cell_contents)
+    contents.take_apart(function)
+
+
+_PLAIN = _ATOMS | _NESTED
+_CHANGING = frozenset((list, dict, set))
+_DEEP = 500
+_WIDE = 3_000_000
+_VALUES = (("numpy", "generic"), ("datetime", "date"), ("datetime", "timedelta"), ("pandas", "Index"))
+"""Types whose objects cannot change, with their subclasses."""
+
+_OWN: dict[type, Form] = {
+    list: _list,
+    tuple: Contents.sequence,
+    dict: _dict,
+    bytearray: _bytearray,
+    pickle.PickleBuffer: _buffer,
+    types.CodeType: _code,
+    types.FunctionType: _function,
+}

@@ -1,0 +1,184 @@
+"""What arrays, tensors, frames and figures contain, however their memory is laid out and whatever they have cached.
+
+None of the libraries is imported: a value of theirs has brought it in.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import xxhash
+
+from skymagic.data.values.arrays import bounds
+from skymagic.data.values.contents import Contents, Form
+from skymagic.data.values.kinds import is_a
+from skymagic.data.values.memory import memory
+
+_BLOCK = 1 << 15
+"""Elements of an array that are put in order at a time."""
+
+
+def form_for(kind: type) -> Form | None:
+    """How objects of this type are added; None when they are taken apart as for a pickle."""
+    numpy, torch, pandas = (sys.modules.get(name) for name in ("numpy", "torch", "pandas"))
+    if numpy is not None and kind in (getattr(numpy, "ndarray", None), getattr(numpy, "memmap", None)):
+        return _array
+    if torch is not None and issubclass(kind, getattr(torch, "Tensor", ())):
+        return _tensor
+    if pandas is not None and kind.__module__.partition(".")[0] == "pandas":
+        for name, form in _PANDAS.items():
+            if is_a(kind, "pandas", name):
+                return form
+    if is_a(kind, "matplotlib", "Artist"):
+        return _artist
+    return None
+
+
+# -- numpy ---------------------------------------------------------------------------------------------------------------
+
+
+def _array(contents: Contents, array: Any) -> None:
+    """Elements in C order."""
+    dtype = array.dtype
+    if dtype.kind == "O":
+        contents.say("objects", array.shape)
+        contents.sequence(array.ravel().tolist())
+        return
+    if dtype.hasobject or dtype.itemsize == 0 or dtype.kind == "T":
+        contents.take_apart(array)
+        return
+    contents.say("array", array.shape)
+    contents.add(type(array))
+    contents.add(dtype.str if dtype.names is None and dtype.metadata is None and dtype.kind != "V" else dtype)
+    if not array.size:
+        return
+    contents.span(*bounds(array), array)
+    if array.flags.c_contiguous:
+        contents.memory(memoryview(_bytes(array)))
+    else:
+        contents.hashed(array.nbytes, _in_order(array))
+
+
+def _bytes(array: Any) -> Any:
+    import numpy
+
+    return array.view(numpy.ndarray).reshape(-1).view(numpy.uint8).data
+
+
+def _in_order(array: Any) -> str:
+    """The hash that a C-ordered copy would have."""
+    import numpy
+
+    state = xxhash.xxh3_128()
+    options: dict[str, Any] = {"flags": ["external_loop", "buffered"], "op_flags": [["readonly", "contig"]]}
+    parts: Iterable[Any] = numpy.nditer(array.view(numpy.ndarray), order="C", buffersize=_BLOCK, **options)
+    for part in parts:
+        state.update(part.view(numpy.uint8).data)
+    return str(state.hexdigest())
+
+
+# -- torch ---------------------------------------------------------------------------------------------------------------
+
+
+def _tensor(contents: Contents, tensor: Any) -> None:
+    """Elements in C order, from whatever device, and the gradient of a leaf."""
+    torch = sys.modules["torch"]
+    if tensor.is_leaf and tensor.grad is not None:
+        contents.say("grad")
+        contents.add(tensor.grad)
+    reduced = tensor.__reduce_ex__(5)
+    plain = reduced[0] is torch._utils._rebuild_tensor_v2 and len(reduced) == 2
+    if not plain or any(reduced[1][6:]) or not tensor.numel():
+        contents.take_apart(tensor)
+        return
+    size, stride, requires_grad, hooks = reduced[1][2:6]
+    contents.say("tensor", str(tensor.dtype), tuple(size), bool(requires_grad))
+    contents.add(hooks)
+    data = tensor.detach()
+    start = data.data_ptr()
+    stop = start + (sum((n - 1) * step for n, step in zip(size, stride, strict=True)) + 1) * data.element_size()
+    contents.span(start, stop, data)
+    data = data.cpu().contiguous()
+    contents.memory(memory(data.data_ptr(), data.data_ptr() + data.nbytes).raw())
+
+
+# -- pandas --------------------------------------------------------------------------------------------------------------
+
+
+def _frame(contents: Contents, frame: Any) -> None:
+    """Columns, whatever blocks they lie in."""
+    if type(frame).__module__.partition(".")[0] != "pandas":  # a subclass with more in it
+        contents.take_apart(frame)
+        return
+    contents.add(type(frame))
+    contents.add(frame.index)
+    contents.add(frame.attrs)
+    contents.say(frame.flags.allows_duplicate_labels)
+    with contents.unshared():
+        if frame.ndim == 1:
+            contents.add(frame.name)
+            contents.add(frame._values)
+            return
+        contents.add(frame.columns)
+        for _, column in frame.items():
+            contents.add(column._values)
+
+
+def _index(contents: Contents, index: Any) -> None:
+    """Labels; with the spacing where it is known."""
+    contents.add(type(index))
+    contents.add(list(index.names))
+    contents.say(str(getattr(index, "freq", None)))
+    with contents.unshared():
+        if is_a(type(index), "pandas", "RangeIndex"):
+            contents.say(index.start, index.stop, index.step)
+        elif is_a(type(index), "pandas", "MultiIndex"):
+            contents.sequence(list(index.levels))
+            contents.sequence([codes.tolist() for codes in index.codes])
+        else:
+            contents.add(index._values)
+
+
+def _extension(contents: Contents, array: Any) -> None:
+    """Arrays that keep their elements in one of numpy's."""
+    contents.add(type(array))
+    contents.add(array.dtype)
+    with contents.unshared():
+        contents.add(array._ndarray)
+
+
+def _dtype(contents: Contents, dtype: Any) -> None:
+    """By its name: what more there is in it comes by looking."""
+    contents.say(type(dtype).__qualname__, str(dtype))
+
+
+_PANDAS = {
+    "NDFrame": _frame,
+    "Index": _index,
+    "NDArrayBacked": _extension,
+    "DatetimeTZDtype": _dtype,
+    "PeriodDtype": _dtype,
+}
+
+
+# -- matplotlib ----------------------------------------------------------------------------------------------------------
+
+
+def _artist(contents: Contents, artist: Any) -> None:
+    """A figure is its picture: drawing it changes most of what it is made of."""
+    contents.add(type(artist))
+    figure = getattr(artist, "figure", None)
+    if figure is None:
+        contents.take_apart(artist)
+    elif figure is not artist:
+        alike = figure.findobj(lambda each: type(each) is type(artist))
+        contents.say([each is artist for each in alike].index(True) if artist in alike else None)
+        contents.add(figure)
+    else:
+        picture = io.BytesIO()
+        artist.savefig(picture, format="rgba", dpi="figure")
+        contents.say("picture", *map(float, artist.bbox.size))
+        contents.memory(picture.getvalue())
