@@ -33,6 +33,7 @@ class Agents:
         lost: called (on a link's thread) when an agent is gone, with the node and a reason.
         note: called with what the user should know of links that are down, and up again.
         ended: called (on a link's thread) when an agent ends everything because a limit is over, with the reason.
+        problem: called (on a link's thread) with what went wrong on a node that goes on.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class Agents:
         nodes: Sequence[Node],
         died: Callable[[wire.RankExited], None],
         lost: Callable[[int, str], None],
-        note: Callable[[str], None],
+        note: Callable[[str], object],
         ended: Callable[[str], None],
+        problem: Callable[[str], None],
     ) -> None:
         self.nodes = tuple(nodes)
         self.specs: dict[int, tuple[int, wire.RankSpec]] = {}
@@ -63,7 +65,7 @@ class Agents:
         self._node_specs: tuple[wire.AgentSpec, ...] = ()
         self._offers: dict[str, wire.Offer] = {}
         self.controller: wire.ControllerUp | None = None
-        self._died, self._lost, self._note, self._ended = died, lost, note, ended
+        self._died, self._lost, self._note, self._ended, self._problem = died, lost, note, ended, problem
         self._links: list[Link] = []
         self._changed = threading.Condition()
         self._calls = PendingCalls(self._changed)
@@ -423,6 +425,8 @@ class Agents:
                     link.send(message)
         if self._closing:
             return
+        if isinstance(message, wire.AgentProblem):
+            self._problem(f"{self.nodes[index].name}: {message.text}")
         if isinstance(message, wire.PoolEnded):
             self._ended(message.reason)
         if died is not None:

@@ -35,7 +35,12 @@ class AgentEvents:
 
     def connect(self, nodes: Sequence[Node]) -> Agents:
         """Agents of these machines, whose events come here."""
-        return Agents(nodes, self._rank_died, self._node_lost, self._dispatch.note, self._limit_reached)
+        note = self._dispatch.note
+        return Agents(nodes, self._rank_died, self._node_lost, note, self._limit_reached, self._problem)
+
+    def _problem(self, text: str) -> None:
+        if not self._dispatch.note(text):
+            self._status.note(text)
 
     def _rank_died(self, exited: wire.RankExited) -> None:
         if not self._dispatch.rank_died(exited):

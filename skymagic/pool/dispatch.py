@@ -78,8 +78,9 @@ class Dispatch:
         with self._lock:
             self._status.ended = reason
 
-    def note(self, text: str) -> None:
-        """Have all runs show a line."""
+    def note(self, text: str) -> bool:
+        """Have all runs show a line; whether there is one."""
         with self._lock:
             for current in self._under_way:
                 current.put("note", -1, {"text": text})
+            return bool(self._under_way)

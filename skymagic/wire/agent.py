@@ -202,6 +202,12 @@ class AgentFailed(Message):
     reason: str
 
 
+class AgentProblem(Message):
+    """Agent → notebook: what went wrong on the node, and what it cost; the node goes on."""
+
+    text: str
+
+
 class RankForked(Message):
     """Forkserver → agent → notebook: the rank's process exists; its engine registers under this identity."""
 

@@ -12,6 +12,7 @@ import signal
 import socket
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 from skymagic.data.store import store
@@ -38,7 +39,7 @@ class Agent:
         self._directory = Path(tempfile.mkdtemp(prefix=f"skymagic-{spec.job_id}-"))
         shm = SHM if SHM.is_dir() and os.access(SHM, os.W_OK) else self._directory
         self._store = Path(tempfile.mkdtemp(prefix=f"skymagic-{spec.job_id}-", dir=shm))
-        self._loop = Loop()
+        self._loop = Loop(self._survive)
         self._decoder = wire.decoder()
         self._lifetime = Lifetime(spec.idle_timeout, spec.max_lifetime, time.monotonic(), spec.detached_timeout)
         self._candidates = Candidates(self._loop, spec.job_id)
@@ -105,7 +106,19 @@ class Agent:
         if not data:
             self._link_lost()
         for message in self._decoder.feed(data):
-            self._on_message(message)
+            try:
+                self._on_message(message)
+            except Exception as problem:
+                self._survive(problem, type(message).__name__)
+                if isinstance(message, wire.Request):
+                    for rank in message.ranks:
+                        self._send(wire.Reply(rank, message.number, None))
+
+    def _survive(self, problem: Exception, what: str = "an event") -> None:
+        """Log and tell what one message or event has led to; all others are served on."""
+        traceback.print_exception(problem)
+        words = f"{type(problem).__name__}: {problem}"
+        self._send(wire.AgentProblem(f"the agent could not carry out {what}: {words}; its log has the traceback"))
 
     def _on_message(self, message: wire.Message) -> None:
         match message:

@@ -10,9 +10,14 @@ from typing import Any
 
 
 class Loop:
-    """Calls back when a descriptor can be read, or a time has come."""
+    """Calls back when a descriptor can be read, or a time has come.
 
-    def __init__(self) -> None:
+    Args:
+        on_error: called with what a callback raised; the loop goes on.
+    """
+
+    def __init__(self, on_error: Callable[[Exception], None]) -> None:
+        self._on_error = on_error
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, Callable[[], None]]] = []
 
@@ -36,9 +41,15 @@ class Loop:
         for key, _ in ready:
             # an earlier call of this round may have closed it, and its number may be another descriptor's by now
             if self._selector.get_map().get(key.fd) is key:
-                key.data()
+                self._call(key.data)
         now = time.monotonic()
         expired = [callback for when, callback in self._timers if when <= now]
         self._timers = [timer for timer in self._timers if timer[0] > now]
         for callback in expired:
+            self._call(callback)
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        try:
             callback()
+        except Exception as problem:
+            self._on_error(problem)

@@ -77,15 +77,17 @@ class RankOutput:
         log: path of the log, made anew readable for the owner only.
         pipes: read ends by stream name.
         send: puts a content on iopub.
+        tell: called with a sentence for the user: the log cannot be written.
     """
 
-    def __init__(self, rank: int, log: Path, pipes: dict[str, int], send: Send) -> None:
+    def __init__(self, rank: int, log: Path, pipes: dict[str, int], send: Send, tell: Callable[[str], None]) -> None:
         self.rank = rank
         self.pipes = [Pipe(name, fd) for name, fd in pipes.items()]
         self.log_path = log
-        fd = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
-        self._log: BinaryIO = open(fd, "ab", buffering=0)  # noqa: SIM115  # close() closes it
-        self._send = send
+        fd = os.open(log, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600)
+        self._log: BinaryIO = open(fd, "r+b", buffering=0)  # noqa: SIM115  # close() closes it
+        self._send, self._tell = send, tell
+        self._log_fails = False
         self._parent: dict[str, Any] | None = None
         self._bucket: TokenBucket | None = None
         self.due: float | None = None
@@ -162,9 +164,9 @@ class RankOutput:
 
     def tail(self, lines: int = 60, limit: int = 16384) -> str:
         """The last lines that the present request, or the one before, wrote into the log."""
-        with self.log_path.open("rb") as log:
-            log.seek(max(self._since, log.seek(0, os.SEEK_END) - limit))
-            return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
+        # by its descriptor: somebody may have deleted the file
+        data = os.pread(self._log.fileno(), limit, max(self._since, self._logged() - limit))
+        return "\n".join(data.decode(errors="replace").splitlines()[-lines:])
 
     def _take(self, pipe: Pipe, data: bytes, now: float) -> None:
         self._write_log(data)
@@ -188,9 +190,15 @@ class RankOutput:
 
     def _write_log(self, data: bytes) -> None:
         view = memoryview(data)
-        with contextlib.suppress(OSError):  # a full disk must not stop the run; the screen still has it
+        try:
             while view:
                 view = view[self._log.write(view) :]
+            self._log_fails = False
+        except OSError as problem:  # a full disk must not stop the run
+            if not self._log_fails:
+                self._log_fails = True
+                why = f"{self.log_path} cannot be written: {problem.strerror}"
+                self._tell(f"what rank {self.rank} prints is not kept, and only the screen has what it shows: {why}")
 
 
 def enlarge(pipe: int) -> None:

@@ -8,7 +8,10 @@ import os
 import signal
 import socket
 import time
+import traceback
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,15 +136,17 @@ class Ranks:
         for reader, _ in pipes.values():
             enlarge(reader)
         log, readers = self._log(spec.rank), {name: reader for name, (reader, _) in pipes.items()}
-        output = RankOutput(spec.rank, log, readers, lambda parent, content: iopub.send(ident, parent, content))
+        output = RankOutput(
+            spec.rank, log, readers, lambda parent, content: iopub.send(ident, parent, content), self._tell
+        )
         rank = self._ranks[spec.rank] = Rank(spec.rank, ident, ours, output)
         self._lifetime.begin(spec.rank)
         env, store, profile = {**spec.env, "SKYMAGIC_IDENT": ident}, str(self._store), str(self._profile)
         full = replace(spec, env=env, engine_file=self._engine_file, store=store, profile=profile, log=str(log))
         self.forkserver.fork(full, [theirs.detach(), *(writer for _, writer in pipes.values())])
-        self._loop.watch(ours, lambda: self._on_control(rank))
+        self._loop.watch(ours, self._guarded(rank, lambda: self._on_control(rank)))
         for pipe in output.pipes:
-            self._loop.watch(pipe.fd, lambda pipe=pipe: self._on_output(rank, pipe))  # type: ignore[misc]
+            self._loop.watch(pipe.fd, self._guarded(rank, partial(self._on_output, rank, pipe)))
         for put in self._values.values():
             rank.send(put)
 
@@ -227,6 +232,23 @@ class Ranks:
         return self._directory / f"rank-{number}.log"
 
     # -- what ranks send ---------------------------------------------------------------------------------------------
+
+    def _guarded(self, rank: Rank, serve: Callable[[], None]) -> Callable[[], None]:
+        """What goes wrong with one rank's messages or output costs that rank alone."""
+
+        def call() -> None:
+            try:
+                serve()
+            except Exception as problem:
+                traceback.print_exception(problem)
+                self._tell(f"rank {rank.number} is ended, for it cannot be served: {type(problem).__name__}: {problem}")
+                self._loop.unwatch(rank.control)
+                rank.kill()
+
+        return call
+
+    def _tell(self, text: str) -> None:
+        self._send(wire.AgentProblem(text))
 
     def _on_output(self, rank: Rank, pipe: Pipe) -> None:
         self._on_control(rank)  # a BeginOutput that was sent before this text was written

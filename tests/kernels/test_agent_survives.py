@@ -1,0 +1,79 @@
+"""One rank's trouble, or one message that makes no sense, costs that rank or that request: never the node's agent and the pool."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skymagic.kernels.agent.output import RankOutput
+from tests.lab.notebook import Notebook, opened
+
+
+@pytest.fixture
+def notebook(tmp_path: Path) -> Iterator[Notebook]:
+    with opened(tmp_path, "pool = %sky_pool --nodes 2", "%%sky_broadcast\nmine = 'kept'") as one:
+        yield one
+
+
+def works_with_variables_of(notebook: Notebook, ranks: list[int]) -> None:
+    notebook.run("%%sky_broadcast -o found\nglobals().get('mine');")
+    found = notebook.value("found")
+    assert [rank for rank in range(2) if found[rank] == "kept"] == ranks
+
+
+DELETE_AND_DIE = """%%sky_broadcast
+import glob, os, signal, tempfile, skymagic
+if skymagic.instance_info().rank == 1:
+    (log,) = glob.glob(f"{tempfile.gettempdir()}/skymagic-{skymagic.instance_info().job_id}-*/rank-1.log")
+    print("last words", flush=True)
+    os.remove(log)
+    os.kill(os.getpid(), signal.SIGKILL)"""
+
+
+def test_a_log_that_somebody_deleted(notebook: Notebook) -> None:
+    died = notebook.fail(DELETE_AND_DIE)
+    assert died.ename == "RankDied"
+    assert "last words" in died.text
+    works_with_variables_of(notebook, [0])
+
+
+SEND_NONSENSE = """%%sky_broadcast
+import skymagic, time
+from skymagic.kernels.rank import context
+if skymagic.instance_info().rank == 1:
+    context.current().control._socket.sendall(b"nonsense" + bytes([10]))
+    time.sleep(60)"""
+
+
+def test_a_rank_that_sends_nonsense(notebook: Notebook) -> None:
+    shown = notebook.finish(notebook.start(SEND_NONSENSE))
+    assert shown.error is not None
+    assert shown.error.ename == "RankDied"
+    assert "rank 1 is ended, for it cannot be served" in shown.text
+    works_with_variables_of(notebook, [0])
+
+
+def test_a_request_that_cannot_be_carried_out(notebook: Notebook) -> None:
+    notebook.run("pool.pool._resources.agents.signal([0], 9999)")
+    shown = notebook.run("%%sky_broadcast -o found\nglobals().get('mine');")
+    assert "the agent could not carry out Signal: OSError: [Errno 22] Invalid argument" in shown.text
+    works_with_variables_of(notebook, [0, 1])
+
+
+def test_a_log_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
+    told: list[str] = []
+    (tmp_path / "log").symlink_to("/dev/full")
+    reader, writer = os.pipe()
+    output = RankOutput(3, tmp_path / "log", {"stdout": reader}, lambda *_: None, told.append)
+    for text in (b"one\n", b"two\n"):
+        os.write(writer, text)
+        output.drain(0.0)
+    assert told == [
+        f"what rank 3 prints is not kept, and only the screen has what it shows: {tmp_path}/log cannot be written: "
+        "No space left on device"
+    ]
+    os.close(writer)
+    output.close()
