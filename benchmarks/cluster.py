@@ -6,11 +6,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from skymagic.display.screen import NullScreen
 from skymagic.jobs import cell as broadcast
 from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest, RunRequest
 from skymagic.plan.selection import Selection
@@ -18,7 +19,7 @@ from skymagic.pool import Pool, registry
 from skymagic.run.report import Limits
 
 
-class Quiet:
+class Quiet(NullScreen):
     """A screen that keeps what it is shown, by rank."""
 
     def __init__(self) -> None:
@@ -28,9 +29,6 @@ class Quiet:
     def text(self, rank: int, name: str, text: str) -> None:
         """Text of a rank's standard stream."""
         self.pieces.append((rank, text))
-
-    def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
-        """Not kept."""
 
     def note(self, text: str) -> None:
         """A line of skymagic's own."""

@@ -25,8 +25,11 @@ A RunError renders as the rank's own traceback; every other error renders as its
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class SkyError(Exception):
@@ -160,8 +163,11 @@ class RankError(RunError):
         return partial(RankError, **values), (self.message,)
 
     def _render_traceback_(self) -> list[str]:
-        shown = self.traceback or (f"{self.ename}: {self.evalue}",)
-        return [*shown, self.below] if self.below else [*shown]
+        shown = [*(self.traceback or (f"{self.ename}: {self.evalue}",))]
+        if self.below:  # above the message, which is to be the last that one sees
+            last = [i for i, line in enumerate(shown) if _COLOURS.sub("", line).startswith(self.ename)][1:]
+            shown.insert(last[-1] if last else len(shown), self.below)
+        return shown
 
 
 class RankDied(RunError):

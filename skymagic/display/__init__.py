@@ -1,5 +1,7 @@
 """What the user sees: text as pure functions of what is shown, and the notebook as a screen.
 
-text      lines, labels, tables and stacks; pure, but for the one function that writes
+text      labels, tables and stacks; pure, but for the one function that writes
+labels    lines of several ranks: labelled, in order, and open ones redrawn in their place
+live      text that changes in its place: displays and status lines
 screen    where a run's output is shown, and the progress of shipping and copying
 """

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from skymagic.display import text as display
+from skymagic.display.labels import Labels
+from skymagic.display.live import Area, StatusLine, in_ipython, in_notebook, own_stream, show
 from skymagic.plan.units import size
+from skymagic.wire.agent import IN_LINE
 
 
 class NotebookScreen:
@@ -16,7 +18,8 @@ class NotebookScreen:
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self._many = len(ranks) > 1
-        self._labels = display.Labels(ranks, display.write)
+        self._labels = Labels(ranks, display.write, Area if in_notebook() else None)
+        self._status = StatusLine()
 
     def text(self, rank: int, name: str, text: str) -> None:
         """Text of a rank's standard output or error."""
@@ -24,74 +27,81 @@ class NotebookScreen:
 
     def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
         """A display message."""
-        self._labels.before_rich(rank)
+        update = kind == "update_display_data"
+        if not update:
+            self._labels.before_rich(rank)
         if kind == "clear_output":
             if in_ipython():
                 from IPython.display import clear_output
 
                 clear_output(wait=bool(content.get("wait")))
+                self._labels.cleared()
             return
-        if self._many:
+        if IN_LINE in (content.get("metadata") or {}):
+            content = {
+                **content,
+                "metadata": {},
+                "data": {"text/plain": self._labels.label(rank, content["data"]["text/plain"])},
+            }
+        elif self._many and not update:
             display.write("stdout", f"[{rank}]\n")
-        show(content, update=kind == "update_display_data")
+        show(content, update=update)
 
     def note(self, text: str) -> None:
         """A line of skymagic's own, beside the ranks' output."""
-        self._labels.finish()
+        self._labels.before_note()
         display.write("stderr", text)
+
+    def status(self, text: str, *, last: bool = False) -> None:
+        """What is under way, in the place of what was said before; `last` is how it ended."""
+        (self._status.end if last else self._status.show)(text)
+
+    def refresh(self) -> None:
+        """Show lines that are open for a while; called often."""
+        self._labels.refresh()
 
     def finish(self) -> None:
         """The run is over."""
         self._labels.finish()
 
 
-def in_ipython() -> bool:
-    """Whether displays can be shown here; without importing IPython."""
-    module = sys.modules.get("IPython")
-    return module is not None and module.get_ipython() is not None
-
-
 def print_note(text: str) -> None:
-    """A line of skymagic's own: in a script on standard error, for its output may be data."""
-    print(text, file=sys.stdout if in_ipython() else sys.stderr, flush=True)
+    """A line of skymagic's own."""
+    print(text, file=own_stream(), flush=True)
 
 
-def show(content: Mapping[str, Any], *, update: bool = False) -> None:
-    """Show a bundle of representations: richly in IPython, as text elsewhere."""
-    data = dict(content["data"])
-    if in_ipython():
-        from IPython.core.interactiveshell import InteractiveShell
+class Status(Protocol):
+    """A line that is replaced: see `NotebookScreen.status`."""
 
-        transient = dict(content.get("transient") or {})
-        InteractiveShell.instance().display_pub.publish(
-            data=data, metadata=dict(content.get("metadata") or {}), transient=transient, update=update
-        )
-    else:
-        display.write("stdout", f"{data.get('text/plain', '')}\n")
+    def __call__(self, text: str, *, last: bool = False) -> None: ...
 
 
 class Progress:
-    """Progress of shipping: tells what is under way once that takes longer than half a second, and then when it is done."""
+    """Progress of shipping: tells what is under way once that takes longer than half a second, and in its place that it is done."""
 
-    DELAY = 0.5
+    DELAY, INTERVAL = 0.5, 0.2
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, status: Status) -> None:
+        self._status = status
         self._begun = time.monotonic()
-        self._said: set[str] = set()
-        self._total = 0
+        self._next = self.DELAY
+        self._what = ""
 
-    def __call__(self, name: str, done: int, total: int) -> None:
-        """`done` of `total` bytes are written; `name` is next or under way."""
-        self._total = total
-        if time.monotonic() - self._begun > self.DELAY and name not in self._said:
-            self._said.add(name)
-            self._tell(f"[shipping {name}: {size(done)} of {size(total)}]\n")
+    def __call__(self, weights: Mapping[str, int], done: int) -> None:
+        """`done` bytes are written of what is to be written, by name."""
+        seconds = time.monotonic() - self._begun
+        if seconds > self._next:
+            self._next = seconds + self.INTERVAL
+            self._what = display.weights(weights)
+            self._status(f"[shipping {self._what}: {done / sum(weights.values()):.0%}]")
 
-    def finish(self) -> None:
-        """Shipping is over."""
-        if self._said:
-            self._tell(f"[shipped {size(self._total)} in {time.monotonic() - self._begun:.1f} s]\n")
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._what:
+            how = "shipped" if kind is None else "could not ship"
+            self._status(f"[{how} {self._what} in {time.monotonic() - self._begun:.1f} s]", last=True)
 
 
 class Copying:
@@ -103,11 +113,10 @@ class Copying:
 
     DELAY, INTERVAL = 0.5, 1.0
 
-    def __init__(self, write: display.Write) -> None:
-        self._write = write
+    def __init__(self) -> None:
+        self._line = StatusLine()
         self._next = self.DELAY
         self._begun = time.monotonic()
-        self._shown = 0
         self.seconds = 0.0
 
     def __call__(self, name: str, done: int, total: int) -> None:
@@ -115,17 +124,17 @@ class Copying:
         seconds = time.monotonic() - self._begun
         if seconds > self._next:
             self._next = seconds + self.INTERVAL
-            line = f"[{name}: {size(done)} of {size(total)}, {size(done / seconds)}/s]"
-            self._write("stderr", "\r" + line.ljust(self._shown))
-            self._shown = len(line)
+            self._line.show(f"[{name}: {size(done)} of {size(total)}, {size(done / seconds)}/s]")
+
+    def end(self, text: str) -> None:
+        """What was copied, in the place of what was under way."""
+        self._line.end(text)
 
     def __enter__(self) -> Copying:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.seconds = time.monotonic() - self._begun
-        if self._shown:
-            self._write("stderr", "\n")
 
 
 class NullScreen:
@@ -138,4 +147,10 @@ class NullScreen:
         """Not shown."""
 
     def note(self, text: str) -> None:
+        """Not shown."""
+
+    def status(self, text: str, *, last: bool = False) -> None:
+        """Not shown."""
+
+    def refresh(self) -> None:
         """Not shown."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,7 +11,6 @@ from skymagic.plan.units import duration_text, rank_words, size
 
 Write = Callable[[str, str], None]
 """Takes a stream's name and text."""
-LINE_START = re.compile(r"[^\n]*\r(?!\n)")
 
 
 def write(name: str, text: str) -> None:
@@ -20,49 +18,6 @@ def write(name: str, text: str) -> None:
     stream = sys.stderr if name == "stderr" else sys.stdout
     stream.write(text)
     stream.flush()
-
-
-class Labels:
-    """Puts ``[rank]`` before each line when several ranks are shown; lines of different ranks never mix.
-
-    A progress bar (``\\r``) shows its last state when its line ends, or when the run does: bars of several ranks cannot be
-    redrawn in one stream of text.
-
-    Args:
-        ranks: the ranks that are shown; one alone needs no label, and its text passes unchanged.
-        put: where finished text goes.
-    """
-
-    def __init__(self, ranks: Sequence[int], put: Write) -> None:
-        self._put = put
-        self._labelled = len(ranks) > 1
-        self._width = len(str(max(ranks, default=0)))
-        self._partial: dict[tuple[int, str], str] = {}
-
-    def text(self, rank: int, name: str, text: str) -> None:
-        """Take text of a rank's stream."""
-        if not self._labelled:
-            self._put(name, text)
-            return
-        whole = self._partial.pop((rank, name), "") + text
-        *lines, rest = whole.split("\n")
-        if rest:
-            self._partial[rank, name] = LINE_START.sub("", rest) if "\r" in rest else rest
-        if lines:
-            self._put(name, "".join(self._line(rank, line) for line in lines))
-
-    def before_rich(self, rank: int) -> None:
-        """Rich output of a rank comes: its open lines go first."""
-        for key in [key for key in self._partial if key[0] == rank]:
-            self._put(key[1], self._line(rank, self._partial.pop(key)))
-
-    def finish(self) -> None:
-        """The run is over: show lines that never ended."""
-        for rank in sorted({rank for rank, _ in self._partial}):
-            self.before_rich(rank)
-
-    def _line(self, rank: int, line: str) -> str:
-        return f"[{rank:>{self._width}}] {last_state(line)}\n"
 
 
 def last_state(line: str) -> str:
@@ -109,6 +64,20 @@ def shipment(items: Sequence[Any]) -> str:
 def cloned(names: Sequence[str], nbytes: int, source: int, ranks: Sequence[int]) -> str:
     """What %sky_clone has copied."""
     return f"{', '.join(names)}: copied from rank {source} to {rank_words(ranks)} ({size(nbytes)})"
+
+
+def weights(nbytes: Mapping[str, int]) -> str:
+    """What weighs what, the heaviest first: "data (400 MB), model + opt (20 MB) and 3 more"."""
+    heavy = sorted(nbytes.items(), key=lambda item: -item[1])
+    named = [(name, weight) for name, weight in heavy[:3] if weight >= sum(nbytes.values()) / 100]
+    words = ", ".join(f"{shortened(name)} ({size(weight)})" for name, weight in named)
+    return words + (f" and {len(heavy) - len(named)} more" if len(named) < len(heavy) else "")
+
+
+def shortened(names: str) -> str:
+    """Names that travel together: the first three of them."""
+    listed = names.split(" + ")
+    return " + ".join([*listed[:3], *([f"{len(listed) - 3} more"] if len(listed) > 3 else [])])
 
 
 def gpus(name: str | None, here: Sequence[str]) -> str:

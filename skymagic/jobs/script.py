@@ -95,6 +95,14 @@ class NodeScreen:
         """A line of skymagic's own."""
         self._inner.note(text)
 
+    def status(self, text: str, *, last: bool = False) -> None:
+        """A line of skymagic's own that replaces the one before."""
+        self._inner.status(text, last=last)
+
+    def refresh(self) -> None:
+        """Show lines that are open."""
+        self._inner.refresh()
+
 
 def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
     """The run of a script; its folder is on the nodes when this returns.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from skymagic.display.screen import in_ipython
+from skymagic.display.live import in_ipython
 from skymagic.errors import CaptureError, RankError
 from skymagic.jobs import cell
 from skymagic.pool import Pool

@@ -6,7 +6,6 @@ import hashlib
 import platform
 from pathlib import Path
 
-from skymagic.display import text as display
 from skymagic.display.screen import Copying
 from skymagic.errors import RequestError
 from skymagic.files.messages import summary
@@ -37,10 +36,10 @@ def folder_on_nodes(pool: Pool, folder: Path, targets: Selection) -> str:
     image = pool.plan.image
     includes = [str(Path(text).expanduser().absolute()) for text in image.includes]
     nodes = pool.machines(targets)
-    with Copying(display.write) as progress:
+    with Copying() as progress:
         copied = pool.files().sync(folder, destination, image.excludes, includes, nodes, progress)
     if any(one.files or one.removed or one.notes for one in copied):
-        display.write("stderr", f"[{folder.name}: {summary(copied, progress.seconds)}]\n")
+        progress.end(f"[{folder.name}: {summary(copied, progress.seconds)}]")
     return destination
 
 

@@ -36,6 +36,14 @@ class LockedScreen(NotebookScreen):
         with self._lock:
             super().note(text)
 
+    def status(self, text: str, *, last: bool = False) -> None:
+        with self._lock:
+            super().status(text, last=last)
+
+    def refresh(self) -> None:
+        with self._lock:
+            super().refresh()
+
 
 class RankWorkers:
     """A worker pool: as many threads as ranks; each task takes the next rank that is free.

@@ -153,10 +153,10 @@ class SkyMagics(Magics):
     def _copy(self, request: line_magics.FilesRequest, direction: str, *, unless_said: str) -> None:
         one = registry.find(request.pool)
         nodes = usage(lambda: one.machines(request.nodes or Selection(unless_said)))
-        with Copying(display.write) as progress:
+        with Copying() as progress:
             copy = getattr(one.files(), direction)
             copied = copy(request.source, request.target, nodes, progress)
-        print(summary(copied, progress.seconds, to_nodes=direction == "put"))
+        progress.end(summary(copied, progress.seconds, to_nodes=direction == "put"))
 
     @line_magic
     def sky_gpus(self, line: str) -> None:

@@ -115,17 +115,16 @@ class Runs:
 
     def _prepare(self, spec: RunSpec, screen: Screen, *, dry_run: bool = False) -> Manifest:
         """What the run needs on its ranks, written into the store; shows a line when it takes long."""
-        progress = Progress(screen.note)
+        progress = Progress(screen.status)
 
         def note(said: str) -> None:
             screen.note(f"[{said}]\n")
 
-        manifest = self._resources.shipper.prepare(
-            spec.source_without_magics, spec.ranks, push=spec.push, no_push=spec.no_push, fresh=spec.fresh,
-            extra=spec.extra, compiler_flags=spec.compiler_flags, dry_run=dry_run, progress=progress, warn=note, note=note,
-        )  # fmt: skip
-        progress.finish()
-        return manifest
+        with progress:
+            return self._resources.shipper.prepare(
+                spec.source_without_magics, spec.ranks, push=spec.push, no_push=spec.no_push, fresh=spec.fresh,
+                extra=spec.extra, compiler_flags=spec.compiler_flags, dry_run=dry_run, progress=progress, warn=note, note=note,
+            )  # fmt: skip
 
     def _carry_out(self, spec: RunSpec, manifest: Manifest, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
         order = RunCell(

@@ -58,6 +58,12 @@ class Screen(Protocol):
     def note(self, text: str) -> None:
         """A line of skymagic's own."""
 
+    def status(self, text: str, *, last: bool = False) -> None:
+        """A line of skymagic's own that replaces the one before; `last` is its final state."""
+
+    def refresh(self) -> None:
+        """Called several times a second, also when nothing comes: show lines that are open."""
+
 
 class Run:
     """The event loop of one submission: events, deadlines, and the escalation from interrupt to kill, through the agents."""
@@ -103,6 +109,7 @@ class Run:
             event = None
         if event is not None:
             self._handle(event)
+        self._screen.refresh()
         now = time.monotonic()
         for act in [act for act, when in self._due.items() if when is not None and when <= now]:
             self._due[act] = None

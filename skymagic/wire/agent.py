@@ -264,6 +264,10 @@ class BeginOutput(Message):
     """Bytes of text that may reach the screen at once; more is paced, and complete in the log only."""
 
 
+IN_LINE = "skymagic-in-line"
+"""In a display's metadata: it is text that stands for something that moves, and is shown like a line of the rank's output."""
+
+
 class Publish(Message):
     """Rank → agent: rich output, to be put after all text written before it."""
 

@@ -472,13 +472,13 @@ def test_many_small_values_share_one_file(notebook: Notebook) -> None:
 
 
 def test_progress(notebook: Notebook) -> None:
-    told: list[tuple[str, int, int]] = []
+    told: list[tuple[dict[str, int], int]] = []
     notebook.here(f"import numpy as np\na = np.ones({BIG})\nb = [np.zeros({BIG}), np.arange({BIG})]")
-    notebook.shipper.prepare("a, b", [0, 1], progress=lambda *each: told.append(each))
-    assert {name for name, _, _ in told} == {"a", "b"}
-    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
-    assert all(done <= total for _, done, total in told)
-    assert told[-1][1] > 0.99 * told[-1][2]
+    notebook.shipper.prepare("a, b", [0, 1], progress=lambda weights, done: told.append((dict(weights), done)))
+    [weights] = {tuple(weights.items()) for weights, _ in told}
+    assert dict(weights) == pytest.approx({"a": 8 * BIG, "b": 16 * BIG}, rel=0.01)
+    assert [done for _, done in told] == sorted(done for _, done in told)
+    assert 0.99 * 24 * BIG < told[-1][1] <= sum(told[-1][0].values())
 
 
 def test_large_bytes_and_text(notebook: Notebook) -> None:

@@ -604,7 +604,7 @@ def test_the_magics(tmp_path: Path) -> None:
         assert "needs SRC and DST" in notebook.fail("%sky_put data").text
         notebook.run("large = open('large', 'wb'); large.truncate(3 << 30); large.close()")
         put = notebook.start("%sky_put large large.copy")
-        notebook.watch(put, lambda shown: "of 3.2 GB" in shown.stderr)
+        notebook.watch(put, lambda shown: "of 3.2 GB" in str(shown.rich))
         notebook.interrupt()
         assert notebook.finish(put).error is not None
         assert put.error is not None

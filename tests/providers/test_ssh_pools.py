@@ -163,7 +163,7 @@ def test_stopping_a_copy_leaves_nothing_on_any_host(two: tuple[Hosts, Notebook])
             file.truncate(3 << 30)
     for line in ("%sky_put large large.copy", "%sky_get large large.copy --node all"):
         copying = notebook.start(line)
-        notebook.watch(copying, lambda shown: "B of " in shown.stderr)
+        notebook.watch(copying, lambda shown: "B of " in str(shown.rich))
         notebook.interrupt()
         assert "KeyboardInterrupt" in str(notebook.finish(copying).error)
         assert not file_processes(hosts)
@@ -180,7 +180,7 @@ def test_a_copy_that_loses_its_connection_says_so_and_can_go_on(two: tuple[Hosts
     with (folder / "large").open("wb") as file:
         file.truncate(1 << 29)
     copying = notebook.start("%sky_put lossy lossy")
-    notebook.watch(copying, lambda shown: "B of " in shown.stderr)
+    notebook.watch(copying, lambda shown: "B of " in str(shown.rich))
     hosts[1].kill_sessions()
     error = notebook.finish(copying).error
     assert error is not None
@@ -208,18 +208,18 @@ def test_a_scripts_folder_goes_along_and_is_kept_in_step(two: tuple[Hosts, Noteb
         (project / name).write_text(text)
     cell = "%%sky_sh --workdir project --only all\npython3 say.py && ls && touch made.there"
     shown = notebook.run(cell)
-    assert "[project: 3 files (" in shown.stderr
-    assert sorted(shown.lines) == sorted(
+    assert shown.lines[0].startswith("[project: 3 files (")
+    assert sorted(shown.lines[1:]) == sorted(
         f"[{node}] {line}" for node in (0, 1) for line in ("first", "say.py", "unused.py")
     )
     (project / "say.py").write_text("print('then')")
     (project / "unused.py").unlink()
     shown = notebook.run(cell)
-    assert "1 file there already; 1 file removed" in shown.stderr
-    assert sorted(shown.lines) == sorted(
+    assert "1 file there already; 1 file removed" in shown.lines[0]
+    assert sorted(shown.lines[1:]) == sorted(
         f"[{node}] {line}" for node in (0, 1) for line in ("then", "made.there", "say.py")
     )
-    assert "project:" not in notebook.run(cell).stderr
+    assert "project:" not in notebook.run(cell).text
 
 
 def test_another_pool_on_the_same_hosts_at_the_same_time(two: tuple[Hosts, Notebook]) -> None:

@@ -287,7 +287,7 @@ def test_leaving_ends_the_cell_and_not_the_rank(notebook: Notebook, leave: str) 
 
 
 def test_hard_exit_of_a_rank(notebook: Notebook) -> None:
-    notebook.run("%%sky_broadcast\nkept = rank\nprint('of an earlier cell')")
+    notebook.run("%%sky_broadcast\nonly_there = rank\nprint('of an earlier cell')")
     error = notebook.fail("%%sky_broadcast\nif rank == 1:\n    print('the last word')\n    os._exit(3)")
     assert error.ename == "RankDied"
     assert f"rank 1 on {HOST} died: exit code 3" in error.text
@@ -296,7 +296,7 @@ def test_hard_exit_of_a_rank(notebook: Notebook) -> None:
     assert "of an earlier cell" not in error.text
     notebook.run("e = sys.last_value")
     assert notebook.value("e.rank, e.hostname, e.status") == (1, HOST, 3)
-    notebook.run("%%sky_broadcast -o r\n'kept' in globals()")
+    notebook.run("%%sky_broadcast -o r\n'only_there' in globals()")
     assert notebook.value("r") == [True, False, True]
 
 

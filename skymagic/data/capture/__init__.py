@@ -9,5 +9,6 @@ functions    names that a function of the notebook mentions in string literals
 strings      names in string literals: code, templates, IPython's calls, keys of the namespace
 annotations  names in annotations that are strings
 scripts      what the files need that a cell runs with %run
+cells        the cells that code comes from, for tracebacks
 modules      modules of the notebook's folder, with those that they import
 """

@@ -19,8 +19,8 @@ from skymagic.data.values.pickling import together
 INLINE_IN_ALL = 1 << 20
 """Small values of more than this many bytes together are written to one file."""
 
-Progress = Callable[[str, int, int], None]
-"""Called with a variable's name, the bytes written so far, and the bytes to write in all."""
+Progress = Callable[[Mapping[str, int], int], None]
+"""Called with the bytes to write, by the names of variables, and the bytes written so far."""
 
 
 @dataclass
@@ -103,20 +103,17 @@ class Bundle:
 
 
 class BundleWriter:
-    """Writes the parts of bundles into a store, each content once, and notes where they are.
+    """Writes the parts of bundles into a store, each content once, and notes where they are."""
 
-    Args:
-        total: bytes of all bundles, for ``progress``.
-    """
-
-    def __init__(self, index: ContentIndex, progress: Progress | None = None, total: int = 0) -> None:
+    def __init__(self, index: ContentIndex, progress: Progress | None = None) -> None:
         self.index = index
         self.nbytes = 0
         self.needs: dict[str, set[str]] = {}
         self._files: dict[str, int] = {}
         self._small: list[tuple[Bundle, int]] = []
         self._progress = progress
-        self._total = total
+        self._weights: dict[str, int] = {}
+        """What is to be written, by variables' names."""
         self._done = 0
 
     @property
@@ -131,11 +128,16 @@ class BundleWriter:
 
     def expect(self, bundles: Iterable[Bundle]) -> None:
         """These bundles will be added."""
+        bundles = list(bundles)
         self.index.expect(part for bundle in bundles for part in bundle.parts)
+        if self._progress is not None:
+            for bundle in bundles:
+                weight = sum(part.nbytes for part in bundle.parts if not (part.blob and self.index.find(part)))
+                if weight:
+                    self._weights[" + ".join(bundle.names)] = weight
 
     def add(self, bundle: Bundle) -> None:
         """Write a bundle's large parts; its small ones wait for ``finish``."""
-        name = ", ".join(bundle.names)
         self.needs.update({each: set() for each in bundle.names})
         bundle.locations = [""] * len(bundle.parts)
         rest = []
@@ -143,14 +145,14 @@ class BundleWriter:
             self.index.identify([part], lazily=True)  # again: its like may just have been written
             extent = self.index.find(part) if part.blob else None
             if extent is None and part.blob and part.nbytes >= LARGE:
-                extent = self.index.put(part, lambda done: self._report(name, done))
+                extent = self.index.put(part, self._report)
                 self.nbytes += part.nbytes
+                self._done += part.nbytes
             if extent is None:
                 rest.append(index)
             else:
                 bundle.locations[index] = self._locate(bundle, extent)
-                self._done += part.nbytes
-        self._report(name, 0)
+        self._report(0)
         if sum(bundle.parts[index].nbytes for index in rest) < INLINE:
             self._small += [(bundle, index) for index in rest]
         else:
@@ -181,9 +183,9 @@ class BundleWriter:
             self.needs[name].add(key)
         return [self._files.setdefault(key, len(self._files)), offset, nbytes]
 
-    def _report(self, name: str, done: int) -> None:
-        if self._progress is not None:
-            self._progress(name, min(self._done + done, self._total), self._total)
+    def _report(self, done: int) -> None:
+        if self._progress is not None and self._weights:
+            self._progress(self._weights, min(self._done + done, sum(self._weights.values())))
 
 
 def submodules(values: Iterable[object], attributes: frozenset[str]) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skymagic.data.capture import modules
+from skymagic.data.capture import cells, modules
 from skymagic.data.capture.annotations import is_type
 from skymagic.data.capture.names import CellNames, cell_names, interactive, is_output, reach
 from skymagic.data.capture.scripts import with_scripts
@@ -121,7 +121,7 @@ class Shipper(Unpacking):
                 them after it. A name of the notebook gives way to them.
             compiler_flags: of ``__future__``, as the notebook's earlier cells have set them.
             dry_run: only look; nothing is written and ``orders`` is empty.
-            progress: called with a name, the bytes written so far, and the bytes to write.
+            progress: called with the bytes to write, by names, and the bytes written so far.
             warn: called with a sentence for each large variable that must travel to other machines, once per value.
             note: called with a sentence where the ranks' binding of a name may surprise, once per name.
 
@@ -337,7 +337,7 @@ class Shipper(Unpacking):
         """Write what is lacking, and make the orders."""
         moved = [value for name, value in values.items() if lacking[name]]
         attributes = names.attributes.union(*(value.pickled.attributes for value in moved))
-        writer = BundleWriter(self.index, progress, sum(value.pickled.nbytes for value in moved))
+        writer = BundleWriter(self.index, progress)
         try:
             held: dict[int, str] = {}
             if moved:
@@ -363,12 +363,14 @@ class Shipper(Unpacking):
                     self.fingerprints.take(value, hashes)
             fingerprints = {name: value.fingerprint or "" for name, value in values.items() if name not in temporary}
             stored = self._fingerprints(names.stores - set(values))
+            texts = self._lacking_cells(moved, ranks)
             orders = {
                 "python": platform.python_version(),
                 "files": writer.files,
                 "bundles": [bundle.plain() for bundle in bundles],
                 "modules": self._lacking_modules(sources, ranks),
-                "sources": self._lacking_cells(moved, ranks),
+                "sources": texts,
+                "cells": cells.numbers(texts),
                 "temporary": sorted(temporary),
                 "unbound": sorted(unbound),
             }
@@ -488,7 +490,7 @@ class Shipper(Unpacking):
 
     def _lacking_cells(self, values: Iterable[Variable], ranks: Sequence[int]) -> dict[str, str]:
         files = frozenset().union(*(value.pickled.files for value in values))
-        return pickling.cell_sources(name for name in files if self.bindings.ranks_without_source(name, "", ranks))
+        return cells.sources(name for name in files if self.bindings.ranks_without_source(name, "", ranks))
 
     def _forget_lost_names(self) -> None:
         """Forget names that the notebook has lost."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 import functools
 import io
-import linecache
 import pickle
 import sys
 import threading
@@ -395,13 +394,3 @@ def _module_of(namespace: dict[str, Any]) -> str | None:
 def _slots(cls: type) -> Any:
     slots = vars(cls)["__slots__"]
     return slots if isinstance(slots, str) else tuple(slots)
-
-
-def cell_sources(files: Iterable[str]) -> dict[str, str]:
-    """The text of code that exists in memory alone, by file name: cells, for tracebacks and ``inspect``."""
-    found = {}
-    for name in files:
-        entry = linecache.cache.get(name)
-        if entry is not None and len(entry) == 4 and entry[1] is None:
-            found[name] = "".join(entry[2])
-    return found

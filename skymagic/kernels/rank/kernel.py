@@ -177,6 +177,7 @@ class RankKernel(IPythonParallelKernel):
             return {"status": "ok", **lend(self._namespace, order.names, order.held)}
         outcome: dict[str, Any] = {"status": "ok", "bound": False, "joined": True}
         try:
+            self.shell.know_cells(order.manifest.get("cells", {}))
             self._namespace.bind(order.manifest)
             outcome["bound"] = True
             await self._run(order, source, outcome)

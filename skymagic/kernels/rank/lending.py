@@ -54,6 +54,6 @@ def _pack(namespace: Namespace, values: dict[str, object]) -> dict[str, Any]:
         "names": list(values),
         "code": pickled.code,
         "modules": sorted(pickled.modules),
-        "sources": pickling.cell_sources(pickled.files),
+        "sources": cells.sources(pickled.files),
         "wrappers": pickled.wrappers,
     }

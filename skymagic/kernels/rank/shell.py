@@ -8,10 +8,11 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 from ipykernel.zmqshell import ZMQInteractiveShell
-from IPython.core import page
+from IPython.core import page, ultratb
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
@@ -100,14 +101,24 @@ class RankShell(ZMQInteractiveShell):
         elif kind is UsageError:  # misuse of a magic is one line, which IPython would print
             self._last_traceback = [f"UsageError: {problem}"]
         elif tracebacks.is_group(problem):
-            self._last_traceback = tracebacks.of_group(problem, self.compile._filename_map)
+            with tracebacks.telling_chain(problem):
+                self._last_traceback = tracebacks.of_group(problem, self.compile._filename_map)
         else:
             kwargs["exception_only"] = False
-            with tracebacks.interrupts_ignored():
-                super().showtraceback((kind, problem, tracebacks.without_kernel(tb)), *args, **kwargs)
+            with tracebacks.interrupts_ignored(), tracebacks.telling_chain(problem):
+                super().showtraceback((kind, problem, tracebacks.telling(tb) or tb), *args, **kwargs)
 
     def _showtraceback(self, etype: type[BaseException], evalue: BaseException, stb: list[str]) -> None:
         self._last_traceback = stb
+
+    def init_traceback_handlers(self, custom_exceptions: Any) -> None:
+        """Cells count as sources that can be read."""
+        super().init_traceback_handlers(custom_exceptions)
+        ultratb.get_line_number_of_frame = tracebacks.line_count
+
+    def know_cells(self, numbers: Mapping[str, int]) -> None:
+        """Code of these files stands in the notebook's cells of these numbers; tracebacks say so."""
+        self.compile._filename_map.update(numbers)
 
     def init_hooks(self) -> None:
         """Help (``name?``) is displayed: a rank's reply has no place for the pager's payload."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from types import TracebackType
+from types import FrameType, TracebackType
 
-PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-INTERNAL = tuple(os.path.join(PACKAGE, folder, "") for folder in ("kernels", "plugins"))
-"""Folders of this package whose frames tell a user nothing."""
+MACHINERY = ("skymagic", "IPython", "ipykernel", "ipyparallel")
+"""Packages whose frames tell a user nothing."""
+WRAPPERS = {"_wrapped_call_impl", "_call_impl"}
+"""Functions of torch.nn.Module between a call of a module and its forward."""
 
 
 @contextlib.contextmanager
@@ -45,13 +48,54 @@ def walk(tb: TracebackType | None) -> Iterator[TracebackType]:
         tb = tb.tb_next
 
 
-def without_kernel(tb: TracebackType | None, *others: str) -> TracebackType | None:
-    """The traceback without frames of this package, as where ``input()`` is refused, and of the files `others`."""
-    files = [(link, link.tb_frame.f_code.co_filename) for link in walk(tb)]
+def telling(tb: TracebackType | None, *others: str) -> TracebackType | None:
+    """The traceback without frames of the machinery, of torch's call wrappers, and of the files `others`."""
+    folders = tuple(
+        os.path.join(os.path.dirname(sys.modules[name].__file__ or ""), "") for name in MACHINERY if name in sys.modules
+    )
     kept: TracebackType | None = None
-    for link in reversed([link for link, file in files if not file.startswith(INTERNAL) and file not in others]):
-        kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    for link in reversed(list(walk(tb))):
+        code = link.tb_frame.f_code
+        file = code.co_filename
+        wrapper = code.co_name in WRAPPERS and link.tb_frame.f_globals.get("__name__") == "torch.nn.modules.module"
+        if not (file.startswith(folders) or file in others or wrapper):
+            kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
     return kept
+
+
+@contextlib.contextmanager
+def telling_chain(problem: BaseException) -> Iterator[None]:
+    """Inside, the tracebacks of an exception and of those that it followed from are `telling`."""
+    before = {id(each): (each, each.__traceback__) for each in chain(problem)}
+    for each, tb in before.values():
+        each.__traceback__ = telling(tb) or tb
+    try:
+        yield
+    finally:
+        for each, tb in before.values():
+            each.__traceback__ = tb
+
+
+def chain(problem: BaseException) -> Iterator[BaseException]:
+    """An exception, its causes and contexts, and the members of groups among them; each once."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [problem]
+    while todo:
+        each = todo.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            todo += [each.__cause__, each.__context__]
+            todo += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+
+
+def line_count(frame: FrameType) -> int:
+    """How many lines the source of a frame has, also of a cell, which is no file.
+
+    IPython, which looks for a file, takes cells for sources too long to be read, and then shows other lines than those of a
+    generator expression, and the last line that a frame has reached for the line that raised.
+    """
+    return len(linecache.getlines(frame.f_code.co_filename))
 
 
 def is_group(problem: BaseException | None) -> bool:

@@ -1,0 +1,87 @@
+"""Text that changes in its place: a display of the notebook that is drawn again, and lines that are replaced by their end.
+
+A notebook cannot move its cursor, but it can replace what a display shows; what it saves is the last state. A terminal can
+redraw its last line. Where neither is there, what moves is not shown, and its end is.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from skymagic.display import text as display
+
+
+def in_ipython() -> bool:
+    """Whether displays can be shown here; without importing IPython."""
+    module = sys.modules.get("IPython")
+    return module is not None and module.get_ipython() is not None
+
+
+def in_notebook() -> bool:
+    """Whether a display that was shown here can be replaced: IPython in a terminal would print it once more."""
+    return in_ipython() and getattr(sys.modules["IPython"].get_ipython(), "kernel", None) is not None
+
+
+def show(content: Mapping[str, Any], *, update: bool = False) -> None:
+    """Show a bundle of representations: richly in IPython, as text elsewhere."""
+    data = dict(content["data"])
+    if in_ipython():
+        from IPython.core.interactiveshell import InteractiveShell
+
+        transient = dict(content.get("transient") or {})
+        InteractiveShell.instance().display_pub.publish(
+            data=data, metadata=dict(content.get("metadata") or {}), transient=transient, update=update
+        )
+    else:
+        display.write("stdout", f"{data.get('text/plain', '')}\n")
+
+
+class Area:
+    """A display of text in a notebook; each `draw` replaces what the one before has shown, in its place."""
+
+    def __init__(self) -> None:
+        self._id = f"skymagic-{secrets.token_hex(8)}"
+        self._drawn: str | None = None
+
+    def draw(self, text: str) -> None:
+        """Show this text there; the same as before is not sent again."""
+        if text == self._drawn:
+            return
+        content = {"data": {"text/plain": text}, "transient": {"display_id": self._id}}
+        show(content, update=self._drawn is not None)
+        self._drawn = text
+
+
+class StatusLine:
+    """One line that says what is under way, replaced by the line that says how it ended; never on a notebook's standard error."""
+
+    def __init__(self) -> None:
+        self._area: Area | None = None
+        self._width = 0
+
+    def show(self, text: str) -> None:
+        """What is under way now."""
+        if in_notebook():
+            self._area = self._area or Area()
+            self._area.draw(text)
+        elif (stream := own_stream()) is not None and stream.isatty():
+            stream.write("\r" + text.ljust(self._width))
+            stream.flush()
+            self._width = len(text)
+
+    def end(self, text: str) -> None:
+        """How it ended: in the place of what was shown."""
+        if self._area is not None:
+            self._area.draw(text)
+        elif (stream := own_stream()) is not None:
+            stream.write(("\r" if self._width else "") + text.ljust(self._width) + "\n")
+            stream.flush()
+        self._area, self._width = None, 0
+
+
+def own_stream() -> Any:
+    """Where skymagic speaks itself: in a script on standard error, for its output may be data."""
+    return sys.stdout if in_ipython() else sys.stderr

@@ -1,0 +1,209 @@
+"""What a cell shows while it runs and when it is over: open lines of several ranks, bars and widgets, shipping, tracebacks."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.notebook import Failed, Notebook, Shown, opened
+
+HOST = socket.gethostname()
+SETUP = "%%sky_broadcast\nimport os, sys, time\nrank = int(os.environ['RANK']);"
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with opened(tmp_path_factory.mktemp("shown"), "%sky_pool --nodes 2", "import sys", SETUP) as one:
+        yield one
+
+
+def gate(notebook: Notebook) -> Path:
+    """A file that cells wait for."""
+    return notebook.folder / f"gate-{os.urandom(4).hex()}"
+
+
+def waiting(gate: Path) -> str:
+    """Code of a cell that waits until the gate is there."""
+    return f"while not os.path.exists({str(gate)!r}): time.sleep(0.01)"
+
+
+def plain(shown: Shown) -> list[str]:
+    """Lines of what was displayed as text."""
+    return "\n".join(data["text/plain"] for data in shown.rich).splitlines()
+
+
+# ------------------------------------------------------------------------------------------ open lines of several ranks
+
+
+def test_dots_of_several_ranks_are_shown_as_they_come(notebook: Notebook) -> None:
+    first, second = gate(notebook), gate(notebook)
+    shown = notebook.start(
+        f"%%sky_broadcast --only all\nprint('dots ..', end='')\n{waiting(first)}\n"
+        f"print('..', end='')\n{waiting(second)}\nprint(' done')\nprint('next')"
+    )
+    notebook.watch(shown, lambda cell: plain(cell) == ["[0] dots ..", "[1] dots .."])
+    first.touch()
+    notebook.watch(shown, lambda cell: plain(cell) == ["[0] dots ....", "[1] dots ...."])
+    assert not shown.done
+    second.touch()
+    notebook.finish(shown)
+    assert plain(shown) == ["[0] dots .... done", "[1] dots .... done"]
+    assert sorted(shown.lines) == ["[0] next", "[1] next"]
+    assert shown.kinds == ["display_data", "stdout"]
+
+
+def test_bars_of_several_ranks_move_in_their_place(notebook: Notebook) -> None:
+    half = gate(notebook)
+    shown = notebook.start(
+        "%%sky_broadcast --only 0,1\nfrom tqdm import tqdm\n"
+        f"for i in tqdm(range(8), desc='train', mininterval=0):\n    if i == 4:\n        {waiting(half)}"
+    )
+    notebook.watch(shown, lambda cell: len(plain(cell)) == 2 and all("train:  50%" in line for line in plain(cell)))
+    assert [line[:10] for line in plain(shown)] == ["[0] train:", "[1] train:"]
+    half.touch()
+    notebook.finish(shown)
+    assert [line[:16] for line in plain(shown)] == ["[0] train: 100%|", "[1] train: 100%|"]
+    assert shown.text == "", "what has moved is said once"
+
+
+def test_nested_bars_of_several_ranks(notebook: Notebook) -> None:
+    gates = [gate(notebook), gate(notebook)]
+    shown = notebook.start(
+        "%%sky_broadcast --only all\nfrom tqdm import tqdm\n"
+        "for epoch in tqdm(range(2), desc='epochs', mininterval=0):\n"
+        "    for i in tqdm(range(50), desc='steps', leave=False, mininterval=0):\n"
+        f"        if i == 25:\n            while not os.path.exists({[str(one) for one in gates]!r}[epoch]): time.sleep(0.01)\n"
+        "    print('loss', epoch)"
+    )
+    for number, one in enumerate(gates):
+        notebook.watch(shown, lambda cell, n=number: sum("steps:  50%" in line for line in plain(cell)) == 2)  # type: ignore[misc]
+        assert [line[:11] for line in plain(shown)] == ["[0] epochs:", "[0] steps: ", "[1] epochs:", "[1] steps: "]
+        one.touch()
+    notebook.finish(shown)
+    assert [line[:17] for line in plain(shown)] == ["[0] epochs: 100%|", "[1] epochs: 100%|"]
+    assert sorted(shown.lines) == ["[0] loss 0", "[0] loss 1", "[1] loss 0", "[1] loss 1"]
+    assert shown.stderr == ""
+
+
+def test_a_bar_for_each_epoch_stands_above_what_follows_it(notebook: Notebook) -> None:
+    gates = [gate(notebook), gate(notebook)]
+    shown = notebook.start(
+        "%%sky_broadcast --only all\nfrom tqdm import tqdm\nfor epoch in range(2):\n"
+        "    for i in tqdm(range(4), desc=f'epoch {epoch}', mininterval=0):\n"
+        f"        while not os.path.exists({[str(one) for one in gates]!r}[epoch]): time.sleep(0.01)\n"
+        "    print('loss', epoch)"
+    )
+    for number, one in enumerate(gates):
+        notebook.watch(shown, lambda cell, n=number: sum(f"epoch {n}:   0%" in line for line in plain(cell)) == 2)  # type: ignore[misc]
+        one.touch()
+    notebook.finish(shown)
+    assert [line[:17] for line in plain(shown)] == [
+        f"[{rank}] epoch {epoch}: 100%" for epoch in (0, 1) for rank in (0, 1)
+    ]
+    assert shown.kinds == ["display_data", "stdout", "display_data", "stdout"]
+
+
+def test_lines_that_end_at_once_are_plain_text(notebook: Notebook) -> None:
+    shown = notebook.run("%%sky_broadcast --only all\nfor i in range(50):\n    print(i, end=' ')\n    print('whole')")
+    assert set(shown.kinds) == {"stdout"}
+    assert len(shown.lines) == 100
+
+
+# ------------------------------------------------------------------------------------------ tracebacks
+
+
+def frames(error: Failed) -> list[str]:
+    """The headings of a traceback's frames."""
+    return [line for line in error.text.splitlines() if line.startswith(("Cell In", "File "))]
+
+
+def number_of(notebook: Notebook) -> int:
+    """The number of the cell that runs next."""
+    return int(notebook.value("get_ipython().execution_count"))
+
+
+def test_code_of_a_notebook_cell_is_shown_as_that_cell(notebook: Notebook) -> None:
+    defined = number_of(notebook)
+    notebook.run(
+        "class Net:\n    def forward(self, x):\n        return self.divide(x)\n\n    def divide(self, x):\n        return 1 / x"
+    )
+    error = notebook.fail("%%sky_broadcast\nNet().forward(0)")
+    assert frames(error) == [
+        f"Cell In[{defined + 1}], line 2",
+        f"Cell In[{defined}], line 3, in Net.forward(self, x)",
+        f"Cell In[{defined}], line 6, in Net.divide(self, x)",
+    ]
+    assert "----> 6     return 1 / x" in error.text
+
+
+def test_a_generator_expression_shows_its_own_line(notebook: Notebook) -> None:
+    error = notebook.fail("%%sky_broadcast\nitems = [1, 0]\ntotal = sum(\n    1 / item\n    for item in items\n)")
+    outer, inner = error.text.split("Cell In")[1:]
+    assert "----> 3 total = sum(" in outer
+    assert "----> 4     1 / item" in inner
+    assert "# %%sky_broadcast" not in inner.partition("----> ")[2]
+
+
+def test_each_of_chained_exceptions_shows_the_line_that_raised_it(notebook: Notebook) -> None:
+    error = notebook.fail("%%sky_broadcast\ntry:\n    {}['a']\nexcept KeyError as e:\n    raise ValueError('b') from e")
+    assert "----> 3     {}['a']" in error.text
+    assert "----> 5     raise ValueError('b') from e" in error.text
+
+
+def test_the_message_stands_last(notebook: Notebook) -> None:
+    error = notebook.fail("%%sky_broadcast\nif rank == 1:\n    {}['a']\nraise ValueError('first line\\nsecond line')")
+    assert error.text.splitlines()[-4:] == [
+        f"[rank 0 of 2 on {HOST}]",
+        "rank 1: KeyError: 'a'",
+        "ValueError: first line",
+        "second line",
+    ]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import skymagic as sky\nsky.shard(5)",
+        "import skymagic as sky\nf = sky.silent(lambda: 1 / 0)\nf()",
+        "input('?')",
+        "import skymagic as sky\ntry:\n    sky.shard(5)\nexcept TypeError as e:\n    raise ValueError('b') from e",
+        "import skymagic as sky\ntry:\n    sky.shard(5)\nexcept TypeError as e:\n    raise ExceptionGroup('many', [e])",
+        "%time 1 / 0",
+    ],
+)
+def test_no_frame_of_the_product_is_shown(notebook: Notebook, body: str) -> None:
+    error = notebook.fail(f"%%sky_broadcast\n{body}")
+    shown = error.text.replace("import skymagic as sky", "")
+    assert "Cell In" in shown
+    assert not [line for line in shown.splitlines() if "skymagic" in line or "ipykernel" in line or "IPython/" in line]
+
+
+def test_torchs_call_wrappers_fold(notebook: Notebook) -> None:
+    body = "import torch\nnet = torch.nn.Sequential(torch.nn.Linear(2, 2))\nnet(torch.ones(3, 3))"
+    error = notebook.fail(f"%%sky_broadcast -t 0\n{body}")
+    assert [line.rpartition("in ")[2] for line in frames(error)[1:]] == [
+        "Sequential.forward(self, input)",
+        "Linear.forward(self, input)",
+    ]
+
+
+# ------------------------------------------------------------------------------------------ shipping
+
+
+def test_shipping_is_one_line_that_its_end_replaces(notebook: Notebook) -> None:
+    notebook.run("from skymagic.display.screen import Progress\nbefore, Progress.DELAY = Progress.DELAY, -1")
+    notebook.run(
+        "import numpy as np\nrows = np.ones(500_000)\ncolumns = [np.zeros(100_000), rows[:10].copy()]\nlittle = [1, 2]"
+    )
+    shown = notebook.run("%%sky_broadcast\nassert len(columns) + len(rows) + len(little)")
+    again = notebook.run("%%sky_broadcast\nassert len(columns) + len(rows) + len(little)")
+    notebook.run("Progress.DELAY = before")
+    [line] = plain(shown)
+    assert re.fullmatch(r"\[shipped rows \(4\.0 MB\), columns \(800\.\d KB\) and 1 more in \d\.\d s\]", line)
+    assert shown.kinds == ["display_data"]
+    assert again.outputs == []
