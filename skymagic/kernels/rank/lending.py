@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import Any
 
+from skymagic.data.capture import cells
 from skymagic.data.capture.names import interactive
 from skymagic.data.values import pickling
 from skymagic.kernels.rank.namespace import Namespace
