@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from skymagic.data.shipping.bindings import Bindings
     from skymagic.data.shipping.manifest import Manifest
 
-_NAME_ERROR = re.compile(r"name '(\w+)' is not defined")
-
 
 def missing(report: Report, bindings: Bindings, source: str) -> list[str]:
     """A line for each name that ranks missed in a run, and another rank has: how to get it from there.
@@ -26,9 +23,9 @@ def missing(report: Report, bindings: Bindings, source: str) -> list[str]:
     ranks_by_name: dict[str, list[int]] = {}
     for number, rank in sorted(report.ranks.items()):
         outcome = rank.outcome or {}
-        found = _NAME_ERROR.match(outcome.get("evalue", "")) if outcome.get("ename") == "NameError" else None
-        if found is not None and found[1] not in bindings.names(number):
-            ranks_by_name.setdefault(found[1], []).append(number)
+        name = outcome.get("missing")
+        if name and name not in bindings.names(number):
+            ranks_by_name.setdefault(name, []).append(number)
     return [line for name, ranks in ranks_by_name.items() if (line := _missing(name, ranks, bindings, source))]
 
 

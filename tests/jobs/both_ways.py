@@ -24,7 +24,9 @@ from typing import Any
 from skymagic.errors import CellSyntaxError, SkyError
 
 ROOT = Path(__file__).resolve().parents[2]
-IPYTHONS = re.compile(r"_+|_i+|_\d+|_i\d+|_[iod]h|_exit_code|_both_ways|In|Out|exit|quit|get_ipython|open|__\w+__|_sky\w*")
+IPYTHONS = re.compile(
+    r"_+|_i+|_\d+|_i\d+|_[iod]h|_exit_code|_both_ways|In|Out|exit|quit|get_ipython|open|__\w+__|_sky\w*"
+)
 """Names that are IPython's own, or ours."""
 TIMES = re.compile(r"[\d.e+]+ (?:ns|us|µs|μs|ms|s|min)\b|\+-|±")
 ADDRESS = re.compile(r"0[xX][0-9a-fA-F]+")
@@ -57,7 +59,7 @@ def seen(value: Any, depth: int = 4) -> Any:
         return kind.__name__, [seen(each, depth - 1) for each in value]
     if isinstance(value, BaseException):
         return kind.__name__, seen(value.args, depth - 1)
-    if kind.__repr__ is object.__repr__:
+    if vars(object)["__repr__"] is getattr(kind, "__repr__"):  # noqa: B009
         return kind.__name__, seen(getattr(value, "__dict__", {}), depth - 1)
     return kind.__name__, ADDRESS.sub("0x", repr(value))
 

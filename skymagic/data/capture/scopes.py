@@ -143,7 +143,8 @@ class _Body(ast.NodeVisitor):
         self.uses = uses
 
     def visit_Name(self, node: ast.Name) -> None:
-        if isinstance(node.ctx, ast.Load) and node.id not in self.bound:
+        # what is deleted must be there
+        if not isinstance(node.ctx, ast.Store) and node.id not in self.bound:
             self.uses.loads.add(node.id)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
