@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import random
 import re
 import types
 from collections.abc import Callable, Iterator
@@ -23,7 +24,11 @@ from skymagic.data.shipping.fingerprints import Fingerprints
 from skymagic.data.store.index import ContentIndex
 from skymagic.data.store.store import NodeStore
 from skymagic.data.values import pickling
+from skymagic.data.values.contents import Contents
+from skymagic.data.values.forms import form_for
 from tests.data.far import Notebook, moved
+from tests.lab.notebook import Notebook as RealNotebook
+from tests.lab.notebook import opened
 
 Look = Callable[[Any], str]
 
@@ -345,7 +350,7 @@ def test_values_that_hold_themselves(look: Look) -> None:
 
 
 def test_values_too_large_to_look_at_are_their_pickles(look: Look) -> None:
-    value = [types.SimpleNamespace(n=n) for n in range(70_000)]
+    value = [types.SimpleNamespace(n=n) for n in range(40_000)]
     before = look(value)
     assert look(value) == before
     value[-1].n = 0
@@ -357,6 +362,65 @@ def test_shared_tuples_take_no_time(look: Look) -> None:
     for _ in range(60):
         value = (value, value)
     assert look(value) == look(value)
+
+
+class Thing:
+    """Something with attributes."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+
+def some_value(chance: random.Random, depth: int, pool: list[Any]) -> Any:
+    """A random value; what can change may be in it more than once."""
+    atoms = (0, 1, True, None, 1.0, 0.0, -0.0, "", "a", b"a", b"", 2**40, 1j, "values", "again")
+    kind = chance.randrange(12 if depth else 6)
+    if kind < 6:
+        return chance.choice(atoms)
+    if kind == 6 and pool:
+        return chance.choice(pool)
+    if kind == 7:
+        return tuple(some_value(chance, depth - 1, pool) for _ in range(chance.randrange(4)))
+    if kind == 8:
+        made: Any = {chance.choice([1, "a", (1, 2), b"x", 2.5, None]) for _ in range(chance.randrange(4))}
+    elif kind == 9:
+        made = {chance.choice("abcd"): some_value(chance, depth - 1, pool) for _ in range(chance.randrange(4))}
+    elif kind == 10:
+        made = Thing(**{chance.choice("xyz"): some_value(chance, depth - 1, pool) for _ in range(chance.randrange(4))})
+    else:
+        made = [some_value(chance, depth - 1, pool) for _ in range(chance.randrange(4))]
+    pool.append(made)
+    return made
+
+
+def written(value: Any, numbers: dict[int, int]) -> Any:
+    """What a value contains, as text and tuples: found in another way."""
+    if isinstance(value, tuple):
+        return "tuple", *(written(each, numbers) for each in value)
+    if not isinstance(value, (list, dict, set, Thing)):
+        return type(value), repr(value)
+    if id(value) in numbers:
+        return "again", numbers[id(value)]
+    numbers[id(value)] = len(numbers)
+    if isinstance(value, set):
+        return "set", *sorted(map(repr, value))
+    if isinstance(value, list):
+        return "list", *(written(each, numbers) for each in value)
+    items = value.items() if isinstance(value, dict) else sorted(vars(value).items())
+    return type(value), *((key, written(each, numbers)) for key, each in items)
+
+
+def test_random_values_have_one_fingerprint_for_each_content() -> None:
+    chance = random.Random(7)
+    contents: dict[str, Any] = {}
+    fingerprints: dict[Any, str] = {}
+    for _ in range(20_000):
+        value = some_value(chance, chance.randrange(1, 5), [])
+        content = written(value, {})
+        found = Contents(pickling.reducer({}), form_for, lambda _: None).of(value)
+        assert contents.setdefault(found, content) == content
+        assert fingerprints.setdefault(content, found) == found
+    assert len(contents) > 2000
 
 
 # what the ranks get
@@ -420,3 +484,57 @@ def test_a_rank_that_lacks_a_restless_value_gets_it(notebook: Notebook) -> None:
     notebook.ranks[1].run("del r")
     notebook.there("r")
     assert notebook.values("hasattr(r, 'mine')") == [True, False]
+
+
+# in a notebook
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealNotebook]:
+    with opened(tmp_path_factory.mktemp("changes"), "%sky_pool --nodes 2") as one:
+        yield one
+
+
+READ = {
+    "frame": (
+        'import pandas as pd\nx = pd.DataFrame({"t": pd.date_range("2024", periods=9).tz_localize("UTC")})',
+        "print(x); x.t.dt.year; x.values",
+        "x.loc[3, 't'] = x.t[0]",
+    ),
+    "figure": (
+        "from matplotlib.figure import Figure\nx = Figure(); line, = x.subplots().plot([1, 2])",
+        "import io; x.savefig(io.BytesIO())",
+        "line.set_ydata([3, 1])",
+    ),
+    "set": ("x = {0, 8}", "x.clear(); x.update((8, 0))", "x.add(1)"),
+    "function": ("def x(): return 1", "def x():\n    # as before\n    return 1", "def x(): return 2"),
+    "dispatch": (
+        "import functools\n@functools.singledispatch\ndef x(a): return 1",
+        "x(1)",
+        "@x.register\ndef _(a: int): return 2",
+    ),
+    "array": ("import numpy as np\nx = np.eye(3)", "x = np.asfortranarray(x)", "x[0, 0] = 2"),
+    "tensor": ("import torch\nx = torch.arange(99)[5:50]", "x = x.clone()", "x[0] = 2"),
+}
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_a_rank_keeps_what_it_made_until_the_notebook_changes_it(real: RealNotebook, kind: str) -> None:
+    make, read, change = READ[kind]
+    real.run(make)
+    real.run("%%sky_broadcast\nx = [x]")
+    real.run(read)
+    real.run("%%sky_broadcast -o kinds\ntype(x).__name__")
+    assert real.value("kinds") == ["list"] * 2
+    real.run(change)
+    real.run("%%sky_broadcast -o kinds\ntype(x).__name__")
+    assert "list" not in real.value("kinds")
+
+
+def test_a_restless_value_is_pointed_out(real: RealNotebook) -> None:
+    real.run(UNSTABLE)
+    real.run("%%sky_broadcast\nr.mine = 1")
+    shown = real.run("%%sky_broadcast -o mine\nr.mine")
+    assert real.value("mine") == [1, 1]
+    assert shown.text.count("r looks different each time") == 1
+    assert "looks different" not in real.run("%%sky_broadcast\nr.mine").text

@@ -154,6 +154,34 @@ def test_one_rank_trains_a_model_of_its_own_on_torch(on_torch: Any) -> None:
 
 @needs_keras
 @needs_torch
+def test_a_model_that_was_used_is_no_other_one(on_torch: Any) -> None:
+    @sky.function
+    def looks() -> list[bool]:
+        import keras
+        import numpy as np
+
+        from skymagic.data.values import pickling
+        from skymagic.data.values.contents import Contents
+        from skymagic.data.values.forms import form_for
+
+        def look() -> str:
+            return Contents(pickling.reducer({}), form_for, lambda _: None).of(model)
+
+        model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dropout(0.1), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        first = look()
+        model.predict(np.ones((8, 8)), verbose=0)
+        used = look()
+        model.fit(np.ones((8, 8)), np.ones((8, 1)), verbose=0)
+        trained = look()
+        model.optimizer.learning_rate = 0.5
+        return [used == first, trained == first, look() == trained]
+
+    assert looks() >> on_torch == [True, False, False]
+
+
+@needs_keras
+@needs_torch
 @pytest.mark.parametrize("options", ["", ",sync=false"])
 def test_apart_only_with_a_word(options: str, capsys: pytest.CaptureFixture[str]) -> None:
     with sky.Compute(nodes=2, plugins=[f"keras:backend=torch{options}"]) as pool:

@@ -7,7 +7,7 @@ arrays      the memory of numpy's arrays and pandas' frames
 tensors     the memory of torch's tensors
 foreign     the types of ctypes
 contents    what a value contains, as one hash
-forms       what arrays, tensors, frames and figures contain
+forms       what arrays, tensors, frames, figures and Keras models contain
 memory      which memory overlaps, and travels as one
 rope        pickle streams in pieces, without a copy
 kinds       questions about types

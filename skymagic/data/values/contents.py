@@ -26,7 +26,7 @@ from skymagic.data.values.memory import Span, clusters
 
 _ATOMS = frozenset((int, float, complex, str, bytes, bool, type(None), type(...)))
 _NESTED = frozenset((list, dict, tuple, set, frozenset))
-_PATIENCE = 200_000
+_PATIENCE = 100_000
 """Objects that are looked at one by one; what has more of them is left to its pickle."""
 _CACHES = {
     "pandas": frozenset(("_cache", "_readonly")),

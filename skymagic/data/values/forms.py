@@ -1,4 +1,4 @@
-"""What arrays, tensors, frames and figures contain, however their memory is laid out and whatever they have cached.
+"""What arrays, tensors, frames, figures and Keras models contain, however their memory is laid out and whatever they have cached.
 
 None of the libraries is imported: a value of theirs has brought it in.
 """
@@ -34,6 +34,8 @@ def form_for(kind: type) -> Form | None:
                 return form
     if is_a(kind, "matplotlib", "Artist"):
         return _artist
+    if is_a(kind, "keras", "Model"):
+        return _keras_model
     return None
 
 
@@ -182,3 +184,16 @@ def _artist(contents: Contents, artist: Any) -> None:
         artist.savefig(picture, format="rgba", dpi="figure")
         contents.say("picture", *map(float, artist.bbox.size))
         contents.memory(picture.getvalue())
+
+
+# -- keras ---------------------------------------------------------------------------------------------------------------
+
+
+def _keras_model(contents: Contents, model: Any) -> None:
+    """Its configuration and weights: it is pickled as an archive, with the time in it."""
+    contents.add(type(model))
+    contents.add(model.get_config())
+    contents.add(model.get_compile_config() if model.compiled else None)
+    optimizer = model.optimizer if model.compiled else None
+    contents.sequence([variable.trainable for variable in model.variables])
+    contents.sequence([variable.numpy() for variable in (*model.variables, *getattr(optimizer, "variables", ()))])
