@@ -8,6 +8,8 @@ import signal
 import sys
 from collections.abc import Callable
 
+PR_SET_PDEATHSIG = 1
+
 
 def fork(main: Callable[[], object]) -> int:
     """Run a function in a forked process, whose exit code is what it returns (0 if no number), or 1 when it raises; the process id.
@@ -80,3 +82,12 @@ def close_from(first: int, but: int = -1) -> None:
         os.closerange(first, but)
         first = but + 1
     os.closerange(first, end)
+
+
+def end_with_parent() -> None:
+    """Have the system kill this process when the one that forked it ends, where the system can (Linux)."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

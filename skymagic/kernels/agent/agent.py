@@ -6,18 +6,17 @@ the node's directories (mode 0700) and removes them. User code never runs in her
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import signal
 import socket
-import tempfile
+import sys
 import time
 import traceback
-from pathlib import Path
 
-from skymagic.data.store import store
-from skymagic.kernels.agent import discovery
+from skymagic.kernels.agent import directories, discovery
 from skymagic.kernels.agent.children import Controller, Forkserver
+from skymagic.kernels.agent.directories import Directories
 from skymagic.kernels.agent.discovery import Candidates
 from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.agent.ranks import Ranks
@@ -27,7 +26,6 @@ from skymagic.wire.transport import read_line, write_all
 
 STOP_TIMEOUT = 1.0
 """Seconds that idle ranks have to run their plugins' teardown before they are killed."""
-SHM = Path("/dev/shm")
 
 
 class Agent:
@@ -36,9 +34,8 @@ class Agent:
     def __init__(self, spec: wire.AgentSpec, link_in: int, link_out: int) -> None:
         self.spec = spec
         self._link_in, self._link_out = link_in, link_out
-        self._directory = Path(tempfile.mkdtemp(prefix=f"skymagic-{spec.job_id}-"))
-        shm = SHM if SHM.is_dir() and os.access(SHM, os.W_OK) else self._directory
-        self._store = Path(tempfile.mkdtemp(prefix=f"skymagic-{spec.job_id}-", dir=shm))
+        self._directories = Directories(spec.job_id)
+        self._directory, self._store = self._directories.work, self._directories.store
         self._loop = Loop(self._survive)
         self._decoder = wire.decoder()
         self._lifetime = Lifetime(spec.idle_timeout, spec.max_lifetime, time.monotonic(), spec.detached_timeout)
@@ -59,11 +56,13 @@ class Agent:
         if self.spec.head and self.spec.address is not None:
             self._start_controller(self.spec.address)
         controllers = set() if self._controller is None else self._controller.descriptors
-        foreign = {self._link_in, self._link_out, *controllers}
+        foreign = {self._link_in, self._link_out, *controllers, *self._directories.locks}
         self._ranks.forkserver = Forkserver(
             self._loop, self.spec.preload, foreign, self._ranks.on_forkserver, self._send
         )
         self._loop.watch(self._link_in, self._on_link)
+        self._watch_parent()
+        directories.sweep()
         if self.spec.head and self.spec.address is None:
             self._candidates.listen(discovery.private_addresses())
         name, folder, store = socket.gethostname(), str(self._directory), str(self._store)
@@ -71,6 +70,12 @@ class Agent:
 
     def _start_controller(self, address: str) -> None:
         self._controller = Controller(self._loop, self._directory, address, self._ranks.connect, self._send)
+
+    def _watch_parent(self) -> None:
+        """End with the parent: the link does not close while a process that it has forked holds the other end."""
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                self._loop.watch(os.pidfd_open(os.getppid()), self._link_lost)
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -176,13 +181,14 @@ class Agent:
 
     def remove_directories(self) -> None:
         """Delete what the node has written; twice is safe."""
-        store.remove(self._store)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directories.remove()
 
 
 def main() -> None:
     """Run the agent on standard input and output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a logout, systemd, scancel: nothing stays behind
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     link_in, link_out = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from skymagic.kernels.fork import fork
+from skymagic.kernels.fork import end_with_parent, fork
 from skymagic.wire import processes
 from skymagic.wire.agent import ChildExited, Message, RankForked, RankSpec, decode, encode
 
@@ -64,6 +64,8 @@ def preload(modules: Sequence[str]) -> None:
 def serve(channel: socket.socket, modules: Sequence[str]) -> None:
     """Fork ranks on request and report each one's end, until the agent closes the channel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the agent's handlers are not for what it forks
+        signal.signal(number, signal.SIG_DFL)
     preload(modules)
     wake_out, wake_in = socket.socketpair()
     for end in (wake_out, wake_in):
@@ -91,6 +93,7 @@ def _fork(channel: socket.socket, spec: RankSpec, fds: list[int]) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         channel.close()
+        end_with_parent()  # native code may hold the interpreter, and nothing else would end it
         return sys.modules[processes.RANK].main(spec, fds)
 
     pid = fork(rank)

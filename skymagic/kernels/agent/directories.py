@@ -1,0 +1,84 @@
+"""The folders of a node's agent: made for the owner alone, locked while somebody uses them, and swept when nobody does any more."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from skymagic.data.store import store
+
+PREFIX = "skymagic-"
+LOCK = ".agent"
+"""The file in each folder whose lock the agent holds as long as it lives."""
+MIN_AGE = 60.0
+"""Seconds for which a folder is left alone that nobody has locked: it may just have been made."""
+SHM = Path("/dev/shm")
+
+
+class Directories:
+    """Owns the agent's folder, with logs and connection files, and the node's store, in memory where that is possible.
+
+    Args:
+        job_id: part of their names.
+    """
+
+    def __init__(self, job_id: str) -> None:
+        self.work = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{job_id}-"))
+        shm = SHM if SHM.is_dir() and os.access(SHM, os.W_OK) else self.work
+        self.store = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{job_id}-", dir=shm))
+        self.locks = {_locked(self.work / LOCK), _locked(self.store / LOCK)}
+        """Descriptors: a process that is forked must close them, or holds the locks too."""
+
+    def remove(self) -> None:
+        """Delete what the node has written; twice is safe."""
+        store.remove(self.store)
+        shutil.rmtree(self.work, ignore_errors=True)
+
+
+def sweep() -> None:
+    """Delete the folders of agents that were killed: nobody holds their locks."""
+    for path in _abandoned():
+        store.remove(path)
+
+
+def _abandoned() -> Iterator[Path]:
+    for parent in {SHM, Path(tempfile.gettempdir())}:
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(parent):
+                if entry.name.startswith(PREFIX) and _is_abandoned(Path(entry.path)):
+                    yield Path(entry.path)
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether it is an agent's folder of this user's which no agent uses."""
+    lock = path / LOCK
+    try:
+        found = os.lstat(path)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            return False
+        descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        if os.fstat(descriptor).st_mtime > time.time() - MIN_AGE:
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _locked(path: Path) -> int:
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    with contextlib.suppress(OSError):  # a file system without locks: its folders are not swept by others either
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor

@@ -1,0 +1,98 @@
+"""What is left when an agent, or the notebook above it, ends in a way that nobody planned: nothing, then or at the next start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from skymagic.kernels.agent.directories import LOCK, sweep
+from tests.lab.notebook import Notebook, opened
+
+
+@pytest.fixture
+def notebook(tmp_path: Path) -> Iterator[Notebook]:
+    with opened(tmp_path, "%sky_pool --nodes 2", "%%sky_broadcast -o pids\nimport os\nos.getpid();") as one:
+        yield one
+
+
+def family(notebook: Notebook) -> tuple[psutil.Process, list[psutil.Process]]:
+    """(the agent, all that it has started)."""
+    rank = psutil.Process(notebook.value("pids[0]"))
+    agent = next(one for one in rank.parents() if one.ppid() == notebook.pid)
+    return agent, agent.children(recursive=True)
+
+
+def folders(agent: psutil.Process) -> list[Path]:
+    """The agent's folders: those whose locks it holds."""
+    return [Path(each.path).parent for each in agent.open_files() if each.path.endswith(f"/{LOCK}")]
+
+
+def all_end(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(process.pid)  # also of one that nobody has waited for
+            try:
+                assert select.select([descriptor], [], [], 10.0)[0], f"{process} did not end"
+            finally:
+                os.close(descriptor)
+
+
+def test_an_agent_that_is_told_to_end_leaves_nothing(notebook: Notebook) -> None:
+    agent, others = family(notebook)
+    places = folders(agent)
+    assert {place.parent for place in places} == {Path("/dev/shm"), Path(tempfile.gettempdir())}
+    agent.terminate()
+    all_end([agent, *others])
+    assert not [place for place in places if place.exists()]
+
+
+def test_folders_of_an_agent_that_was_killed_are_swept(notebook: Notebook) -> None:
+    agent, others = family(notebook)
+    places = folders(agent)
+    for place in places:
+        os.utime(place / LOCK, (0, 0))
+    sweep()
+    assert [place for place in places if place.exists()] == places, "they are in use"
+    agent.kill()
+    all_end([agent, *others])
+    assert [place for place in places if place.exists()] == places
+    notebook.run("%sky_pool another --nodes 1")
+    assert not [place for place in places if place.exists()]
+
+
+def test_a_rank_whose_interpreter_is_held_ends_with_its_agent(notebook: Notebook) -> None:
+    agent, others = family(notebook)
+    places = folders(agent)
+    held = notebook.start("%%sky_broadcast\nimport ctypes\nprint('begun')\nctypes.PyDLL(None).sleep(100)")
+    notebook.watch(held, lambda shown: "begun" in shown.text)
+    agent.kill()
+    all_end([agent, *others])
+    for place in places:
+        os.utime(place / LOCK, (0, 0))
+    sweep()
+    assert not [place for place in places if place.exists()]
+
+
+def test_a_child_of_the_notebook_does_not_keep_the_pool(notebook: Notebook) -> None:
+    """It holds the other end of the agent's pipe, which therefore does not close when the notebook's kernel is killed."""
+    agent, others = family(notebook)
+    places = folders(agent)
+    notebook.run(
+        "import os, time\nchild = os.fork()\nif not child:\n    os.setsid()\n    time.sleep(100)\n    os._exit(0)"
+    )
+    child = psutil.Process(notebook.value("child"))
+    try:
+        os.kill(notebook.pid, signal.SIGKILL)
+        all_end([agent, *others])
+        assert child.is_running()
+        assert not [place for place in places if place.exists()]
+    finally:
+        child.kill()
