@@ -20,6 +20,8 @@ class NotebookScreen:
         self._many = len(ranks) > 1
         self._labels = Labels(ranks, display.write, Area if in_notebook() else None)
         self._status = StatusLine()
+        self._moving: dict[tuple[int, str], str] = {}
+        """Text that changes, by rank and display, where only its end can be shown."""
 
     def text(self, rank: int, name: str, text: str) -> None:
         """Text of a rank's standard output or error."""
@@ -38,6 +40,9 @@ class NotebookScreen:
                 self._labels.cleared()
             return
         if IN_LINE in (content.get("metadata") or {}):
+            if not in_notebook():
+                self._moving[(rank, content["transient"]["display_id"])] = content["data"]["text/plain"]
+                return
             content = {
                 **content,
                 "metadata": {},
@@ -63,6 +68,9 @@ class NotebookScreen:
     def finish(self) -> None:
         """The run is over."""
         self._labels.finish()
+        for (rank, _), text in sorted(self._moving.items()):
+            display.write("stdout", f"{self._labels.label(rank, text)}\n" if text else "")
+        self._moving.clear()
 
 
 def print_note(text: str) -> None:

@@ -97,3 +97,18 @@ def test_trainer_trains_one_model_on_all_ranks(pool: Any, tmp_path: Path) -> Non
 def test_trainer_on_one_rank_of_the_group_says_who_takes_part(pool: Any, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="only rank . takes part"):
         finetune(str(tmp_path)) >> pool
+
+
+@needs_all
+def test_bars_of_the_libraries_end_at_100_percent(pool: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    @sky.function
+    def count() -> None:
+        from tqdm.auto import tqdm  # type: ignore[import-untyped]  # as the hub and transformers have it
+
+        for _ in tqdm(range(5), desc="count"):
+            pass
+
+    count() @ pool
+    shown = capfd.readouterr()
+    assert "count: 100%" in shown.out + shown.err
+    assert "count:   0%" not in shown.out

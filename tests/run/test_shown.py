@@ -207,3 +207,48 @@ def test_shipping_is_one_line_that_its_end_replaces(notebook: Notebook) -> None:
     assert re.fullmatch(r"\[shipped rows \(4\.0 MB\), columns \(800\.\d KB\) and 1 more in \d\.\d s\]", line)
     assert shown.kinds == ["display_data"]
     assert again.outputs == []
+
+
+# ------------------------------------------------------------------------------------------ widgets of ranks
+
+
+def test_a_notebook_bar_moves_and_ends(notebook: Notebook) -> None:
+    half = gate(notebook)
+    shown = notebook.start(
+        "%%sky_broadcast\nfrom tqdm.notebook import tqdm\n"
+        f"for i in tqdm(range(8), desc='train', mininterval=0):\n    if i == 4:\n        {waiting(half)}"
+    )
+    notebook.watch(shown, lambda cell: any(line.startswith("train:  50%|") for line in plain(cell)))
+    half.touch()
+    notebook.finish(shown)
+    [line] = plain(shown)
+    assert line.startswith("train: 100%|██████████| 8/8")
+    assert shown.kinds == ["display_data"]
+    logged = notebook.run("%sky_logs --rank 0 -n 2").lines
+    assert "0/8" in logged[0]
+    assert "8/8" in logged[1]
+
+
+def test_nested_notebook_bars_of_several_ranks(notebook: Notebook) -> None:
+    shown = notebook.run(
+        "%%sky_broadcast --only all\nfrom tqdm.notebook import trange\nfor epoch in trange(2, desc='epochs'):\n"
+        "    for i in trange(3, desc='steps', leave=False):\n        pass"
+    )
+    assert sorted(line[:16] for line in plain(shown) if line.strip("[01] ")) == ["[0] epochs: 100%", "[1] epochs: 100%"]
+    assert shown.text == ""
+
+
+def test_a_progress_widget_moves_and_others_say_what_they_are(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast\nimport ipywidgets\nbar = ipywidgets.IntProgress(value=0, max=4, description='work')\ndisplay(bar)\n"
+        "for i in range(5):\n    bar.value = i"
+    )
+    shown = notebook.run(
+        "%%sky_broadcast\nbar.value = 2\ndisplay(ipywidgets.HBox([bar, ipywidgets.Label('two')]))\nbar.value = 3"
+    )
+    assert plain(shown) == ["work  75%|████████  | 3/4 two"]
+    [line] = plain(notebook.run("%%sky_broadcast\nipywidgets.Button(description='press')"))
+    assert (
+        line
+        == "Button(description='press', style=ButtonStyle()) (a widget of a rank: shown as text, it cannot be used here)"
+    )

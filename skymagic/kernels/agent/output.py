@@ -93,6 +93,8 @@ class RankOutput:
         self.due: float | None = None
         """When text that waits for company must leave (monotonic seconds)."""
         self._last_sent = 0.0
+        self._updated: dict[str, str] = {}
+        """Displays that were updated, by id, as they are now."""
         self._since = self._logged()
         """Where the present request begins in the log, in bytes."""
 
@@ -109,7 +111,9 @@ class RankOutput:
         if not message.kind:
             return
         plain = message.content.get("data", {}).get("text/plain", "")
-        if plain:
+        if message.kind == "update_display_data":  # of what moves, the log has the first state and the last
+            self._updated[(message.content.get("transient") or {}).get("display_id", "")] = plain
+        elif plain:
             self._write_log(f"{plain}\n".encode(errors="replace"))
         if self._bucket is not None and self._parent is not None:
             self._send(self._parent, {"rank": self.rank, "kind": message.kind, **message.content})
@@ -117,6 +121,8 @@ class RankOutput:
     def end(self, now: float) -> None:
         """All text of the request has been written: show it, and say that it was all."""
         self.drain(now, last=True)
+        self._write_log("".join(f"{plain}\n" for plain in self._updated.values() if plain).encode(errors="replace"))
+        self._updated.clear()
         if self._parent is not None:
             self._note_held_back()
             self._send(self._parent, {"rank": self.rank, "kind": "end"})

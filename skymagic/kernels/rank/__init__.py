@@ -12,4 +12,5 @@ control         the control socket to the agent, with a thread of its own
 plugin_hooks    the hooks of the pool's plugins, entered in order and left in reverse
 stdio           standard output and error, restored where a cell has broken them
 tracebacks      an exception's message and traceback without internal frames
+widgets         widgets as text that changes with them
 """

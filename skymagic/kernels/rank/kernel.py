@@ -23,7 +23,7 @@ from skymagic.kernels import network, stacks
 from skymagic.kernels.rank import context, tracebacks
 from skymagic.kernels.rank.lending import lend
 from skymagic.kernels.rank.namespace import BindError, Namespace
-from skymagic.kernels.rank.shell import Flusher, RankShell, flush_text
+from skymagic.kernels.rank.shell import Flusher, RankShell, flush_text, views
 from skymagic.kernels.rank.stdio import Stdio
 from skymagic.runtime import info as runtime
 from skymagic.runtime import silence
@@ -146,6 +146,8 @@ class RankKernel(IPythonParallelKernel):
         silence.end_all()  # a silence that the cell left open
         self._stdio.restore()
         flush_text()
+        with contextlib.suppress(Exception):  # a widget of the user's own
+            views.refresh()
         self._context.control.send(wire.EndOutput(rank))
         return outcome
 

@@ -18,7 +18,7 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
 from traitlets import Type
 
-from skymagic.kernels.rank import tracebacks
+from skymagic.kernels.rank import tracebacks, widgets
 from skymagic.kernels.rank.context import current
 from skymagic.runtime import silence
 from skymagic.wire import agent as wire
@@ -130,19 +130,16 @@ class RankShell(ZMQInteractiveShell):
         raise SystemExit
 
 
-WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
-"""A reference to a model in the kernel: the notebook has no such model, and would show an error in the place of the text."""
-
-
 def publish(kind: str, content: dict[str, Any]) -> None:
     """Send rich output by way of the agent, which puts it in order with the text."""
     flush_text()
-    if "data" in content:
-        content = {
-            **content,
-            "data": {mime: data for mime, data in content["data"].items() if mime != WIDGET_MIME},
-        }
+    if widgets.MIME in content.get("data", ()):
+        content = views.shown(content)
     current().control.request(wire.Publish(current().info.rank, kind, json_safe(content)))
+
+
+views = widgets.Views(publish)
+"""The widgets that were displayed on this rank."""
 
 
 def json_safe(value: Any) -> Any:
@@ -184,6 +181,7 @@ class Flusher:
                 # the cell may have put something else in a stream's place, or closed it
                 with contextlib.suppress(Exception):
                     flush_text()
+                    views.refresh()
 
     def __exit__(self, *_: object) -> None:
         self._running.clear()

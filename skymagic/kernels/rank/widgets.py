@@ -1,0 +1,129 @@
+"""Widgets on a rank: the notebook has no such models, so each is shown as text that changes with it.
+
+A bar of ``tqdm.notebook`` is shown as tqdm's own text. A widget that waits for a user is shown as what it is, and says that
+it cannot be used from the notebook.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import secrets
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from skymagic.wire.agent import IN_LINE
+
+MIME = "application/vnd.jupyter.widget-view+json"
+"""A reference to a model in the kernel: the notebook has no such model, and would show an error in the place of the text."""
+TAG = re.compile(r"<[^>]+>")
+LONGEST = 110
+"""Characters of a widget's repr."""
+MOST = 200
+"""Views that are kept up to date; of more, the oldest stay as they are."""
+
+
+class View:
+    """One display of a widget."""
+
+    def __init__(self, widget: Any, text: str) -> None:
+        self.widget = widget
+        self.text = text
+        """As it was last shown."""
+        self.observed: set[int] = set()
+
+
+class Views:
+    """The displays of widgets, by display id; those whose widget has changed are published anew by `refresh`.
+
+    Args:
+        publish: takes a kind of display message and its content.
+    """
+
+    def __init__(self, publish: Callable[[str, dict[str, Any]], None]) -> None:
+        self._publish = publish
+        self._views: dict[str, View] = {}
+        self._changed: set[str] = set()
+        self._lock = threading.Lock()
+
+    def shown(self, content: dict[str, Any]) -> dict[str, Any]:
+        """The display of a widget as text; from now on it follows the widget."""
+        model = content["data"][MIME].get("model_id", "")
+        widget = instance(model)
+        rest = {mime: data for mime, data in content["data"].items() if mime != MIME}
+        if widget is None:
+            return {**content, "data": rest}
+        name = (content.get("transient") or {}).get("display_id") or secrets.token_hex(8)
+        view = self._views[name] = View(widget, text_of(widget))
+        self._observe(name, view, widget)
+        for old in list(self._views)[:-MOST]:
+            del self._views[old]
+        return as_text(name, view.text)
+
+    def refresh(self) -> None:
+        """Publish what has changed; on any thread."""
+        if not self._changed:
+            return
+        with self._lock:
+            changed, self._changed = self._changed, set()
+            for name in changed:
+                view = self._views.get(name)
+                if view is None:
+                    continue
+                self._observe(name, view, view.widget)  # a box may have other children by now
+                text = text_of(view.widget)
+                if text != view.text:
+                    view.text = text
+                    self._publish("update_display_data", as_text(name, text))
+                if view.widget.comm is None:  # closed
+                    self._views.pop(name, None)
+
+    def _observe(self, name: str, view: View, widget: Any) -> None:
+        if id(widget) not in view.observed:
+            view.observed.add(id(widget))
+            widget.observe(lambda _: self._changed.add(name))
+        for child in getattr(widget, "children", ()):
+            self._observe(name, view, child)
+
+
+def as_text(name: str, text: str) -> dict[str, Any]:
+    """A display message of text that stands in a line of the rank's output."""
+    return {"data": {"text/plain": text}, "metadata": {IN_LINE: True}, "transient": {"display_id": name}}
+
+
+def instance(model: str) -> Any:
+    """The widget with this model, if ipywidgets still has it."""
+    module = sys.modules.get("ipywidgets.widgets.widget")
+    if module is None:
+        return None
+    known = getattr(module, "_instances", None)  # ipywidgets 8
+    return (module.Widget.widgets if known is None else known).get(model)
+
+
+def text_of(widget: Any) -> str:
+    """A widget as text, as it is now; nothing when it was closed."""
+    kind = type(widget)
+    if widget.comm is None:
+        return ""
+    if not kind.__module__.startswith("ipywidgets.") and hasattr(widget, "_repr_pretty_"):
+        from IPython.lib.pretty import pretty
+
+        return str(pretty(widget))  # tqdm's
+    if hasattr(widget, "children"):
+        parts = [text_of(child) for child in widget.children]
+        return (" " if kind.__name__ == "HBox" else "\n").join(filter(None, parts))
+    if kind.__name__.endswith("Progress"):
+        return progress(widget.description, widget.value - widget.min, widget.max - widget.min)
+    if kind.__name__ in ("HTML", "HTMLMath", "Label"):
+        return html.unescape(TAG.sub("", widget.value)).strip()
+    shown = repr(widget)
+    shown = shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}…"
+    return f"{shown} (a widget of a rank: shown as text, it cannot be used here)"
+
+
+def progress(description: str, done: float, total: float) -> str:
+    """A progress bar in text."""
+    share = min(1.0, max(0.0, done / total)) if total else 1.0
+    return f"{description} {share:4.0%}|{'█' * round(10 * share):10}| {done:g}/{total:g}".strip()
