@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import importlib.resources
 import inspect
 import os
+import pkgutil
+import shutil
 import sys
 import traceback
 from collections.abc import Iterator
@@ -13,7 +16,12 @@ from types import ModuleType
 
 import pytest
 
-from skymagic.data.capture.modules import ModuleSource, as_plain, collect, inside, is_local
+from skymagic.data.capture.modules import ModuleSource, as_plain, collect, is_local, search
+from skymagic.data.capture.paths import inside
+from skymagic.data.capture.resources import MAX_BYTES
+from skymagic.data.shipping.bindings import Bindings
+from skymagic.data.shipping.sources import Sources
+from skymagic.errors import CaptureError
 from skymagic.kernels.rank.importer import RemoteImporter
 from tests.data.far import FarError, Notebook, moved
 
@@ -63,6 +71,7 @@ def test_only_what_lies_in_the_folder_and_is_not_installed(folder: Path) -> None
         "nothing_of_this_name",
     ):
         assert not is_local(other, str(folder)), other
+    sys.path.remove(str(folder))
     assert not is_local("mine", str(folder / "sub"))
 
 
@@ -113,6 +122,50 @@ def test_what_cannot_be_read_is_left_to_the_rank(folder: Path) -> None:
     assert collect(["broken", "binary", "compiled", ""], str(folder)) == {}
 
 
+def test_what_is_not_python_is_told_with_file_and_line(folder: Path) -> None:
+    write(folder / "broken.py", "x = 1\ndef f(:")
+    write(folder / "late.py", "x = 1\n\nreturn x")
+    write(folder / "user.py", "import broken")
+    found = search(["user", "late"], str(folder))
+    assert names(found.sources) == {"user"}
+    assert found.problems == {
+        "broken": f"{folder}/broken.py, line 2: invalid syntax",
+        "late": f"{folder}/late.py, line 3: 'return' outside function",
+    }
+
+
+def test_modules_from_folders_that_were_added_to_the_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that stand directly in the added folder, and not what is installed below it or was there from the start."""
+    notebooks, src = folder / "notebooks", folder / "src"
+    notebooks.mkdir()
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(folder)])
+    write(src / "lib.py", "from libs.part import x")
+    write(src / "libs/part.py", "x = 1")
+    write(src / ".venv/lib/python3.11/site-packages/theirs.py", "x = 1")
+    write(folder / "editable/src/edited.py", "x = 1")
+    monkeypatch.syspath_prepend(folder / "editable/src")
+    monkeypatch.setenv("PYTHONPATH", str(folder / "editable/src"))
+    assert collect(["lib"], str(notebooks)) == {}
+    monkeypatch.chdir(notebooks)
+    sys.path.append("../src")
+    sys.path.append(str(folder))
+    sys.path.append(str(src / ".venv/lib/python3.11/site-packages"))
+    assert names(collect(["lib", "edited", "theirs", "json", "pytest", "skymagic"], str(notebooks))) == {
+        "lib",
+        "libs",
+        "libs.part",
+    }
+
+
+def test_modules_that_a_call_names(folder: Path) -> None:
+    write(
+        folder / "one.py", "import importlib\nimportlib.import_module('two')\n__import__('three')\nimport_module(name)"
+    )
+    for name in ("two", "three"):
+        write(folder / f"{name}.py", "")
+    assert names(collect(["one"], str(folder))) == {"one", "two", "three"}
+
+
 def test_encoding_declarations(folder: Path) -> None:
     (folder / "latin.py").write_bytes("# -*- coding: latin-1 -*-\nx = 'é'".encode("latin-1"))
     assert "é" in collect(["latin"], str(folder))["latin"].source
@@ -124,6 +177,86 @@ def test_edit_changes_the_hash(folder: Path) -> None:
     assert collect(["mod"], str(folder))["mod"] == first
     write(folder / "mod.py", "x = 2")
     assert collect(["mod"], str(folder))["mod"].hash != first.hash
+
+
+# data files
+
+
+def test_data_files_of_a_package_travel_to_other_machines(folder: Path, importer: RemoteImporter) -> None:
+    write(
+        folder / "pack/__init__.py", "import importlib.resources\ndef text(): return importlib.resources.files('pack')"
+    )
+    write(folder / "pack/sub/names.txt", "one")
+    write(folder / "pack/part.py", "x = 1")
+    write(folder / "pack/.hidden", "no")
+    sources = Sources(str(folder), Bindings(), remote=True)
+    [sent] = sources.lacking(sources.find(["pack"], [0]), [0])
+    shutil.rmtree(folder / "pack")
+    importer.install([{key: value for key, value in sent.items() if key != "ranks"}])
+    where = importlib.import_module("pack").text()
+    assert sorted(each.name for each in where.iterdir()) == ["sub"]
+    assert (where / "sub" / "names.txt").read_text() == "one"
+    assert pkgutil.get_data("pack", "sub/names.txt") == b"one"
+    with importlib.resources.as_file(where / "sub" / "names.txt") as path:
+        assert path.read_text() == "one"
+
+
+def test_edited_data_files_are_sent_again(folder: Path) -> None:
+    write(folder / "pack/__init__.py", "import pkgutil")
+    hashes = []
+    for text in ("one", "one", "two"):
+        write(folder / "pack/names.txt", text)
+        sources = Sources(str(folder), Bindings(), remote=True)
+        hashes.append(sources.lacking(sources.find(["pack"], [0]), [0])[0]["hash"])
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_large_data_files_stay_here_and_it_is_said(folder: Path) -> None:
+    write(folder / "pack/__init__.py", "import pkgutil")
+    (folder / "pack/weights.bin").write_bytes(bytes(MAX_BYTES + 1))
+    sources, said = Sources(str(folder), Bindings(), remote=True), list[str]()
+    for _ in range(2):
+        assert sources.find(["pack"], [0], note=said.append)["pack"].data == ""
+    assert said == ["pack: its data files (4.0 MB) do not travel to other machines; %sky_put takes them there"]
+    assert Sources(str(folder), Bindings(), remote=False).find(["pack"], [0], note=said.append)["pack"].data == ""
+
+
+# edited after the notebook's import
+
+
+def test_a_module_that_was_edited_after_its_import(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "helped.py"
+    write(path, "x = 1")
+    module = importlib.import_module("helped")
+    sources, said = Sources(str(folder), Bindings(), remote=False), list[str]()
+    sources.find(["helped"], [0], note=said.append)
+    write(path, "x = 22")
+    sources.find(["helped"], [0], dry_run=True, note=said.append)
+    assert said == []
+    for _ in range(2):
+        sources.find(["helped"], [0], note=said.append)
+    assert said == [
+        "helped.py was edited after this notebook imported it: the ranks run the new text, the notebook the old one "
+        "(importlib.reload(helped) or %autoreload)"
+    ]
+    importlib.reload(module)
+    sources.find(["helped"], [0], note=said.append)
+    assert len(said) == 1
+    write(path, "x = 333")
+    sources.find(["helped"], [0], note=said.append)
+    assert len(said) == 2
+
+
+def test_an_edit_before_the_first_cell_is_found_by_the_compiled_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    write(folder / "helped.py", "x = 1")
+    importlib.import_module("helped")
+    write(folder / "helped.py", "x = 22")
+    said = list[str]()
+    Sources(str(folder), Bindings(), remote=False).find(["helped"], [0], note=said.append)
+    assert len(said) == 1
 
 
 # served
@@ -314,3 +447,52 @@ def test_users_of_an_edited_module_follow_on_the_ranks(notebook: Notebook) -> No
     write(notebook.folder / "parts.py", "k = 22\nclass Net:\n  def f(self): return 22")
     notebook.there("import parts\nb = helpers.use(), net.f(), isinstance(net, parts.Net)")
     assert notebook.values("[*a, *b]") == [[1, 1, 22, 22, True]] * 2
+
+
+def test_a_module_that_is_not_python_any_more_is_refused(notebook: Notebook) -> None:
+    path = notebook.folder / "helpers.py"
+    write(path, "x = 1")
+    write(notebook.folder / "top.py", "import helpers\ndef f(): return helpers.x")
+    notebook.there("import top\na = top.f()")
+    write(path, "x = 2\ndef f(:")
+    with pytest.raises(
+        CaptureError, match=r"1 module is not valid Python; nothing was run:\n  .*helpers.py, line 2: invalid syntax"
+    ):
+        notebook.there("import top\na = top.f()")
+    write(path, "x = 333")
+    notebook.there("import top\na = top.f()")
+    assert notebook.values("a") == [333] * 2
+
+
+def test_a_broken_module_that_nobody_has_imported_is_left_to_a_condition(notebook: Notebook) -> None:
+    write(notebook.folder / "old.py", "print 'Python 2'")
+    write(notebook.folder / "top.py", "try:\n  import old\nexcept (SyntaxError, ImportError):\n  old = None")
+    notebook.there("import top\na = top.old")
+    assert notebook.values("a") == [None] * 2
+    with pytest.raises(CaptureError, match="old.py, line 1: Missing parentheses"):
+        notebook.there("import old")
+
+
+def test_data_files_of_a_package_on_this_machine(notebook: Notebook) -> None:
+    write(notebook.folder / "pack/__init__.py", "")
+    write(notebook.folder / "pack/names.txt", "one")
+    notebook.there(
+        "import importlib.resources\na = importlib.resources.files('pack').joinpath('names.txt').read_text()"
+    )
+    notebook.there("import pkgutil\nb = pkgutil.get_data('pack', 'names.txt').decode()")
+    assert notebook.values("[a, b]") == [["one", "one"]] * 2
+
+
+def test_a_module_from_an_added_folder(notebook: Notebook) -> None:
+    src = notebook.folder.parent / f"{notebook.folder.name}-src"
+    write(src / "outside.py", "def f(): return 1")
+    sys.path.append(str(src))
+    try:
+        notebook.here("import outside")
+        notebook.there("a = outside.f()")
+        write(src / "outside.py", "def f(): return 22")
+        notebook.there("b = outside.f()")
+        assert notebook.values("[a, b]") == [[1, 22]] * 2
+    finally:
+        sys.path.remove(str(src))
+        sys.modules.pop("outside", None)

@@ -164,6 +164,45 @@ def test_no_hint_where_the_notebooks_name_is_not_meant(notebook: Notebook, cell:
     assert "the notebook has" not in notebook.fail(f"%%sky_broadcast\n{cell}").evalue
 
 
+# ------------------------------------------------------------------------------------------------- modules
+
+
+def test_modules_through_sys_path(notebook: Notebook) -> None:
+    src = notebook.folder.parent / "src"
+    src.mkdir()
+    (src / "outer_part.py").write_text("scale = 3\n")
+    (src / "outer.py").write_text("from outer_part import scale\ndef triple(x): return x * scale\n")
+    notebook.run("import sys\nsys.path.append('../src')\nimport outer")
+    assert seen(notebook, "outer.triple(5)") == [15, 15]
+    assert seen(notebook, "from outer_part import scale\nscale") == [3, 3]
+
+
+def test_a_helper_that_is_saved_with_a_mistake(notebook: Notebook) -> None:
+    helper = notebook.folder / "mistaken.py"
+    helper.write_text("def f(): return 1\n")
+    notebook.run("import mistaken")
+    assert seen(notebook, "mistaken.f()") == [1, 1]
+    helper.write_text("def f(): return 2\ndef g(:\n")
+    failed = notebook.fail("%%sky_broadcast\nran = True\nmistaken.f()")
+    assert failed.evalue == f"1 module is not valid Python; nothing was run:\n  {helper}, line 2: invalid syntax"
+    helper.write_text("def f(): return 333\n")
+    shown = notebook.run("%%sky_broadcast -o seen\nmistaken.f(), 'ran' in globals()")
+    assert notebook.value("seen") == [(333, False)] * 2
+    assert shown.text.count("mistaken.py was edited after this notebook imported it") == 1
+    assert "was edited" not in notebook.run("%%sky_broadcast\nmistaken.f()").text
+    notebook.run("import importlib\nimportlib.reload(mistaken)")
+    assert "was edited" not in notebook.run("%%sky_broadcast\nmistaken.f()").text
+
+
+def test_data_files_of_a_package_beside_the_notebook(notebook: Notebook) -> None:
+    package = notebook.folder / "with_data"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "names.txt").write_text("one\n")
+    notebook.run("import importlib.resources, with_data")
+    assert seen(notebook, "importlib.resources.files(with_data).joinpath('names.txt').read_text()") == ["one\n"] * 2
+
+
 # ---------------------------------------------------------------------------- flags of the notebook's compiler
 
 

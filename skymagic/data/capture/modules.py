@@ -1,4 +1,4 @@
-"""Modules of the notebook's folder: they travel as source, with those that they import."""
+"""The user's own modules, of the notebook's folder and of his entries of ``sys.path``: they travel as source, with those that they import."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import ast
 import importlib.machinery
 import importlib.util
 import os
-import site
 import sys
-import sysconfig
 import types
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from skymagic.data.capture.paths import is_own
 from skymagic.data.store.store import digest
 
 
@@ -31,6 +29,8 @@ class ModuleSource:
     origin: str
     """The file that it was read from; ``__file__`` on the ranks too."""
     hash: str
+    data: str = ""
+    """Its data files, as `resources.packed` makes them; empty where the rank sees the package's folder."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,16 @@ class _Parsed:
     source: str
     hash: str
     imports: frozenset[str]
+
+
+class Found(NamedTuple):
+    """Modules that travel, and those that would if they were Python."""
+
+    sources: dict[str, ModuleSource]
+    problems: dict[str, str]
+    """Name → file, line, and what is wrong there."""
+    imports: frozenset[str]
+    """Dotted names that the sources may import."""
 
 
 def imported_names(tree: ast.AST, package: str = "") -> frozenset[str]:
@@ -59,15 +69,45 @@ def imported_names(tree: ast.AST, package: str = "") -> frozenset[str]:
             if base:
                 names.add(base)
                 names.update(f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
+        elif isinstance(node, ast.Call) and (name := _imported_by_call(node)):
+            names.add(name)
     return frozenset(names)
+
+
+_IMPORTING = {
+    "import_module",
+    "__import__",
+    "files",
+    "get_data",
+    "read_text",
+    "read_binary",
+    "open_text",
+    "open_binary",
+}
+
+
+def _imported_by_call(call: ast.Call) -> str:
+    """The module that a call imports by a literal name: ``import_module("a.b")``, ``importlib.resources.files("a")``."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    first = call.args[0] if call.args else None
+    if name not in _IMPORTING or not isinstance(first, ast.Constant) or not isinstance(first.value, str):
+        return ""
+    return first.value if all(part.isidentifier() for part in first.value.split(".")) else ""
 
 
 def collect(names: Iterable[str], folder: str) -> dict[str, ModuleSource]:
     """The local modules among ``names``, their parent packages and the local modules that they import.
 
-    A file that cannot be read or is not valid Python is left out: the rank's own import will say so.
+    A file that cannot be read or is not valid Python is left out.
     """
+    return search(names, folder).sources
+
+
+def search(names: Iterable[str], folder: str) -> Found:
+    """Like `collect`, with the files that are not Python. A file that cannot be read is left to the rank's own import."""
     found: dict[str, ModuleSource] = {}
+    problems: dict[str, str] = {}
+    imports: set[str] = set()
     todo = list(names)
     seen: set[str] = set()
     while todo:
@@ -81,14 +121,17 @@ def collect(names: Iterable[str], folder: str) -> dict[str, ModuleSource]:
             continue
         path, package = place
         parsed = _read(path, name, package)
-        if parsed is not None:
+        if isinstance(parsed, str):
+            problems[name] = parsed
+        elif parsed is not None:
             found[name] = ModuleSource(name, parsed.source, package, path, parsed.hash)
+            imports |= parsed.imports
             todo.extend(parsed.imports)
-    return found
+    return Found(found, problems, frozenset(imports))
 
 
 def is_local(module: str, folder: str) -> bool:
-    """Whether an importable name stands for a module of the folder."""
+    """Whether an importable name stands for a module of the user's own."""
     return locate(module, folder) is not None
 
 
@@ -99,19 +142,19 @@ def locate(name: str, folder: str) -> tuple[str, bool] | None:
         return None
     module = sys.modules.get(name)
     if module is not None:
-        return _from_module(module, folder)
+        return _from_module(module, top, folder)
     if top in sys.stdlib_module_names:
         return None
     return _from_path(name, folder)
 
 
-def _from_module(module: types.ModuleType, folder: str) -> tuple[str, bool] | None:
+def _from_module(module: types.ModuleType, top: str, folder: str) -> tuple[str, bool] | None:
     origin = getattr(module, "__file__", None)
     package = hasattr(module, "__path__")
     if origin is None and package:
-        origin = next((entry for entry in module.__path__ if inside(entry, folder)), None)
+        origin = next((entry for entry in module.__path__ if is_own(entry, top, folder)), None)
         return (origin, True) if origin is not None else None
-    if not isinstance(origin, str) or not origin.endswith(".py") or not inside(origin, folder):
+    if not isinstance(origin, str) or not origin.endswith(".py") or not is_own(origin, top, folder):
         return None
     return os.path.abspath(origin), package
 
@@ -119,6 +162,7 @@ def _from_module(module: types.ModuleType, folder: str) -> tuple[str, bool] | No
 def _from_path(name: str, folder: str) -> tuple[str, bool] | None:
     """What an import would find, without running the parents' code."""
     parent, _, tail = name.rpartition(".")
+    top = name.partition(".")[0]
     entries: Sequence[str] = sys.path
     if parent:
         above = locate(parent, folder)
@@ -130,68 +174,44 @@ def _from_path(name: str, folder: str) -> tuple[str, bool] | None:
         base = os.path.join(os.path.abspath(entry or os.getcwd()), tail)
         initial = os.path.join(base, "__init__.py")
         if os.path.isfile(initial):
-            return (initial, True) if inside(initial, folder) else None
+            return (initial, True) if is_own(initial, top, folder) else None
         if any(os.path.isfile(base + suffix) for suffix in importlib.machinery.EXTENSION_SUFFIXES):
             return None
         if os.path.isfile(base + ".py"):
-            return (base + ".py", False) if inside(base + ".py", folder) else None
+            return (base + ".py", False) if is_own(base + ".py", top, folder) else None
         if os.path.isdir(base):
             spaces.append(base)
-    return next(((space, True) for space in spaces if inside(space, folder)), None)
+    return next(((space, True) for space in spaces if is_own(space, top, folder)), None)
 
 
-def inside(path: str, folder: str) -> bool:
-    """Whether a file belongs to the notebook's folder, and not to an environment that lies in it."""
-    real = os.path.realpath(path)
-    root = os.path.realpath(folder)
-    if not _under(real, root):
-        return False
-    return not any(_under(real, place) for place in _installed(root)) and not _in_packages(real[len(root) :])
+_cache: dict[str, tuple[tuple[int, int, int], _Parsed | str]] = {}
 
 
-def _under(path: str, root: str) -> bool:
-    return path == root or path.startswith(root.rstrip(os.sep) + os.sep)
-
-
-def _in_packages(path: str) -> bool:
-    return not {"site-packages", "dist-packages", "node_modules"}.isdisjoint(Path(path).parts)
-
-
-@lru_cache(maxsize=64)
-def _installed(root: str) -> tuple[str, ...]:
-    """Directories of installed code."""
-    paths = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
-    paths += [*site.getsitepackages(), site.getusersitepackages()]
-    # A prefix such as /usr may hold the notebook's folder itself: only one that lies in the folder is excluded.
-    paths += [prefix for prefix in (sys.prefix, sys.base_prefix) if _under(os.path.realpath(prefix), root)]
-    return tuple(os.path.realpath(path) for path in paths if path and os.path.realpath(path) != root)
-
-
-_cache: dict[str, tuple[tuple[int, int, int], _Parsed | None]] = {}
-
-
-def _read(path: str, name: str, package: bool) -> _Parsed | None:
-    """A module's text and imports, read again only when the file has changed."""
+def _read(path: str, name: str, package: bool) -> _Parsed | str | None:
+    """A module's text and imports, read again only when the file has changed; what is wrong with it if it is not Python."""
     if os.path.isdir(path):
         return _Parsed("", "", frozenset())
     try:
         status = os.stat(path)
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         cached = _cache.get(path)
-        if cached is not None and cached[0] == stamp:
-            return cached[1]
-        data = Path(path).read_bytes()
-        parsed: _Parsed | None = None
-        try:
-            source = importlib.util.decode_source(data)
-            tree = ast.parse(source, path)
-            parsed = _Parsed(source, digest([data]), imported_names(tree, name if package else name.rpartition(".")[0]))
-        except (SyntaxError, ValueError, RecursionError):
-            parsed = None
-        _cache[path] = (stamp, parsed)
-        return parsed
+        if cached is None or cached[0] != stamp:
+            cached = _cache[path] = stamp, _parse(Path(path).read_bytes(), path, name, package)
+        return cached[1]
     except OSError:
         return None
+
+
+def _parse(data: bytes, path: str, name: str, package: bool) -> _Parsed | str:
+    try:
+        source = importlib.util.decode_source(data)
+        tree = ast.parse(source, path)
+        compile(tree, path, "exec", dont_inherit=True)  # `return` outside of a function is an error of this step
+    except SyntaxError as wrong:
+        return f"{path}, line {wrong.lineno or 1}: {wrong.msg}"
+    except (ValueError, RecursionError, MemoryError) as wrong:
+        return f"{path}: {wrong}"
+    return _Parsed(source, digest([data]), imported_names(tree, name if package else name.rpartition(".")[0]))
 
 
 def as_plain(module: ModuleSource) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
         certain = frozenset(flow.defined.names)
         flow.finish()
         attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} if "." in source else ()
-        imports = imported_names(tree) if "import" in source else frozenset()
+        imports = imported_names(tree) if _MAY_IMPORT.search(source) else frozenset()
         hints = annotated_names(tree, flow.postponed) if ":" in source or "->" in source else set()
     except RecursionError:
         # Expressions nested deeper than this visitor can go: the order is lost, the names are not.
@@ -116,6 +116,7 @@ def reach(loads: Iterable[str], namespace: Mapping[str, object], uses: Uses | No
     return why
 
 
+_MAY_IMPORT = re.compile(r"import|files|get_data|(?:read|open)_(?:text|binary)")
 _HISTORY = re.compile(r"In|Out|_i{1,3}|_i\d+|_[iod]h|_exit_code")
 _OF_MODULES = frozenset(
     f"__{name}__"

@@ -5,6 +5,7 @@ manifest      what one cell needs on the ranks, as a value
 bundles       variables that are pickled together, and their way into a store
 bindings      what each rank's names are bound to
 lent          values of one rank on their way to others
+sources       the source of modules that a run needs
 unpacking     values on their way back
 refusal       why a value cannot travel, and what to do instead
 fingerprints  whether a value of the notebook has changed since some rank got it

@@ -87,6 +87,10 @@ class Bindings:
         """Whether a cell has bound the name since it was shipped."""
         return rank in self._ranks and name in self._ranks[rank].rebound
 
+    def has_source(self, source: str, ranks: Sequence[int]) -> bool:
+        """Whether one of the ranks has got a module or cell of this name, whatever its content."""
+        return any(rank in self._ranks and source in self._ranks[rank].sources for rank in ranks)
+
     def ranks_without_source(self, source: str, hash: str, ranks: Sequence[int]) -> list[int]:
         """The ranks that have not got a module or cell with this content."""
         return [rank for rank in ranks if rank not in self._ranks or self._ranks[rank].sources.get(source) != hash]

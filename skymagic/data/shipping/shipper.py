@@ -12,6 +12,7 @@ from typing import Any
 from skymagic.data.capture import cells, modules
 from skymagic.data.capture.annotations import is_type
 from skymagic.data.capture.names import CellNames, cell_names, interactive, is_output, reach
+from skymagic.data.capture.resources import READERS
 from skymagic.data.capture.scripts import with_scripts
 from skymagic.data.shipping.bindings import Bindings
 from skymagic.data.shipping.bundles import (
@@ -27,6 +28,7 @@ from skymagic.data.shipping.bundles import (
 from skymagic.data.shipping.fingerprints import Fingerprints
 from skymagic.data.shipping.manifest import Item, Manifest
 from skymagic.data.shipping.refusal import Refusal, heavy, message, no_room, refusal
+from skymagic.data.shipping.sources import Sources
 from skymagic.data.shipping.unpacking import Unpacking
 from skymagic.data.store.base import Store
 from skymagic.data.store.bundle import INLINE
@@ -85,6 +87,7 @@ class Shipper(Unpacking):
         self.index = ContentIndex(store)
         self.fingerprints = Fingerprints(namespace, folder, self.index)
         self.bindings = Bindings()
+        self.sources = Sources(folder, self.bindings, remote=store.remote)
         self._immutables: dict[str, Variable] = {}
         self._unpicklable: dict[str, tuple[object, str]] = {}
         self._warned: set[frozenset[str]] = set()
@@ -138,7 +141,9 @@ class Shipper(Unpacking):
             space = {**self.namespace, **extra} if extra else self.namespace
             hints = {name for name in names.hints - kept if no_push is not True and is_type(space.get(name))}
             values, why = self._collect(wanted, hints, space, kept, push, ranks)
-            sources = self._modules(names, values.values())
+            pickles = [value.pickled for value in values.values()]
+            imported = names.imports.union(*(each.modules | (each.packages & READERS) for each in pickles))
+            sources = self.sources.find(imported, ranks, dry_run=dry_run, note=note)
             hashes = {name: module.hash for name, module in sources.items()}
             self._identify(values, ranks, hashes, extra)
             fingerprints = {name: value.fingerprint for name, value in values.items()}
@@ -291,10 +296,6 @@ class Shipper(Unpacking):
             return False
         return all(self.bindings.fingerprints(rank).get(name) == known[1] for rank in ranks)
 
-    def _modules(self, names: CellNames, values: Iterable[Variable]) -> dict[str, modules.ModuleSource]:
-        wanted = names.imports.union(*(value.pickled.modules for value in values))
-        return modules.collect(sorted(wanted), self.folder) if wanted else {}
-
     def _identify(
         self,
         values: Mapping[str, Variable],
@@ -368,7 +369,7 @@ class Shipper(Unpacking):
                 "python": platform.python_version(),
                 "files": writer.files,
                 "bundles": [bundle.plain() for bundle in bundles],
-                "modules": self._lacking_modules(sources, ranks),
+                "modules": self.sources.lacking(sources, ranks),
                 "sources": texts,
                 "cells": cells.numbers(texts),
                 "temporary": sorted(temporary),
@@ -477,16 +478,6 @@ class Shipper(Unpacking):
             if any(name in self.bindings.fingerprints(rank) for rank in ranks):
                 self._noted.add(name)
                 note(f"{name} is deleted here, the ranks still hold it")
-
-    def _lacking_modules(
-        self, sources: Mapping[str, modules.ModuleSource], ranks: Sequence[int]
-    ) -> list[dict[str, Any]]:
-        found = []
-        for name, module in sources.items():
-            need = self.bindings.ranks_without_source(name, module.hash, ranks)
-            if need:
-                found.append({**modules.as_plain(module), "ranks": None if len(need) == len(ranks) else need})
-        return found
 
     def _lacking_cells(self, values: Iterable[Variable], ranks: Sequence[int]) -> dict[str, str]:
         files = frozenset().union(*(value.pickled.files for value in values))

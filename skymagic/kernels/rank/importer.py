@@ -6,13 +6,16 @@ import ast
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.resources.abc
 import linecache
 import os
 import sys
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from skymagic.data.capture import resources
 from skymagic.data.capture.modules import ModuleSource, imported_names
 
 
@@ -74,6 +77,23 @@ class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         module = self._sources.get(fullname)
         return None if module is None else module.source
 
+    def get_resource_reader(self, fullname: str) -> importlib.resources.abc.TraversableResources | None:
+        """For ``importlib.resources``: the package's folder, or what was sent of it."""
+        module = self._sources.get(fullname)
+        return PackageData(module) if module is not None and module.package else None
+
+    def get_data(self, path: str) -> bytes:
+        """For ``pkgutil.get_data``: a file beside the package's source.
+
+        Raises:
+            OSError: it is neither here, nor was it sent.
+        """
+        for module in self._sources.values():
+            name = os.path.relpath(path, os.path.dirname(module.origin))
+            if module.data and (found := resources.unpacked(module.data).joinpath(name)).is_file():
+                return found.read_bytes()
+        return Path(path).read_bytes()
+
     def is_package(self, fullname: str) -> bool:
         return self._sources[fullname].package
 
@@ -103,6 +123,20 @@ class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
             new = vars(module).get(name)
             if new is not old and getattr(new, "__module__", None) == module.__name__ and update_in_place(old, new):
                 setattr(module, name, old)
+
+
+class PackageData(importlib.resources.abc.TraversableResources):
+    """Data files of a sent package."""
+
+    def __init__(self, module: ModuleSource) -> None:
+        self._module = module
+
+    def files(self) -> Any:
+        """The package's folder; the archive that was sent, where this machine has none."""
+        if self._module.data:
+            return resources.unpacked(self._module.data)
+        origin = Path(self._module.origin)
+        return origin.parent if self._module.source or origin.suffix == ".py" else origin
 
 
 def update_in_place(old: object, new: object) -> bool:
