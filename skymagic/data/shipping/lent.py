@@ -7,7 +7,6 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from skymagic.data.capture import modules
 from skymagic.data.shipping.shipper import Shipper
 from skymagic.data.store.base import Store
 
@@ -22,12 +21,7 @@ def orders(
         lent: what `kernels.rank.lending.lend` packed.
         same_node: whether the ranks are on the node of the rank that lends.
     """
-    sources = modules.collect(lent["modules"], shipper.folder)
-    lacking = [
-        {**modules.as_plain(module), "ranks": need}
-        for name, module in sources.items()
-        if (need := shipper.bindings.ranks_without_source(name, module.hash, ranks))
-    ]
+    sources = shipper.sources.find(lent["modules"], ranks)
     with _within_reach(shipper.store, lent, same_node) as files:
         yield {
             "python": platform.python_version(),
@@ -38,7 +32,7 @@ def orders(
                     "imports": [], "same": None, "code": lent["code"], "versions": {},
                 }
             ],
-            "modules": lacking,
+            "modules": shipper.sources.lacking(sources, ranks),
             "sources": lent["sources"],
             "temporary": [],
             "unbound": [],
