@@ -137,7 +137,7 @@ def test_a_name_that_the_notebook_has(notebook: Notebook, cell: str) -> None:
     notebook.run("hidden = 'here'")
     failed = notebook.fail(f"%%sky_broadcast\n{cell}")
     assert failed.evalue.endswith("\nthe notebook has hidden: --push hidden")
-    assert failed.text.rstrip().endswith("the notebook has hidden: --push hidden")
+    assert "\nthe notebook has hidden: --push hidden" in failed.text
     notebook.run(f"%%sky_broadcast --push hidden\n{cell}\ndel hidden")
 
 
