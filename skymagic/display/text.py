@@ -81,16 +81,19 @@ def shortened(names: str) -> str:
 
 
 def gpus(name: str | None, here: Sequence[str]) -> str:
-    """The accelerators that can be asked for (with a canonical name: this one), and how many of each this machine has.
+    """The GPUs of this machine, and below them the accelerators that can be asked for (with a canonical name: this one).
 
     `here` are the names of its GPUs, as their driver gives them.
     """
+    devices = ", ".join(f"{here.count(gpu)} × {gpu}" for gpu in dict.fromkeys(here)) or "no GPU"
     rows = [
-        (one.name, f"{one.memory:g} GB", sum(accelerators.matches(one.name, gpu) for gpu in here) or "-")
+        (one.name, f"{one.memory:g} GB", sum(accelerators.matches(one.name, gpu) for gpu in here))
         for one in accelerators.KINDS
         if name in (None, one.name)
     ]
-    return table([("--gpu", "memory", "on this machine"), *rows])
+    rows.sort(key=lambda row: -row[2])  # what is here comes first
+    known = table([("--gpu", "memory", "on this machine"), *((*row[:2], row[2] or "-") for row in rows)])
+    return f"on this machine: {devices}\n\n{known}"
 
 
 def cost(pools: Sequence[tuple[str, float, float]], now: float) -> str:

@@ -15,7 +15,7 @@ from skymagic.display import text
 from skymagic.display.screen import NotebookScreen
 from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
 from skymagic.plan.requests import RunRequest
-from skymagic.plan.units import rank_words
+from skymagic.plan.units import agreeing, rank_words
 from skymagic.pool import Pool
 from skymagic.pool.messages import without
 from skymagic.pool.states import State
@@ -288,4 +288,4 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
         names = ", ".join(pool.inseparable)
         return [f"all ranks are being started anew, without variables: {names} cannot go on with some of them"]
     others = "; the others keep theirs" if len(dead) < pool.world_size else ""
-    return [f"{rank_words(dead)} {'is' if len(dead) == 1 else 'are'} being started anew without variables{others}"]
+    return [f"{rank_words(dead)} {agreeing(len(dead), 'is', 'are')} being started anew without variables{others}"]

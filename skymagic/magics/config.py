@@ -18,33 +18,43 @@ from skymagic.plan.requests import Defaults, plugin_specs
 from skymagic.plan.selection import Selection
 from skymagic.plan.units import duration
 
+_BUILT_IN = Defaults()
+
 
 class SkyMagic(Configurable):
     """Defaults of the magics, for what a line does not say."""
 
-    provider = Unicode("auto", help="Where pools are made: auto, local, ssh, aws, slurm.").tag(config=True)
+    provider = Unicode(_BUILT_IN.provider, help="Where pools are made: auto, local, ssh.").tag(config=True)
     plugins = List(Unicode(), help="Plugins of every pool, as --plugin takes them: ['torch:backend=gloo'].").tag(
         config=True
     )
     only = Union(
         [Unicode(), Int(), List(Int())],
-        default_value="head",
+        default_value=_BUILT_IN.only.text,
         help="Whose output is shown: head, all, 0,2 or 0:4; or a rank, or ranks.",
     ).tag(config=True)
-    timeout: Any = AnyTrait(None, help="Limit of a cell: seconds or '10m'; None for none.").tag(config=True)
-    idle: Any = AnyTrait(None, help="A pool stops after so long without a cell: seconds or '30m'.").tag(config=True)
-    max_lifetime: Any = AnyTrait(None, help="A pool stops after so long: seconds or '8h'.").tag(config=True)
+    timeout: Any = AnyTrait(_BUILT_IN.timeout, help="Limit of a cell: seconds or '10m'; None for none.").tag(
+        config=True
+    )
+    idle: Any = AnyTrait(_BUILT_IN.idle, help="A pool stops after so long without a cell: seconds or '30m'.").tag(
+        config=True
+    )
+    max_lifetime: Any = AnyTrait(_BUILT_IN.max_lifetime, help="A pool stops after so long: seconds or '8h'.").tag(
+        config=True
+    )
     away: Any = AnyTrait(
-        1800.0,
+        _BUILT_IN.away,
         help="Other machines end a pool whose notebook has gone, so long after their last cell: seconds, '30m' or None.",
     ).tag(config=True)
-    stall_after = Float(30.0, min=0.0, help="Seconds without progress until a stalled cell is pointed out.").tag(
+    stall_after = Float(
+        _BUILT_IN.stall_after, min=0.0, help="Seconds without progress until a stalled cell is pointed out."
+    ).tag(config=True)
+    grace = Float(_BUILT_IN.grace, min=0.0, help="Seconds that an interrupted rank has before it is ended.").tag(
         config=True
     )
-    grace = Float(2.0, min=0.0, help="Seconds that an interrupted rank has before it is ended.").tag(config=True)
-    screen_limit = Int(1_000_000, min=1, help="Bytes of output that one cell may show; the logs hold all.").tag(
-        config=True
-    )
+    screen_limit = Int(
+        _BUILT_IN.screen_limit, min=1, help="Bytes of output that one cell may show; the logs hold all."
+    ).tag(config=True)
 
     @validate("plugins")
     def _check_plugins(self, proposal: Any) -> list[str]:

@@ -25,8 +25,7 @@ from skymagic.jobs import cell as broadcast
 from skymagic.jobs import clone, script
 from skymagic.magics import auto, completion
 from skymagic.magics.arguments import cell_magics, line_magics, pool_magic
-from skymagic.magics.arguments.help import help_text
-from skymagic.magics.arguments.options import MAGICS
+from skymagic.magics.arguments.help import help_alone, with_help
 from skymagic.magics.config import SkyMagic
 from skymagic.plan.requests import PoolRequest, RunRequest, ShellRequest
 from skymagic.plan.selection import Selection
@@ -63,6 +62,8 @@ class SkyMagics(Magics):
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
+        for named in self.magics.values():
+            named.update({name: with_help(name, method) for name, method in named.items()})
         self.settings = SkyMagic(parent=shell)
         shell.configurables.append(self.settings)
         self.auto = auto.Auto(shell)
@@ -92,10 +93,12 @@ class SkyMagics(Magics):
     @line_magic
     def sky_down(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_down(line))
-        chosen = registry.every() + registry.ended() if request.all else [registry.find(request.name, ended=True)]
-        for one in chosen:
+        there = registry.every() + registry.ended()
+        for one in there if request.all or not there else [registry.find(request.name, ended=True)]:
             one.close()
             print(f"pool {one.name!r} is stopped{display.unreached(one.unreached, one.defaults.away)}")
+        if not there:
+            print("no pool is running")
 
     @line_magic
     def sky_restart(self, line: str) -> None:
@@ -341,12 +344,9 @@ def named(name: str | None) -> PoolRequest:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics, with their help."""
-    magics = SkyMagics(shell)
-    for name in MAGICS:
-        method = getattr(SkyMagics, name, None)
-        if method is not None:
-            method.__doc__ = help_text(name)
-    shell.register_magics(magics)
+    shell.register_magics(SkyMagics(shell))
+    if help_alone not in shell.input_transformers_cleanup:
+        shell.input_transformers_cleanup.append(help_alone)
     completion.register(shell)
 
 

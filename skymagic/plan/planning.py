@@ -11,7 +11,7 @@ from skymagic.plan.image import Image
 from skymagic.plan.masking import masked
 from skymagic.plan.plans import Inventory, Plan, Topology, topology
 from skymagic.plan.requests import PoolRequest
-from skymagic.plan.units import AtLeast, duration_text
+from skymagic.plan.units import AtLeast, count, duration_text
 
 
 def plan(request: PoolRequest, inventory: Inventory) -> Plan:
@@ -150,11 +150,14 @@ def _elsewhere(request: PoolRequest) -> list[str]:
 def _rented(request: PoolRequest) -> list[str]:
     """What has no meaning on machines that nobody is paid for."""
     options = (("--region", request.region), ("--spot", request.spot))
-    return [f"{option} is for rented machines: add --provider aws" for option, said in options if said]
+    return [
+        f"{option} is for rented machines, which are not there yet: leave it out" for option, said in options if said
+    ]
 
 
 def _too_small(request: PoolRequest, shape: Topology, inventory: Inventory) -> list[str]:
-    nodes = f" on each of {shape.nodes} nodes" if shape.nodes > 1 else ""
+    noun = "ranks" if shape.procs_per_node == 1 else "nodes"
+    nodes = f" for each of {shape.nodes} {noun}" if shape.nodes > 1 else ""
     return [
         f"{option} {asked}{nodes} needs more than this machine has ({has}); ask for less, "
         "or add hosts with --provider ssh --hosts …"
@@ -176,7 +179,8 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
 
     if request.provider != "auto":
         differs("provider", running.provider, request.provider, "it is a {here} pool, not {asked}")
-    differs("nodes", shape.nodes, wanted.nodes, "it has {here} nodes, not {asked}")
+    size = count(shape.nodes, "rank" if running.counted_in_ranks else "node")
+    differs("nodes", shape.nodes, wanted.nodes, f"it has {size}, not {{asked}}")
     differs("procs_per_node", shape.procs_per_node, wanted.procs_per_node, "it has {here} ranks per node, not {asked}")
     differs("gpu", made.gpu or "no GPU", request.gpu, "it was made with {here}, not {asked}")
     for name, has in (("cpus", running.cpus), ("memory", running.memory_gb)):

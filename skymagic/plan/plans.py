@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from skymagic.plan.image import Image
 from skymagic.plan.masking import masked
 from skymagic.plan.requests import PoolRequest
-from skymagic.plan.units import duration_text
+from skymagic.plan.units import count, duration_text
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,23 @@ class Plan:
         first = self.topology.local_rank(rank) * share
         return self.devices[self.topology.node_of(rank)][first : first + share]
 
+    @property
+    def counted_in_ranks(self) -> bool:
+        """Whether its size is told in ranks alone: on this machine, where a node is one of them."""
+        return not self.remote and self.topology.procs_per_node == 1
+
+    @property
+    def size(self) -> str:
+        """How large it is: "2 ranks" on this machine, "2 nodes × 8 ranks" on others."""
+        shape = self.topology
+        ranks, each = count(shape.world_size, "rank"), count(shape.procs_per_node, "rank")
+        nodes = f"{count(shape.nodes, 'node')} × {each}"
+        return nodes if self.remote else ranks if self.counted_in_ranks else f"{ranks} ({nodes})"
+
     def text(self) -> str:
         """The plan as --dry-run prints it, without values of variables."""
         asked, shape = self.request, self.topology
+        by_node = f" ({shape.nodes} × {shape.procs_per_node}: nodes × ranks on each)"
         gone = "some time after the notebook" if self.remote else "with the notebook"
         limits = [
             f"after {duration_text(asked.idle)} without a cell" if asked.idle else "",
@@ -98,7 +112,7 @@ class Plan:
         ]
         rows = {
             "where": f"{self.provider}: {', '.join(self.hosts)}",
-            "ranks": f"{shape.world_size} ({shape.nodes} × {shape.procs_per_node}: nodes × ranks on each)",
+            "ranks": str(shape.world_size) + ("" if self.counted_in_ranks else by_node),
             "GPUs": f"{asked.gpu.count} × {asked.gpu.name} on each node" if asked.gpu else "none asked for",
             "machine": f"{self.cpus} CPUs and {self.memory_gb:.12g} GB",
             "plugins": ", ".join(map(str, asked.plugins)),

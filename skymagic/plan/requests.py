@@ -12,9 +12,12 @@ from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
 from skymagic.plan.masking import is_secret_name
 from skymagic.plan.selection import Selection
+from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import AtLeast
 
-PROVIDERS = ("auto", "local", "ssh", "aws", "slurm")
+PROVIDERS = ("auto", "local", "ssh")
+PLANNED_PROVIDERS = ("aws", "slurm")
+"""Providers that have a name and nothing else; a package may bring one of them."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,14 @@ def plugin_specs(text: str) -> tuple[PluginSpec, ...]:
     if mistakes:
         raise RequestError(mistakes)
     return tuple(PluginSpec(name, options) for name, options in found)
+
+
+def no_provider(name: str, known: Iterable[str]) -> str:
+    """Why there is no provider of this name, with what there is; `known` are the names that exist."""
+    if name in PLANNED_PROVIDERS:
+        return f"{name} is not there yet: pools are of this machine (local) or of hosts that you name (ssh, --hosts)"
+    nearest = did_you_mean(name, known) or f"; known are {', '.join(known)}"
+    return f"no provider is called {name!r}{nearest}"
 
 
 @dataclass(frozen=True)
@@ -122,6 +133,23 @@ class PoolRequest:
         options = {name: value for plugin in self.plugins for name, value in plugin.options.items()}
         variables = {**environ, **self.image.env, **dict(self.env)}
         return masking.secret_values(self.secrets, variables) | masking.secret_values((), options)
+
+    @property
+    def here(self) -> bool:
+        """Whether it asks for this machine."""
+        return self.provider == "local" or (self.provider == "auto" and not self.hosts)
+
+    def ranks_mistakes(self, label: str = "--ranks") -> list[str]:
+        """Why `nodes` cannot be written as a number of ranks (`label`); empty where each node is one rank of this machine."""
+        if not self.here:
+            where = "of hosts" if self.provider == "auto" else f"of --provider {self.provider}"
+            return [
+                f"{label} counts ranks of this machine; a pool {where} is counted in nodes: write --nodes {self.nodes}"
+            ]
+        several = "--procs-per-node" if self.procs_per_node not in (None, 1) else ""
+        if self.gpu is not None and self.gpu.count > 1 and self.procs_per_node != 1:
+            several = f"--gpu {self.gpu}"
+        return [f"{label} counts all ranks, and {several} those of a node: write --nodes with it"] if several else []
 
     def whole_image(self) -> Image:
         """`image` with `python`, `pip` and `env` added. Raises RequestError when they contradict each other."""
@@ -206,7 +234,7 @@ class ShellRequest:
 
     Attributes:
         workdir: a folder that goes along, or None.
-        detach: run on without the notebook.
+        detach: run on without the notebook; refused, for it is not there yet.
         pool: its name, None for the latest one.
         env: environment variables of the script. secrets: names only; the notebook's environment holds the values.
         targets: the nodes that run it; None for all. only: the nodes whose output is shown.

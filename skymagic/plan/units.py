@@ -81,6 +81,11 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def agreeing(number: int, one: str, several: str) -> str:
+    """The verb that goes with so many: ``agreeing(len(ranks), "is", "are")``."""
+    return one if number == 1 else several
+
+
 def rank_words(ranks: Sequence[int], noun: str = "rank") -> str:
     """ "rank 3", "ranks 0, 2", "ranks 0–3"."""
     ordered = sorted(ranks)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from skymagic.cluster import Agents
 from skymagic.plan.plans import Topology
-from skymagic.plan.units import rank_words
+from skymagic.plan.units import agreeing, rank_words
 from skymagic.pool.states import State
 
 
@@ -32,18 +32,20 @@ def variables_then(before: int, after: int, inseparable: Sequence[str]) -> str:
         names = ", ".join(inseparable)
         return f"all ranks were started anew, without variables: {names} cannot go on with another number of ranks"
     stay = range(min(before, after))
-    others = f"{rank_words(range(before, after))} {'has' if after - before == 1 else 'have'} none"
+    others = f"{rank_words(range(before, after))} {agreeing(after - before, 'has', 'have')} none"
     if after < before:
         others = f"those of {rank_words(range(after, before))} are gone"
-    return f"{rank_words(stay)} {'keeps its' if len(stay) == 1 else 'keep their'} variables, {others}"
+    return f"{rank_words(stay)} {agreeing(len(stay), 'keeps its', 'keep their')} variables, {others}"
 
 
 def without(lost: Sequence[int], world_size: int) -> str:
     """What can be done when the machines of these ranks are gone."""
-    there = ",".join(str(rank) for rank in range(world_size) if rank not in lost)
+    left = [rank for rank in range(world_size) if rank not in lost]
+    there = ",".join(map(str, left))
     keep = (
-        f"ranks {there} keep theirs (-t {there} runs cells there, %sky_pull NAMES -t {there} brings variables back); "
-        if there
+        f"{rank_words(left)} {agreeing(len(left), 'keeps its', 'keep their')} variables "
+        f"(-t {there} runs cells there, %sky_pull NAMES -t {there} brings variables back); "
+        if left
         else ""
     )
     return f"{keep}%sky_restart tries to reach them again, %sky_down ends the pool"

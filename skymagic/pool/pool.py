@@ -12,7 +12,6 @@ from skymagic.cluster import Agents
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults
 from skymagic.plan.selection import Selection
-from skymagic.plan.units import count
 from skymagic.pool.agent_events import AgentEvents
 from skymagic.pool.cloning import Cloned, Cloning
 from skymagic.pool.dispatch import Dispatch
@@ -207,13 +206,9 @@ class Pool(Status):
         return rows(self.plan.topology, self.agents, self.state) if self._resources.started else []
 
     def __repr__(self) -> str:
-        shape = self.plan.topology
         names = ", ".join(spec.name for spec in self.plan.request.plugins) or "none"
-        nodes = count(shape.nodes, "node")
-        return (
-            f"<Pool {self.name!r}: {nodes} × {count(shape.procs_per_node, 'rank')} on {', '.join(self.plan.hosts)}, "
-            f"plugins: {names}, {self.state.value}>"
-        )
+        where = f"{self.plan.size} on {', '.join(self.plan.hosts)}"
+        return f"<Pool {self.name!r}: {where}, plugins: {names}, {self.state.value}>"
 
     def __enter__(self) -> Pool:
         return self

@@ -104,7 +104,7 @@ def resized(pool: Pool, request: PoolRequest, tell: Callable[[str], None]) -> Po
     survey = provider.plan(wanted, tell)
     plan = survey.plan
     try:
-        nodes = count(plan.topology.nodes, "node")
+        nodes = count(plan.topology.nodes, "rank" if plan.counted_in_ranks else "node")
         use(pool)
         if not plan.remote:
             tell(f"pool {pool.name!r} gets {nodes} instead of {pool.plan.topology.nodes} …")

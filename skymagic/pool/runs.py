@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from skymagic.display.screen import NullScreen, Progress
 from skymagic.errors import PoolStateError, RunInterrupted
-from skymagic.plan.units import count, rank_words
+from skymagic.plan.units import agreeing, count, rank_words
 from skymagic.pool import replaced
 from skymagic.pool.dispatch import Dispatch
 from skymagic.pool.messages import without
@@ -93,7 +93,8 @@ class Runs:
         lost = [rank for rank, state in agents.ranks.items() if not state.ready]
         if {*ranks} & {*lost}:
             reasons = "; ".join(agents.gone.values()) or "they did not come back"
-            raise PoolStateError(f"{rank_words(lost)} are gone ({reasons}): {without(lost, status.world_size)}")
+            gone = f"{rank_words(lost)} {agreeing(len(lost), 'is', 'are')} gone"
+            raise PoolStateError(f"{gone} ({reasons}): {without(lost, status.world_size)}")
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:

@@ -40,7 +40,6 @@ class Event(Enum):
     RECOVERED = "take back its ranks"
     DEGRADE = "go on without some ranks"
     LOSE = "lose the connection"
-    ATTACH = "attach to it (%sky_attach)"
     STOP = "stop it (%sky_down)"
     STOPPED = "be gone"
 
@@ -55,10 +54,6 @@ _USER_MOVES: dict[tuple[State, Event], State] = {
     (State.READY, Event.RUN): State.RUNNING,
     (State.DEGRADED, Event.RUN): State.RUNNING,
     **{(state, Event.RECOVER): State.RECOVERING for state in _ALIVE if state is not State.STARTING},
-    (State.LOST, Event.ATTACH): State.READY,
-    # a second %sky_attach finds what the first one made
-    (State.READY, Event.ATTACH): State.READY,
-    (State.RUNNING, Event.ATTACH): State.RUNNING,
     (State.NEW, Event.STOP): State.STOPPED,
     **{(state, Event.STOP): State.STOPPING for state in (*_ALIVE, State.STOPPING)},
     (State.STOPPED, Event.STOP): State.STOPPED,
@@ -98,7 +93,7 @@ def move(state: State, event: Event, name: str = "") -> State:
     if (state, event) in MOVES:
         return MOVES[state, event]
     pool = f"pool {name!r}" if name else "the pool"
-    choices = [choice.value for choice in allowed(state) if choice is not Event.ATTACH or state is State.LOST]
+    choices = [choice.value for choice in allowed(state)]
     if state in _ENDING:
         choices = ["make a new one (%sky_pool)"]
     elif state in (*_STARTING, State.RUNNING):

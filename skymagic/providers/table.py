@@ -7,8 +7,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 
 from skymagic.errors import RequestError
-from skymagic.plan.requests import PoolRequest
-from skymagic.plan.suggest import did_you_mean
+from skymagic.plan.requests import PoolRequest, no_provider
 from skymagic.providers.provider import Provider
 
 TABLE: dict[str, str] = {"local": "skymagic.providers.local:Local", "ssh": "skymagic.providers.ssh:SSH"}
@@ -36,5 +35,4 @@ def serving(request: PoolRequest) -> Provider:
         if entry.name == name:
             make = entry.load()
             return make()
-    nearest = did_you_mean(name, names()) or f"; there are {', '.join(names())}"
-    raise RequestError(f"there is no provider {name!r}{nearest}")
+    raise RequestError(no_provider(name, ["auto", *names()]))

@@ -67,7 +67,9 @@ def summary(cause: Failure, failures: Sequence[Failure], world: int, notes: Sequ
     if cause.died:
         where = f"rank {cause.rank} on {cause.hostname} {cause.words}"
     others = [f for f in failures if f.rank != cause.rank]
-    same = [f.rank for f in others if (f.ename, f.evalue, f.died) == (cause.ename, cause.evalue, cause.died)]
+    # one that was stopped has not failed by itself, though both end with a KeyboardInterrupt
+    kind = (cause.ename, cause.evalue, cause.died, cause.freed)
+    same = [f.rank for f in others if (f.ename, f.evalue, f.died, f.freed) == kind]
     if same:
         where += f" and the same on {rank_words(same)}"
     lines = [where, *(f"rank {f.rank}: {f.words}"[:200] for f in others if f.rank not in same and not f.secondary)]

@@ -422,7 +422,7 @@ def test_a_named_pool_is_found_and_used_again() -> None:
         assert rank() @ first == [0]
         assert sky.find("shared").map(add, [1]) == [18]
         with (
-            pytest.raises(RequestError, match="runs already and it has 1 node"),
+            pytest.raises(RequestError, match="runs already and it has 1 rank, not 2"),
             sky.Compute(name="shared", nodes=2),
         ):
             pass
@@ -493,7 +493,11 @@ def test_providers_and_what_they_say_of_the_pool() -> None:
     aws = sky.Compute(provider=sky.AWS(region="eu-central-1", spot=True), nodes=2)._request
     assert (aws.provider, aws.region, aws.spot, aws.nodes) == ("aws", "eu-central-1", True, 2)
     assert sky.Compute(provider=sky.Slurm())._request.provider == "slurm"
-    with pytest.raises(RequestError, match="no provider 'gcp'"), sky.Compute(provider="gcp"):
+    for name, choice in {"aws": sky.AWS(region="eu-central-1", spot=True), "slurm": sky.Slurm()}.items():
+        with pytest.raises(RequestError) as refused:
+            sky.Compute(provider=choice).start()
+        assert str(refused.value).startswith(f"{name} is not there yet: pools are of this machine")
+    with pytest.raises(RequestError, match="no provider is called 'gcp'"), sky.Compute(provider="gcp"):
         pass
 
 

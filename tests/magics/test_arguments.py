@@ -42,7 +42,7 @@ from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import AtLeast
 
-parse_status, parse_cost, parse_attach = (partial(parse_name, f"sky_{name}") for name in ("status", "cost", "attach"))
+parse_status, parse_cost = (partial(parse_name, f"sky_{name}") for name in ("status", "cost"))
 parse_push, parse_pull = partial(parse_names, "sky_push"), partial(parse_names, "sky_pull")
 parse_put, parse_get = partial(parse_files, "sky_put"), partial(parse_files, "sky_get")
 PARSERS: dict[str, Callable[[str], Any]] = {name: globals()[name.replace("sky_", "parse_")] for name in MAGICS}
@@ -168,6 +168,14 @@ def test_everything_of_a_pool() -> None:
         yes=True,
         dry_run=True,
     )
+
+
+def test_ranks_of_this_machine_are_its_nodes() -> None:
+    assert parse_pool("--ranks 2") == parse_pool("--nodes 2")
+    assert parse_pool("--ranks 2 --gpu A100 --procs-per-node 1").nodes == 2
+    assert parse_pool("--ranks 2").given() == {"nodes"}
+    assert parse_pool("", body="ranks = 3").nodes == 3
+    assert "ranks counts ranks of this machine" in mistakes(parse_pool, "--provider ssh", body="ranks = 3")[0]
 
 
 def test_a_run_may_describe_its_pool() -> None:
@@ -300,8 +308,16 @@ def test_nothing_is_evaluated() -> None:
         ("--plugin backend=gloo", "belongs to no plugin"),
         ("--plugin torch --plugin torch:backend=gloo", "--plugin: torch is given twice"),
         ("--plugin torch --plugin torch", "--plugin: torch is given twice"),
-        ("--provider asw", "--provider: no provider is called 'asw'; did you mean 'aws'?"),
-        ("--provider moon", "known are auto, local, ssh, aws, slurm"),
+        ("--provider asw", "--provider: no provider is called 'asw'; known are auto, local, ssh"),
+        ("--provider shh", "--provider: no provider is called 'shh'; did you mean 'ssh'?"),
+        ("--provider aws --region eu-west-1 --spot", "--provider: aws is not there yet: pools are of this machine"),
+        ("--provider slurm --nodes 4", "--provider: slurm is not there yet: pools are of this machine"),
+        ("--ranks 0", "--ranks: must be at least 1"),
+        ("--ranks 2 --nodes 2", "--ranks and --nodes are the same option (2 and 2)"),
+        ("--ranks 2 --provider ssh --hosts a,b", "of --provider ssh is counted in nodes: write --nodes 2"),
+        ("--ranks 2 --hosts a,b", "a pool of hosts is counted in nodes: write --nodes 2"),
+        ("--ranks 4 --procs-per-node 2", "--ranks counts all ranks, and --procs-per-node those of a node"),
+        ("--ranks 4 --gpu A100:2", "--ranks counts all ranks, and --gpu A100:2 those of a node"),
         ("--node 2", "--node: no such option; did you mean '--nodes'?"),
         ("--num_nodes 2", "did you mean '--num-nodes'?"),
         ("-output x", "-output: no such option; did you mean '--output'?"),
@@ -716,8 +732,7 @@ def test_lifecycle() -> None:
     assert parse_down("--all;") == DownRequest(None, True)
     assert mistakes(parse_down, "train --all") == ["say train or --all, not both"]
     assert mistakes(parse_down, "--al") == ["--al: no such option; did you mean '--all'?"]
-    assert (parse_attach("train"), parse_attach("")) == ("train", None)
-    assert "one name of a pool" in mistakes(parse_attach, "a b")[0]
+    assert "one name of a pool" in mistakes(parse_status, "a b")[0]
 
 
 def test_looking() -> None:
@@ -742,8 +757,8 @@ def test_help_shows_every_option_and_a_line_that_works(magic: str) -> None:
     text = help_text(magic)
     assert text.startswith(MAGICS[magic].summary)
     for option in MAGICS[magic].options:
-        assert all(name in text for name in option.names)
-        assert option.help in text
+        assert all(name in text for name in option.names) is option.offered
+        assert (option.help in text) is option.offered
     for example_ in MAGICS[magic].examples:
         head, _, body = example_.partition("\n")
         mark, _, line = head.lstrip("%").partition(" ")

@@ -24,7 +24,7 @@ from skymagic.plan.plans import Inventory, Plan, Topology, topology
 from skymagic.plan.requests import PluginSpec, PoolRequest, RunRequest, plugin_specs
 from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import did_you_mean
-from skymagic.plan.units import AtLeast, at_least, duration, duration_text, memory
+from skymagic.plan.units import AtLeast, at_least, count, duration, duration_text, memory
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Inventory("laptop", cpus=4, memory_gb=16.0, python="3.11")
@@ -514,7 +514,7 @@ def test_everything_that_is_wrong_at_once() -> None:
     told = "\n".join(refused(plan, request, SMALL))
     for part in (
         "no A100",
-        "--cpus 4+ on each of 2 nodes",
+        "--cpus 4+ for each of 2 ranks",
         "--memory 32",
         "--hosts",
         "--region",
@@ -563,6 +563,25 @@ def test_the_plan_as_text() -> None:
         "  price      $0.00 per hour"
     )
     assert "with the notebook, or by %sky_down" in plan(PoolRequest(), SMALL).text()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "procs", "here", "there"),
+    [
+        (1, 1, "1 rank", "1 node × 1 rank"),
+        (2, 1, "2 ranks", "2 nodes × 1 rank"),
+        (2, 3, "6 ranks (2 nodes × 3 ranks)", "2 nodes × 3 ranks"),
+    ],
+)
+def test_a_pool_of_this_machine_is_counted_in_ranks(nodes: int, procs: int, here: str, there: str) -> None:
+    made = plan(PoolRequest(nodes=nodes, procs_per_node=procs), SMALL)
+    assert made.size == here
+    assert ("nodes" in made.text()) is (procs > 1)
+    assert replace(made, remote=True).size == there
+    assert "× " in replace(made, remote=True).text()
+    if procs == 1:
+        assert fits(PoolRequest(nodes=9), made) == [f"it has {count(nodes, 'rank')}, not 9"]
+        assert fits(PoolRequest(nodes=9), replace(made, remote=True)) == [f"it has {count(nodes, 'node')}, not 9"]
 
 
 def test_a_limit_of_the_price_stands_beside_the_price() -> None:

@@ -63,7 +63,7 @@ def test_what_is_left_of_a_pool_runs_cells() -> None:
         (State.STARTING, Event.RUN, ["is starting", "wait until that is over", "%sky_down"]),
         (State.RUNNING, Event.RUN, ["is running", "wait until that is over", "%sky_restart"]),
         (State.RECOVERING, Event.RUN, ["is recovering", "wait until that is over"]),
-        (State.LOST, Event.RUN, ["is lost", "%sky_attach", "%sky_restart", "%sky_down"]),
+        (State.LOST, Event.RUN, ["is lost", "%sky_restart", "%sky_down"]),
         (State.STOPPING, Event.RUN, ["is stopping", "make a new one (%sky_pool)"]),
         (State.STOPPED, Event.RUN, ["is stopped", "make a new one (%sky_pool)"]),
         (State.STOPPED, Event.RECOVER, ["is stopped", "make a new one (%sky_pool)"]),
@@ -82,7 +82,6 @@ def test_a_refusal_offers_only_what_the_table_grants() -> None:
         for event in allowed(state):
             assert (state, event) in MOVES
         assert Event.STOP in allowed(state)
-    assert "attach" not in _refusal(State.RUNNING, Event.RUN)
 
 
 def test_every_state_has_a_sentence_and_a_way_in() -> None:
@@ -101,9 +100,3 @@ def test_any_sequence_is_refused_or_followed_and_can_always_be_stopped(events: l
         assert state is not State.STOPPED or after is State.STOPPED, "what is stopped stays so"
         state = after
     assert move(move(state, Event.STOP), Event.STOPPED) is State.STOPPED
-
-
-def _refusal(state: State, event: Event) -> str:
-    with pytest.raises(PoolStateError) as refused:
-        move(state, event)
-    return str(refused.value)

@@ -63,7 +63,7 @@ def _run(line: ParsedLine, pool: PoolRequest, configured: Mapping[str, Any]) -> 
 
 
 def parse_sh(line: str, defaults: Defaults = NO_DEFAULTS) -> ShellRequest:
-    """``%%sky_sh [--workdir DIR] [--detach] [options of the run]``. Raises RequestError with all mistakes."""
+    """``%%sky_sh [--workdir DIR] [options of the run]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_sh", line)
     check_environment(parsed)
     parsed.done()

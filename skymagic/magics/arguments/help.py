@@ -1,10 +1,12 @@
-"""The help of a magic, and what may stand where the cursor is."""
+"""The help of a magic, who asks for it, and what may stand where the cursor is."""
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from skymagic.magics.arguments.options import MAGICS, PLUGINS, Option
 from skymagic.magics.arguments.tokens import Token, split
@@ -23,13 +25,43 @@ def help_text(magic: str) -> str:
     ]
     if face.examples:
         lines += ["", "Examples:", *(f"    {line}" for example in face.examples for line in example.splitlines())]
-    if face.options:
-        rows = [(f"{', '.join(option.names)} {option.metavar}".rstrip(), option.help) for option in face.options]
+    if options := [option for option in face.options if option.offered]:
+        rows = [(f"{', '.join(option.names)} {option.metavar}".rstrip(), option.help) for option in options]
         lines += ["", "Options:"]
         lines += [
             f"    {left:<32} {right}" if len(left) <= 32 else f"    {left}\n{'':37}{right}" for left, right in rows
         ]
     return "\n".join(lines) + "\n"
+
+
+def asks_for_help(line: str) -> bool:
+    """Whether ``--help`` or ``-h`` stands on a magic's line."""
+    tokens, _ = split(line)
+    return any(token.is_option and token.text in ("--help", "-h") for token in tokens)
+
+
+def help_alone(lines: list[str]) -> list[str]:
+    """An input transformer: ``%%sky_run --help`` calls the magic as it can be called, for IPython refuses a cell without a body."""
+    first = next((line for line in lines if line.strip()), "")
+    found = re.match(r"(%%?)(sky_\w+)[ \t]+(.*)", first)
+    if found is None or found[2] not in MAGICS or not asks_for_help(found[3]):
+        return lines
+    if found[1] == "%" and not MAGICS[found[2]].cell:
+        return lines
+    name = found[2]
+    call = f"cell_magic({name!r}, '--help', 'pass')" if MAGICS[name].cell else f"line_magic({name!r}, '--help')"
+    return [f"get_ipython().run_{call}\n"]
+
+
+def with_help(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A magic that prints its help where ``--help`` stands on its line, and does nothing else then."""
+
+    @functools.wraps(method)
+    def magic(line: str, *body: str) -> Any:
+        return print(help_text(name), end="") if asks_for_help(line) else method(line, *body)
+
+    magic.__doc__ = help_text(name)
+    return magic
 
 
 @dataclass(frozen=True)
@@ -66,7 +98,8 @@ def complete(magic: str, text: str, names: CompletionNames | None = None) -> lis
     elif last.is_option or (option is None and word == "-"):
         used = {known[token.text].field for token in tokens if token.text in known}
         several = {item.field for item in face.options if item.takes != "one"}
-        return _starting((item for item in known if known[item].field not in used - several), word)
+        left = (item for item in known if known[item].offered and known[item].field not in used - several)
+        return _starting(left, word)
     choices = (option.choices if option else face.choices) or "nothing"
     return _starting(getattr(names, choices, ()), word.split(",")[-1])
 

@@ -73,7 +73,7 @@ class DownRequest:
 
 
 def parse_name(magic: str, line: str, what: str = "name of a pool", reader: Reader = pool_name) -> str | None:
-    """The one word that may stand on the line, or None; a pool's name for %sky_status, %sky_cost and %sky_attach."""
+    """The one word that may stand on the line, or None; a pool's name for %sky_status and %sky_cost."""
     parsed = ParsedLine(magic, line)
     name: str | None = parsed.word(what, reader)
     parsed.done()

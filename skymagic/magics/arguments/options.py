@@ -24,6 +24,8 @@ class Option:
         read: turns a value's text into what the field holds; None for an option without a value.
         takes: "one" value, a "list" (repeated, or with commas), "names" (a list that may also be blank-separated),
             or "maybe" a list of names.
+        choices: which of `CompletionNames` completes its value.
+        offered: whether help and completion show it: not, where nothing that is there yet serves it.
     """
 
     names: tuple[str, ...]
@@ -33,13 +35,15 @@ class Option:
     help: str = ""
     takes: str = "one"
     choices: str = ""
+    offered: bool = True
 
 
 # fmt: off
 _SECRET = Option(("--secret", "--secrets"), "secrets", readers.many(readers.variable), "NAME", "a variable of the notebook's environment, kept out of sight", "list")
 POOL: tuple[Option, ...] = (
-    Option(("--provider",), "provider", str, "NAME", "where: auto, local, ssh, aws, slurm", choices="providers"),
+    Option(("--provider",), "provider", str, "NAME", "where: auto, local (this machine), ssh (hosts of yours)", choices="providers"),
     Option(("--nodes", "--num-nodes"), "nodes", readers.number(1), "N", "number of machines"),
+    Option(("--ranks",), "nodes", readers.number(1), "N", "on this machine: number of ranks; the same as --nodes there"),
     Option(("--gpu", "--gpus"), "gpu", Accelerator.parse, "NAME[:COUNT]", "accelerators of each node", choices="gpus"),
     Option(("--cpus",), "cpus", at_least, "N[+]", "CPU cores of each node, 8+ for at least 8"),
     Option(("--memory",), "memory", memory, "GB[+]", "memory of each node"),
@@ -50,9 +54,9 @@ POOL: tuple[Option, ...] = (
     Option(("--env",), "env", readers.pair, "NAME=VALUE", "an environment variable of the ranks", "list"),
     _SECRET,
     Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "machines for --provider ssh", "list"),
-    Option(("--region",), "region", readers.region, "NAME", "where to rent"),
-    Option(("--spot",), "spot", help="rent spare capacity, which may be taken back"),
-    Option(("--max-price",), "max_price", readers.dollars, "DOLLARS", "limit per hour for the whole pool"),
+    Option(("--region",), "region", readers.region, "NAME", "where to rent", offered=False),
+    Option(("--spot",), "spot", help="rent spare capacity, which may be taken back", offered=False),
+    Option(("--max-price",), "max_price", readers.dollars, "DOLLARS", "limit per hour for the whole pool", offered=False),
     Option(("--idle",), "idle", readers.limit, "TIME", "stop after so long without a cell, as in 30m"),
     Option(("--max-lifetime",), "max_lifetime", readers.limit, "TIME", "stop after so long, as in 8h"),
     Option(("-y", "--yes"), "yes", help="do not ask before money is spent"),
@@ -89,7 +93,7 @@ _SH_TARGETS = Option(("-t", "--targets"), "targets", Selection, "NODES", "nodes 
 _SH_ONLY = Option(("--only",), "only", Selection, "NODES", "whose output is shown: head, all, 0,2 or 0:4", choices="ranks")
 _SH_OUTPUT = Option(("-o", "--output"), "output", readers.identifier, "NAME", "keep exit codes and last lines, by node")
 _SH_NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return at once; the script goes on")
-_DETACH = Option(("--detach",), "detach", help="go on without the notebook")
+_DETACH = Option(("--detach",), "detach", help="go on without the notebook", offered=False)
 SH: tuple[Option, ...] = (_POOL_NAME, _WORKDIR, _SH_ENV, _SECRET, _SH_OUTPUT, _SH_ONLY, _SH_TARGETS, _TIMEOUT, _SH_NOBLOCK, _DETACH)
 _LINES = Option(("-n", "--lines"), "lines", readers.number(1), "LINES", "how many of the last lines; 50 unless said")
 _FOLLOW = Option(("-f", "--follow"), "follow", help="go on as the log grows, until the stop button")
@@ -117,7 +121,7 @@ class Magic:
 
 
 _POOL_EXAMPLES = (
-    "%sky_pool --nodes 2 --plugin torch",
+    "%sky_pool --ranks 2 --plugin torch                    # two ranks on this machine",
     "%sky_pool train --nodes 4 --gpu A100:8 --plugin torch:backend=nccl --idle 30m",
     "%sky_pool train --nodes 4 --gpu A100:8 --dry-run      # the plan and its price",
     '%%sky_pool train\nnodes = 2\nplugins = ["torch"]\n[env]\nOMP_NUM_THREADS = "2"',
@@ -154,10 +158,9 @@ MAGICS: dict[str, Magic] = {
     "sky_clone": Magic("Copy variables from one rank to another, such as one that was replaced.", (_FROM, _POOL_NAME), "RANKS NAMES", "theirs", examples=("%sky_clone 2 --from 0 model optimizer",)),
     "sky_put": Magic("Copy a file or a folder to every node; only what differs travels.", (_NODE, _POOL_NAME), "SRC DST", examples=_PUT_EXAMPLES),
     "sky_get": Magic("Copy a file or a folder from the head; from several nodes into folders node0, node1, … in DST.", (_NODE, _POOL_NAME), "SRC DST", examples=_GET_EXAMPLES),
-    "sky_gpus": Magic("List accelerators and where they are.", (), "[GPU]", "gpus", ("%sky_gpus", "%sky_gpus A100")),
+    "sky_gpus": Magic("Show the GPUs of this machine, and what --gpu can ask for.", (), "[GPU]", "gpus", ("%sky_gpus", "%sky_gpus A100")),
     "sky_cost": Magic("Show what pools have cost, and cost now.", (), "[NAME]", "pools", ("%sky_cost",)),
     "sky_restart": Magic("Start ranks again; their variables are gone.", (_RANK, _POOL_NAME), examples=("%sky_restart", "%sky_restart --rank 2")),
-    "sky_attach": Magic("Take up a pool that runs on without its notebook.", (), "[NAME]", "pools", ("%sky_attach train",)),
     "sky_down": Magic("Stop a pool and release its machines.", (_ALL,), "[NAME]", "pools", ("%sky_down", "%sky_down train", "%sky_down --all")),
     "sky_auto": Magic("Run every plain cell on the ranks, or no longer.", (), "on|off", "switch", ("%sky_auto on",)),
 }

@@ -10,7 +10,7 @@ from skymagic.magics.arguments.readers import pool_name
 from skymagic.magics.arguments.reading import ParsedLine
 from skymagic.magics.arguments.toml import scan_body
 from skymagic.plan.image import Image
-from skymagic.plan.requests import PROVIDERS, Defaults, PoolRequest
+from skymagic.plan.requests import PROVIDERS, Defaults, PoolRequest, no_provider
 from skymagic.plan.suggest import did_you_mean
 
 NO_DEFAULTS = Defaults()
@@ -47,9 +47,10 @@ def pool_of(
     stated = {key: value for key, value in line.values.items() if key in POOL_FIELDS}
     labels = {key: line.labels.get(key, f"%config SkyMagic.{key}") for key in ("provider", "plugins")}
     values = {**configured, **stated}
-    line.mistakes += _unknown(labels["provider"], "provider", [values["provider"]], providers)
+    if values["provider"] not in providers:
+        line.mistakes.append(f"{labels['provider']}: {no_provider(values['provider'], providers)}")
     names = [spec.name for spec in values["plugins"]]
-    line.mistakes += _unknown(labels["plugins"], "plugin", names, plugins)
+    line.mistakes += [f"{labels['plugins']}: {mistake}" for mistake in _unknown(names, plugins)]
     line.mistakes += [f"{labels['plugins']}: {again} is given twice; keep one of them" for again in _repeated(names)]
     check_environment(line)
     try:
@@ -57,7 +58,10 @@ def pool_of(
     except RequestError as wrong:
         line.mistakes += [f"{line.labels['pip']}: {mistake.removeprefix('pip: ')}" for mistake in wrong.mistakes]
     dry_run = bool(line.values.get("dry_run"))
-    return PoolRequest(**values, name=name, dry_run=dry_run, stated=frozenset(stated))
+    request = PoolRequest(**values, name=name, dry_run=dry_run, stated=frozenset(stated))
+    if line.labels.get("nodes", "").endswith("ranks") and request.provider in providers:
+        line.mistakes += request.ranks_mistakes(line.labels["nodes"])
+    return request
 
 
 def check_environment(line: ParsedLine) -> None:
@@ -71,9 +75,9 @@ def check_environment(line: ParsedLine) -> None:
     ]
 
 
-def _unknown(label: str, what: str, names: Iterable[str], known: Collection[str]) -> list[str]:
+def _unknown(names: Iterable[str], known: Collection[str]) -> list[str]:
     return [
-        f"{label}: no {what} is called {name!r}" + (did_you_mean(name, known) or f"; known are {', '.join(known)}")
+        f"no plugin is called {name!r}" + (did_you_mean(name, known) or f"; known are {', '.join(known)}")
         for name in dict.fromkeys(names)
         if name not in known
     ]

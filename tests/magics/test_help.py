@@ -1,0 +1,143 @@
+"""What help and completion offer is there: every magic, every option, every name; and every magic tells its help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from skymagic import plugins, providers
+from skymagic.magics.arguments.help import CompletionNames, complete, help_alone, help_text
+from skymagic.magics.arguments.options import MAGICS, Option
+from tests.lab.notebook import Notebook, opened
+from tests.magics.test_arguments import PARSERS
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """A notebook without a pool."""
+    with opened(tmp_path_factory.mktemp("help")) as one:
+        yield one
+
+
+# ------------------------------------------------------------------------------------------ completion
+
+NAMES = CompletionNames(
+    pools=("train",),
+    variables=("model",),
+    plugins=tuple(plugins.names()),
+    providers=("auto", *providers.names()),
+)
+VALUES = {
+    "provider": "auto",
+    "N": "2",
+    "N[+]": "2+",
+    "GB[+]": "2+",
+    "N|auto": "auto",
+    "NAME[:COUNT]": "A100:1",
+    "NAME[:k=v,…]": "torch",
+    "VERSION|PATH": "3.12",
+    "PACKAGES": "numpy",
+    "NAME=VALUE": "A=1",
+    "HOSTS": "gpu1",
+    "TIME": "10m",
+    "RANKS": "0",
+    "NODES": "0",
+    "R": "0",
+    "NAMES": "model",
+    "DIR": ".",
+    "LINES": "5",
+}
+"""By its field, or by what help calls it: a value that is right."""
+WORDS = {"NAMES": "model", "SRC DST": "a b", "on|off": "on"}
+"""What a magic's line needs beside its options."""
+BESIDE = {"--head": "-o r", "--hosts": "--provider ssh"}
+"""What goes with an option."""
+
+
+def line_with(option: Option, name: str, value: str = "") -> str:
+    """A line on which an option has this value, or one that is right."""
+    wanted = "" if option.read is None else value or VALUES.get(option.field) or VALUES.get(option.metavar, "model")
+    return " ".join(filter(None, (name, wanted, BESIDE.get(option.names[0], ""))))
+
+
+@pytest.mark.parametrize("magic", MAGICS)
+def test_every_completion_is_accepted(magic: str) -> None:
+    face = MAGICS[magic]
+    known = {name: option for option in face.options for name in option.names}
+    words = WORDS.get(face.words, "")
+    for mark in ("-", "--"):
+        for name in complete(magic, mark, NAMES):
+            assert known[name].offered
+            PARSERS[magic](f"{line_with(known[name], name)} {words}")
+    for name, option in known.items():
+        for value in complete(magic, f"{name} ", NAMES) if option.read is not None else ():
+            PARSERS[magic](f"{line_with(option, name, value)} {words}")
+            assert complete(magic, f"{name} {value}", NAMES)[0] == value, "and it stays when more is typed"
+    for word in complete(magic, "", NAMES):
+        PARSERS[magic](word)
+
+
+def test_nothing_is_offered_that_is_not_there_yet() -> None:
+    for magic in MAGICS:
+        shown = [*complete(magic, "--", NAMES), *complete(magic, "--provider ", NAMES), help_text(magic)]
+        for word in ("--detach", "--region", "--spot", "--max-price", "aws", "slurm", "sky_attach"):
+            assert word not in " ".join(shown), (magic, word)
+
+
+def test_names_that_complete_when_nobody_says_what_exists_do_exist() -> None:
+    assert set(CompletionNames().providers) == {"auto", *providers.TABLE}
+    assert set(CompletionNames().plugins) == set(plugins.TABLE)
+
+
+def test_magics_that_are_told_are_those_that_are_registered(notebook: Notebook) -> None:
+    registered = notebook.value(
+        "sorted(name for kind in get_ipython().magics_manager.magics.values() for name in kind if name.startswith('sky_'))"
+    )
+    assert set(registered) == set(MAGICS)
+
+
+# ------------------------------------------------------------------------------------------ help
+
+
+@pytest.mark.parametrize("magic", MAGICS)
+def test_every_magic_tells_its_help_and_does_nothing_else(notebook: Notebook, magic: str) -> None:
+    for mark in ("%", "%%"):
+        for cell in (f"{mark}{magic} --help", f"{mark}{magic} -h"):
+            assert notebook.run(cell).text == help_text(magic)
+    assert "Examples:" in help_text(magic)
+    assert notebook.run(f"%%{magic} --wat --help\nraise SystemExit").text == help_text(magic)
+    assert notebook.value(f"get_ipython().find_magic({magic!r}).__doc__ or ''") in ("", help_text(magic))
+
+
+@pytest.mark.parametrize(
+    "cell", ["%%sky_broadcast\nx = '--help'", "%%sky_sh\ntorchrun --help", "%%sky_broadcast -o r # --help\n1"]
+)
+def test_help_of_something_else_is_none_of_ours(cell: str) -> None:
+    lines = cell.splitlines(keepends=True)
+    assert help_alone(lines) == lines
+
+
+# ------------------------------------------------------------------------------------------ without a pool
+
+
+@pytest.mark.parametrize("line", ["%sky_down", "%sky_down --all", "%sky_down train"])
+def test_to_end_what_is_not_there_is_no_error(notebook: Notebook, line: str) -> None:
+    assert notebook.run(line).text == "no pool is running\n"
+
+
+@pytest.mark.parametrize("options", ["--provider aws --region eu-central-1", "--provider slurm --nodes 4"])
+def test_a_provider_that_is_not_there_yet_is_one_sentence(notebook: Notebook, options: str) -> None:
+    for cell in (f"%sky_pool {options}", f"%%sky_broadcast {options}\nprint('it ran')"):
+        shown = notebook.finish(notebook.start(cell))
+        assert shown.error is not None
+        name = options.split()[1]
+        assert shown.text == (
+            f"UsageError: --provider: {name} is not there yet: pools are of this machine (local) or of hosts that you name (ssh, --hosts)\n"
+        )
+
+
+def test_gpus_says_first_what_is_here(notebook: Notebook) -> None:
+    first, *rest = notebook.run("%sky_gpus").lines
+    assert first.startswith("on this machine: ")
+    assert any(line.startswith("A100 ") for line in rest)

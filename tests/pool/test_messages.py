@@ -1,0 +1,39 @@
+"""What a pool says of its ranks, in sentences that hold for one rank as for several."""
+
+from __future__ import annotations
+
+import pytest
+
+from skymagic.pool.messages import variables_then, without
+from skymagic.run.results import Failure, summary
+
+
+@pytest.mark.parametrize(
+    ("lost", "world_size", "told"),
+    [
+        ((1,), 2, "rank 0 keeps its variables (-t 0 runs cells there, "),
+        ((1,), 3, "ranks 0, 2 keep their variables (-t 0,2 runs cells there, "),
+        ((0, 1), 5, "ranks 2–4 keep their variables (-t 2,3,4 runs cells there, "),
+        ((0, 1), 2, "%sky_restart tries to reach them again"),
+    ],
+)
+def test_what_is_left_without_some_ranks(lost: tuple[int, ...], world_size: int, told: str) -> None:
+    assert without(lost, world_size).startswith(told)
+
+
+def test_what_becomes_of_variables() -> None:
+    assert variables_then(1, 2, []) == "rank 0 keeps its variables, rank 1 has none"
+    assert variables_then(4, 2, []) == "ranks 0, 1 keep their variables, those of ranks 2, 3 are gone"
+
+
+def failed(rank: int, *, freed: bool = False, ename: str = "KeyboardInterrupt") -> Failure:
+    return Failure(rank, "here", ename, "", freed=freed)
+
+
+def test_ranks_that_were_only_stopped_have_not_failed_alike() -> None:
+    cause = failed(0)
+    assert summary(cause, [cause, *(failed(rank, freed=True) for rank in (1, 2, 3))], 4) == (
+        "[rank 0 of 4 on here]\nranks 1–3 had to be stopped"
+    )
+    alike = [failed(rank, ename="ValueError") for rank in range(4)]
+    assert summary(alike[0], alike, 4) == "[rank 0 of 4 on here] and the same on ranks 1–3"
