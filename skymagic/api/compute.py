@@ -31,6 +31,7 @@ from skymagic.jobs.task import Task
 from skymagic.jobs.workers import side_by_side
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
+from skymagic.plan.keywords import suggesting
 from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest, plugin_specs
 from skymagic.plan.selection import Selection
 from skymagic.plan.units import at_least, duration
@@ -48,6 +49,7 @@ def function(body: Callable[..., Any], /) -> Function: ...
 def function(*, timeout: float | None = None) -> Callable[[Callable[..., Any]], Function]: ...
 
 
+@suggesting("@sky.function")
 def function(body: Callable[..., Any] | None = None, /, *, timeout: float | None = None) -> Any:
     """Make a function lazy: its calls run on a pool, with ``@``, ``>>`` and ``&``. Write it above all other decorators.
 
@@ -79,6 +81,14 @@ def gather(*calls: Call | Calls) -> Calls:
     return functools.reduce(operator.and_, calls, Calls())
 
 
+_ELSEWHERE = {
+    "gpu": "accelerator", "gpus": "accelerator", "accelerators": "accelerator", "num_nodes": "nodes",
+    "packages": "pip", "requirements": "pip", "lifetime": "max_lifetime",
+}  # fmt: skip
+"""Keywords as the magics and other tools have them."""
+
+
+@suggesting("sky.Compute", _ELSEWHERE)
 class Compute:
     """A pool as Python code makes it. ``with sky.Compute(…) as pool:`` starts it, and ends it whatever happens.
 
@@ -88,7 +98,8 @@ class Compute:
     Args:
         provider: ``sky.Local()``, ``sky.SSH(hosts)``, ``sky.AWS()``, ``sky.Slurm()``, or a name; this machine where it
             satisfies the request.
-        nodes: machines (on this machine: groups of ranks); 1.
+        nodes: machines (on this machine: ranks, or groups of them); 1.
+        ranks: on this machine: the same as `nodes`, and refused elsewhere.
         accelerator: per node: ``"A100"``, ``"A100:8"`` or ``sky.accelerators.A100(count=8)``.
         plugins: ``sky.plugins.torch()`` and the like, or as text: ``"torch:backend=gloo"``.
         image: packages, variables and files of the nodes.
@@ -109,6 +120,7 @@ class Compute:
         *,
         provider: str | Choice | None = None,
         nodes: int | None = None,
+        ranks: int | None = None,
         accelerator: str | Accelerator | Callable[[], Accelerator] | None = None,
         plugins: Iterable[Plugin | PluginSpec | str] = (),
         image: Image | None = None,
@@ -127,7 +139,7 @@ class Compute:
         max_lifetime: float | str | None = None,
         timeout: float | None = None,
     ) -> None:
-        self._namespace = sys._getframe(1).f_globals
+        self._namespace = sys._getframe(2).f_globals  # 1 is the check of keywords
         mistakes: list[str] = []
 
         def read(name: str, reader: Callable[[Any], Any], value: Any) -> Any:
@@ -139,7 +151,7 @@ class Compute:
                 return None
 
         said = {
-            "nodes": read("nodes", _count, nodes),
+            "nodes": read("nodes", _count, nodes) or read("ranks", _count, ranks),
             "gpu": read("accelerator", _accelerator, accelerator),
             "plugins": read("plugins", _plugins, plugins),
             "image": image,
@@ -157,10 +169,14 @@ class Compute:
             "max_lifetime": read("max_lifetime", lambda value: duration(f"{value}"), max_lifetime),
         }
         choice = provider if isinstance(provider, Choice) else Choice(provider or "auto")
+        if nodes is not None and ranks is not None:
+            mistakes.append(f"nodes and ranks are the same ({nodes} and {ranks}); keep one of them")
         if mistakes:
             raise RequestError(mistakes)
         fields = {**{key: value for key, value in said.items() if value}, **choice.fields}
         self._request = PoolRequest(provider=choice.name, yes=True, **fields)
+        if ranks is not None and (mistakes := self._request.ranks_mistakes("ranks")):
+            raise RequestError(mistakes)
         self._defaults = Defaults(timeout=None if timeout is None else positive(timeout))
         self._name = name
         self._pool: Pool | None = None

@@ -121,10 +121,10 @@ class Agents:
         Raises:
             ProvisionError: no private address of the head can be reached by all others.
         """
+        self._wait(lambda: len(self.started) == len(self.nodes), timeout, "the node agents")
         if all(node.address for node in self.nodes):
             self.nodes = tuple(replace(node, hostname=node.name) for node in self.nodes)
             return self.nodes
-        self._wait(lambda: len(self.started) == len(self.nodes), timeout, "the node agents")
         started = [self.started[index] for index in range(len(self.nodes))]
         if len({agent.machine for agent in started}) == 1:
             addresses = ["127.0.0.1"] * len(started)

@@ -2,6 +2,7 @@
 
 cell              a cell on the ranks: from its text to values by rank, or one error
 clone             names of one rank copied to others
+hints             what may help with an error that ranks have raised
 script            a shell script on every node, to how it ended there
 workdir           the folder of a script, on the nodes
 task              a function with its arguments, on all ranks or on one

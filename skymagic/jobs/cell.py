@@ -14,6 +14,7 @@ from skymagic.data.capture.names import interactive
 from skymagic.display import text
 from skymagic.display.screen import NotebookScreen
 from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
+from skymagic.jobs.hints import hints
 from skymagic.plan.requests import RunRequest
 from skymagic.plan.units import agreeing, rank_words
 from skymagic.pool import Pool
@@ -26,7 +27,7 @@ from skymagic.run.results import Failure, Unavailable, error_of
 from skymagic.run.run import Screen
 from skymagic.run.spec import RunSpec
 from skymagic.wire.exit_status import describe
-from skymagic.wire.order import LAST_VALUE
+from skymagic.wire.order import LAST_VALUE, NOT_DEFINED
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ def discard(report: Report, pool: Pool) -> None:
 def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
     """Unpack what the ranks sent. A value that could not come back is replaced by `Unavailable` and named in `problems`."""
     problems: list[str] = []
+    undefined: dict[str, list[int]] = {}
     sent = [(report.ranks[rank].outcome or {}).get("values", {}) for rank in spec.ranks]
     pool.shipper.prefetch(ref for values in sent for ref in values.values())
 
@@ -182,15 +184,22 @@ def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
                 return pool.shipper.unpack(ref)
             except Exception as problem:
                 reason = f"{type(problem).__name__}: {problem}"
-        problems.append(f"rank {rank}: {name}{'' if reason.startswith('is ') else ':'} {reason}")
+        if reason == NOT_DEFINED:
+            undefined.setdefault(name, []).append(rank)
+        else:
+            problems.append(f"rank {rank}: {name}: {reason}")
         return Unavailable(rank, reason)
 
     values = Values(spec.ranks)
     values.value = [fetch(rank, LAST_VALUE) for rank in spec.value_ranks]
-    values.variables = {name: [fetch(rank, name) for rank in spec.gather_ranks] for name in spec.gather}
+    gathered = {name: [fetch(rank, name) for rank in spec.gather_ranks] for name in spec.gather}
+    # a name that no rank has leaves the notebook's own as it is
+    nowhere = {name for name, ranks in undefined.items() if len(ranks) == len(spec.gather_ranks)}
+    values.variables = {name: listed for name, listed in gathered.items() if name not in nowhere}
     first = (report.ranks[spec.gather_ranks[0]].outcome or {}).get("values", {}) if spec.gather else {}
-    values.types = {name: first[name]["type"].rpartition(".")[2] for name in spec.gather if name in first}
-    values.problems = tuple(problems)
+    values.types = {name: first[name]["type"].rpartition(".")[2] for name in values.variables if name in first}
+    said = [f"{name} {NOT_DEFINED} on {rank_words(ranks)}" for name, ranks in undefined.items()]
+    values.problems = (*problems, *said)
     return values
 
 
@@ -198,8 +207,8 @@ def result_error(values: Values, kept: Sequence[str]) -> ResultError:
     """The error that says which values did not come back, and where the others are."""
     lists = [values.value, *values.variables.values()]
     some = any(not isinstance(value, Unavailable) for listed in lists for value in listed)
-    where = f"; what did come back is in {', '.join(kept)}" if kept and some else ""
-    error = ResultError("\n".join([*values.problems, f"{len(values.problems)} value(s) could not come back{where}"]))
+    where = f"what did come back is in {', '.join(kept)}" if kept and some else ""
+    error = ResultError("\n".join(filter(None, [*values.problems, where])))
     error.values = values
     return error
 
@@ -245,6 +254,7 @@ def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -
     """The one error of a run that did not end well."""
     failures = failures_of(report, pool)
     notes = [*lost_notes(report, pool), *report.notes, *missing_notes(report, pool, task)]
+    notes += hints(failures, {plugin.name for plugin in pool.plugins})
     causes = [one for one in failures if not one.secondary]
     if pool.ended is not None and any(one.died == pool.ended for one in failures):
         before = [f"rank {one.rank}: {one.words}" for one in causes if one.died != pool.ended]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from skymagic.errors import RequestError
+from skymagic.plan.keywords import suggesting
 from skymagic.plan.suggest import did_you_mean
 
 
@@ -141,6 +142,7 @@ def _product(name: str) -> tuple[tuple[str, ...], str | None]:
     return (model, *sorted(_VARIANTS.intersection(rest))), size
 
 
+@suggesting("an accelerator", {"n": "count", "number": "count", "gpus": "count"})
 @dataclass(frozen=True)
 class Accelerator:
     """An accelerator asked for. Raises RequestError for an unknown name, and for a count below 1.

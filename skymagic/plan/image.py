@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from skymagic.errors import RequestError
+from skymagic.plan.keywords import suggesting
 from skymagic.plan.masking import MASK, masked
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ _PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?|/[^\0\n]+")
 _LISTS = ("pip", "pip_indexes", "apt", "includes", "excludes")
 
 
+@suggesting("sky.Image", {"packages": "pip", "requirements": "pip", "environment": "env", "indexes": "pip_indexes"})
 @dataclass(frozen=True)
 class Image:
     """What a rank's environment holds. Lists keep their order; what is repeated word for word is kept once.

@@ -14,6 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from skymagic.errors import RequestError
+from skymagic.plan.keywords import check
 from skymagic.plan.requests import PluginSpec
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plugins.plugin import Plugin
@@ -53,7 +54,10 @@ def factory(name: str) -> Factory:
 
     @functools.wraps(make)
     def remembering(*args: Any, **kwargs: Any) -> Plugin:
-        given = inspect.signature(make).bind(*args, **kwargs).arguments
+        signature = inspect.signature(make)
+        if not any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values()):
+            check(f"sky.plugins.{name}", kwargs, signature.parameters, {})
+        given = signature.bind(*args, **kwargs).arguments
         plugin = make(*args, **kwargs)
         if not isinstance(plugin, Plugin):
             raise RequestError(f"the plugin {name!r} is broken: its factory returns {plugin!r}, not a Plugin")

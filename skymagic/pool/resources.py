@@ -86,7 +86,8 @@ class Resources:
         from skymagic.data.shipping.shipper import Shipper
         from skymagic.run.engine import Engine
 
-        agents.order(specs.of_ranks(status, agents.meet(status.job_id, START_TIMEOUT)))
+        nodes = agents.meet(status.job_id, START_TIMEOUT)
+        agents.order(specs.of_ranks(status, nodes, agents.started[0].port))
         controller = agents.wait_controller(START_TIMEOUT)
         self._engine = Engine(controller.client, nodes[0].forward)
         store = open_store(agents, status.plan.remote, status.note)
@@ -112,7 +113,7 @@ class Resources:
         """
         before, after = len(self.agents.ranks), self._status.world_size
         self.agents.signal(range(after, before), signal.SIGKILL)
-        ranks = specs.of_ranks(self._status, self.agents.nodes)
+        ranks = specs.of_ranks(self._status, self.agents.nodes, self.agents.started[0].port)
         self.agents.reshape(ranks, START_TIMEOUT)
         self._forget(range(after, before))
         return {rank: ranks[rank][1].info for rank in range(min(before, after))}

@@ -49,11 +49,12 @@ def of_agents(
     ]  # fmt: skip
 
 
-def of_ranks(status: Status, nodes: Sequence[Node]) -> dict[int, tuple[int, wire.RankSpec]]:
+def of_ranks(status: Status, nodes: Sequence[Node], head_port: int) -> dict[int, tuple[int, wire.RankSpec]]:
     """Rank → (index of its machine, its specification).
 
     Args:
         nodes: the machines, which have met, the head first; one machine may serve all nodes of the plan.
+        head_port: a port that is free on the head.
     """
     plan, shape = status.plan, status.plan.topology
     packed = tuple(map(packing.packed, status.plugins))
@@ -63,7 +64,7 @@ def of_ranks(status: Status, nodes: Sequence[Node]) -> dict[int, tuple[int, wire
     for rank in range(shape.world_size):
         node = shape.node_of(rank)
         info = InstanceInfo(
-            node=node, total_nodes=shape.nodes, head_addr=nodes[0].address, head_port=0,
+            node=node, total_nodes=shape.nodes, head_addr=nodes[0].address, head_port=head_port,
             accelerators=plan.request.gpu.count if plan.request.gpu else 0, peers=peers, rank=rank,
             world_size=shape.world_size, local_rank=shape.local_rank(rank), local_world_size=shape.procs_per_node,
             hostname=peers[node].hostname, job_id=status.job_id,

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from skymagic.plan.keywords import suggesting
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -20,17 +22,20 @@ class Choice:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
+@suggesting("sky.Local")
 def Local() -> Choice:
     """Ranks on this machine."""
     return Choice("local")
 
 
+@suggesting("sky.SSH", {"hosts": 'the names alone, as in sky.SSH("gpu1", "gpu2")'})
 def SSH(*hosts: str | Iterable[str]) -> Choice:
     """Machines of your own: ``sky.SSH("gpu1", "user@gpu2")``, or a list of them."""
     flat = [host for each in hosts for host in ([each] if isinstance(each, str) else each)]
     return Choice("ssh", {"hosts": tuple(flat)})
 
 
+@suggesting("sky.AWS")
 def AWS(region: str | None = None, *, spot: bool = False, max_price: float | None = None) -> Choice:
     """Machines rented from EC2.
 
@@ -43,6 +48,7 @@ def AWS(region: str | None = None, *, spot: bool = False, max_price: float | Non
     return Choice("aws", {name: value for name, value in fields.items() if value})
 
 
+@suggesting("sky.Slurm")
 def Slurm() -> Choice:
     """Nodes of a running Slurm."""
     return Choice("slurm")

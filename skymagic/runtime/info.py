@@ -49,7 +49,8 @@ class InstanceInfo:
         node: number of this machine, from 0.
         total_nodes: machines in the pool.
         head_addr: private address of node 0.
-        head_port: port that ranks coordinate on, 0 while rank 0 has not chosen it.
+        head_port: a port of the head that was free when the pool was made, for a framework that skymagic has no plugin for: the
+            same on all ranks, as long as the pool lives.
         accelerators: GPUs of the pool on this node.
         peers: all nodes, this one too, in order.
         rank: number of this process over all nodes, from 0; equal to `node` with one process per node.

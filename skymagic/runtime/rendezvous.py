@@ -14,8 +14,6 @@ from typing import Any, Protocol
 
 TIMEOUT = 60.0
 """Seconds that a rank waits for a value."""
-MASTER_PORT = "master port"
-"""A key of all generations."""
 EPHEMERAL = 32768
 """The first port that Linux gives by itself to whoever connects, where it is not told otherwise."""
 TRIES = 50
@@ -76,24 +74,6 @@ def delete(name: str) -> None:
 def get(name: str, timeout: float = TIMEOUT) -> Any:
     """The value that some rank puts in this generation. Raises TimeoutError when nobody did within `timeout` seconds."""
     return _state["control"].get(_key(name), timeout)
-
-
-def master_port(rank: int, address: str) -> int:
-    """A port for process groups of the user's own, free on the head when rank 0 chose it; the same in the whole life of a pool.
-
-    Args:
-        rank: this rank; 0 chooses, unless it has been started anew and finds the choice.
-        address: the head's.
-    """
-    control = _state["control"]
-    if rank != 0:
-        return int(control.get(MASTER_PORT, TIMEOUT))
-    try:
-        return int(control.get(MASTER_PORT, 0.0))
-    except TimeoutError:
-        port = free_port(address)
-        control.put(MASTER_PORT, port)
-        return port
 
 
 def free_port(address: str) -> int:

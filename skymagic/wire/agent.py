@@ -66,6 +66,8 @@ class AgentStarted(Message):
     """The node store's directory."""
     addresses: dict[str, int] = field(default_factory=dict)
     """Address → port at which the head listens for probes; empty on all other nodes, and when addresses are known."""
+    port: int = 0
+    """A port that is free on the head, for process groups of the user's own; 0 on all other nodes."""
 
 
 class ProbeAddresses(Message):

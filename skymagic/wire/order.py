@@ -22,6 +22,8 @@ from skymagic.wire.codec import Codec
 PREFIX = "#%sky "
 LAST_VALUE = "the value of the last expression"
 """Among the variables that come back; no variable can be called so."""
+NOT_DEFINED = "is not defined"
+"""Why a variable does not come back that a rank does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -723,3 +724,38 @@ def test_an_interrupt_of_a_script_stops_all_its_calls(tmp_path: Path) -> None:
     finally:
         child.kill()
     assert rest.splitlines()[-2:] == ["RunInterrupted", "[5, 5, 5]"]
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: sky.Compute(plugin="torch"), "sky.Compute takes no 'plugin'; did you mean 'plugins'?"),
+        (lambda: sky.ComputePool(node=2), "sky.Compute takes no 'node'; did you mean 'nodes'?"),
+        (lambda: sky.Compute(gpus="A100", idel=3), "sky.Compute takes no 'gpus': write accelerator; sky.Compute takes no 'idel'; did you mean 'idle'?"),
+        (lambda: sky.Image(packages=["torch"]), "sky.Image takes no 'packages': write pip"),
+        (lambda: sky.Image(pips=["torch"]), "sky.Image takes no 'pips'; did you mean 'pip'?"),
+        (lambda: sky.SSH(hosts=["a"]), "sky.SSH takes no 'hosts': write the names alone, as in sky.SSH("),
+        (lambda: sky.AWS(regoin="eu"), "sky.AWS takes no 'regoin'; did you mean 'region'?"),
+        (lambda: sky.Local(nodes=2), "sky.Local takes no 'nodes'; it takes none"),
+        (lambda: sky.Slurm(partition="gpu"), "sky.Slurm takes no 'partition'; it takes none"),
+        (lambda: sky.accelerators.A100(cout=8), "an accelerator takes no 'cout'; did you mean 'count'?"),
+        (lambda: sky.plugins.torch(backnd="gloo"), "sky.plugins.torch takes no 'backnd'; did you mean 'backend'?"),
+        (lambda: sky.function(time=3), "@sky.function takes no 'time'; did you mean 'timeout'?"),
+    ],
+)  # fmt: skip
+def test_a_keyword_that_is_not_there_suggests_the_one_that_is(call: Callable[[], Any], told: str) -> None:
+    with pytest.raises(TypeError) as refused:
+        call()
+    assert str(refused.value).startswith(told)
+
+
+def test_keywords_are_still_known_to_editors() -> None:
+    assert "plugins" in inspect.signature(sky.Compute).parameters
+    assert "pip" in inspect.signature(sky.Image).parameters
+
+
+def test_ranks_are_nodes_of_this_machine() -> None:
+    assert sky.Compute(ranks=2)._request.nodes == 2
+    for wrong in ({"ranks": 2, "nodes": 2}, {"ranks": 2, "provider": sky.SSH("a")}, {"ranks": 0}):
+        with pytest.raises(RequestError, match="ranks"):
+            sky.Compute(**wrong)

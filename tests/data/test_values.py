@@ -186,7 +186,7 @@ def test_a_variable_that_is_missing_on_one_rank(notebook: Notebook) -> None:
         "%%sky_broadcast -g somewhere, everywhere\neverywhere = rank\nif rank != 2:\n    somewhere = 'yes'"
     )
     assert error.ename == "ResultError"
-    assert "rank 2: somewhere is not defined on this rank" in error.text
+    assert "somewhere is not defined on rank 2" in error.text
     assert notebook.value("everywhere, somewhere[:2]") == ([0, 1, 2], ["yes", "yes"])
 
 

@@ -183,5 +183,5 @@ def test_a_failing_cell_makes_show_fail_unless_it_is_tagged(tmp_path: Path) -> N
     result = call(ROOT / "notebooks" / "show.py", path, "--save", "done.ipynb", folder=tmp_path)
     assert result.returncode == 1
     assert "----> 2 1 / 0" in result.stdout
-    assert "r is not defined on this rank" in result.stdout, "the cell after the tagged one ran"
+    assert "r is not defined on rank" in result.stdout, "the cell after the tagged one ran"
     assert not (tmp_path / "went-on").exists()

@@ -142,7 +142,7 @@ def test_it_waits_for_runs_and_runs_wait_for_it(notebook: Notebook) -> None:
 def test_the_stop_button_does_not_tear_it(notebook: Notebook) -> None:
     notebook.run("%sky_pool --nodes 2")
     before = pids(notebook)
-    shown = notebook.watch(notebook.start("%sky_pool --nodes 4"), lambda shown: "gets 4 nodes" in shown.stdout)
+    shown = notebook.watch(notebook.start("%sky_pool --nodes 4"), lambda shown: "gets 4 ranks" in shown.stdout)
     notebook.interrupt()
     notebook.finish(shown)
     notebook.run("%sky_pool --nodes 4")

@@ -21,6 +21,7 @@ from skymagic.kernels.agent.discovery import Candidates
 from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.agent.ranks import Ranks
 from skymagic.plan.lifetime import Lifetime
+from skymagic.runtime import rendezvous
 from skymagic.wire import agent as wire
 from skymagic.wire.transport import read_line, write_all
 
@@ -66,7 +67,8 @@ class Agent:
         if self.spec.head and self.spec.address is None:
             self._candidates.listen(discovery.private_addresses())
         name, folder, store = socket.gethostname(), str(self._directory), str(self._store)
-        self._send(wire.AgentStarted(name, discovery.machine(), folder, store, self._candidates.ports))
+        port = rendezvous.free_port(self.spec.address or "") if self.spec.head else 0
+        self._send(wire.AgentStarted(name, discovery.machine(), folder, store, self._candidates.ports, port))
 
     def _start_controller(self, address: str) -> None:
         self._controller = Controller(self._loop, self._directory, address, self._ranks.connect, self._send)

@@ -61,7 +61,7 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
         try:
             rank.hooks.enter()
             if "MASTER_PORT" not in os.environ:  # no plugin has a store of its own
-                os.environ["MASTER_PORT"] = str(rendezvous.master_port(rank.info.rank, rank.info.head_addr))
+                os.environ["MASTER_PORT"] = str(rank.info.head_port)
         except BaseException as problem:
             _report_failure(rank.control, problem)
             self.loop.add_callback(self.loop.stop)

@@ -28,7 +28,7 @@ from skymagic.kernels.rank.stdio import Stdio
 from skymagic.runtime import info as runtime
 from skymagic.runtime import silence
 from skymagic.wire import agent as wire
-from skymagic.wire.order import LAST_VALUE, PREFIX, Lend, Order, Rejoin, RunCell, decode
+from skymagic.wire.order import LAST_VALUE, NOT_DEFINED, PREFIX, Lend, Order, Rejoin, RunCell, decode
 
 INPUT_REFUSED = (
     "input() cannot ask from a rank: ask in a plain cell of the notebook, and use the variable in the broadcast cell"
@@ -235,9 +235,7 @@ class RankKernel(IPythonParallelKernel):
         if self._context.info.rank in order.value_ranks:
             wanted[LAST_VALUE] = shell.displayhook.value
         outcome["values"] = self._namespace.pack(wanted)
-        outcome["values"].update(
-            {name: {"error": "is not defined on this rank", "type": "NameError"} for name in missing}
-        )
+        outcome["values"].update({name: {"error": NOT_DEFINED, "type": "NameError"} for name in missing})
         shell.displayhook.value = None
 
     @contextlib.contextmanager
