@@ -57,6 +57,8 @@ class Agents:
         """Nodes that are lost, each with a reason."""
         self._unreachable: set[int] = set()
         """Those of them that may run on, out of reach."""
+        self.last_lines: dict[int, str] = {}
+        """After the end: what each rank's log ended with."""
         self.unreached: list[str] = []
         """After the end: nodes that could not be told of it."""
         self._probe_addresses: dict[int, dict[str, int]] = {}
@@ -414,6 +416,8 @@ class Agents:
                     self.ranks[message.rank].exited = message
                     self.ranks[message.rank].ready = False
                     died = message
+                case wire.LastLines():
+                    self.last_lines[message.rank] = message.text
                 case wire.Reply():
                     self._calls.replied(message.number, message.rank, message.value)
             self._changed.notify_all()

@@ -35,7 +35,8 @@ def unreached(hosts: Sequence[str], away: float | None) -> str:
 
 def log_lines(text: str, label: str) -> str:
     """Lines of a log, each behind a label, as a terminal would have left them."""
-    return "".join(f"{label}{last_state(line)}\n" for line in text.splitlines())
+    lines = text.split("\n")
+    return "".join(f"{label}{last_state(line)}\n" for line in (lines if lines[-1] else lines[:-1]))
 
 
 def held_back(rank: int, nbytes: int) -> str:

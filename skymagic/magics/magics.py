@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import itertools
 import threading
@@ -23,7 +22,7 @@ from skymagic.errors import RequestError, SkyError
 from skymagic.files.messages import summary
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import clone, script
-from skymagic.magics import auto, completion
+from skymagic.magics import auto, completion, logs
 from skymagic.magics.arguments import cell_magics, line_magics, pool_magic
 from skymagic.magics.arguments.help import help_alone, with_help
 from skymagic.magics.config import SkyMagic
@@ -37,8 +36,6 @@ from skymagic.run import interrupt
 from skymagic.run.report import Limits
 
 T = TypeVar("T")
-LOG_TIMEOUT = 20.0
-"""Seconds in which a node must tell a log."""
 
 
 # Other packages may bring more; looking for those takes longer than many a cell.
@@ -94,10 +91,11 @@ class SkyMagics(Magics):
     def sky_down(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_down(line))
         there = registry.every() + registry.ended()
-        for one in there if request.all or not there else [registry.find(request.name, ended=True)]:
+        chosen = there if request.all or not (there or request.name) else [registry.find(request.name, ended=True)]
+        for one in chosen:
             one.close()
             print(f"pool {one.name!r} is stopped{display.unreached(one.unreached, one.defaults.away)}")
-        if not there:
+        if not chosen:
             print("no pool is running")
 
     @line_magic
@@ -121,19 +119,7 @@ class SkyMagics(Magics):
     @line_magic
     def sky_logs(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_logs(line))
-        one = registry.find(request.pool)
-        chosen = request.rank or Selection("all")
-        ranks = usage(lambda: chosen.ranks(one.world_size))
-        labels = {rank: f"[{rank}] " if len(ranks) > 1 else "" for rank in ranks}
-        ends = {}
-        for rank in ranks:
-            text, ends[rank] = one.agents.log(rank, request.lines, LOG_TIMEOUT)
-            print(display.log_lines(text, labels[rank]), end="")
-        with contextlib.suppress(KeyboardInterrupt):
-            while request.follow:  # until the stop button
-                for rank in ranks:
-                    text, ends[rank] = one.agents.log_since(rank, ends[rank], 1.0 / len(ranks))
-                    print(display.log_lines(text, labels[rank]), end="", flush=True)
+        usage(lambda: logs.show(request, lambda text: print(text, end="", flush=True)))
 
     @line_magic
     def sky_clone(self, line: str) -> None:

@@ -110,6 +110,11 @@ class Pool(Status):
                 self.close()
                 raise
 
+    @property
+    def last_lines(self) -> dict[int, str]:
+        """By rank, the end of its log; empty before the pool's end, and where its nodes could not tell."""
+        return self._resources.agents.last_lines if self._resources.started else {}
+
     def close(self) -> None:
         """End all ranks and release all machines; legal in every state, twice is safe."""
         if self.state is State.STOPPED:

@@ -19,6 +19,9 @@ from skymagic.providers import Provider, Survey
 
 DEFAULT_NAME = "main"
 _pools: dict[str, Pool] = {}
+KEPT_POOLS = 4
+"""How many pools that have ended leave the ends of their ranks' logs here."""
+_last_lines: dict[str, dict[int, str]] = {}
 
 
 def find(name: str | None = None, *, ended: bool = False) -> Pool:
@@ -164,7 +167,25 @@ def use(pool: Pool) -> None:
     _pools[pool.name] = _pools.pop(pool.name)
 
 
+def last_lines(name: str | None) -> tuple[str, dict[int, str]] | None:
+    """(name, by rank the end of its log) of a pool that is over: of this name, or the one that ended last.
+
+    None where a pool runs that is meant, or nothing is kept.
+    """
+    running = every()
+    if any(name in (None, pool.name) for pool in running):
+        return None
+    over = {**_last_lines, **{pool.name: pool.last_lines for pool in ended()}}
+    chosen = next(reversed(over), None) if name is None else name
+    return (chosen, over[chosen]) if chosen in over and over[chosen] else None
+
+
 def _drop(pool: Pool) -> None:
+    if pool.last_lines:
+        _last_lines.pop(pool.name, None)
+        _last_lines[pool.name] = pool.last_lines
+        for name in list(_last_lines)[:-KEPT_POOLS]:
+            del _last_lines[name]
     if _pools.get(pool.name) is pool:
         del _pools[pool.name]
 

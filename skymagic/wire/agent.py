@@ -16,6 +16,7 @@
                                  Published                →   for each Publish, which the rank waits for
                              ←   RankExited               ←   ChildExited: forkserver
     Shutdown                 →   ends everything
+                             ←   LastLines                    of each rank's log
 
 The *link* joins notebook and agent (the agent's standard streams, or a tunnel), the *control socket* an agent and a rank. Cells and
 their outcomes do not travel here: they are ipyparallel's.
@@ -27,6 +28,9 @@ from dataclasses import field
 from typing import Any
 
 from skymagic.wire.codec import Codec, FrozenMessage
+
+KEPT_LINES, KEPT_CHARACTERS = 200, 20_000
+"""How much of each rank's log the notebook has when its pool has ended, at most."""
 
 
 class Message(FrozenMessage):
@@ -157,6 +161,13 @@ class Reply(Message):
     value: Any = None
 
 
+class LastLines(Message):
+    """Agent → notebook, when the pool ends: the end of a rank's log, which is deleted then."""
+
+    rank: int
+    text: str
+
+
 class Offer(Message):
     """Rank → agent → all other ranks: one key of the pool's key-value rendezvous, such as the port of rank 0's store."""
 
@@ -264,6 +275,8 @@ class BeginOutput(Message):
     """Whether it reaches the notebook, or the log only."""
     limit: int
     """Bytes of text that may reach the screen at once; more is paced, and complete in the log only."""
+    cell: int = 0
+    """Its number in the notebook, for the log; 0 for what is no cell."""
 
 
 IN_LINE = "skymagic-in-line"

@@ -121,7 +121,7 @@ def test_help_of_something_else_is_none_of_ours(cell: str) -> None:
 # ------------------------------------------------------------------------------------------ without a pool
 
 
-@pytest.mark.parametrize("line", ["%sky_down", "%sky_down --all", "%sky_down train"])
+@pytest.mark.parametrize("line", ["%sky_down", "%sky_down --all"])
 def test_to_end_what_is_not_there_is_no_error(notebook: Notebook, line: str) -> None:
     assert notebook.run(line).text == "no pool is running\n"
 

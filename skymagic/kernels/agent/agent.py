@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import sys
 import time
 import traceback
 
-from skymagic.kernels.agent import directories, discovery
+from skymagic.kernels.agent import directories, discovery, logs
 from skymagic.kernels.agent.children import Controller, Forkserver
 from skymagic.kernels.agent.directories import Directories
 from skymagic.kernels.agent.discovery import Candidates
@@ -27,6 +28,9 @@ from skymagic.wire.transport import read_line, write_all
 
 STOP_TIMEOUT = 1.0
 """Seconds that idle ranks have to run their plugins' teardown before they are killed."""
+
+LISTENING_TIMEOUT = 1.0
+"""Seconds for which the end of an agent waits for a notebook that does not listen."""
 
 
 class Agent:
@@ -44,6 +48,7 @@ class Agent:
         self._ranks = Ranks(self._loop, spec.job_id, self._directory, self._store, self._lifetime, self._send)
         self._controller: Controller | None = None
         self._stop_at: float | None = None
+        self._linked = True
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -104,6 +109,7 @@ class Agent:
             self._link_lost()
 
     def _link_lost(self) -> None:
+        self._linked = False
         self._loop.unwatch(self._link_in)
         self._ranks.kill()
         self._stop_at = time.monotonic()
@@ -179,7 +185,17 @@ class Agent:
         self._ranks.forkserver.close()
         if self._controller is not None:
             self._controller.close()
+        if self._linked:
+            self._tell_logs()
         self.remove_directories()
+
+    def _tell_logs(self) -> None:
+        """What the notebook can show when the logs are gone; as far as it listens."""
+        with contextlib.suppress(OSError):
+            for rank, text in logs.all_of(self._directory, wire.KEPT_LINES, wire.KEPT_CHARACTERS):
+                if not select.select([], [self._link_out], [], LISTENING_TIMEOUT)[1]:
+                    return
+                write_all(self._link_out, wire.encode(wire.LastLines(rank, text)))
 
     def remove_directories(self) -> None:
         """Delete what the node has written; twice is safe."""

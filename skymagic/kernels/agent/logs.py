@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 PIECE = 1 << 20
@@ -21,8 +23,14 @@ def last(path: str, lines: int) -> dict[str, Any]:
                 length = min(end, 4 * length)
     except FileNotFoundError:
         return {"text": "", "end": 0}
-    text = b"".join(found.splitlines(keepends=True)[-lines:])
+    text = b"\n".join(found.split(b"\n")[-lines - found.endswith(b"\n") :])  # a bar's states are one line
     return {"text": text.decode(errors="replace"), "end": end}
+
+
+def all_of(folder: Path, lines: int, limit: int) -> Iterator[tuple[int, str]]:
+    """(rank, the last lines of its log) of all logs in a folder; of each at most so many characters."""
+    for path in sorted(folder.glob("rank-*.log")):
+        yield int(path.stem.removeprefix("rank-")), last(str(path), lines)["text"][-limit:]
 
 
 def since(path: str, start: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import codecs
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -97,11 +98,17 @@ class RankOutput:
         """Displays that were updated, by id, as they are now."""
         self._since = self._logged()
         """Where the present request begins in the log, in bytes."""
+        self._heading: str | None = None
+        """What stands above its first line there, once it has one."""
+        self._open_line = False
+        """Whether the log's last line has no end yet."""
 
     def begin(self, message: BeginOutput, now: float) -> None:
         """Attribute to a request all that comes from now on, and what waits in the pipes: the cell may have begun to print."""
         self.flush(now)
         self._since = self._logged()
+        clock = time.strftime("%H:%M:%S")
+        self._heading = f"── cell {message.cell}, {clock} ──" if message.cell else None
         self._parent = message.parent
         self._bucket = TokenBucket(message.limit, now) if message.visible else None
 
@@ -195,6 +202,14 @@ class RankOutput:
         return os.fstat(self._log.fileno()).st_size
 
     def _write_log(self, data: bytes) -> None:
+        if self._heading is not None:
+            heading, self._heading = "\n" * self._open_line + self._heading + "\n", None
+            self._append(heading.encode())
+            self._since = self._logged()
+        self._append(data)
+        self._open_line = not data.endswith(b"\n")
+
+    def _append(self, data: bytes) -> None:
         view = memoryview(data)
         try:
             while view:

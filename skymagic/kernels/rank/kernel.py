@@ -124,7 +124,9 @@ class RankKernel(IPythonParallelKernel):
     async def _serve(self, order: Order, source: str) -> dict[str, Any]:
         header = {key: str(value) for key, value in self.get_parent("shell")["header"].items()}
         rank = self._context.info.rank
-        self._context.control.send(wire.BeginOutput(rank, header, rank in order.visible_ranks, order.screen_limit))
+        cell = order.execution_count if isinstance(order, RunCell) else 0
+        visible = rank in order.visible_ranks
+        self._context.control.send(wire.BeginOutput(rank, header, visible, order.screen_limit, cell))
         self._context.freed, self.busy, self._interrupted = False, True, False
         self._order_count += 1
         try:
