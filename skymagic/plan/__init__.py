@@ -11,6 +11,7 @@ masking         what is shown of text that may hold secrets
 image           packages, environment and files that ranks need
 selection       some of a pool's ranks or nodes: head, all, 0,2
 requests        a pool, a run or a plugin as it was asked for, and the configured defaults
+capacity        how many ranks a machine has room for
 plans           the values of an answer: Topology, Inventory, Plan
 planning        from a request to a plan; whether a pool fits a request
 lifetime        when a pool ends by itself

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from skymagic.errors import RequestError
+from skymagic.plan import capacity
 from skymagic.plan.accelerators import matches
 from skymagic.plan.image import Image
 from skymagic.plan.masking import masked
@@ -22,6 +23,7 @@ def plan(request: PoolRequest, inventory: Inventory) -> Plan:
     shape = topology(request)
     devices, mistakes = _devices(request, shape, inventory)
     mistakes += [*_elsewhere(request), *_too_small(request, shape, inventory)]
+    mistakes += capacity.refusals(shape.world_size, inventory.room)
     image = _image(request, mistakes)
     python = image.python or ""
     if inventory.python and python and python.split(".")[:2] != inventory.python.split(".")[:2]:
@@ -37,6 +39,7 @@ def plan(request: PoolRequest, inventory: Inventory) -> Plan:
         cpus=inventory.cpus,
         memory_gb=inventory.memory_gb,
         devices=devices,
+        question="" if request.yes else capacity.question(shape.world_size, inventory.cpus),
     )
 
 

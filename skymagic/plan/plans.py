@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from skymagic.plan.capacity import Room
 from skymagic.plan.image import Image
 from skymagic.plan.masking import masked
 from skymagic.plan.requests import PoolRequest
@@ -53,6 +54,8 @@ class Inventory:
     gpus: tuple[str, ...] = ()
     python: str = ""
     machine: str = ""
+    room: Room = field(default_factory=Room)
+    """What is left for more processes, where somebody has looked."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Plan:
         price: dollars per hour for the whole pool.
         remote: whether the nodes are other machines than the notebook's, each with files of its own.
         set_up: what has to be done on the machines before they can be used, in words.
+        question: what the user has to confirm (-y) before it is made; "" for nothing.
     """
 
     provider: str
@@ -79,6 +83,7 @@ class Plan:
     price: float = 0.0
     remote: bool = False
     set_up: str = ""
+    question: str = ""
 
     def devices_of(self, rank: int) -> tuple[int, ...]:
         """The GPUs of `rank`: an equal share of its node's, as indices of devices on its machine."""
@@ -114,6 +119,7 @@ class Plan:
             "where": f"{self.provider}: {', '.join(self.hosts)}",
             "ranks": str(shape.world_size) + ("" if self.counted_in_ranks else by_node),
             "GPUs": f"{asked.gpu.count} × {asked.gpu.name} on each node" if asked.gpu else "none asked for",
+            "asks": f"{self.question}: add -y if you mean that" if self.question else "",
             "machine": f"{self.cpus} CPUs and {self.memory_gb:.12g} GB",
             "plugins": ", ".join(map(str, asked.plugins)),
             "packages": masked(", ".join(self.image.pip)),

@@ -90,6 +90,7 @@ def ensure(
                 [f"pool {there.name!r} runs already and {reason}" for reason in differences]
                 + [f"end it first (%sky_down {there.name}), or give the new one another name (%sky_pool NAME …)"]
             )
+        _confirm(survey.plan)
         return _make(Pool(name, provider, survey, namespace, defaults, _drop), tell)
     except BaseException:
         survey.close()
@@ -102,11 +103,13 @@ def resized(pool: Pool, request: PoolRequest, tell: Callable[[str], None]) -> Po
     Raises:
         RequestError: there is no room for them, and nothing has changed.
     """
-    wanted = replace(pool.plan.request, nodes=request.nodes, hosts=request.hosts or pool.plan.request.hosts)
+    hosts = request.hosts or pool.plan.request.hosts
+    wanted = replace(pool.plan.request, nodes=request.nodes, hosts=hosts, yes=request.yes)
     provider = providers.serving(wanted)
     survey = provider.plan(wanted, tell)
     plan = survey.plan
     try:
+        _confirm(plan)
         nodes = count(plan.topology.nodes, "rank" if plan.counted_in_ranks else "node")
         use(pool)
         if not plan.remote:
@@ -160,6 +163,12 @@ def _surveyed(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provid
         survey.close()
         raise RequestError(mistakes)
     return provider, survey
+
+
+def _confirm(plan: Plan) -> None:
+    """Raise RequestError for a plan that is out of the ordinary, unless the request says that it is meant."""
+    if plan.question:
+        raise RequestError(f"{plan.question}: add -y if you mean that")
 
 
 def use(pool: Pool) -> None:

@@ -4,6 +4,7 @@ provider  the seam: plan, acquire, release
 table     name to provider; entry points add third parties' own
 choice    a provider as Python code names it
 local     ranks on this machine
+room      what this machine has left for more processes
 ssh       machines of your own
 """
 

@@ -20,10 +20,11 @@ from skymagic.cluster import Node
 from skymagic.errors import RequestError
 from skymagic.plan import image
 from skymagic.plan.planning import plan
-from skymagic.plan.plans import Inventory
+from skymagic.plan.plans import Inventory, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.plugins import packing
 from skymagic.providers.provider import Say, Survey
+from skymagic.providers.room import room
 from skymagic.wire import processes
 from skymagic.wire.transport import write_all
 
@@ -38,7 +39,10 @@ class Local:
         mistakes: list[str] = []
         asked = image.Image(pip=request.pip)
         try:
-            made = plan(request, inventory())
+            here = inventory()
+            if topology(request).world_size > here.cpus:  # looking takes a while with many processes about
+                here = replace(here, room=room())
+            made = plan(request, here)
             cluster = plugins.Cluster(made.topology.nodes, made.topology.procs_per_node, made.request.gpu)
             asked = packing.image_for(made.request.plugins, made.image, cluster)
         except RequestError as refused:

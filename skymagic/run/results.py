@@ -40,6 +40,11 @@ class Failure:
         return f"{self.ename}: {self.evalue.splitlines()[0]}" if self.evalue else self.ename
 
     @property
+    def only_stopped(self) -> bool:
+        """Whether it shows nothing of its own: another rank's failure ended it."""
+        return self.freed and (self.ename == "KeyboardInterrupt" or is_connection_error(self.ename, self.evalue))
+
+    @property
     def secondary(self) -> bool:
         """Whether this only followed from another rank's failure."""
         return self.freed or (not self.died and is_connection_error(self.ename, self.evalue))
@@ -67,9 +72,9 @@ def summary(cause: Failure, failures: Sequence[Failure], world: int, notes: Sequ
     if cause.died:
         where = f"rank {cause.rank} on {cause.hostname} {cause.words}"
     others = [f for f in failures if f.rank != cause.rank]
-    # one that was stopped has not failed by itself, though both end with a KeyboardInterrupt
-    kind = (cause.ename, cause.evalue, cause.died, cause.freed)
-    same = [f.rank for f in others if (f.ename, f.evalue, f.died, f.freed) == kind]
+    kind = (cause.ename, cause.evalue, cause.died)
+    # one that was stopped has not failed by itself, though both may end with a KeyboardInterrupt
+    same = [f.rank for f in others if (f.ename, f.evalue, f.died) == kind and f.only_stopped <= cause.only_stopped]
     if same:
         where += f" and the same on {rank_words(same)}"
     lines = [where, *(f"rank {f.rank}: {f.words}"[:200] for f in others if f.rank not in same and not f.secondary)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -25,6 +26,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 NAMES = CompletionNames(
     pools=("train",),
     variables=("model",),
+    theirs=("model",),
     plugins=tuple(plugins.names()),
     providers=("auto", *providers.names()),
 )
@@ -49,7 +51,7 @@ VALUES = {
     "LINES": "5",
 }
 """By its field, or by what help calls it: a value that is right."""
-WORDS = {"NAMES": "model", "SRC DST": "a b", "on|off": "on"}
+WORDS = {"RANKS NAMES": "2 model", "NAMES": "model", "SRC DST": "a b", "on|off": "on"}
 """What a magic's line needs beside its options."""
 BESIDE = {"--head": "-o r", "--hosts": "--provider ssh"}
 """What goes with an option."""
@@ -69,13 +71,17 @@ def test_every_completion_is_accepted(magic: str) -> None:
     for mark in ("-", "--"):
         for name in complete(magic, mark, NAMES):
             assert known[name].offered
-            PARSERS[magic](f"{line_with(known[name], name)} {words}")
+            needed = "--from 0" if magic == "sky_clone" and name != "--from" else ""
+            PARSERS[magic](f"{line_with(known[name], name)} {needed} {words}")
     for name, option in known.items():
         for value in complete(magic, f"{name} ", NAMES) if option.read is not None else ():
-            PARSERS[magic](f"{line_with(option, name, value)} {words}")
+            needed = "--from 0" if magic == "sky_clone" and name != "--from" else ""
+            PARSERS[magic](f"{line_with(option, name, value)} {needed} {words}")
             assert complete(magic, f"{name} {value}", NAMES)[0] == value, "and it stays when more is typed"
     for word in complete(magic, "", NAMES):
         PARSERS[magic](word)
+    if magic == "sky_clone":
+        assert complete(magic, "2 mo", NAMES) == ["model"]
 
 
 def test_nothing_is_offered_that_is_not_there_yet() -> None:
@@ -141,3 +147,19 @@ def test_gpus_says_first_what_is_here(notebook: Notebook) -> None:
     first, *rest = notebook.run("%sky_gpus").lines
     assert first.startswith("on this machine: ")
     assert any(line.startswith("A100 ") for line in rest)
+
+
+def test_far_too_many_ranks_are_refused_or_asked_about_before_anything_starts(notebook: Notebook) -> None:
+    cores = notebook.value("len(__import__('os').sched_getaffinity(0))")
+    many = 33 * cores
+    for cell in (f"%sky_pool --ranks {many}", f"%%sky_broadcast --nodes {many}\nprint('it ran')"):
+        shown = notebook.finish(notebook.start(cell))
+        assert shown.error is not None
+        assert shown.stdout == ""
+        assert f"{many} ranks on " in shown.stderr
+        assert len(shown.stderr.splitlines()) == 1
+    plan = notebook.run("%sky_pool --dry-run --ranks " + str(many))
+    assert re.search(r"^  asks .* 33 for each, .*add -y if you mean that$", plan.stdout, re.MULTILINE)
+    assert "-y" not in notebook.run(f"%sky_pool --dry-run -y --ranks {many}").stdout
+    assert "this machine need" in notebook.fail("%sky_pool -y --dry-run --ranks 1000000").text
+    assert notebook.run("%sky_status").stdout.startswith("no pool is running")

@@ -100,6 +100,8 @@ def complete(magic: str, text: str, names: CompletionNames | None = None) -> lis
         several = {item.field for item in face.options if item.takes != "one"}
         left = (item for item in known if known[item].offered and known[item].field not in used - several)
         return _starting(left, word)
+    if option is None and face.words.startswith("RANKS") and not tokens:
+        return []  # ranks come first, and then names
     choices = (option.choices if option else face.choices) or "nothing"
     return _starting(getattr(names, choices, ()), word.split(",")[-1])
 

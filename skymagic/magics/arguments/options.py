@@ -59,7 +59,7 @@ POOL: tuple[Option, ...] = (
     Option(("--max-price",), "max_price", readers.dollars, "DOLLARS", "limit per hour for the whole pool", offered=False),
     Option(("--idle",), "idle", readers.limit, "TIME", "stop after so long without a cell, as in 30m"),
     Option(("--max-lifetime",), "max_lifetime", readers.limit, "TIME", "stop after so long, as in 8h"),
-    Option(("-y", "--yes"), "yes", help="do not ask before money is spent"),
+    Option(("-y", "--yes"), "yes", help="go ahead where a plan asks first, as for hundreds of ranks on a few cores"),
 )
 DRY_RUN = Option(("--dry-run",), "dry_run", help="show what would happen, and do nothing")
 _POOL_NAME = Option(("--pool",), "name", readers.pool_name, "NAME", "the pool to use; the latest one unless said", choices="pools")
