@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from skymagic.bootstrap.messages import Failure
 from skymagic.bootstrap.quoting import MARK
-from skymagic.plan.masking import masked_command
+from skymagic.plan.masking import masked_command, without_colours
 
 KEPT_LINES = 15
 SHOWN_PREFIXES = ("Downloading ", "Building ", "Installing ", "Resolved ", "Prepared ", "Installed ")
@@ -33,7 +33,7 @@ class InstallProgress:
     def feed(self, line: str) -> None:
         """One line of the script's output."""
         if not line.startswith(MARK):
-            text = self._masked(line.rstrip())
+            text = self._masked(without_colours(line).rstrip())
             if text:
                 self._last.append(text)
             if text.lstrip().startswith(SHOWN_PREFIXES):
@@ -64,6 +64,6 @@ class InstallProgress:
     def failure(self, status: int | None, err: str, minor: str) -> Failure:
         """What went wrong, when the script has ended and is not done."""
         if not self._last:
-            self._last.extend(self._masked(err.strip()).splitlines())
+            self._last.extend(self._masked(without_colours(err).strip()).splitlines())
         code = status if self._status is None else self._status
         return Failure(self._step, self._command, code, tuple(self._last), self._free, minor)

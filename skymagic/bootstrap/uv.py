@@ -14,6 +14,7 @@ from pathlib import Path
 
 from skymagic.bootstrap.facts import Facts
 from skymagic.errors import SkyError
+from skymagic.plan.masking import without_colours
 
 DOWNLOAD_TIMEOUT = 300.0
 
@@ -75,7 +76,7 @@ def _download(tags: tuple[str, ...]) -> bytes:
             raise UvUnavailable(f"`pip download uv` took longer than {DOWNLOAD_TIMEOUT:.0f} s") from None
         found = sorted(Path(folder).glob("uv-*.whl"))
         if done.returncode or not found:
-            raise UvUnavailable("`pip download uv` failed here:\n" + done.stderr.strip()[-1500:])
+            raise UvUnavailable("`pip download uv` failed here:\n" + without_colours(done.stderr).strip()[-1500:])
         with zipfile.ZipFile(found[0]) as wheel:
             name = next(name for name in wheel.namelist() if name.endswith("/scripts/uv"))
             return wheel.read(name)

@@ -105,7 +105,7 @@ def missing(image: Image, installed: Mapping[str, str]) -> list[str]:
     """Which requirements this environment does not satisfy, a sentence for each with how to install it.
 
     Args:
-        image: its `pip` is looked at. A requirement without a project's name (a URL, a path) cannot be checked.
+        image: its `pip` is looked at. What names a place (a URL, a path) is never satisfied, for nobody can tell.
         installed: version by name of project, in any spelling of the name.
     """
     sentences = []
@@ -115,6 +115,12 @@ def missing(image: Image, installed: Mapping[str, str]) -> list[str]:
         else:
             found = f"{masked(str(requirement))} is needed and {requirement.name} {version} is installed here"
         sentences.append(f"{found}: run {_install(requirement, image.pip_indexes)}, then restart the pool")
+    sentences += [
+        f"{masked(text)}: ranks on this machine have the notebook's own packages, and nobody can tell whether this one comes from "
+        f'there: run `%pip install "{masked(text)}"`, and leave it out'
+        for text in image.pip
+        if is_place(text) or (any(one.url for one in _parsed([text], [])) and not list(lacking([text], installed)))
+    ]
     return sentences
 
 

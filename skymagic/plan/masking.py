@@ -13,7 +13,13 @@ _NAMED = re.compile(
     r"""((?:^|[^a-z])(?:token|secret|passw(?:or)?d|api[-_]?key|access[-_]?key)["']?(?:\s*[=:]\s*|\s+)["']?)(?![-$*])[^\s"'&;|]+""",
     re.IGNORECASE,
 )
+_TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _SECRET_NAME = re.compile(r"token|secret|passw|credential|key", re.IGNORECASE)
+
+
+def without_colours(text: str) -> str:
+    """`text` without a terminal's sequences, which are no text and must not be cut in half."""
+    return _TERMINAL.sub("", text)
 
 
 def masked(text: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skymagic.errors import RankDied, RankError, RunError
+from skymagic.plan.masking import without_colours
 from skymagic.plan.units import rank_words
 
 PEER_ERRORS = ("RuntimeError", "DistBackendError", "DistNetworkError", "ConnectionError", "ConnectionResetError")
@@ -77,7 +78,10 @@ def summary(cause: Failure, failures: Sequence[Failure], world: int, notes: Sequ
     same = [f.rank for f in others if (f.ename, f.evalue, f.died) == kind and f.only_stopped <= cause.only_stopped]
     if same:
         where += f" and the same on {rank_words(same)}"
-    lines = [where, *(f"rank {f.rank}: {f.words}"[:200] for f in others if f.rank not in same and not f.secondary)]
+    lines = [
+        where,
+        *(f"rank {f.rank}: {without_colours(f.words)}"[:200] for f in others if f.rank not in same and not f.secondary),
+    ]
     if freed := [f.rank for f in others if f.rank not in same and f.secondary]:
         lines.append(f"{rank_words(freed)} had to be stopped")
     return "\n".join([*lines, *notes])

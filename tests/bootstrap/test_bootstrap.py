@@ -368,3 +368,10 @@ def test_a_host_that_has_nothing_to_make_an_environment_with() -> None:
     assert "/usr/bin/python3 (3.9)" in reason
     assert "Linux riscv64" in reason
     assert "sky.Image(python=" in remedy
+
+
+def test_colours_of_an_installer_are_no_text() -> None:
+    progress = InstallProgress(lambda said: None)
+    progress.feed("\x1b[31mERROR: No matching\x1b[0m distribution \x1b]8;;https://x\x1b\\here\x1b]8;;\x07")
+    assert progress.failure(1, "", "3.11").last == ("ERROR: No matching distribution here",)
+    assert "\x1b" not in InstallProgress(lambda said: None).failure(1, "\x1b[1;31mno\x1b[0m", "3.11").last[0]

@@ -167,7 +167,7 @@ def test_it_is_a_value() -> None:
 
 
 def test_nothing_is_missing() -> None:
-    image = Image(pip=("torch>=2.3", "Scikit_Learn", "jax[cuda12]==0.10.*", "./local.whl"))
+    image = Image(pip=("torch>=2.3", "Scikit_Learn", "jax[cuda12]==0.10.*"))
     assert missing(image, {"torch": "2.13.0+cpu", "scikit-learn": "1.7", "JAX": "0.10.2"}) == []
 
 
@@ -179,6 +179,22 @@ def test_what_is_missing_is_said_with_how_to_install_it() -> None:
     assert "`%pip install torch==2.99 --extra-index-url https://example.org/whl/cpu`" in sentences[0]
     assert "left-pad is not installed here" in sentences[1]
     assert "`%pip install left-pad " in sentences[1]
+
+
+@pytest.mark.parametrize(
+    "place", ["torch @ https://me:s3cret@example.org/t.whl", "./local.whl", "git+https://example.org/x.git"]
+)
+def test_where_a_package_comes_from_nobody_can_tell(place: str) -> None:
+    (sentence,) = missing(Image(pip=(place,)), {"torch": "2.13.0"})
+    assert sentence.startswith(place.replace("me:s3cret", "****"))
+    assert "nobody can tell" in sentence
+    assert "leave it out" in sentence
+    assert "s3cret" not in sentence
+
+
+def test_a_package_from_a_url_that_is_not_installed_at_all() -> None:
+    (sentence,) = missing(Image(pip=("torch @ https://example.org/torch",)), {})
+    assert sentence.startswith('torch is not installed here: run `%pip install "torch @ https://example.org/torch"`')
 
 
 def test_what_a_shell_would_eat_is_quoted() -> None:

@@ -37,3 +37,9 @@ def test_ranks_that_were_only_stopped_have_not_failed_alike() -> None:
     )
     alike = [failed(rank, ename="ValueError") for rank in range(4)]
     assert summary(alike[0], alike, 4) == "[rank 0 of 4 on here] and the same on ranks 1–3"
+
+
+def test_a_colour_is_not_cut_in_half() -> None:
+    cause = failed(0, ename="ValueError")
+    other = Failure(1, "here", "OSError", "\x1b[31m" + 60 * "\x1b[1mx\x1b[0m" + "\x1b[0m")
+    assert summary(cause, [cause, other], 2) == "[rank 0 of 2 on here]\nrank 1: OSError: " + 60 * "x"
