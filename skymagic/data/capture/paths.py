@@ -20,8 +20,10 @@ def is_own(path: str, top: str, folder: str) -> bool:
     """
     if inside(path, folder):
         return True
-    real = os.path.realpath(path)
     entries = added(tuple(sys.path), os.environ.get("PYTHONPATH", ""), os.getcwd())
+    if not entries:  # most often; and every path is resolved link by link
+        return False
+    real = os.path.realpath(path)
     return any(_first_part(real, entry) in (top, f"{top}.py") and inside(path, entry) for entry in entries)
 
 
