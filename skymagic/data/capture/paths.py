@@ -30,7 +30,7 @@ def is_own(path: str, top: str, folder: str) -> bool:
 @lru_cache(maxsize=4)
 def added(path: tuple[str, ...], pythonpath: str, cwd: str) -> list[str]:
     """Entries of ``sys.path`` that came after Python's start: not its own, of ``PYTHONPATH``, or of an installation (``.pth``)."""
-    entries = (os.path.realpath(os.path.join(cwd, entry)) for entry in path if entry)
+    entries = (os.path.realpath(os.path.join(cwd, entry)) for entry in path if entry and not entry.endswith(".zip"))
     return [entry for entry in entries if entry not in _startup(pythonpath) and not _in_packages(entry)]
 
 
@@ -73,7 +73,8 @@ def _environment() -> Iterator[str]:
 @lru_cache(maxsize=4)
 def _startup(pythonpath: str) -> frozenset[str]:
     """What Python put on ``sys.path`` when it started."""
-    entries = [*_environment(), *filter(None, pythonpath.split(os.pathsep))]
+    compiled = os.path.join(sysconfig.get_path("platstdlib"), "lib-dynload")
+    entries = [*_environment(), compiled, *filter(None, pythonpath.split(os.pathsep))]
     for folder in {*_environment()}:
         for file in Path(folder).glob("*.pth"):
             entries += _listed(file)
