@@ -176,7 +176,7 @@ def of_stop(found: Rounds, again: float) -> Iterator[Figure]:
     """Lines for the stop button."""
     end = median([interrupted_torchrun() for _ in range(TORCHRUNS)])
     what = "stop in a collective"
-    yield Figure(f"{what}: to the prompt, worst of {STOPS}", max(found.ended), "s", end, "torchrun's end", limit=2.5)
+    yield Figure(f"{what}: to the prompt, worst of {STOPS}", max(found.ended), "s", end, "torchrun's end", limit=0.5)
     yield Figure(f"{what}: next all_reduce, median", median(found.after), "s", again, "torchrun", limit=0.5)
     yield Figure(f"{what}: variables intact", float(found.intact), "×", limit=float(STOPS), least=True)
 

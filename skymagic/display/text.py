@@ -11,6 +11,8 @@ from skymagic.plan.units import duration_text, rank_words, size
 
 Write = Callable[[str, str], None]
 """Takes a stream's name and text."""
+SHOWN_PLACES = 8
+"""Different places of ranks that one line names."""
 
 
 def write(name: str, text: str) -> None:
@@ -112,6 +114,33 @@ def where(frame: Mapping[str, Any]) -> str:
     """One frame in words: "line 7 of the cell in <module>"."""
     place = f"line {frame['line']}" if "cell" in frame else f"{frame['file']}:{frame['line']}"
     return place if frame["name"] == "<module>" else f"{place} in {frame['name']}"
+
+
+def places(by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
+    """Where ranks were, in one line, those at the same place together: "ranks 0–2 in all_reduce, line 3; rank 3 in load, line 6".
+
+    Args:
+        by_rank: frames of each, outermost first.
+    """
+    groups: dict[str, list[int]] = {}
+    for rank, frames in sorted(by_rank.items()):
+        if frames:
+            groups.setdefault(place(frames), []).append(rank)
+    words = [f"{rank_words(ranks)} {where}" for where, ranks in groups.items()]
+    return "; ".join([*words[:SHOWN_PLACES], *(["…"] if len(words) > SHOWN_PLACES else [])])
+
+
+def place(frames: Sequence[Mapping[str, Any]]) -> str:
+    """The innermost function of a stack, and the line in the user's code: "in all_reduce, line 3"."""
+    own = next((frame for frame in reversed(frames) if in_cell(frame)), frames[0])
+    line = f"line {own['line']}" if in_cell(own) else f"{own['file']}:{own['line']}"
+    name = frames[-1]["name"]
+    return f"at {line}" if name == "<module>" else f"in {name}, {line}"
+
+
+def in_cell(frame: Mapping[str, Any]) -> bool:
+    """Whether a frame is of a cell, also of one that ran in the notebook."""
+    return "cell" in frame or "ipykernel_" in str(frame.get("file"))
 
 
 def stacks(by_rank: Mapping[int, Mapping[str, Any] | None]) -> str:

@@ -262,10 +262,10 @@ def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -
         error.failures = tuple(failures)
         return error
     if report.interrupted and not any(one.died for one in causes):
-        stopped = [number for number, rank in report.ranks.items() if rank.stopped]
-        return RunInterrupted(
-            "\n".join([f"interrupted on {rank_words(stopped)}" if stopped else "interrupted", *notes])
-        )
+        stopped = {number: rank.stopped_at for number, rank in report.ranks.items() if rank.stopped}
+        where = text.places(stopped)
+        said = f"interrupted on {rank_words(list(stopped))}" if stopped else "interrupted"
+        return RunInterrupted("\n".join([said, *([where] if where else []), *notes]))
     if report.timed_out:
         lines = [f"the cell took longer than {limits.timeout:g} s and was stopped", text.stacks(report.stacks), *notes]
         error = RunTimeout("\n".join(lines))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import faulthandler
+import os
 import re
 import signal
 import sys
+import sysconfig
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,19 +22,53 @@ from skymagic.runtime import context
 INTERNAL = ("ipykernel", "IPython", "ipyparallel", "tornado", "asyncio", "traitlets", "skymagic")
 """Packages whose frames say nothing about the user's code; frames of other libraries are kept."""
 
+LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+"""Folders of Python's own modules and of installed packages."""
+
 
 def of_main_thread(kernel: Any) -> dict[str, Any]:
     """The stack of the main thread, outermost first: ``{"busy": …, "frames": [{"file", "line", "name"}, …]}``, with the
-    number of collectives begun (``"collectives"``) and the thread's processor time in seconds (``"cpu"``).
+    number of collectives begun (``"collectives"``), and in seconds the processor time of the thread (``"cpu"``) and of this
+    process with those that it has started (``"cpu_of_all"``).
 
     Frames of cells have ``"cell": n`` in the place of a file name.
     """
     main = threading.main_thread().ident
     frame = sys._current_frames().get(main) if main is not None else None
+    frames = plain_frames(kernel, frame)
+    return {
+        "busy": kernel.busy, "frames": frames, "collectives": collectives(),
+        "cpu": processor_time(main), "cpu_of_all": processor_time_of_all(),
+    }  # fmt: skip
+
+
+def plain_frames(kernel: Any, frame: FrameType | None) -> list[dict[str, Any]]:
+    """The frames from the cell down to this one, outermost first, as plain values."""
     cells = getattr(kernel.shell.compile, "_filename_map", {})
     frames = [plain(one, cells) for one in walk(frame) if not internal(one.f_code.co_filename)]
     start = next((i for i, one in enumerate(frames) if "cell" in one), 0)
-    return {"busy": kernel.busy, "frames": frames[start:], "collectives": collectives(), "cpu": processor_time(main)}
+    return frames[start:]
+
+
+def of_task(kernel: Any, task: asyncio.Task[Any]) -> list[dict[str, Any]]:
+    """The frames of a cell that awaits, outermost first."""
+    cells = getattr(kernel.shell.compile, "_filename_map", {})
+    found, waiting = [], task.get_coro()
+    while (frame := getattr(waiting, "cr_frame", None)) is not None:
+        found.append(frame)
+        waiting = waiting.cr_await  # type: ignore[union-attr]  # a coroutine, as it has a frame
+    return [plain(one, cells) for one in found if not internal(one.f_code.co_filename)]
+
+
+def place(frames: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of a stack's frames the two that say in a few words where it is: the innermost of the user's own, and the innermost of all."""
+    own = next((frame for frame in reversed(frames) if not of_library(frame)), None)
+    return [own or frames[0], frames[-1]] if frames else []
+
+
+def of_library(frame: dict[str, Any]) -> bool:
+    """Whether a frame is of Python's own or of an installed package."""
+    return str(frame.get("file", "")).startswith(LIBRARIES)
 
 
 def collectives() -> int | None:
@@ -67,6 +106,30 @@ def processor_time(thread: int | None) -> float:
     if thread is None or not hasattr(time, "pthread_getcpuclockid"):
         return 0.0
     return time.clock_gettime(time.pthread_getcpuclockid(thread))
+
+
+def processor_time_of_all() -> float:
+    """Seconds that this process and those that it has started, and those in turn, have spent on the processor.
+
+    Of others than this one as far as /proc tells.
+    """
+    used, waiting = time.process_time(), children(os.getpid())
+    while waiting:
+        pid = waiting.pop()
+        waiting += children(pid)
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            used += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return used
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and that have not ended."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # it has ended, or there is no /proc
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return found
 
 
 def walk(frame: FrameType | None) -> list[FrameType]:

@@ -3,6 +3,7 @@
 arguments/    from a line to a request
 magics        all magics, registered with one shell
 logs          what ranks wrote, also of a pool that has ended
+beside        a cell that goes on beside the notebook: its handle
 auto          the input transformer that broadcasts plain cells
 completion    tab completion on magic lines
 config        users' defaults, the one place of traitlets

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextvars
 import itertools
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,6 +23,7 @@ from skymagic.jobs import clone, script
 from skymagic.magics import auto, completion, logs
 from skymagic.magics.arguments import cell_magics, line_magics, pool_magic
 from skymagic.magics.arguments.help import help_alone, with_help
+from skymagic.magics.beside import Pending
 from skymagic.magics.config import SkyMagic
 from skymagic.plan.requests import PoolRequest, RunRequest, ShellRequest
 from skymagic.plan.selection import Selection
@@ -34,6 +33,7 @@ from skymagic.pool import Pool, registry
 from skymagic.providers.local import gpus as local_gpus
 from skymagic.run import interrupt
 from skymagic.run.report import Limits
+from skymagic.run.spec import RunSpec
 
 T = TypeVar("T")
 
@@ -186,15 +186,18 @@ class SkyMagics(Magics):
             raise UsageError(
                 "--detach: a script that goes on without its notebook is not there yet; -a goes on beside it"
             )
-        return self._beside_or_now(request.noblock, lambda: self._script(request, cell))
+        whole = self._cell(cell)
+        return self._beside_or_now(request.noblock, whole, lambda beside: self._script(request, whole, beside))
 
-    def _script(self, request: ShellRequest, body: str) -> script.Outcome:
+    def _script(self, request: ShellRequest, cell: broadcast.Cell, beside: Pending | None) -> script.Outcome:
         """Run a script on the nodes; how it ended there is kept also when it failed."""
         one = registry.find(request.pool)
         one.defaults = defaults = self.settings.defaults()
-        spec = usage(lambda: script.spec_of(request, one, self._cell(body)))
+        spec = self._known(usage(lambda: script.spec_of(request, one, cell)), beside)
         with interrupt.deferred():
-            outcome = script.run(one, spec, Limits(request.timeout, defaults.grace))
+            outcome = script.run(
+                one, spec, Limits(request.timeout, defaults.grace), stop=beside.stop if beside else None
+            )
             if request.output:
                 self.shell.user_ns[request.output] = outcome.value
             if outcome.error is not None:
@@ -213,40 +216,43 @@ class SkyMagics(Magics):
         run = RunRequest(pool=named(request.pool), targets=request.targets, gather=request.names, head=request.head)
         name = request.output
         with interrupt.deferred():
-            self._keep(self._values(run, ""), run, renamed={request.names[0]: name} if name else {})
+            self._keep(self._values(run, self._cell("")), run, renamed={request.names[0]: name} if name else {})
 
     def _run(self, request: RunRequest, body: str) -> Any:
         """Run a cell and keep its values; with --noblock, return at once."""
-        return self._beside_or_now(request.noblock, lambda: self._run_now(request, body))
+        cell = self._cell(body)
+        return self._beside_or_now(request.noblock, cell, lambda beside: self._run_now(request, cell, beside))
 
-    def _beside_or_now(self, beside: bool, call: Callable[[], Any]) -> Pending | None:
-        """Call now, or on a thread of its own."""
-        if not beside:
-            call()
+    def _beside_or_now(
+        self, noblock: bool, cell: broadcast.Cell, call: Callable[[Pending | None], Any]
+    ) -> Pending | None:
+        """Call now, or on a thread of its own, with the handle that the user has of it."""
+        if not noblock:
+            call(None)
             return None
-        context = contextvars.copy_context()  # output of the thread belongs to this cell
-        pending = Pending(lambda: context.run(self._run_beside, call))
+        pending = Pending(lambda handle: self._run_beside(call, handle), cell.execution_count)
         self.pending = [*(one for one in self.pending if not one.done()), pending]
         return pending
 
-    def _run_beside(self, call: Callable[[], Any]) -> Any:
+    def _run_beside(self, call: Callable[[Pending | None], Any], handle: Pending) -> Any:
         """Run on a thread, where nobody else shows what is raised."""
         try:
-            return call()
+            return call(handle)
         except (SkyError, UsageError) as problem:
             lines = problem._render_traceback_() if isinstance(problem, SkyError) else [f"UsageError: {problem}"]
             display.write("stderr", "\n".join([*lines, ""]))
             raise
 
-    def _run_now(self, request: RunRequest, body: str) -> broadcast.Values | None:
+    def _run_now(self, request: RunRequest, cell: broadcast.Cell, beside: Pending | None) -> broadcast.Values | None:
         with interrupt.deferred():
-            values = self._values(request, body)
+            values = self._values(request, cell, beside)
             if values is not None:
                 self._keep(values, request)
             return values
 
-    def _values(self, request: RunRequest, body: str) -> broadcast.Values | None:
-        cell = self._cell(body)
+    def _values(
+        self, request: RunRequest, cell: broadcast.Cell, beside: Pending | None = None
+    ) -> broadcast.Values | None:
         with self.auto.paused():
             source = broadcast.check_syntax(cell.source, self.shell.transform_cell)
         one = self._pool_of(request.pool)
@@ -256,7 +262,14 @@ class SkyMagics(Magics):
             print(display.shipment(one.preview(spec).items))
             return None
         limits = Limits(request.timeout, defaults.grace, defaults.stall_after)
-        return broadcast.broadcast(one, spec, limits)
+        return broadcast.broadcast(one, self._known(spec, beside), limits, stop=beside.stop if beside else None)
+
+    def _known(self, spec: RunSpec, beside: Pending | None) -> RunSpec:
+        """The run as the handle and the pool know of each other."""
+        if beside is None:
+            return spec
+        beside.ranks = spec.ranks
+        return replace(spec, beside=True)
 
     def _cell(self, body: str) -> broadcast.Cell:
         """The body in its place in the cell that the user sees."""
@@ -283,44 +296,6 @@ class SkyMagics(Magics):
         self._pool_of(request.pool).shipper.gathered(own, values.ranks)
         if values.problems:
             raise broadcast.result_error(values, list(found))
-
-
-class Pending:
-    """A cell that goes on beside the notebook (``--noblock``)."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._call = call
-        self._value: Any = None
-        self._problem: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="skymagic-run", daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
-        try:
-            self._value = self._call()
-        except BaseException as problem:
-            self._problem = problem
-
-    def done(self) -> bool:
-        """Whether it has ended."""
-        return not self._thread.is_alive()
-
-    def result(self, timeout: float | None = None) -> Any:
-        """Wait for it, and return its values by rank; raises what the cell raised.
-
-        Raises:
-            TimeoutError: it goes on after `timeout` seconds.
-        """
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            raise TimeoutError(f"the cell goes on after {timeout} s")
-        if self._problem is not None:
-            raise self._problem
-        return None if self._value is None else self._value.value
-
-    def __repr__(self) -> str:
-        word = "running" if not self.done() else "failed" if self._problem else "done"
-        return f"<broadcast cell: {word}>"
 
 
 def named(name: str | None) -> PoolRequest:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skymagic.display.screen import NullScreen, Progress
+from skymagic.display.screen import NullScreen, Progress, print_note
 from skymagic.errors import PoolStateError, RunInterrupted
 from skymagic.plan.units import agreeing, count, rank_words
 from skymagic.pool import replaced
@@ -17,7 +17,7 @@ from skymagic.pool.dispatch import Dispatch
 from skymagic.pool.messages import without
 from skymagic.pool.recovery import Recovery
 from skymagic.pool.resources import Resources
-from skymagic.pool.scheduling import Scheduler
+from skymagic.pool.scheduling import Reservation, Scheduler
 from skymagic.pool.states import Event, State
 from skymagic.pool.status import Status
 from skymagic.run import interrupt
@@ -31,6 +31,7 @@ from skymagic.wire.order import RunCell
 if TYPE_CHECKING:
     from skymagic.data.shipping.shipper import Manifest
 
+STOPPED_WAITING = "stopped before it began"
 NOTES_WAIT = 0.2
 """Seconds for which an error waits for what recovery finds out, so that both are shown together."""
 
@@ -53,7 +54,7 @@ class Runs:
     def run(self, spec: RunSpec, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
         """See `Pool.run`."""
         bindings = self._resources.shipper.bindings
-        with self._scheduler.request(spec.ranks):
+        with self._reservation(spec, stop):
             self.check(spec.ranks)
             for note in self._status.take_notes():
                 screen.note(f"[{note}]\n")
@@ -68,6 +69,18 @@ class Runs:
         if not report.good and self._recovery.wait(NOTES_WAIT):
             report.notes += self._status.take_notes()
         return report
+
+    def _reservation(self, spec: RunSpec, stop: StopSignal) -> Reservation:
+        """The run's place in the queue; one that is stopped leaves it."""
+
+        def check() -> None:
+            if stop.sent:
+                raise RunInterrupted(STOPPED_WAITING)
+
+        reservation = self._scheduler.request(spec.ranks)
+        reservation.run, reservation.check = spec, check
+        reservation.on_wait = lambda others: _tell(spec, [one.run for one in others if one.run is not None])
+        return reservation
 
     def check(self, ranks: Sequence[int]) -> None:
         """Raises PoolStateError if something cannot run on these ranks now."""
@@ -141,7 +154,7 @@ class Runs:
             value_ranks=spec.value_ranks,
         )
         if stop.sent:
-            raise RunInterrupted("stopped before it began")
+            raise RunInterrupted(STOPPED_WAITING)
         submission = Submission(spec.ranks)
         stop.attach(submission)
         with interrupt.deferred() as interrupts, interrupts.sent_to(submission):
@@ -152,3 +165,11 @@ class Runs:
                 completed = outcome["status"] == "ok"
                 shipper.bound(manifest, number, outcome["rebound"], outcome["deleted"], completed=completed)
         return report
+
+
+def _tell(spec: RunSpec, before: Sequence[RunSpec]) -> None:
+    """Say for which other cells a run waits."""
+    others = {other.execution_count: other for other in before if other.execution_count != spec.execution_count}
+    for number, other in others.items():
+        remedy = f"; to stop that one, stop this cell, then Out[{number}].cancel()" if other.beside else ""
+        print_note(f"[waits for cell {number} on {rank_words(other.ranks)}{remedy}]")

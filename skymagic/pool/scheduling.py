@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+
+from skymagic.run.spec import RunSpec
 
 WAKE_INTERVAL = 0.5
 """Seconds after which a wait wakes up: Python may sleep through an interrupt that comes just before it waits."""
 
 
 class Reservation:
-    """A request for some ranks; as a context manager it waits for them and gives them back."""
+    """A request for some ranks; as a context manager it waits for them and gives them back.
+
+    Attributes:
+        run: what they are wanted for, if it is a cell.
+        on_wait: called once, with those that it has to wait for, when that takes long.
+        check: called now and then while it waits; what it raises ends that.
+    """
+
+    run: RunSpec | None = None
+    on_wait: Callable[[Sequence[Reservation]], None] = staticmethod(lambda others: None)
+    check: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, scheduler: Scheduler, ranks: frozenset[int]) -> None:
         self.ranks = ranks
@@ -42,15 +54,27 @@ class Scheduler:
 
     def acquire(self, reservation: Reservation) -> None:
         """Wait until nobody before it needs one of its ranks. An interrupt while waiting gives the reservation up."""
+        told = False
         try:
-            with self._changed:
-                while not self._is_next(reservation):
-                    self._changed.wait(WAKE_INTERVAL)
-                self._queue.remove(reservation)
-                self._held.append(reservation)
+            while not self._take(reservation):
+                reservation.check()
+                if not told:
+                    told = True
+                    reservation.on_wait(self._before(reservation))
         except BaseException:
             self.release(reservation)
             raise
+
+    def _take(self, reservation: Reservation) -> bool:
+        """Whether it has its ranks now; waits a moment for them."""
+        with self._changed:
+            if self._before(reservation):
+                self._changed.wait(WAKE_INTERVAL)
+            if self._before(reservation):
+                return False
+            self._queue.remove(reservation)
+            self._held.append(reservation)
+            return True
 
     def release(self, reservation: Reservation) -> None:
         """It is over, or no longer wanted; twice is safe."""
@@ -71,6 +95,8 @@ class Scheduler:
             self._last_chosen = chosen[:count][-1]
             return chosen[:count]
 
-    def _is_next(self, reservation: Reservation) -> bool:
-        before = [*self._held, *self._queue[: self._queue.index(reservation)]]
-        return all(other.ranks.isdisjoint(reservation.ranks) for other in before)
+    def _before(self, reservation: Reservation) -> list[Reservation]:
+        """Those that have, or get first, a rank that it needs."""
+        with self._changed:
+            before = [*self._held, *self._queue[: self._queue.index(reservation)]]
+            return [other for other in before if not other.ranks.isdisjoint(reservation.ranks)]

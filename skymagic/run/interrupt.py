@@ -36,6 +36,11 @@ class StopSignal:
         self._submission: Submission | None = None
         self._lock = threading.Lock()
 
+    @property
+    def attached(self) -> bool:
+        """Whether the run has begun."""
+        return self._submission is not None
+
     def send(self) -> None:
         """Stop the run; one that has not begun does not begin."""
         with self._lock:

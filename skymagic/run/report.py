@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from skymagic.plan.requests import Defaults
 from skymagic.wire import agent as wire
 
 DEAD_OUTPUT_TIMEOUT = 1.0
@@ -19,9 +20,9 @@ class Limits:
     """Timeouts of a run, in seconds."""
 
     timeout: float | None = None
-    grace: float = 2.0
+    grace: float = Defaults.grace
     """Grace period: from an interrupt to releasing collectives, and from that to SIGKILL."""
-    stall_after: float = 30.0
+    stall_after: float = Defaults.stall_after
     """Without progress, until a stall is pointed out."""
 
 
@@ -38,6 +39,8 @@ class RankRun:
     """It was interrupted or released because of another rank's failure, a timeout or the user."""
     killed: bool = False
     last_event_at: float = 0.0
+    waited_at: Sequence[Mapping[str, Any]] = ()
+    """Where it waited in native code and could not take an interrupt: the innermost frame of the user's own, and the innermost of all."""
 
     @property
     def settled(self) -> bool:
@@ -50,6 +53,11 @@ class RankRun:
         if self.ended or not (self.died or self.outcome):
             return None
         return self.died_at + DEAD_OUTPUT_TIMEOUT if self.died else self.last_event_at + LOST_OUTPUT_TIMEOUT
+
+    @property
+    def stopped_at(self) -> Sequence[Mapping[str, Any]]:
+        """Where it was when it was interrupted, likewise; empty if nobody knows."""
+        return self.waited_at or (self.outcome or {}).get("stopped_at") or ()
 
     @property
     def failed(self) -> bool:

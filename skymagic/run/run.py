@@ -9,8 +9,9 @@ When a rank has failed, the ranks whose cell goes on are stopped in steps::
        │     or ROOT_CAUSE_TIME     │◀───────────────── grace ───────────────▶│  and again, for ranks that leave their
                                                                                   cell: MAX_GRACE_EXTENSIONS times
 
-The end of ``--timeout`` enters at the first SIGINT. So does the stop button, but it releases collectives only one grace period
-later, and kills after one more; a second press kills at once.
+The end of ``--timeout`` enters at the first SIGINT. So does the stop button, but it leaves ranks time for what the user's code does
+upon an interrupt: ranks that wait in native code, such as a collective, and so cannot take the interrupt, are released WAITS_AFTER it; all
+others one grace period after it, and killed after one more. A second press kills at once.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ ROOT_CAUSE_TIME = 0.5
 """Seconds to wait for the cause when the first news is that a connection closed."""
 MAX_GRACE_EXTENSIONS = 5
 """How often a rank that is leaving its cell (an ``except`` or ``finally`` of the user's, a slow machine) gets the grace period again."""
+WAITS_AFTER = 0.08
+"""Seconds after an interrupt until it is asked which ranks wait in native code and cannot take it; and between such questions."""
 KILL_HINT_DELAY = 0.7
 """Seconds after an interrupt until the user is told of the second press."""
 ANSWER_TIMEOUT = 0.5
@@ -76,7 +79,9 @@ class Run:
         self._stopping = False
         """Something went wrong, or the user pressed stop: the run is being brought to its end."""
         now = time.monotonic()
-        steps = (Run._stop_others, Run._release, Run._kill_stuck, Run._show_kill_hint, Run._interrupt_again)
+        steps = (
+            Run._stop_others, Run._release_waiting, Run._release, Run._kill_stuck, Run._show_kill_hint, Run._interrupt_again,
+        )  # fmt: skip
         self._due: dict[Callable[[Run], None], float | None] = dict.fromkeys(steps)
         """When each step is taken; None for never."""
         self._due[Run._time_out] = None if limits.timeout is None else now + limits.timeout
@@ -186,13 +191,28 @@ class Run:
         """Python may lose the first interrupt, in a destructor or a fork."""
         self._agents.ask(self._unfinished(), "interrupt", timeout=0.0)
 
+    def _release_waiting(self) -> None:
+        """Release the ranks that wait in native code: an interrupt does not reach them, so that a grace period would be lost on them."""
+        ranks = self.report.ranks
+        if open_ranks := [number for number in self._unfinished() if not ranks[number].waited_at]:
+            places = self._agents.ask(open_ranks, "waits", timeout=ANSWER_TIMEOUT)
+            waiting = [number for number, place in places.items() if place]
+            for number in waiting:
+                ranks[number].waited_at = places[number]
+            self._shut_down(waiting)
+            self._due[Run._release_waiting] = time.monotonic() + WAITS_AFTER
+
     def _release(self) -> None:
-        self._due[Run._release] = None
+        self._due[Run._release] = self._due[Run._release_waiting] = None
         open_ranks = self._unfinished()
         if open_ranks:
-            answers = self._agents.ask(open_ranks, "release", timeout=ANSWER_TIMEOUT)
-            self.report.freed = self.report.freed or any(answers.values())
+            self._shut_down(open_ranks)
             self._due[Run._kill_stuck] = time.monotonic() + self._limits.grace
+
+    def _shut_down(self, chosen: Sequence[int]) -> None:
+        """Shut down the connections of these ranks' process groups."""
+        answers = self._agents.ask(chosen, "release", timeout=ANSWER_TIMEOUT)
+        self.report.freed = self.report.freed or any(answers.values())
 
     def _kill_stuck(self) -> None:
         """The grace period is over: kill, but leave ranks that are on their way out of the cell a little longer."""
@@ -205,6 +225,7 @@ class Run:
         self._kill(stuck)
 
     def _kill(self, open_ranks: Sequence[int]) -> None:
+        self._locate(open_ranks)
         for number in open_ranks:
             self.report.ranks[number].killed = True
         self._disturbed.update(open_ranks)
@@ -214,8 +235,15 @@ class Run:
             self.report.ranks[number].died = wire.RankExited(number, 0, None, True, tail=reason)
             self.report.ranks[number].died_at = time.monotonic()
 
+    def _locate(self, chosen: Sequence[int]) -> None:
+        """The last moment to find out where these ranks are, where the user is to be told: a signal handler tells."""
+        unknown = [number for number in chosen if not self.report.ranks[number].waited_at]
+        if self.report.interrupted and unknown:
+            for number, stack in self._agents.ask(unknown, "native", timeout=ANSWER_TIMEOUT).items():
+                self.report.ranks[number].waited_at = (stack or {}).get("frames", ())
+
     def _stop_requested(self) -> None:
-        """The stop button: once interrupts, and releases after the grace period; twice kills."""
+        """The stop button: once interrupts, and releases after the grace period, or at once what waits in native code; twice kills."""
         open_ranks = self._unfinished()
         if not open_ranks:  # the cell is over, and only its last output is to come
             self._submission.stop_was_late()
@@ -227,6 +255,7 @@ class Run:
         self._interrupt()
         now = time.monotonic()
         self._due[Run._stop_others] = None
+        self._due[Run._release_waiting] = now + WAITS_AFTER
         self._due[Run._interrupt_again] = now + self._limits.grace / 2
         self._due[Run._release] = now + self._limits.grace
         self._due[Run._show_kill_hint] = now + KILL_HINT_DELAY
@@ -251,12 +280,13 @@ class Run:
         return {rank: answers.get(rank) for rank in ranks}
 
     def _check_stall(self, now: float) -> None:
-        """Ranks that wait for others that make no progress: say once who waits where. Nothing is stopped."""
+        """Ranks that make no progress, or wait for others that make none: say once who waits where. Nothing is stopped."""
         if self._stopping or self._stall.due is None or now < self._stall.due:
             return
         waiting = self._unfinished()
+        if len(self.report.ranks) < 2 or not waiting:  # one rank alone waits as a plain cell does
+            self._stall.due = None
+            return
         ended = [number for number in self.report.ranks if number not in waiting]
-        many = len(self.report.ranks) > 1 and waiting
-        if many and (note := self._stall.observe(ended, self._stacks(waiting), now)):
+        if note := self._stall.observe(ended, self._stacks(waiting), now):
             self._screen.note(note)
-        self._stall.schedule(now)

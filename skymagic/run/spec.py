@@ -30,5 +30,7 @@ class RunSpec:
     execution_count: int = 1
     compiler_flags: int = 0
     """Of ``__future__``, as the notebook's cells have set them."""
+    beside: bool = False
+    """The notebook does not wait for it, and the user has a handle."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Values by name that only this run brings: arguments of a call. The ranks forget them afterwards."""

@@ -1,7 +1,8 @@
-"""Stall detection: ranks whose stacks do not change between samples, some of them behind others."""
+"""Stall detection: ranks whose stacks do not change between samples: some of them behind others, or all of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,32 +11,31 @@ from skymagic.plan.units import rank_words
 
 BUSY_SHARE = 0.01
 """Share of the time between two samples which, on the processor, counts as work."""
+FIRST_SAMPLE = 1.0
+"""Seconds until the first sample, from which it is counted: most cells are over by then."""
+
+Stacks = Mapping[int, Mapping[str, Any] | None]
 
 
 class Stall:
     """A stall detector: samples stacks, and reports once that ranks make no progress. Pure: the caller brings stacks and time.
 
     Args:
-        after: seconds without progress until it is told, once.
+        after: seconds without progress until it is told, once; infinite for never.
         now: monotonic seconds.
     """
 
-    SAMPLES = 3
+    SAMPLES = 5
     """Samples in the time that must pass."""
 
     def __init__(self, after: float, now: float) -> None:
         self._after = after
-        self._last: Mapping[int, Mapping[str, Any] | None] = {}
-        self._since = now
-        self._reported = False
-        self.due: float | None = None
-        self.schedule(now)
+        self._interval = after / self.SAMPLES
+        self._last: Stacks = {}
+        self._last_at = self._since = now
+        self.due: float | None = now + min(FIRST_SAMPLE, self._interval) if after < math.inf else None
 
-    def schedule(self, now: float) -> None:
-        """Set the time of the next sample."""
-        self.due = None if self._reported else now + self._after / self.SAMPLES
-
-    def observe(self, ended: Sequence[int], stacks: Mapping[int, Mapping[str, Any] | None], now: float) -> str | None:
+    def observe(self, ended: Sequence[int], stacks: Stacks, now: float) -> str | None:
         """Take one sample; a line for the user when ranks have stood still for long enough.
 
         Args:
@@ -43,27 +43,40 @@ class Stall:
             stacks: of all others, as ranks tell them: frames, and the number of collectives begun.
         """
         before, self._last = self._last, stacks
-        if not before or not stand_still(before, stacks, BUSY_SHARE * self._after / self.SAMPLES):
+        working = BUSY_SHARE * (now - self._last_at)
+        self._last_at = now
+        behind = those_behind(stacks)
+        # others may wait for who works alone; where all wait, processes that they have started may do the work
+        still = bool(before) and stand_still(before, stacks, working, "cpu" if ended or behind else "cpu_of_all")
+        if not still:
             self._since = now
-            return None
-        begun = {rank: (stack or {}).get("collectives") for rank, stack in stacks.items()}
-        counts = {count for count in begun.values() if count is not None}
-        if now - self._since < self._after * (1 - 1 / self.SAMPLES) or not (ended or len(counts) > 1):
-            return None
-        self._reported = True
-        behind = [rank for rank, count in begun.items() if counts and count == min(counts)] if len(counts) > 1 else []
-        how = "ended" if ended else "is behind" if len(behind) == 1 else "are behind"
-        first = f"[no progress for {now - self._since:.0f} s: {rank_words(ended or behind)} {how}]\n"
+        elif now - self._since >= self._after:
+            self.due = None
+            return self._words(ended, behind, stacks)
+        self.due = min(now + self._interval, self._since + self._after)
+        return None
+
+    def _words(self, ended: Sequence[int], behind: Sequence[int], stacks: Stacks) -> str:
+        one = len(ended or behind) == 1
+        who = rank_words(ended or behind or list(stacks))
+        how = "ended" if ended else "is behind" if one else "are behind" if behind else "all stand still"
+        first = f"[no progress for {self._after:g} s: {who} {how}]\n"
         return first + "".join(f"[  {line}]\n" for line in text.stacks(stacks).splitlines())
 
 
-def stand_still(
-    before: Mapping[int, Mapping[str, Any] | None], now: Mapping[int, Mapping[str, Any] | None], working: float
-) -> bool:
+def those_behind(stacks: Stacks) -> list[int]:
+    """The ranks that have begun fewer collectives than others."""
+    begun = {rank: (stack or {}).get("collectives") for rank, stack in stacks.items()}
+    counts = {count for count in begun.values() if count is not None}
+    return [rank for rank, count in begun.items() if len(counts) > 1 and count == min(counts)]
+
+
+def stand_still(before: Stacks, now: Stacks, working: float, measure: str = "cpu") -> bool:
     """Whether no rank got on between two samples: the same frames, and no time on the processor but for waiting in a collective.
 
     Args:
         working: seconds on the processor that count.
+        measure: whose: ``cpu`` for the main threads', ``cpu_of_all`` for those of the ranks with all that they have started.
     """
 
     def same(one: Mapping[str, Any] | None, two: Mapping[str, Any] | None) -> bool:
@@ -72,6 +85,6 @@ def stand_still(
         if (one["frames"], one["collectives"]) != (two["frames"], two["collectives"]):
             return False
         waits = any("distributed" in str(frame.get("file")) for frame in two["frames"])
-        return waits or two["cpu"] - one["cpu"] < working
+        return waits or two.get(measure, 0.0) - one.get(measure, 0.0) < working
 
     return before.keys() == now.keys() and all(same(before[rank], now[rank]) for rank in now)

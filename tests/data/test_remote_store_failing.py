@@ -141,10 +141,10 @@ def test_interrupt_while_a_value_is_sent(four: Cluster) -> None:
 
 def test_interrupt_while_nothing_moves(four: Cluster) -> None:
     put(four, b"all are up")
+    data = os.urandom(30 * MB)  # not while the press may come
     os.kill(four.lines[0][0].pid, signal.SIGSTOP)
     press = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     press.start()
-    data = os.urandom(30 * MB)
     with pytest.raises(KeyboardInterrupt):
         put(four, data)
     assert len(four.store.keys()) == 1

@@ -343,6 +343,57 @@ def test_asking_is_refused_in_words(notebook: Notebook, ask: str) -> None:
     assert internal(error) == []
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        "breakpoint()",
+        "import pdb; pdb.set_trace()",
+        "from IPython.core.debugger import set_trace; set_trace()",
+        "pdb.Pdb().set_trace()",
+    ],
+)
+def test_debuggers_are_refused_in_words(notebook: Notebook, ask: str) -> None:
+    notebook.run("%%sky_broadcast\nimport pdb")
+    error = notebook.fail(f"%%sky_broadcast\n{ask}\nx = 1")
+    assert "cannot ask from a rank: print what you want to see" in error.evalue
+    assert "and the same on ranks 1, 2" in error.evalue
+    assert internal(error) == []
+
+
+@pytest.mark.parametrize("ask", ["%pdb", "%pdb on", "%debug", "%%debug\n1 / 0"])
+def test_magics_that_debug_are_refused_in_a_line(notebook: Notebook, ask: str) -> None:
+    notebook.fail("%%sky_broadcast\n1 / 0")
+    error = notebook.fail(f"%%sky_broadcast\n{ask}")
+    name = ask.split()[0]
+    assert error.text.splitlines()[0].startswith(
+        f"UsageError: {name} cannot ask from a rank: print what you want to see"
+    )
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        "%sky_pool --nodes 2",
+        "%sky_down",
+        "%sky_broadcast x = 1",
+        "%%sky_broadcast\nx = 1",
+        "%load_ext skymagic",
+        "%reload_ext skymagic  # so",
+    ],
+)
+def test_skymagic_on_a_rank_is_refused_in_a_line(notebook: Notebook, ask: str) -> None:
+    error = notebook.fail(f"%%sky_broadcast\n{ask}")
+    assert (
+        "belongs in a cell of the notebook: this one runs on the ranks of a pool already" in error.text.splitlines()[0]
+    )
+    assert error.text.startswith(f"UsageError: {ask.split()[0]}")
+
+
+def test_other_magics_and_extensions_stay_as_they_are(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -o r\n%load_ext autoreload\ny = 5\n%time x = y\nx")
+    assert notebook.value("r") == [5] * 3
+
+
 def test_reading_standard_input_finds_its_end(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast -o r\nsys.stdin.read(), os.read(0, 1)")
     assert notebook.value("r") == [("", b"")] * 3

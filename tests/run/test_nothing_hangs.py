@@ -351,7 +351,7 @@ def test_pressed_twice_it_kills(notebook: Notebook) -> None:
     notebook.run("%config SkyMagic.grace = 60.0")
     try:
         cell = notebook.start(
-            "%%sky_broadcast\nprint('begun', flush=True)\nif dist.get_rank() != 2:\n    dist.barrier()"
+            "%%sky_broadcast\ndef crunch():\n    print('begun', flush=True)\n    sum(range(10**12))\nif dist.get_rank() != 2:\n    crunch()"
         )
         notebook.watch(cell, lambda shown: "begun" in shown.text)
         notebook.interrupt()
@@ -362,6 +362,7 @@ def test_pressed_twice_it_kills(notebook: Notebook) -> None:
         notebook.run("%config SkyMagic.grace = 2.0")
     assert cell.error is not None
     assert cell.error.ename == "RunInterrupted"
+    assert "in crunch, line 4" in cell.error.evalue
     assert "anew" in cell.error.evalue
 
 

@@ -9,6 +9,8 @@ lending         the rank's own values, packed for other ranks
 importer        the remote importer: modules from sources that the notebook sent
 missing         the name that an exception says is missing
 control         the control socket to the agent, with a thread of its own
+refusals        what a cell may ask of a notebook and not of a rank: input, debuggers, skymagic itself
+waiting         whether the main thread waits in native code, where it cannot take an interrupt
 plugin_hooks    the hooks of the pool's plugins, entered in order and left in reverse
 stdio           standard output and error, restored where a cell has broken them
 tracebacks      an exception's message and traceback without internal frames

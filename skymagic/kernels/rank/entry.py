@@ -55,6 +55,7 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
             release=kernel.release,
             interrupt=kernel.interrupt_again,
             leaving=kernel.will_return,
+            waits=kernel.waits,
             stacks=lambda: stacks.of_main_thread(kernel),
             stop=self._stop_idle,
         )

@@ -20,20 +20,16 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 from traitlets import Type
 
 from skymagic.kernels import network, stacks
-from skymagic.kernels.rank import context, tracebacks
+from skymagic.kernels.rank import context, tracebacks, waiting
 from skymagic.kernels.rank.lending import lend
 from skymagic.kernels.rank.namespace import BindError, Namespace
+from skymagic.kernels.rank.refusals import INPUT_REFUSED, refuse_debuggers
 from skymagic.kernels.rank.shell import Flusher, RankShell, flush_text, views
 from skymagic.kernels.rank.stdio import Stdio
 from skymagic.runtime import info as runtime
 from skymagic.runtime import silence
 from skymagic.wire import agent as wire
 from skymagic.wire.order import LAST_VALUE, NOT_DEFINED, PREFIX, Lend, Order, Rejoin, RunCell, decode
-
-INPUT_REFUSED = (
-    "input() cannot ask from a rank: ask in a plain cell of the notebook, and use the variable in the broadcast cell"
-)
-
 
 IMPORT_RETRY_SECONDS = 0.05
 """Seconds after which an interrupt that came during an import is tried again."""
@@ -66,9 +62,16 @@ class RankKernel(IPythonParallelKernel):
         self._result: Any = None
         self.busy = False
         self._interruptible = self._interrupted = False
+        self._heard = False
+        """Whether an interrupt of this order has come to Python."""
+        self._stopped_at: list[dict[str, Any]] = []
+        """Where it fell."""
+        self._awaited: asyncio.Task[Any] | None = None
+        """The cell that runs, if it awaits something."""
         self._order_count = 0
         """Counts orders, so that what belongs to one does not fall into the next."""
         self.shell.events.register("post_run_cell", self._keep_result)
+        refuse_debuggers()
 
     def _keep_result(self, result: Any) -> None:
         self._result = result
@@ -95,12 +98,24 @@ class RankKernel(IPythonParallelKernel):
         main = threading.main_thread().ident
         handled = sys._current_exceptions().get(main) if main is not None else None
         problem = handled[1] if isinstance(handled, tuple) else handled
-        return not self._interruptible or isinstance(problem, BaseException)
+        cancelled = self._awaited is not None and self._interrupted  # its `finally` may await too
+        return not self._interruptible or cancelled or isinstance(problem, BaseException)
 
     def will_return(self) -> bool:
         """Called on the control thread: whether the rank will leave its cell by itself if it is given time."""
         main = threading.main_thread().ident
         return self.unwinding() or (main is not None and importing(sys._current_frames().get(main)))
+
+    def waits(self) -> list[dict[str, Any]]:
+        """Called on the control thread after an interrupt: where the main thread waits in native code and cannot take it; else nothing.
+
+        A rank that has taken it is in Python code of the user's, which may tidy up; one with a handler of its own is left alone.
+        """
+        if self._heard or not self._interruptible or signal.getsignal(signal.SIGINT) != self._on_interrupt:
+            return []
+        if not waiting.waits_in_native_code() or self._heard:
+            return []
+        return stacks.place(stacks.of_main_thread(self)["frames"])
 
     def interrupt_again(self) -> bool:
         """Called on the control thread: interrupt the cell once more, unless it is tidying up after the first interrupt."""
@@ -128,6 +143,7 @@ class RankKernel(IPythonParallelKernel):
         visible = rank in order.visible_ranks
         self._context.control.send(wire.BeginOutput(rank, header, visible, order.screen_limit, cell))
         self._context.freed, self.busy, self._interrupted = False, True, False
+        self._heard, self._stopped_at = False, []
         self._order_count += 1
         try:
             with (
@@ -162,6 +178,7 @@ class RankKernel(IPythonParallelKernel):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _on_interrupt(self, _: int, frame: FrameType | None) -> None:
+        self._heard = True
         if not self._interruptible:
             return
         if importing(frame):
@@ -170,7 +187,27 @@ class RankKernel(IPythonParallelKernel):
             threading.Timer(IMPORT_RETRY_SECONDS, lambda: count == self._order_count and self.interrupt_again()).start()
             return
         self._interrupted = True
-        raise KeyboardInterrupt
+        try:
+            frames = stacks.plain_frames(self, frame)
+        except RecursionError:  # it fell at the end of a deep recursion
+            frames = []
+        awaited = self._awaited
+        if awaited is None or any("cell" in one for one in frames):
+            self._stopped_at = self._stopped_at or stacks.place(frames)
+            raise KeyboardInterrupt
+        # in the event loop, which it would end: the cell waits for something
+        self._stopped_at = self._stopped_at or stacks.place(stacks.of_task(self, awaited))
+        awaited.get_loop().call_soon_threadsafe(awaited.cancel)
+
+    @contextlib.contextmanager
+    def _cancel_on_sigint(self, future: asyncio.Task[Any]) -> Iterator[None]:
+        """Entered by ipykernel around a cell that awaits. Its own handler would neither wake an idle event loop nor interrupt
+        what does not await."""
+        self._awaited = future
+        try:
+            yield
+        finally:
+            self._awaited = None
 
     async def _carry_out(self, order: Order, source: str) -> dict[str, Any]:
         if isinstance(order, Rejoin):
@@ -193,6 +230,7 @@ class RankKernel(IPythonParallelKernel):
         outcome |= self._namespace.changes()
         outcome["joined"] = self._context.hooks.joined()
         outcome.setdefault("interrupted", self._interrupted)
+        outcome["stopped_at"] = self._stopped_at
         outcome["collectives"] = stacks.collectives()
         return outcome
 

@@ -18,7 +18,7 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
 from traitlets import Type
 
-from skymagic.kernels.rank import tracebacks, widgets
+from skymagic.kernels.rank import refusals, tracebacks, widgets
 from skymagic.kernels.rank.context import current
 from skymagic.runtime import silence
 from skymagic.wire import agent as wire
@@ -119,6 +119,10 @@ class RankShell(ZMQInteractiveShell):
     def know_cells(self, numbers: Mapping[str, int]) -> None:
         """Code of these files stands in the notebook's cells of these numbers; tracebacks say so."""
         self.compile._filename_map.update(numbers)
+
+    def _find_with_lazy_load(self, /, type_: str, magic_name: str) -> Any:
+        written = {"line": "%", "cell": "%%"}[type_] + magic_name
+        return refusals.magic(written, super()._find_with_lazy_load(type_, magic_name))
 
     def init_hooks(self) -> None:
         """Help (``name?``) is displayed: a rank's reply has no place for the pager's payload."""

@@ -1,0 +1,258 @@
+"""The stop button and `cancel`: who needs no grace period, what is told of where ranks were, and that nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from skymagic.plan.requests import Defaults
+from tests.lab.notebook import ROOT, Failed, Notebook, Shown, opened
+
+pytest.importorskip("torch")
+
+SETUP = """import os, signal, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP"""
+ALIVE = """%%sky_broadcast -o found
+import torch, torch.distributed as dist
+one = torch.ones(1)
+dist.all_reduce(one)
+one.item(), os.getpid(), globals().get('kept')"""
+FOREVER = 1000.0
+"""Seconds of grace that no test lives to see the end of."""
+
+
+@pytest.fixture(scope="module")
+def module_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with opened(tmp_path_factory.mktemp("stopping"), "%sky_pool --nodes 3 --plugin torch", SETUP) as one:
+        one.run(f"%config SkyMagic.grace = {FOREVER}")
+        yield one
+
+
+@pytest.fixture
+def notebook(module_notebook: Notebook) -> Iterator[Notebook]:
+    """Whatever a test stops, the ranks are the same processes afterwards, with their variables, and reduce together."""
+    module_notebook.run(f"%%sky_broadcast\n{SETUP}\nkept = dist.get_rank()")
+    module_notebook.run(ALIVE)
+    before = module_notebook.value("found")
+    yield module_notebook
+    module_notebook.run(ALIVE)
+    after = module_notebook.value("found")
+    assert [row[:2] for row in after] == [row[:2] for row in before] == [(3.0, pid) for _, pid, _ in before]
+    assert all(row[2] is not None for row in after)
+
+
+def kept(notebook: Notebook) -> list[object]:
+    notebook.run("%%sky_broadcast -o r\nkept")
+    return list(notebook.value("r"))
+
+
+def begun(notebook: Notebook, body: str, options: str = "") -> Shown:
+    """A cell that every rank has begun: `body` says so with ``begin()``."""
+    notebook.run("%%sky_broadcast\ndef begin():\n    print('begun', flush=True)")
+    cell = notebook.start(f"%%sky_broadcast --only all {options}\n{body}")
+    return notebook.watch(cell, lambda shown: shown.text.count("begun") == 3)
+
+
+def stopped(notebook: Notebook, cell: Shown) -> Failed:
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert cell.error is not None
+    assert cell.error.ename == "RunInterrupted"
+    return cell.error
+
+
+# ------------------------------------------------------------------------------------ where ranks wait in native code
+
+HANGS = {
+    "all_reduce": "dist.all_reduce(torch.ones(1 << 16))",
+    "asynchronous": "dist.all_reduce(torch.ones(9), async_op=True).wait()",
+    "barrier": "dist.barrier()",
+    "objects": "dist.all_gather_object([None] * 3, kept)",
+    "backward": "model(torch.randn(4, 8)).sum().backward()",
+}
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_a_collective_that_hangs_is_left_without_grace(notebook: Notebook, name: str) -> None:
+    notebook.run("%%sky_broadcast\nmodel = DDP(torch.nn.Linear(8, 8))")
+    cell = begun(notebook, f"begin()\nif dist.get_rank() == 2:\n    time.sleep(300)\n{HANGS[name]}")
+    error = stopped(notebook, cell)
+    assert "rank 2 at line 4" in error.evalue
+    assert "line 5; rank 2" in error.evalue
+    assert kept(notebook) == [0, 1, 2]
+    notebook.run("%%sky_broadcast\ndel model")
+
+
+# what is waited for in the cell's own line raises that the connection closed, before Python takes the interrupt
+@pytest.mark.parametrize("name", [name for name in HANGS if name != "asynchronous"])
+def test_what_the_cell_does_upon_the_interrupt_is_done_after_a_collective_too(notebook: Notebook, name: str) -> None:
+    notebook.run("%%sky_broadcast\nmodel = DDP(torch.nn.Linear(8, 8))")
+    cell = begun(
+        notebook,
+        f"begin()\ntry:\n    if dist.get_rank() == 2:\n        time.sleep(300)\n    {HANGS[name]}\n"
+        "except KeyboardInterrupt:\n    kept = 'saved'",
+    )
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert cell.error is None
+    assert kept(notebook) == ["saved"] * 3
+    notebook.run("%%sky_broadcast\ndel model")
+
+
+def test_ranks_that_tidy_up_are_not_let_out_of_their_collectives(notebook: Notebook) -> None:
+    """They have taken the interrupt: what they do then, also together, is theirs."""
+    go = notebook.folder / "go"
+    cell = begun(
+        notebook,
+        f"try:\n    begin()\n    time.sleep(300)\nfinally:\n    if dist.get_rank() == 2:\n"
+        f"        while not os.path.exists({str(go)!r}):\n            time.sleep(0.01)\n"
+        "    total = torch.ones(1)\n    dist.all_reduce(total)\n    kept = total.item()",
+    )
+    notebook.interrupt()
+    notebook.watch(cell, lambda shown: "press again to kill" in shown.text)  # several looks at who waits later
+    go.touch()
+    notebook.finish(cell)
+    assert cell.error is not None
+    assert "ranks 0–2 at line 4" in cell.error.evalue
+    assert kept(notebook) == [3.0] * 3
+
+
+# --------------------------------------------------------------------------------------------------- where ranks were
+
+
+def test_ranks_at_the_same_place_are_named_together(notebook: Notebook) -> None:
+    cell = begun(
+        notebook,
+        "def load_batch():\n    begin()\n    while True:\n        pass\nif dist.get_rank() == 2:\n    load_batch()\n"
+        "begin()\ndist.all_reduce(torch.ones(1))",
+    )
+    error = stopped(notebook, cell)
+    assert error.evalue.splitlines()[0] == "interrupted on ranks 0–2"
+    where = error.evalue.splitlines()[1]
+    assert where.startswith("ranks 0, 1 in all_reduce, line 9; rank 2 in load_batch, line ")
+    assert where[-1] in "45"
+
+
+def test_functions_of_the_notebook_are_told_by_their_own_line(notebook: Notebook) -> None:
+    notebook.run("def load(begin):\n    begin()\n    time.sleep(300)")
+    error = stopped(notebook, begun(notebook, "load(begin)"))
+    assert error.evalue.splitlines()[1] == "ranks 0–2 in load, line 3"
+
+
+# ------------------------------------------------------------------------------------------------ cells that await
+
+
+def test_a_cell_that_awaits_is_stopped(notebook: Notebook) -> None:
+    error = stopped(notebook, begun(notebook, "import asyncio\nbegin()\nawait asyncio.sleep(300)"))
+    assert error.evalue.splitlines()[1] == "ranks 0–2 at line 4"
+
+
+@pytest.mark.parametrize(
+    "body", ["time.sleep(300)", "while True: pass", "dist.get_rank() and dist.barrier()\ntime.sleep(300)"]
+)
+def test_what_does_not_await_in_a_cell_that_does_is_stopped(notebook: Notebook, body: str) -> None:
+    error = stopped(notebook, begun(notebook, f"import asyncio\nawait asyncio.sleep(0)\nbegin()\n{body}"))
+    assert "line 5" in error.evalue
+
+
+def test_a_cell_that_awaits_while_it_tidies_up_is_waited_for(notebook: Notebook) -> None:
+    cell = begun(
+        notebook,
+        "import asyncio\ntry:\n    begin()\n    await asyncio.gather(asyncio.sleep(300), asyncio.sleep(400))\nfinally:\n"
+        "    print('tidying', flush=True)\n    await asyncio.sleep(0.3)\n    kept = 'saved'",
+    )
+    stopped(notebook, cell)
+    assert kept(notebook) == ["saved"] * 3
+
+
+# ----------------------------------------------------------------------------------------------- what stands still
+
+
+@pytest.fixture
+def impatient(notebook: Notebook) -> Iterator[Notebook]:
+    """What stands still is pointed out after 1.5 s."""
+    notebook.run("%config SkyMagic.stall_after = 1.5")
+    yield notebook
+    notebook.run(f"%config SkyMagic.stall_after = {Defaults.stall_after}")
+
+
+def test_ranks_that_all_stand_still_are_pointed_out(impatient: Notebook) -> None:
+    cell = impatient.start(
+        "%%sky_broadcast\ndef load():\n    time.sleep(300)\nload() if dist.get_rank() else time.sleep(300)"
+    )
+    impatient.watch(cell, lambda shown: "ranks 1, 2: line 4 → line 3 in load" in shown.text)
+    assert "[no progress for 1.5 s: ranks 0–2 all stand still]\n[  rank 0: line 4]\n" in cell.text
+    stopped(impatient, cell)
+    assert cell.text.count("no progress") == 1
+
+
+def test_ranks_whose_processes_work_are_left_alone(impatient: Notebook) -> None:
+    shown = impatient.run(
+        "%%sky_broadcast\nimport subprocess, sys\n"
+        "busy = 'import time; end = time.monotonic() + 4\\nwhile time.monotonic() < end: sum(range(1000))'\n"
+        "_ = subprocess.run(['sh', '-c', f'{sys.executable} -c \"$0\"; true', busy])"
+    )
+    assert "no progress" not in shown.text
+
+
+def test_the_readme_names_the_time_after_which_they_are() -> None:
+    assert f"are pointed out after {Defaults.stall_after:g} s" in (ROOT / "README.md").read_text()
+
+
+# ---------------------------------------------------------------------------------------- cells beside the notebook
+
+
+def beside(notebook: Notebook, body: str, options: str = "") -> Shown:
+    """A cell with -a that every rank has begun; its handle is `run`."""
+    notebook.run("%%sky_broadcast\ndef begin():\n    print('begun', flush=True)")
+    cell = notebook.run(f"%%sky_broadcast -a --only all {options}\nbegin()\n{body}")
+    notebook.run("run = _")
+    return notebook.watch(cell, lambda shown: shown.text.count("begun") == 3)
+
+
+def test_a_cell_beside_the_notebook_is_stopped_by_its_handle(notebook: Notebook) -> None:
+    cell = beside(notebook, "dist.get_rank() == 2 or dist.barrier()\ntime.sleep(300)")
+    text = notebook.value("repr(run)")
+    assert " on ranks 0–2: running for " in text
+    assert ".cancel() stops it>" in text
+    assert notebook.value("run.cancel()") is True
+    error = notebook.fail("run.result()")
+    assert error.ename == "RunInterrupted"
+    assert "ranks 0, 1 in barrier, line 3; rank 2 at line 4" in error.evalue
+    assert " on ranks 0–2: stopped after " in notebook.value("repr(run)")
+    notebook.watch(cell, lambda shown: "stopped after" in shown.rich[0]["text/plain"])
+    assert notebook.value("run.cancel(), run.done()") == (False, True)
+
+
+def test_its_handle_is_shown_anew_when_it_has_ended(notebook: Notebook) -> None:
+    cell = beside(notebook, "1")
+    notebook.run("run.result()")
+    notebook.watch(cell, lambda shown: ": done after " in shown.rich[0]["text/plain"])
+
+
+def test_a_cell_behind_it_says_what_it_waits_for(notebook: Notebook) -> None:
+    beside(notebook, "time.sleep(300)", "-t 0:")
+    number = notebook.value("run.number")
+    behind = notebook.start("%%sky_broadcast -t 1\nkept = 'later'")
+    said = f"[waits for cell {number} on ranks 0–2; to stop that one, stop this cell, then Out[{number}].cancel()]\n"
+    notebook.watch(behind, lambda shown: shown.stdout == said)
+    assert stopped(notebook, behind).evalue == "stopped before the cell began"
+    notebook.run(f"Out[{number}].cancel()")
+    assert notebook.fail("run.result()").ename == "RunInterrupted"
+    assert kept(notebook) == [0, 1, 2]
+
+
+def test_a_cell_that_waits_for_its_turn_can_be_stopped_by_its_handle(notebook: Notebook) -> None:
+    beside(notebook, "time.sleep(300)")
+    waits = notebook.run("%%sky_broadcast -a\nkept = 'never'")
+    notebook.run("second = _")
+    notebook.watch(waits, lambda shown: "waits for cell" in shown.stdout)
+    assert ": waiting for " in notebook.value("repr(second)")
+    assert notebook.value("second.cancel()") is True
+    assert "stopped before it began" in notebook.fail("second.result()").evalue
+    assert notebook.value("run.done(), run.cancel()") == (False, True)
+    assert notebook.fail("run.result()").ename == "RunInterrupted"
+    assert kept(notebook) == [0, 1, 2]
