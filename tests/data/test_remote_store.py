@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from skymagic.data.remote.remote_store import RemoteStore
-from skymagic.data.store.store import NodeStore, create, digest, overflow, remove
+from skymagic.data.store.store import OVERFLOW, NodeStore, create, digest, overflow, remove
 from skymagic.kernels.store.server import LOCK
 from skymagic.providers.local import ChildTransport
 from skymagic.wire.transport import Transport
@@ -104,7 +104,7 @@ class Cluster:
         """What lies on a node, complete or not."""
         places = (Path(self.folders[node]), overflow(self.folders[node]))
         found = (path for place in places if place.exists() for path in place.iterdir())
-        return sorted(path for path in found if path.name != LOCK)
+        return sorted(path for path in found if path.name not in (LOCK, OVERFLOW))
 
     def sent(self) -> list[int]:
         """Bytes that went to each node."""

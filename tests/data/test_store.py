@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skymagic.data.store import store as module
-from skymagic.data.store.store import NodeStore, create, digest, overflow, remove
+from skymagic.data.store.store import OVERFLOW, NodeStore, create, digest, overflow, remove
 
 
 @pytest.fixture
@@ -180,13 +180,29 @@ def test_too_large_goes_to_disk(directory: Path) -> None:
     said: list[str] = []
     store = limited(directory, 20_000_000, said)
     key = store.put(None, [bytes(30_000_000)], 30_000_000)
-    assert list(directory.iterdir()) == []
+    assert [path.name for path in directory.iterdir()] == [OVERFLOW]
     assert store.path(store.name(key)).parent == overflow(directory)
     assert stat.S_IMODE(overflow(directory).stat().st_mode) == 0o700
     assert "30 MB do not fit" in said[0]
     assert len(NodeStore(directory).map(store.name(key))) == 30_000_000
     store.drop([key])
     assert not overflow(directory).exists() or list(overflow(directory).iterdir()) == []
+
+
+def test_where_it_lies_on_disk_is_told_and_not_derived(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell may change TMPDIR, and another user could make a folder whose name is known beforehand."""
+    (tmp_path / "one").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "one"))
+    store = limited(directory, 20_000_000, [])
+    key = store.put(None, [bytes(30_000_000)], 30_000_000)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert len(NodeStore(directory).map(store.name(key))) == 30_000_000
+    assert [path.parent for path in (tmp_path / "one").glob("*/*")] == [overflow(directory)]
+    assert overflow(directory).name != f"{directory.name}-overflow"
+    remove(directory)
+    assert list((tmp_path / "one").iterdir()) == []
 
 
 def small_memory() -> bool:
@@ -198,7 +214,7 @@ def small_memory() -> bool:
 FULL = """
 import os, sys
 from pathlib import Path
-from skymagic.data.store.store import NodeStore, create, overflow, remove
+from skymagic.data.store.store import OVERFLOW, NodeStore, create, overflow, remove
 directory = create(sys.argv[1])
 said = []
 # The share says yes, the file system says no: another process has filled it meanwhile.
@@ -207,7 +223,7 @@ key = store.put(None, [bytes(40_000_000)], 40_000_000)
 key2 = store.put(None, [b"x" * 40_000_000], 40_000_000)
 assert store.path(store.name(key)).parent == Path(directory), said
 assert store.path(store.name(key2)).parent == overflow(directory), said
-assert os.listdir(directory) == [store.name(key)]
+assert set(os.listdir(directory)) == {store.name(key), OVERFLOW}
 assert store.map(store.name(key2))[39_999_999] == ord("x")
 remove(directory)
 print("ok")

@@ -7,7 +7,6 @@ directory on disk beside it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import stat
@@ -25,6 +24,9 @@ LARGE = 1 << 20
 
 SHARE = 0.5
 """The part of a file system's free space that a store may fill."""
+
+OVERFLOW = ".overflow"
+"""A link in a store to the directory on disk."""
 
 _TOLD = 1 << 25
 _SHARED_MEMORY = Path("/dev/shm")
@@ -59,14 +61,35 @@ def create(parent: str | os.PathLike[str] | None = None) -> str:
 
 
 def overflow(directory: str | os.PathLike[str]) -> Path:
-    """Where a store at ``directory`` puts what does not fit there."""
-    return Path(tempfile.gettempdir()) / f"{Path(directory).name}-overflow"
+    """Where a store at ``directory`` has put what did not fit there; a path that does not exist where all did.
+
+    A link in the store names it, for the temp directory may be another one by now, and its name cannot be guessed.
+    """
+    try:
+        return (Path(directory) / OVERFLOW).readlink()
+    except OSError:
+        return Path(directory) / OVERFLOW / "none"
+
+
+def make_overflow(directory: str | os.PathLike[str]) -> Path:
+    """The folder of `overflow`, made where there is none; every process that uses the store gets the same one."""
+    link = Path(directory) / OVERFLOW
+    while not (found := overflow(directory)).is_dir():
+        made = Path(tempfile.mkdtemp(prefix=f"{Path(directory).name}-overflow-"))
+        try:
+            link.symlink_to(made)
+        except FileExistsError:  # another process was faster, or what it led to is gone
+            made.rmdir()
+            if not overflow(directory).is_dir():
+                link.unlink(missing_ok=True)
+    private(found)
+    return found
 
 
 def remove(directory: str | os.PathLike[str]) -> None:
     """Delete a store's directory and its overflow, whoever wrote them; twice is safe."""
-    shutil.rmtree(directory, ignore_errors=True)
     shutil.rmtree(overflow(directory), ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 class NodeStore(Store):
@@ -174,8 +197,6 @@ class NodeStore(Store):
 
     def close(self) -> None:
         self.drop(list(self._files))
-        with contextlib.suppress(OSError):  # not there, or another process has files in it
-            overflow(self.directory).rmdir()
 
     def _place(self, nbytes: int) -> Path:
         """Where a file of this size goes; evicts what is too much."""
@@ -185,8 +206,7 @@ class NodeStore(Store):
 
     def _spill(self, nbytes: int) -> Path:
         """The directory on disk, made when it is needed first."""
-        directory = overflow(self.directory)
-        private(directory)
+        directory = make_overflow(self.directory)
         self._notify(
             f"{nbytes / 1e6:,.0f} MB do not fit in {self.directory.parent}: kept on disk, in {directory.parent}"
         )

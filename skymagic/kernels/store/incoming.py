@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from skymagic.data.store.store import available, overflow, private
+from skymagic.data.store.store import available, make_overflow, overflow, private
 from skymagic.data.store.writer import STEP, Partial
 
 _PREFIX = ".incoming-"
@@ -43,9 +42,7 @@ class StoreFolder:
 
     def overflow_folder(self) -> Path:
         """The directory on disk, made when it is needed first."""
-        directory = overflow(self.directory)
-        private(directory)
-        return directory
+        return make_overflow(self.directory)
 
     def find(self, name: str) -> Path | None:
         """Where the file of that name lies."""
@@ -60,8 +57,6 @@ class StoreFolder:
             path = self.find(name)
             if path is not None:
                 path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not there, or files are left in it
-            overflow(self.directory).rmdir()
 
     def remove_partials(self) -> None:
         """Unlink the incomplete files of a server that was killed."""
