@@ -2,12 +2,14 @@
 
     MINUTES=10 SEED=7 python benchmarks/soak_values.py
 
-Ends with 1 at the first difference, and names the seed that shows it again.
+Each walk of 5,000 steps in the data plane alone is followed by one of 1,000 in a shell with a pool, where cells are bound in
+IPython's ways too. Ends with 1 at the first difference, and names the seed that shows it again.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,7 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.data.far import Notebook
 from tests.data.walk import walk
 
-STEPS = 300
+STEPS = 5000
+LIVE_STEPS = 1000
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> int:
@@ -36,9 +40,20 @@ def main() -> int:
                 return 1
             finally:
                 notebook.close()
+            if not live(folder, seed + count):
+                return 1
         count += 1
-    print(f"{count} walks of {STEPS} steps from seed {seed}: no difference between the rule and the ranks")
+    print(
+        f"{count} walks of {STEPS} and {LIVE_STEPS} steps from seed {seed}: no difference between the rule and the ranks"
+    )
     return 0
+
+
+def live(folder: str, seed: int) -> bool:
+    """Walk in a shell with a pool; whether nothing differed."""
+    command = [sys.executable, "-m", "tests.jobs.live", folder, str(seed), str(LIVE_STEPS)]
+    env = {**os.environ, "IPYTHONDIR": f"{folder}/.ipython"}
+    return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode == 0
 
 
 if __name__ == "__main__":

@@ -112,14 +112,18 @@ class Notebook:
     def there(self, source: str, **options: Any) -> Manifest:
         """Broadcast a cell."""
         manifest = self.shipper.prepare(source, [far.rank for far in self.ranks], **options)
+        problem: FarError | None = None
         for far in self.ranks:
             far.bind(manifest.orders)
-            completed = False
+            failed: FarError | None = None
             try:
                 far.run(source)
-                completed = True
-            finally:
-                self.shipper.bound(manifest, far.rank, **far.ask("changes", None), completed=completed)
+            except FarError as raised:  # the other ranks run it too
+                failed = raised
+            self.shipper.bound(manifest, far.rank, **far.ask("changes", None), completed=failed is None)
+            problem = problem or failed
+        if problem is not None:
+            raise problem
         return manifest
 
     def values(self, expression: str) -> list[Any]:
@@ -131,6 +135,12 @@ class Notebook:
         ref = self.ranks[rank].pack(name)[name]
         assert "error" not in ref, ref
         return self.shipper.unpack(ref)
+
+    def pull(self, name: str) -> None:
+        """Bring a name here, as the first rank has it."""
+        self.namespace[name] = self.fetch(name)
+        types = {name: type(self.namespace[name]).__name__}
+        self.shipper.gathered(types, [far.rank for far in self.ranks])
 
     def files(self) -> list[str]:
         """What lies in the store."""

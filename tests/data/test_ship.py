@@ -720,4 +720,4 @@ def test_source_of_a_cell_is_known_on_the_ranks(notebook: Notebook) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_ranks_hold_what_the_rule_says(notebook: Notebook, seed: int) -> None:
-    walk(notebook, seed, 150)
+    walk(notebook, seed, 300)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from tests.data.far import Notebook
-
-MAKE: list[Callable[[random.Random], str]] = [
-    lambda r: f"{r.randrange(100)}",
-    lambda r: f"'t{r.randrange(5)}'",
+Make = Callable[[random.Random], str]
+FRESH: list[Make] = [
     lambda r: f"[{r.randrange(5)}, {{'k': {r.randrange(5)}}}]",
     lambda r: f"np.full(40000, {r.randrange(3)}.0)",
     lambda r: f"np.arange({r.randrange(3) + 150000}.0)",
     lambda r: f"Box({r.randrange(3)})",
     lambda r: f"{{'box': Box(1), 'a': np.full(3000, {r.randrange(3)})}}",
 ]
+"""Values that are new objects each time: a rank sees that it has bound one."""
+MAKE: list[Make] = [lambda r: f"{r.randrange(100)}", lambda r: f"'t{r.randrange(5)}'", *FRESH]
 TOUCH = """
 def touch(value, n):
     if isinstance(value, np.ndarray): value[n % len(value)] += n
@@ -32,59 +33,273 @@ def show(value):
     return value
 class Box:
     def __init__(self, n): self.n = n
-import numpy as np
+import numpy as np, copy, contextlib
 """
+SHADOWED = ("hash", "bin")
+NAMES = ("p", "q", "r", *SHADOWED)
+
+BINDING = {
+    "plain": "{name} = {value}",
+    "walrus": "({name} := {value})",
+    "for": "for {name} in [{value}]: pass",
+    "with": "with contextlib.nullcontext({value}) as {name}: pass",
+    "match": "match {value}:\n    case {name}: pass",
+    "unpacked": "[{name}] = [{value}]",
+    "except": "try:\n    1 / 0\nexcept ZeroDivisionError:\n    {name} = {value}",
+    "finally": "try:\n    pass\nfinally:\n    {name} = {value}",
+    "branch": "if 1:\n    {name} = {value}",
+    "global": "def change():\n    global {name}\n    {name} = {value}\nchange()",
+    "globals": "globals().update({name}={value})",
+    "exec": "exec({assignment!r})",
+    "star": "from {module} import *",
+    "before it fails": "{name} = {value}\n1 / 0",
+}
+"""Cells that bind a name to a fresh value."""
+IPYTHON = {
+    "%%time": "%%time\n{name} = {value}",
+    "%time": "%time {name} = {value}",
+    "%%capture": "%%capture\n{name} = {value}",
+    "%run": "%run {module}.py",
+    "setattr": "import sys\nsetattr(sys.modules['__main__'], {name!r}, {value})",
+    "push": "get_ipython().push({{{name!r}: {value}}})",
+}
+"""Those that need IPython on the ranks."""
+NOT_BINDING = {
+    "not taken": "if 0:\n    {name} = {value}",
+    "empty loop": "for {name} in []: pass",
+    "no exception": "try:\n    pass\nexcept ValueError:\n    {name} = {value}",
+    "not called": "def change():\n    global {name}\n    {name} = {value}",
+    "short circuit": "0 and ({name} := {value})",
+    "after it failed": "1 / 0\n{name} = {value}",
+    "import failed": "from nowhere_at_all import loader\n{name} = loader()",
+}
+"""Cells with a store that never runs."""
 
 
-def walk(notebook: Notebook, seed: int, steps: int) -> None:
-    """Change variables on both sides at random, and compare the ranks with a model of the rule."""
-    rand = random.Random(seed)
-    names = ["p", "q", "r", "s"]
-    notebook.here(TOUCH)
-    notebook.there("touch, show, Box, np")
-    model: dict[str, Any] = {}  # a second interpreter that follows the rule by its words
-    exec(compile(TOUCH, "<model>", "exec", dont_inherit=True), model)
-    seen: dict[str, Any] = {}  # what the notebook's value was when the rank's binding was made
+class Sides(Protocol):
+    """A notebook with ranks: `far.Notebook`, or a real one."""
 
-    def load(name: str) -> None:
-        """The rule: bind the notebook's value when it differs from the one that was bound last."""
-        if name in notebook.namespace:
-            now = model["show"](as_model(notebook.namespace[name]))
-            if seen.get(name, load) != now:
-                seen[name] = now
-                model[name] = as_model(notebook.namespace[name])
+    folder: Path
+    namespace: dict[str, Any]
 
-    def as_model(value: Any) -> Any:
+    def here(self, source: str) -> None:
+        """Run a plain cell."""
+
+    def there(self, source: str) -> object:
+        """Broadcast a cell; raises when it fails."""
+
+    def values(self, expression: str) -> list[Any]:
+        """An expression's values by rank; nothing is shipped."""
+
+    def pull(self, name: str) -> None:
+        """Bring a name here, as the first rank has it."""
+
+
+class Model:
+    """One rank, as the words of the rule say."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self.namespace = namespace
+        self.names: dict[str, Any] = {}
+        exec(compile(TOUCH, "<model>", "exec", dont_inherit=True), self.names)
+        self.seen: dict[str, Any] = {}
+        """What the notebook's value was when the rank's binding was made."""
+        self.own: set[str] = set()
+        """Names that the rank has bound since it got them."""
+        self.pulled: dict[str, list[Any]] = {}
+        """What came from the ranks under a name, and its items."""
+
+    def copied(self, value: Any) -> Any:
+        """The notebook's value as it arrives."""
         if type(value).__name__ == "Box":
-            return model["Box"](value.n)
+            return self.names["Box"](value.n)
         if isinstance(value, dict):
-            return {key: as_model(each) for key, each in value.items()}
+            return {key: self.copied(each) for key, each in value.items()}
         return value.copy() if hasattr(value, "copy") else value
 
-    for step in range(steps):
-        name, other = rand.sample(names, 2)
-        action = rand.randrange(8)
-        if action == 0 or name not in notebook.namespace:
-            notebook.here(f"{name} = {rand.choice(MAKE)(rand)}")
-        elif action == 1:
-            notebook.here(f"touch({name}, {step})")
-        elif action == 2:
-            notebook.here(f"del {name}")
-        elif action == 3 and name in notebook.namespace:
-            notebook.here(f"import copy\n{other} = copy.deepcopy({name})")
-        elif action in (4, 5):
-            load(name)
-            notebook.there(f"touch({name}, {step})")
-            model["touch"](model[name], step)
-        elif action == 6:
-            text = rand.choice(MAKE)(rand)
-            if name in notebook.namespace:
-                seen[name] = model["show"](as_model(notebook.namespace[name]))
-            notebook.there(f"{name} = {text}")
-            exec(f"{name} = {text}", model)
-        else:
-            load(name)
-            notebook.there(f"shown = show({name})" if name in model else "shown = None")
-            if name in model:
-                expected = json.loads(json.dumps(model["show"](model[name])))
-                assert notebook.values("shown") == [expected] * 2, (seed, step, name)
+    def shown(self, name: str) -> Any:
+        """The notebook's value of a name, in plain words."""
+        return self.names["show"](self.copied(self.namespace[name]))
+
+    def begin(self) -> None:
+        """A cell begins: what shadowed a name of Python's own goes where the notebook has it no more."""
+        for name in SHADOWED:
+            if name not in self.namespace and name in self.seen and name not in self.own:
+                del self.seen[name]
+                self.names.pop(name, None)
+
+    def use(self, name: str) -> bool:
+        """A cell uses a name: the notebook's value comes when it differs from the one that came last. Whether there is one now."""
+        if name in self.namespace and not self._came_from_there(name):
+            now = self.shown(name)
+            if self.seen.get(name, self) != now:
+                self.seen[name] = now
+                self.names[name] = self.copied(self.namespace[name])
+                self.own.discard(name)
+        return name in self.names
+
+    def _came_from_there(self, name: str) -> bool:
+        value = self.namespace[name]
+        if not any(value is each for each in self.pulled.get(name, ())):
+            self.pulled.pop(name, None)
+            return False
+        if value is not self.pulled[name][0]:
+            self.pulled[name] = [value]
+        return True
+
+    def bind(self, name: str, value: Any) -> None:
+        """A cell has bound a name."""
+        self.names[name] = value
+        self.own.add(name)
+        if name in self.namespace:
+            self.seen[name] = self.shown(name)
+
+    def delete(self, name: str) -> None:
+        """A cell has deleted a name."""
+        del self.names[name]
+        self.seen.pop(name, None)
+        self.own.discard(name)
+
+    def pull(self, name: str) -> None:
+        """A name has come to the notebook."""
+        value = self.namespace[name]
+        self.pulled[name] = [value, *(value if isinstance(value, list) else ())]
+        self.seen[name] = self.shown(name)
+
+
+class Walk:
+    """Changes variables on both sides at random, and compares the ranks with the model."""
+
+    def __init__(self, sides: Sides, seed: int, *, ipython: bool = False) -> None:
+        self.sides, self.seed, self.rand, self.step = sides, seed, random.Random(seed), 0
+        self.forms = {**BINDING, **(IPYTHON if ipython else {})}
+        sides.here(TOUCH)
+        sides.there("touch, show, Box, np, copy, contextlib")
+        self.model = Model(sides.namespace)
+        self.last = ""
+
+    def run(self, steps: int) -> None:
+        """Take so many steps."""
+        here = (self.assign, self.assign, self.change, self.forget, self.copy, self.copy_itself)
+        there = (
+            self.touch,
+            self.touch,
+            self.bind,
+            self.bind,
+            self.bind,
+            self.store_that_never_runs,
+            self.rebind,
+            self.alias,
+        )
+        both = (self.pull, self.delete, self.fail, self.compare, self.compare, self.compare)
+        name, other = NAMES[:2]
+        for self.step in range(steps):
+            if self.step % 8 == 0:  # what surprises takes several steps with one name
+                name, other = self.rand.sample(NAMES, 2)
+            self.rand.choice((*here, *there, *both))(name, other)
+
+    # -- in the notebook ---------------------------------------------------------------------------------------------
+
+    def assign(self, name: str, _: str) -> None:
+        self.sides.here(f"{name} = {self.rand.choice(MAKE)(self.rand)}")
+
+    def change(self, name: str, _: str) -> None:
+        if name in self.sides.namespace:
+            self.sides.here(f"touch({name}, {self.step})")
+
+    def forget(self, name: str, _: str) -> None:
+        if name in self.sides.namespace:
+            self.sides.here(f"del {name}")
+
+    def copy(self, name: str, other: str) -> None:
+        if name in self.sides.namespace:
+            self.sides.here(f"{other} = copy.deepcopy({name})")
+
+    def copy_itself(self, name: str, _: str) -> None:
+        self.copy(name, name)
+
+    # -- on the ranks ------------------------------------------------------------------------------------------------
+
+    def there(self, source: str, *, fails: bool = False) -> None:
+        """Broadcast a cell; the model has been told before."""
+        self.last = source
+        try:
+            self.sides.there(source)
+        except Exception:
+            assert fails, (self.seed, self.step, source)
+            return
+        assert not fails, (self.seed, self.step, source)
+
+    def uses(self, name: str) -> bool:
+        self.model.begin()
+        return self.model.use(name)
+
+    def touch(self, name: str, _: str) -> None:
+        if self.uses(name):
+            self.model.names["touch"](self.model.names[name], self.step)
+            self.there(f"touch({name}, {self.step})")
+
+    def bind(self, name: str, _: str) -> None:
+        form = self.rand.choice(list(self.forms))
+        self.model.begin()
+        value = (self.rand.choice(MAKE if form == "plain" else FRESH[:1] if form in ("star", "%run") else FRESH))(
+            self.rand
+        )
+        made = eval(value, self.model.names)
+        self.there(self.written(self.forms[form], name, value), fails=form == "before it fails")
+        self.model.bind(name, made)
+
+    def store_that_never_runs(self, name: str, _: str) -> None:
+        form = self.rand.choice(list(NOT_BINDING))
+        self.model.begin()
+        cell = self.written(NOT_BINDING[form], name, self.rand.choice(FRESH)(self.rand))
+        self.there(cell, fails=form in ("after it failed", "import failed"))
+
+    def written(self, form: str, name: str, value: str) -> str:
+        module = f"walked_{self.seed}_{self.step}"
+        if "{module}" in form:
+            (self.sides.folder / f"{module}.py").write_text(f"{name} = {value}\n")
+        return form.format(name=name, value=value, assignment=f"{name} = {value}", module=module)
+
+    def rebind(self, name: str, _: str) -> None:
+        if self.uses(name):
+            self.model.bind(name, [self.model.names["show"](self.model.names[name])])
+            self.there(f"{name} = [show({name})]")
+
+    def alias(self, name: str, other: str) -> None:
+        if self.uses(name):
+            self.model.bind(other, self.model.names[name])
+            self.there(f"{other} = {name}")
+
+    def fail(self, name: str, _: str) -> None:
+        if self.uses(name):
+            self.model.names["touch"](self.model.names[name], self.step)
+            self.there(f"touch({name}, {self.step})\n1 / 0", fails=True)
+
+    def delete(self, name: str, _: str) -> None:
+        if self.uses(name):
+            self.there(f"del {name}" if self.rand.randrange(2) else f"globals().pop('{name}')")
+            self.model.delete(name)
+
+    def pull(self, name: str, _: str) -> None:
+        self.model.begin()
+        if name in self.model.names:
+            self.there("pass")  # what shadowed a name is gone there too
+            self.sides.pull(name)
+            self.model.pull(name)
+
+    def compare(self, name: str, _: str) -> None:
+        if self.uses(name):
+            self.there(f"shown = show({name})")
+            expected = json.loads(json.dumps(self.model.names["show"](self.model.names[name])))
+            found = json.loads(json.dumps(self.sides.values("shown")))
+            assert found == [expected] * 2, (self.seed, self.step, name)
+
+
+def walk(sides: Sides, seed: int, steps: int, *, ipython: bool = False) -> None:
+    """Change variables on both sides at random, and compare the ranks with a model of the rule."""
+    sys.path.insert(0, str(sides.folder))
+    try:
+        Walk(sides, seed, ipython=ipython).run(steps)
+    finally:
+        sys.path.remove(str(sides.folder))

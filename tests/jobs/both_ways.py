@@ -118,18 +118,20 @@ class Both:
             setattr(self.shell, shown, lambda *_, **__: None)
         for shown in ("write_output_prompt", "write_format_data", "finish_displayhook"):
             setattr(self.shell.displayhook, shown, lambda *_: None)
-        self._run("%load_ext skymagic")
-        self._run("%sky_pool --nodes 2")
-        self._must(f"%%sky_broadcast\nimport sys as _sys\n_sys.path.insert(0, {str(ROOT)!r})\ndel _sys")
-        self._must("%%sky_broadcast --no-push\nfrom tests.jobs import both_ways as _both_ways")
+        self.run_cell("%load_ext skymagic")
+        self.run_cell("%sky_pool --nodes 2")
+        self.must(f"%%sky_broadcast\nimport sys as _sys\n_sys.path.insert(0, {str(ROOT)!r})\ndel _sys")
+        self.must("%%sky_broadcast --no-push\nfrom tests.jobs import both_ways as _both_ways")
 
-    def _run(self, cell: str) -> tuple[Any, str]:
+    def run_cell(self, cell: str) -> tuple[Any, str]:
+        """Its result, and what it prints."""
         with self._capture() as captured:
             result = self.shell.run_cell(cell, store_history=True)
         return result, captured.stdout
 
-    def _must(self, cell: str) -> None:
-        result, _ = self._run(cell)
+    def must(self, cell: str) -> None:
+        """Run a cell that ends well; raises what it raised."""
+        result, _ = self.run_cell(cell)
         result.raise_error()
 
     def _empty(self) -> None:
@@ -142,10 +144,10 @@ class Both:
     def plain(self, setup: str, cells: list[str]) -> Run:
         """The cells as they are."""
         self._empty()
-        self._must(setup)
+        self.must(setup)
         run, before = Run(), own(self.shell.user_ns)
         for cell in cells:
-            result, printed = self._run(cell)
+            result, printed = self.run_cell(cell)
             run.printed += printed
             problem = result.error_before_exec or result.error_in_exec
             run.error = problem and told(problem)
@@ -158,18 +160,18 @@ class Both:
     def broadcast(self, setup: str, cells: list[str]) -> tuple[Run, Run]:
         """The cells on the ranks: as the first rank has it, and as it comes back."""
         self._empty()
-        self._must(setup)
+        self.must(setup)
         run, back = Run(), Run()
         self.shell.user_ns.pop("_sky_value", None)
         for cell in cells:
-            result, printed = self._run(f"%%sky_broadcast -o _sky_value\n{cell}")
+            result, printed = self.run_cell(f"%%sky_broadcast -o _sky_value\n{cell}")
             run.printed += printed
             problem = result.error_before_exec or result.error_in_exec
             if type(problem).__name__ == "ResultError":
                 problem = None
             run.error = problem and told(problem)
         values = self.shell.user_ns.get("_sky_value") or [None, None]
-        self._must("%%sky_broadcast --no-push -o _sky_looks\n_both_ways.look(globals())")
+        self.must("%%sky_broadcast --no-push -o _sky_looks\n_both_ways.look(globals())")
         looks = self.shell.user_ns["_sky_looks"]
         run.names, brought = looks[0]
         if looks[1][0] != run.names:

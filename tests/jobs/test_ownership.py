@@ -152,6 +152,14 @@ def test_an_assignment_of_something_else_is_sent(notebook: Notebook) -> None:
     assert seen(notebook, "model['weights']") == [[9]] * 2
 
 
+def test_what_equals_a_pulled_value_that_had_changed_is_sent(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -g model --head\nmodel = {'weights': [1]}")
+    notebook.run("model['weights'].append(2)")
+    assert seen(notebook, "model['weights']") == [[1]] * 2
+    notebook.run("model = {'weights': [1, 2]}")
+    assert seen(notebook, "model['weights']") == [[1, 2]] * 2
+
+
 def test_a_value_that_was_pulled_without_a_cell(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast\nmodel = {'weights': [1, 2]}")
     notebook.run("%sky_pull model --head")

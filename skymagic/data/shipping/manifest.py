@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ class Manifest:
     nbytes: int
     """Bytes that were written or are sent with the orders."""
     items: tuple[Item, ...]
-    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    fingerprints: dict[str, str] = field(default_factory=dict)
     """Name → fingerprint of the notebook's value, for every name that the cell loads."""
     stored: dict[str, str] = field(default_factory=dict)
     """The same for other names that the cell may bind; those that only the ranks know of are added when the first reports them."""

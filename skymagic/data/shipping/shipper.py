@@ -176,7 +176,14 @@ class Shipper(Unpacking):
             unbound = self._shadowed(ranks)
             if note is not None:
                 self._note_deleted(names, ranks, note)
-            return self._load(names, ranks, values, lacking, sources, items, frozenset(extra), unbound, progress, warn)
+            manifest = self._load(
+                names, ranks, values, lacking, sources, items, frozenset(extra), unbound, progress, warn
+            )
+            for name in pulled.difference(
+                sent
+            ):  # the ranks have not seen it: something equal that is assigned is new to them
+                manifest.fingerprints.pop(name, None)
+            return manifest
 
     def bound(
         self,
