@@ -57,6 +57,17 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hosts, Noteb
 # ------------------------------------------------------------------------------------------ as on one machine
 
 
+@pytest.mark.parametrize(("ranks", "source"), [("1", 0), ("0,2", 3)], ids=["on one host", "between hosts"])
+def test_names_are_copied_from_rank_to_rank(two: tuple[Hosts, Notebook], ranks: str, source: int) -> None:
+    _, notebook = two
+    notebook.run("%%sky_broadcast\nlent = torch.full((300_000,), float(rank))\nview = lent[:5]\nsmall = [rank]")
+    notebook.run(f"%sky_clone {ranks} --from {source} lent view small")
+    notebook.run("%%sky_broadcast -o found\nlent[0] = 9.0\n(view[:2].tolist(), len(lent), small)")
+    holders = {rank: source if str(rank) in ranks.split(",") else rank for rank in range(4)}
+    expected = [([9.0, float(each)], 300_000, [each]) for each in holders.values()]
+    assert notebook.value("found") == expected
+
+
 def test_ranks_of_two_hosts_are_one_world(two: tuple[Hosts, Notebook]) -> None:
     hosts, notebook = two
     notebook.run("import numpy\nscale = numpy.full(300_000, 2.0)")
