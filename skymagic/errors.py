@@ -13,7 +13,7 @@
     │   └── PoolStateError       the pool is not in a state that allows this
     ├── FilesError               files could not be copied
     └── RunError                 a cell failed on the ranks
-        ├── RankError            a rank raised; the original exception is ``__cause__`` where it can be rebuilt
+        ├── RankError            a rank raised; also of the type raised there, with that exception as ``__cause__``
         ├── RankDied             a rank's process ended: signal or exit status
         ├── ScriptError          a shell script failed on a node
         ├── RunTimeout           the time given with ``--timeout`` is over
@@ -26,8 +26,9 @@ A RunError renders as the rank's own traceback; every other error renders as its
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -126,14 +127,30 @@ class RunError(SkyError):
 class RankError(RunError):
     """A rank raised an exception.
 
+    What is raised has the type of that exception too, and its arguments, fields, attributes and message, unchanged; the rank
+    and its host are in its notes. An attribute of the exception's own goes before one that is listed here.
+
     Attributes:
         rank: the first rank that failed.
         hostname: the machine that it runs on.
         ename: the name of the exception's type, as it was on the rank.
         evalue: the exception's message.
         traceback: the rank's traceback as coloured lines, with the cell's own line numbers.
-        below: what is shown under the traceback: which ranks, what became of the others.
+        heading: what is shown above the traceback: which ranks.
+        below: lines that are shown under it: what became of the others.
     """
+
+    rank: int
+    hostname: str
+    ename: str
+    evalue: str
+    traceback: tuple[str, ...]
+    heading: str
+    below: tuple[str, ...]
+    _report: dict[str, Any]
+    """All of these, whatever the exception itself calls so."""
+    _shown_notes: int
+    """How many of the notes are not shown under the traceback: the exception's own stand in it, the first of ours above it."""
 
     def __init__(
         self,
@@ -142,32 +159,42 @@ class RankError(RunError):
         rank: int,
         hostname: str,
         ename: str,
-        evalue: str,
         traceback: Sequence[str] = (),
-        below: str = "",
+        heading: str = "",
+        below: Sequence[str] = (),
     ) -> None:
-        Exception.__init__(self, message)
-        self.message = message
-        self.rank = rank
-        self.hostname = hostname
-        self.ename = ename
-        self.evalue = evalue
-        self.traceback = tuple(traceback)
-        self.below = below
+        super().__init__(message)
+        self._set_report(
+            {
+                "rank": rank,
+                "hostname": hostname,
+                "ename": ename,
+                "evalue": message,
+                "traceback": tuple(traceback),
+                "heading": heading,
+                "below": tuple(below),
+            }
+        )
 
-    def __str__(self) -> str:
-        return self.message
+    def _set_report(self, report: Mapping[str, Any]) -> None:
+        """Take up what is known of the rank, beside what the exception has of its own."""
+        own = vars(self)
+        notes = [*own.get("__notes__", ()), *filter(None, (report["heading"], *report["below"]))]
+        shown = {"_shown_notes": len(own.get("__notes__", ())) + bool(report["heading"])}
+        own.update({**report, **own, "_report": dict(report), **shown, "__notes__": notes})
 
     def __reduce__(self) -> tuple[object, ...]:
-        values = {key: vars(self)[key] for key in ("rank", "hostname", "ename", "evalue", "traceback", "below")}
-        return partial(RankError, **values), (self.message,)
+        report = {name: value for name, value in self._report.items() if name != "evalue"}
+        return partial(RankError, **report), (self._report["evalue"],), {"__notes__": self.__notes__}
 
     def _render_traceback_(self) -> list[str]:
-        shown = [*(self.traceback or (f"{self.ename}: {self.evalue}",))]
-        if self.below:  # above the message, which is to be the last that one sees
-            last = [i for i, line in enumerate(shown) if _COLOURS.sub("", line).startswith(self.ename)][1:]
-            shown.insert(last[-1] if last else len(shown), self.below)
-        return shown
+        report = self._report
+        line = f"{report['ename']}: {report['evalue']}" if report["evalue"] else report["ename"]
+        shown = [*(report["traceback"] or (line,))]
+        if notes := self.__notes__[self._shown_notes :]:  # above the message, which is to be the last that one sees
+            last = [i for i, text in enumerate(shown) if _COLOURS.sub("", text).startswith(report["ename"])][1:]
+            shown.insert(last[-1] if last else len(shown), "\n".join(notes))
+        return [*filter(None, [report["heading"]]), *shown]
 
 
 class RankDied(RunError):

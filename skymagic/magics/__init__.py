@@ -6,5 +6,6 @@ logs          what ranks wrote, also of a pool that has ended
 beside        a cell that goes on beside the notebook: its handle
 auto          the input transformer that broadcasts plain cells
 completion    tab completion on magic lines
+rendering     how the shell shows a rank's error
 config        users' defaults, the one place of traitlets
 """

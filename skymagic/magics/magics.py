@@ -20,7 +20,7 @@ from skymagic.errors import RequestError, SkyError
 from skymagic.files.messages import summary
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import clone, script
-from skymagic.magics import auto, completion, logs
+from skymagic.magics import auto, completion, logs, rendering
 from skymagic.magics.arguments import cell_magics, line_magics, pool_magic
 from skymagic.magics.arguments.help import help_alone, with_help
 from skymagic.magics.beside import Pending
@@ -309,8 +309,10 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     if help_alone not in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.append(help_alone)
     completion.register(shell)
+    rendering.register(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """End all pools; the magics themselves IPython keeps."""
     registry.close_all()
+    rendering.unregister(shell)

@@ -16,4 +16,5 @@ interrupt     deferred delivery of SIGINT; a stop signal for other threads
 stall         stall detection: ranks whose stacks do not change
 report        a run's timeouts, and how each rank ended
 results       values in rank order, or one error that sums up what failed
+raised        what a rank raised, raised again
 """

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from skymagic.errors import RankDied, RankError, RunError
+from skymagic.errors import RankDied, RunError
 from skymagic.plan.masking import without_colours
 from skymagic.plan.units import rank_words
+from skymagic.run.raised import rank_error
 
 PEER_ERRORS = ("RuntimeError", "DistBackendError", "DistNetworkError", "ConnectionError", "ConnectionResetError")
 PEER_TEXTS = re.compile("connection closed by peer|connection reset|broken pipe|socket closed|nccl|closed by remote")
@@ -40,6 +40,12 @@ class Failure:
             return f"cannot be reached: {self.died}" if self.status is None else f"died: {self.died}"
         return f"{self.ename}: {self.evalue.splitlines()[0]}" if self.evalue else self.ename
 
+    def like(self, other: Failure) -> bool:
+        """Whether another rank failed in the same way."""
+        alike = (self.ename, self.evalue, self.died) == (other.ename, other.evalue, other.died)
+        # one that was stopped has not failed by itself, though both may end with a KeyboardInterrupt
+        return alike and self.only_stopped <= other.only_stopped
+
     @property
     def only_stopped(self) -> bool:
         """Whether it shows nothing of its own: another rank's failure ended it."""
@@ -67,44 +73,45 @@ def is_connection_error(ename: str, evalue: str) -> bool:
     return ename in PEER_ERRORS and PEER_TEXTS.search(evalue.lower()) is not None
 
 
-def summary(cause: Failure, failures: Sequence[Failure], world: int, notes: Sequence[str] = ()) -> str:
-    """The lines under the traceback: which ranks failed how, which were stopped, what is lost."""
+def heading(cause: Failure, failures: Sequence[Failure], world: int) -> str:
+    """Which ranks failed like this one."""
     where = f"[rank {cause.rank} of {world} on {cause.hostname}]"
     if cause.died:
         where = f"rank {cause.rank} on {cause.hostname} {cause.words}"
-    others = [f for f in failures if f.rank != cause.rank]
-    kind = (cause.ename, cause.evalue, cause.died)
-    # one that was stopped has not failed by itself, though both may end with a KeyboardInterrupt
-    same = [f.rank for f in others if (f.ename, f.evalue, f.died) == kind and f.only_stopped <= cause.only_stopped]
-    if same:
-        where += f" and the same on {rank_words(same)}"
-    lines = [
-        where,
-        *(f"rank {f.rank}: {without_colours(f.words)}"[:200] for f in others if f.rank not in same and not f.secondary),
-    ]
-    if freed := [f.rank for f in others if f.rank not in same and f.secondary]:
-        lines.append(f"{rank_words(freed)} had to be stopped")
-    return "\n".join([*lines, *notes])
+    same = [one.rank for one in failures if one.rank != cause.rank and one.like(cause)]
+    return f"{where} and the same on {rank_words(same)}" if same else where
+
+
+def others(cause: Failure, failures: Sequence[Failure]) -> list[str]:
+    """Lines on the ranks that failed otherwise, or were stopped."""
+    rest = [one for one in failures if one.rank != cause.rank and not one.like(cause)]
+    lines = [f"rank {one.rank}: {without_colours(one.words)}"[:200] for one in rest if not one.secondary]
+    if stopped := [one.rank for one in rest if one.secondary]:
+        lines.append(f"{rank_words(stopped)} had to be stopped")
+    return lines
 
 
 def error_of(failures: Sequence[Failure], world: int, notes: Sequence[str] = ()) -> RunError:
-    """One error for a failed run; raise it ``from`` its ``cause`` attribute's exception.
-
-    The error's type is made from RankError and the type that the rank raised, so that ``except ValueError`` catches it.
-    """
+    """One error for a failed run, with what the rank raised as its cause."""
     # what the others follow from: a dead rank first, then the first that no other explains
     cause = min(failures, key=lambda failure: (not failure.died, failure.secondary))
-    below = summary(cause, failures, world, notes)
+    head, below = heading(cause, failures, world), [*others(cause, failures), *notes]
     error: RunError
     if cause.died:
         last = last_words(cause.tail)
         tail = ["the last lines of its log:", *("  " + line for line in last)] if last else []
-        error = RankDied("\n".join([below, *tail]), rank=cause.rank, hostname=cause.hostname, status=cause.status)
+        text = "\n".join([head, *below, *tail])
+        error = RankDied(text, rank=cause.rank, hostname=cause.hostname, status=cause.status)
     else:
-        message = f"{cause.evalue}\n{below}" if cause.evalue else below
-        error = rank_error(cause, message, below)
-    error.failures = tuple(failures)
-    error.__cause__ = cause.exception
+        error = rank_error(
+            cause.exception,
+            {
+                "rank": cause.rank, "hostname": cause.hostname, "ename": cause.ename, "evalue": cause.evalue,
+                "traceback": cause.traceback, "heading": head, "below": tuple(below),
+            },
+        )  # fmt: skip
+    vars(error).setdefault("failures", tuple(failures))
+    object.__setattr__(error, "__cause__", cause.exception)  # of a frozen dataclass too
     return error
 
 
@@ -122,22 +129,3 @@ def last_words(tail: str, lines: int = 8) -> list[str]:
         for line in frames[: cell + 1]
     ]
     return [*before, report[0], *words[:lines]]
-
-
-def rank_error(cause: Failure, message: str, below: str) -> RankError:
-    """A RankError that is also an instance of what the rank raised, where Python allows such a type.
-
-    SystemExit and its like would end the notebook's own code instead of failing a cell, and a SyntaxError IPython shows by itself.
-    """
-    values: Mapping[str, Any] = {
-        "rank": cause.rank, "hostname": cause.hostname, "ename": cause.ename, "evalue": cause.evalue,
-        "traceback": cause.traceback, "below": below,
-    }  # fmt: skip
-    original = type(cause.exception)
-    if issubclass(original, Exception) and not (issubclass(original, SyntaxError) or issubclass(RankError, original)):
-        try:
-            kind = type(cause.ename, (RankError, original), {"__module__": original.__module__})
-            return kind(message, **values)  # type: ignore[no-any-return]
-        except Exception:  # a layout conflict, or a constructor of its own
-            pass
-    return RankError(message, **values)

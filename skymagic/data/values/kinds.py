@@ -70,13 +70,6 @@ def type_name(value: object) -> str:
     return kind.__qualname__ if module in ("builtins", "main__") else f"{module}.{kind.__qualname__}"
 
 
-def skips_init(kind: type[BaseException]) -> bool:
-    """Whether an exception class has its own ``__init__``, and nothing but ``args`` below it."""
-    base = next(each for each in kind.__mro__ if each.__module__ == "builtins")
-    plain = base.__basicsize__ == BaseException.__basicsize__ and kind.__reduce__ is BaseException.__reduce__
-    return plain and isinstance(kind.__init__, types.FunctionType)
-
-
 def made_by_python(name: str, value: object, cls: type) -> bool:
     """Whether a class has this member from its slots, or got it when somebody looked."""
     if isinstance(value, types.MemberDescriptorType):

@@ -29,8 +29,9 @@ from skymagic.data.capture.modules import is_local
 from skymagic.data.store.base import Buffer
 from skymagic.data.values import rebuild
 from skymagic.data.values.arrays import reducer_for
+from skymagic.data.values.exceptions import reduce_exception
 from skymagic.data.values.foreign import is_foreign, members_of, reduce_type
-from skymagic.data.values.kinds import changeable, is_a, made_by_python, skips_init
+from skymagic.data.values.kinds import changeable, is_a, made_by_python
 from skymagic.data.values.memory import SMALL, Tracker, layout
 from skymagic.data.values.pickled import CONTAINERS, Pickled, groups
 from skymagic.data.values.rebuild import here
@@ -229,8 +230,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         own = _REDUCERS.get(kind)
         if own is not None:
             return own
-        if issubclass(kind, BaseException) and skips_init(kind):
-            return _Pickler._exception
+        if issubclass(kind, BaseException):
+            return lambda pickler, obj: reduce_exception(obj)
         if is_a(kind, "IPython", "InteractiveShell"):
             return lambda pickler, obj: (rebuild.shell, ())
         if self.tracker.between_ranks and is_a(kind, "torch.nn.parallel", "DistributedDataParallel"):
@@ -351,10 +352,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if not view.c_contiguous:
             return NotImplemented
         return rebuild.view, (pickle.PickleBuffer(view), view.format, view.shape)
-
-    def _exception(self, problem: BaseException) -> Any:
-        """Without ``__init__``, whose arguments need not be the exception's ``args``."""
-        return rebuild.exception, (type(problem), problem.args), vars(problem) or None
 
     def _weak_keys(self, mapping: Any) -> Any:
         return weakref.WeakKeyDictionary, (dict(mapping),)

@@ -204,13 +204,6 @@ def _quiet(bases: Sequence[Any]) -> Iterator[None]:
 # -- others --------------------------------------------------------------------------------------------------------------
 
 
-def exception(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """An exception without a call of its ``__init__``."""
-    problem = kind.__new__(kind, *args)
-    problem.args = args
-    return problem
-
-
 def view(buffer: Any, format: str, shape: tuple[int, ...]) -> memoryview:
     """A memoryview of this format."""
     made = writable(buffer).cast("B")

@@ -298,9 +298,7 @@ class RankKernel(IPythonParallelKernel):
         ename: str | None = None,
         phase: str = "run",
     ) -> dict[str, Any]:
-        packed = (
-            self._namespace.pack({"exception": problem})["exception"] if problem is not None and phase == "run" else {}
-        )
+        packed = self._namespace.pack_exception(problem) if problem is not None and phase == "run" else {}
         return {
             "status": "error",
             "phase": phase,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import linecache
@@ -14,6 +15,7 @@ from typing import Any
 from skymagic.data.store.bundle import part_fields, read_parts, write_parts
 from skymagic.data.store.store import NodeStore
 from skymagic.data.values import pickling
+from skymagic.data.values.exceptions import without_locals
 from skymagic.data.values.kinds import type_name
 from skymagic.data.values.pickled import Pickled
 from skymagic.kernels.rank.importer import RemoteImporter
@@ -127,6 +129,21 @@ class Namespace:
         for name, ref in refs.items():
             ref["type"] = type_name(values[name])
         return refs
+
+    def pack_exception(self, problem: BaseException) -> dict[str, Any]:
+        """The same for an exception; without what cannot be pickled, such as a lock among its attributes."""
+        packed = self.pack({"exception": problem})["exception"]
+        if "error" in packed:
+            with contextlib.suppress(Exception):
+                packed = self.pack({"exception": without_locals(problem, self._travels)})["exception"]
+        return packed
+
+    def _travels(self, value: object) -> bool:
+        try:
+            pickling.dumps(value, self.variables)
+        except Exception:
+            return False
+        return True
 
     def _is_for_this_rank(self, part: Mapping[str, Any]) -> bool:
         return part["ranks"] is None or self.rank in part["ranks"]
