@@ -136,7 +136,8 @@ DYNAMIC = {
 def test_a_name_that_the_notebook_has(notebook: Notebook, cell: str) -> None:
     notebook.run("hidden = 'here'")
     failed = notebook.fail(f"%%sky_broadcast\n{cell}")
-    assert failed.evalue.endswith("\nthe notebook has hidden: --push hidden")
+    notebook.run("import sys\nnotes = sys.last_value.__notes__")
+    assert notebook.value("notes")[-1] == "the notebook has hidden: --push hidden"
     assert "\nthe notebook has hidden: --push hidden" in failed.text
     notebook.run(f"%%sky_broadcast --push hidden\n{cell}\ndel hidden")
 
@@ -144,7 +145,7 @@ def test_a_name_that_the_notebook_has(notebook: Notebook, cell: str) -> None:
 def test_no_push_says_it_too(notebook: Notebook) -> None:
     notebook.run("held_back = 1")
     assert (
-        "the notebook has held_back: --push held_back" in notebook.fail("%%sky_broadcast --no-push\nheld_back").evalue
+        "the notebook has held_back: --push held_back" in notebook.fail("%%sky_broadcast --no-push\nheld_back").text
     )
 
 
@@ -161,7 +162,7 @@ NO_HINT = {
 def test_no_hint_where_the_notebooks_name_is_not_meant(notebook: Notebook, cell: str) -> None:
     (notebook.folder / "their_names.py").write_text("hidden\n")
     notebook.run("hidden = 'here'")
-    assert "the notebook has" not in notebook.fail(f"%%sky_broadcast\n{cell}").evalue
+    assert "the notebook has" not in notebook.fail(f"%%sky_broadcast\n{cell}").text
 
 
 # ------------------------------------------------------------------------------------------------- modules

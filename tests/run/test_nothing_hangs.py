@@ -79,9 +79,9 @@ def test_others_are_freed_in_place(notebook: Notebook, collective: str) -> None:
     before = pids(notebook)
     error = fail(notebook, f"if dist.get_rank() == 2:\n    raise ValueError('planted')\n{collective}")
     assert error.ename == "ValueError"
-    assert "planted" in error.evalue
-    assert "rank 2 of 4" in error.evalue
-    assert "ranks 0, 1, 3 had to be stopped" in error.evalue
+    assert "planted" in error.text
+    assert "rank 2 of 4" in error.text
+    assert "ranks 0, 1, 3 had to be stopped" in error.text
     assert "line 3" in error.text
     assert "Connection closed" not in error.text
     works(notebook)
@@ -97,7 +97,7 @@ def test_groups_of_the_users_own_are_freed_and_named(notebook: Notebook) -> None
     )
     assert error.ename == "KeyError"
     shown = notebook.run("%%sky_broadcast\nvalue = 1")
-    assert "pair: this process group is gone" in error.evalue + shown.text
+    assert "pair: this process group is gone" in error.text + shown.text
     notebook.run("%%sky_broadcast\ndel pair")
 
 
@@ -109,7 +109,7 @@ def test_ddp_goes_on_training(notebook: Notebook) -> None:
         "step(); step()"
     )
     error = fail(notebook, "step()\nif dist.get_rank() == 3:\n    raise RuntimeError('half way')\nstep()")
-    assert "half way" in error.evalue
+    assert "half way" in error.text
     notebook.run("%%sky_broadcast -o sums\nstep(); step()\nsum(p.double().sum().item() for p in model.parameters())")
     assert len(set(notebook.value("sums"))) == 1
 
@@ -153,7 +153,7 @@ def test_parameters_that_differ_afterwards_are_told(notebook: Notebook) -> None:
         "if dist.get_rank() == 1:\n    raise ValueError('no')\ndist.barrier()",
     )
     shown = notebook.run("%%sky_broadcast\nvalue = 1")
-    said = error.evalue + shown.text
+    said = error.text + shown.text
     assert "model: its parameters differ between ranks" in said
     remedy = "for p in model.parameters(): dist.broadcast(p.data, 0)"
     assert remedy in said
@@ -174,7 +174,7 @@ def test_a_rank_that_holds_the_interpreter_is_replaced(notebook: Notebook) -> No
         "elif dist.get_rank() == 0:\n    raise ValueError('planted')\nelse:\n    dist.barrier()",
     )
     assert error.ename == "ValueError"
-    assert "rank 1 is being started anew" in error.evalue
+    assert "rank 1 is being started anew" in error.text
     works(notebook)
     after = pids(notebook)
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, True, True]
@@ -193,9 +193,9 @@ def test_a_rank_that_holds_the_interpreter_is_replaced(notebook: Notebook) -> No
 def test_a_rank_that_dies_is_replaced(notebook: Notebook, death: str, words: str) -> None:
     error = fail(notebook, f"if dist.get_rank() == 2:\n    print('last words')\n    {death}\n{WAITS}")
     assert error.ename == "RankDied"
-    assert "rank 2" in error.evalue
-    assert words in error.evalue
-    assert "last words" in error.evalue
+    assert "rank 2" in error.text
+    assert words in error.text
+    assert "last words" in error.text
     works(notebook)
     assert kept(notebook) == [0, 1, None, 3]
 
@@ -205,8 +205,8 @@ def test_a_crash_is_shown_down_to_the_cell(notebook: Notebook) -> None:
         notebook,
         "def crash():\n    ctypes.string_at(0)\nif dist.get_rank() == 2:\n    crash()\ndist.barrier()",
     )
-    assert "line 3 of the cell, in crash" in error.evalue
-    assert "line 5 of the cell" not in error.evalue.split("in crash")[0]
+    assert "line 3 of the cell, in crash" in error.text
+    assert "line 5 of the cell" not in error.text.split("in crash")[0]
 
 
 def test_rank_0_dies(notebook: Notebook) -> None:
@@ -310,7 +310,7 @@ def test_a_press_for_a_cell_that_has_ended_loses_nothing(notebook: Notebook, bod
     notebook.run("import os, signal\nnotebook_pid = os.getpid()\nfound = None")
     error = fail(notebook, body, "-o found")
     assert error.ename == "RunInterrupted"
-    assert "had ended on every rank" in error.evalue
+    assert "had ended on every rank" in error.text
     assert "skymagic/" not in error.text
     assert notebook.value("found") == [(None, 0), (None, 1), (None, 2), (None, 3)]
 
@@ -319,7 +319,7 @@ def test_pressed_twice_while_values_come_back(notebook: Notebook) -> None:
     notebook.run("import os, signal\nnotebook_pid = os.getpid()\nfound = None")
     error = fail(notebook, f"{PRESS}Press(), Press()", "-o found")
     assert error.ename == "RunInterrupted"
-    assert "while values came back" in error.evalue
+    assert "while values came back" in error.text
     assert "skymagic/" not in error.text
     assert notebook.value("found") is None
 
@@ -362,8 +362,8 @@ def test_pressed_twice_it_kills(notebook: Notebook) -> None:
         notebook.run("%config SkyMagic.grace = 2.0")
     assert cell.error is not None
     assert cell.error.ename == "RunInterrupted"
-    assert "in crunch, line 4" in cell.error.evalue
-    assert "anew" in cell.error.evalue
+    assert "in crunch, line 4" in cell.error.text
+    assert "anew" in cell.error.text
 
 
 # ------------------------------------------------------------------------------------------- time limits and stalls
@@ -376,8 +376,8 @@ def test_a_timeout_shows_where_each_rank_is(notebook: Notebook) -> None:
         "--timeout 1s",
     )
     assert error.ename == "RunTimeout"
-    assert "ranks 0, 1, 3: line 6 → barrier" in error.evalue
-    assert "rank 2: line 5 → line 3 in load_batch" in error.evalue
+    assert "ranks 0, 1, 3: line 6 → barrier" in error.text
+    assert "rank 2: line 5 → line 3 in load_batch" in error.text
 
 
 def test_a_timeout_shows_where_native_code_holds_the_interpreter(notebook: Notebook) -> None:
@@ -386,8 +386,8 @@ def test_a_timeout_shows_where_native_code_holds_the_interpreter(notebook: Noteb
         "def crunch():\n    sum(range(10**12))\nif dist.get_rank() == 2:\n    crunch()\ndist.barrier()",
         "--timeout 1s",
     )
-    assert "rank 2: line 5 → line 3 in crunch (native code holds the interpreter)" in error.evalue
-    assert "ranks 0, 1, 3: line 6 → barrier" in error.evalue
+    assert "rank 2: line 5 → line 3 in crunch (native code holds the interpreter)" in error.text
+    assert "ranks 0, 1, 3: line 6 → barrier" in error.text
 
 
 def test_a_rank_that_is_a_collective_behind_is_pointed_out(notebook: Notebook) -> None:
@@ -534,9 +534,9 @@ def test_a_controller_that_dies_is_told(tmp_path_factory: pytest.TempPathFactory
                 process.kill()
         notebook.finish(cell)
         assert cell.error is not None
-        assert "controller" in cell.error.evalue
+        assert "controller" in cell.error.text
         error = notebook.fail("%%sky_broadcast\n1")
-        assert "%sky_restart" in error.evalue or "%sky_down" in error.evalue
+        assert "%sky_restart" in error.text or "%sky_down" in error.text
         notebook.run("%sky_down")
         notebook.run("%sky_pool --nodes 2")
         notebook.run("%%sky_broadcast -o r\n2")
