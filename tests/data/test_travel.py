@@ -123,3 +123,111 @@ def test_attributes_of_array_subclasses(notebook: Notebook) -> None:
         "value = [Unit(np.arange(20_000.0), 'm'), Unit([1, 2], {'of': [3]})]"
     )
     there_and_back(notebook, "[value[0].unit, value[1].unit, value[0][3]] == ['m', {'of': [3]}, 3.0]")
+
+
+# ------------------------------------------------------------------- values that use the notebook's names when rebuilt
+
+REOPENS = """
+import pathlib
+pathlib.Path('some.txt').write_text('contents')
+suffix = '.txt'
+def a_reader(path): return pathlib.Path(path + suffix).read_text()
+def z_opened(path): return a_reader(path)
+class Dataset:
+    def __init__(self, path): self.path, self.text = path, z_opened(path)
+    def __getstate__(self): return {'path': self.path}
+    def __setstate__(self, state): self.__init__(state['path'])
+value = {'train': Dataset('some')}
+"""
+IN_REDUCE = """
+offset = 10
+def z_made(n): return Counted(plus(n))
+def plus(n): return n + offset
+class Counted:
+    def __init__(self, n): self.n = n
+    def __reduce__(self): return z_made, (self.n - offset,)
+value = [Counted(15)]
+"""
+IN_HASH = """
+def z_key(it): return it.n % modulus
+modulus = 7
+class Key:
+    def __init__(self, n): self.n = n
+    def __hash__(self): return z_key(self)
+    def __eq__(self, other): return z_key(self) == z_key(other)
+value = {Key(1): 'a', Key(2): 'b', Key(8): 'c'}
+"""
+SHARES = """
+def z_helper(n): return n * factor
+factor = 3
+class Holder:
+    def __init__(self, n): self.n, self.use = n, z_helper
+    def __getstate__(self): return (self.n, self.use)
+    def __setstate__(self, state): self.n, self.use = state; self.thrice = z_helper(self.n)
+a_holder = Holder(4)
+a_holder.thrice = 12
+value = a_holder
+"""
+USES_ANOTHER = """
+class Config:
+    def __init__(self, **all): self.all = all
+    def __setstate__(self, state): self.all = checked(state['all'])
+def checked(all): return dict(all)
+z_config = Config(n=5)
+class Reader:
+    def __getstate__(self): return {'k': 1}
+    def __setstate__(self, state): self.n = z_config.all['n']
+value = Reader()
+value.n = 5
+"""
+REBUILT = {
+    "__setstate__": (REOPENS, "value['train'].text == 'contents'"),
+    "__reduce__": (IN_REDUCE, "value[0].n == 15"),
+    "__hash__ and __eq__": (IN_HASH, "len(value) == 2 and value[Key(1)] == 'c' and value[Key(9)] == 'b'"),
+    "an object in common with its helper": (SHARES, "value.thrice == 12 and value.use(1) == 3"),
+    "another such value": (USES_ANOTHER, "value.n == 5"),
+}
+
+
+@pytest.mark.parametrize("kind", REBUILT)
+def test_a_value_that_uses_the_notebooks_names_to_rebuild_itself(notebook: Notebook, kind: str) -> None:
+    cell, check = REBUILT[kind]
+    notebook.run(cell)
+    there_and_back(notebook, check)
+
+
+def test_it_uses_the_new_names_when_they_change_with_it(notebook: Notebook) -> None:
+    notebook.run(REOPENS)
+    there_and_back(notebook, "value['train'].text == 'contents'")
+    notebook.run("def a_reader(path): return 'new ' + path\nvalue = {'train': Dataset('other')}")
+    there_and_back(notebook, "value['train'].text == 'new other'")
+
+
+@pytest.mark.parametrize(
+    "kind", sorted(REBUILT.keys() - {"another such value"})
+)  # code accompanies a value, other values do not
+def test_what_is_defined_on_the_ranks_alone_rebuilds_itself_here(notebook: Notebook, kind: str) -> None:
+    cell, check = REBUILT[kind]
+    names = (
+        "suffix a_reader z_opened Dataset offset z_made plus Counted z_key modulus Key z_helper factor Holder a_holder"
+    )
+    names += " Config checked z_config Reader value"
+    for magic in ("", "%%sky_broadcast\n"):
+        notebook.run(f"{magic}for name in {names!r}.split():\n    globals().pop(name, None)")
+    notebook.run(f"%%sky_broadcast -o back\n{cell}\nvalue")
+    notebook.run("value = back[1]")
+    if "Key" not in check and "z_helper" not in cell:  # these call by name what this side has not got
+        assert notebook.value(f"bool({check})")
+    names = [name for name in ("z_opened", "z_made", "z_key", "z_helper", "offset") if name in cell]
+    assert not notebook.value(f"[name for name in {names} if name in globals()]"), "lent for the while of rebuilding"
+
+
+def test_a_value_that_cannot_be_rebuilt_binds_nothing(notebook: Notebook) -> None:
+    notebook.run(
+        "class Broken:\n    def __setstate__(self, state): a_first['n'] / 0\na_first = {'n': 'new'}\nz_broken = Broken()\nz_broken.x = 1"
+    )
+    notebook.run("%%sky_broadcast --no-push\na_first = {'n': 'old'}")
+    error = notebook.fail("%%sky_broadcast --fresh\na_first, z_broken")
+    assert "z_broken cannot be rebuilt on this rank" in error.text
+    notebook.run("%%sky_broadcast --no-push -o seen\na_first['n'], 'z_broken' in globals()")
+    assert notebook.value("seen") == [("old", False)] * 2

@@ -144,9 +144,7 @@ def test_a_name_that_the_notebook_has(notebook: Notebook, cell: str) -> None:
 
 def test_no_push_says_it_too(notebook: Notebook) -> None:
     notebook.run("held_back = 1")
-    assert (
-        "the notebook has held_back: --push held_back" in notebook.fail("%%sky_broadcast --no-push\nheld_back").text
-    )
+    assert "the notebook has held_back: --push held_back" in notebook.fail("%%sky_broadcast --no-push\nheld_back").text
 
 
 NO_HINT = {

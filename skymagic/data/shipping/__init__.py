@@ -3,6 +3,7 @@
 shipper       the notebook's end: makes the manifest of a run
 manifest      what one cell needs on the ranks, as a value
 bundles       variables that are pickled together, and their way into a store
+sequence      in which order values are rebuilt
 bindings      what each rank's names are bound to
 lent          values of one rank on their way to others
 sources       the source of modules that a run needs

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
+from skymagic.data.shipping.sequence import rebuild_order
 from skymagic.data.store.bundle import INLINE, Location, inline, part_fields
 from skymagic.data.store.index import ContentIndex, Extent, Part
 from skymagic.data.store.store import LARGE
@@ -72,6 +73,24 @@ def merge_plain(
         else:
             found.append(group)
     return [*found, *plain.values()]
+
+
+def in_rebuild_order(shared: list[list[Variable]], values: Mapping[str, Variable]) -> list[list[Variable]]:
+    """Groups, and the values in each, so that the code which rebuilds a value finds what it uses.
+
+    Args:
+        values: all that the cell needs, also what does not travel.
+    """
+    if not any(value.pickled.active for group in shared for value in group):
+        return shared
+    uses = {name: value.pickled.uses for name, value in values.items()}
+    sorted_groups = []
+    for group in shared:
+        order = rebuild_order([[value.name] for value in group], [value.pickled.active for value in group], uses)
+        sorted_groups.append([group[index] for index in order])
+    names = [[value.name for value in group] for group in sorted_groups]
+    active = [any(value.pickled.active for value in group) for group in sorted_groups]
+    return [sorted_groups[index] for index in rebuild_order(names, active, uses)]
 
 
 @dataclass

@@ -21,6 +21,7 @@ from skymagic.data.shipping.bundles import (
     Progress,
     Variable,
     groups,
+    in_rebuild_order,
     merge_plain,
     parts_of,
     submodules,
@@ -35,6 +36,7 @@ from skymagic.data.store.bundle import INLINE
 from skymagic.data.store.index import ContentIndex
 from skymagic.data.values import pickling
 from skymagic.data.values.kinds import type_name
+from skymagic.data.values.naming import Named
 from skymagic.errors import CaptureError
 
 __all__ = ["Item", "Manifest", "Shipper"]
@@ -356,7 +358,7 @@ class Shipper(Unpacking):
                 }
             bundles = [
                 self._bundle(group, ranks, held, lacking, attributes)
-                for group in merge_plain(groups(moved), lacking, held)
+                for group in in_rebuild_order(merge_plain(groups(moved), lacking, held), values)
             ]
             writer.expect(bundles)
             if warn is not None and self.store.remote:
@@ -413,7 +415,8 @@ class Shipper(Unpacking):
     ) -> Bundle:
         pickled, parts = group[0].pickled, group[0].parts
         if len(group) > 1:
-            together = tuple(value.value for value in group)
+            named = any(value.pickled.active for value in group)
+            together = tuple(Named(value.name, value.value) if named else value.value for value in group)
             pickled = pickling.dumps(together, self.namespace, folder=self.folder)
             parts = parts_of(pickled)
             self.index.identify(parts, lazily=True)

@@ -42,6 +42,8 @@ class Pickled(NamedTuple):
     """Whether it holds code that this process has compiled."""
     wrappers: bool = False
     """Whether it holds a wrapper around the process group, on its way to another rank."""
+    active: bool = False
+    """Whether its rebuilding may run the notebook's code: ``__setstate__``, ``__hash__``, what ``__reduce__`` names."""
     plain: bool = False
     """Whether it is small and consists of Python's own containers, numbers and strings alone."""
 

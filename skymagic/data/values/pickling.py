@@ -84,12 +84,16 @@ def loads(header: Sequence[Buffer], buffers: Iterable[Buffer], namespace: dict[s
         header: the pieces of the pickle stream.
     """
     before, here.namespace = here.namespace, namespace
+    lent, here.lent = here.lent, []
     try:
         if len(header) == 1:
             return pickle.loads(header[0], buffers=buffers)
         return pickle.Unpickler(Rope(header), buffers=buffers).load()
     finally:
-        here.namespace = before
+        for name, value in here.lent:
+            if namespace.get(name) is value:
+                del namespace[name]
+        here.namespace, here.lent = before, lent
 
 
 def reducer(namespace: dict[str, Any]) -> Callable[[Any], Any]:
@@ -184,7 +188,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.attributes: set[str] = set()
         self.files: set[str] = set()
         self.marks: set[int] = set()
-        self.code = self.wrappers = False
+        self.code = self.wrappers = self.active = False
         self._kinds: dict[type, Callable[[_Pickler, Any], Any] | None] = {}
 
     def result(self, value: object) -> Pickled:
@@ -212,6 +216,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             keep=(self, value),
             code=self.code,
             wrappers=self.wrappers,
+            active=self.active and bool(self.uses),
         )
 
     def reducer_override(self, obj: Any) -> Any:
@@ -231,6 +236,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if own is not None:
             return own
         if issubclass(kind, BaseException):
+            self.active = True
             return lambda pickler, obj: reduce_exception(obj)
         if is_a(kind, "IPython", "InteractiveShell"):
             return lambda pickler, obj: (rebuild.shell, ())
@@ -244,6 +250,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             # The wrapper belongs to a process group; what it wraps is the user's.
             return lambda pickler, obj: (rebuild.same, (obj.module,))
         memory = reducer_for(kind)
+        self.active = self.active or (memory is None and kind not in _INERT)
         if memory is not None:
             return lambda pickler, obj: memory(pickler.tracker, obj)
         return _Pickler._instance if changeable(kind) else None
@@ -379,6 +386,18 @@ _REDUCERS: dict[type, Callable[[_Pickler, Any], Any]] = {
     weakref.WeakSet: _Pickler._weak_set,
     typing.NewType: _Pickler._new_type,
 }
+
+
+_INERT = {
+    property,
+    staticmethod,
+    classmethod,
+    functools.partial,
+    types.MethodType,
+    types.BuiltinFunctionType,
+    types.SimpleNamespace,
+}
+"""Types whose objects call nothing when they are rebuilt."""
 
 
 def _module_of(namespace: dict[str, Any]) -> str | None:

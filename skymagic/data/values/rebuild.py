@@ -24,6 +24,8 @@ class Here(threading.local):
     """Where values are rebuilt: the global names that rebuilt functions use."""
 
     namespace: dict[str, Any] | None = None
+    lent: Sequence[tuple[str, Any]] = ()
+    """Names that are bound until the value is there."""
 
 
 here = Here()
@@ -50,6 +52,24 @@ def shell() -> Any:
 def same(value: Any) -> Any:
     """The value itself."""
     return value
+
+
+def bound(name: str, value: Any) -> Any:
+    """The value, which has its name from now on."""
+    namespace()[name] = value
+    return value
+
+
+def lent(name: str, value: Any) -> None:
+    """Let code that rebuilds other values use this name, where this side has none of it."""
+    if name not in namespace():
+        namespace()[name] = value
+        here.lent = [*here.lent, (name, value)]
+
+
+def accompanied(*values: Any) -> Any:
+    """The last of them, which the others have served."""
+    return values[-1]
 
 
 # -- functions -----------------------------------------------------------------------------------------------------------

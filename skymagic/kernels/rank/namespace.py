@@ -9,7 +9,8 @@ import linecache
 import platform
 import secrets
 import sys
-from collections.abc import Mapping
+import types
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from skymagic.data.store.bundle import part_fields, read_parts, write_parts
@@ -17,9 +18,13 @@ from skymagic.data.store.store import NodeStore
 from skymagic.data.values import pickling
 from skymagic.data.values.exceptions import without_locals
 from skymagic.data.values.kinds import type_name
+from skymagic.data.values.naming import Accompanied
 from skymagic.data.values.pickled import Pickled
 from skymagic.kernels.rank.importer import RemoteImporter
 from skymagic.kernels.rank.missing import missing_name
+
+_SMALL_CONSTANT = 1 << 10
+"""Bytes of a number or string that accompanies the code which uses it."""
 
 
 class BindError(Exception):
@@ -59,6 +64,8 @@ class Namespace:
         self.importer = RemoteImporter()
         self._before: dict[str, Any] = {}
         """The variables as they were when the cell began."""
+        self._shipped: set[str] = set()
+        """Names that the notebook has bound here, and no cell since."""
 
     def bind(self, orders: Mapping[str, Any]) -> None:
         """Bind every name in the orders that is for this rank; all of them or, on an error, none.
@@ -69,24 +76,40 @@ class Namespace:
         for name, text in orders.get("sources", {}).items():
             linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         self._modules(orders)
-        bound: dict[str, Any] = {}
+        mine = [bundle for bundle in orders.get("bundles", ()) if self._is_for_this_rank(bundle)]
+        with self._all_or_none([name for bundle in mine for name in bundle["names"]]):
+            self._bind_in_order(mine, orders)
+        self._shipped.update(name for bundle in mine for name in bundle["names"])
+        for name in orders.get("unbound", ()):
+            self.variables.pop(name, None)
+        self._before = dict(self.variables)
+
+    @contextlib.contextmanager
+    def _all_or_none(self, names: list[str]) -> Iterator[None]:
+        """On an error these names are again what they were."""
+        before = {name: self.variables[name] for name in names if name in self.variables}
+        try:
+            yield
+        except BaseException:
+            for name in names:
+                self.variables.pop(name, None)
+            self.variables.update(before)
+            raise
+
+    def _bind_in_order(self, bundles: list[Mapping[str, Any]], orders: Mapping[str, Any]) -> None:
+        """Each value at once, for the code that rebuilds the next may use it."""
         problems: list[BindError] = []
-        for bundle in orders.get("bundles", ()):
-            if self._is_for_this_rank(bundle):
-                try:
-                    bound.update(self._open(bundle, orders))
-                except BindError as problem:
-                    problems.append(problem)
+        for bundle in bundles:
+            try:
+                self.variables.update(self._open(bundle, orders))
+            except BindError as problem:
+                problems.append(problem)
         if len(problems) > 1:
             names = ", ".join(problem.name for problem in problems)
             reasons = "; ".join(dict.fromkeys(problem.reason for problem in problems))
             raise BindError(names, reasons, problems[0].package) from problems[0]
         if problems:
             raise problems[0]
-        self.variables.update(bound)
-        for name in orders.get("unbound", ()):
-            self.variables.pop(name, None)
-        self._before = dict(self.variables)
 
     def drop_temporary(self, orders: Mapping[str, Any]) -> None:
         """The cell is over: forget what was for it alone."""
@@ -100,10 +123,10 @@ class Namespace:
         """
         before, self._before = self._before, {}
         unknown = object()
-        return {
-            "rebound": [name for name, value in self.variables.items() if before.get(name, unknown) is not value],
-            "deleted": [name for name in before if name not in self.variables],
-        }
+        rebound = [name for name, value in self.variables.items() if before.get(name, unknown) is not value]
+        deleted = [name for name in before if name not in self.variables]
+        self._shipped.difference_update(rebound, deleted)
+        return {"rebound": rebound, "deleted": deleted}
 
     def missing(self, problem: BaseException | None) -> str:
         """The name that the cell has missed here, and has not deleted itself; empty if it failed for another reason."""
@@ -200,8 +223,11 @@ class Namespace:
         """References to values that share something: to one pickle of them all."""
         pickled = pickles[names[0]]
         try:
-            if len(names) > 1:
-                pickled = pickling.dumps(tuple(values[name] for name in names), self.variables)
+            together = tuple(values[name] for name in names)
+            used = self._used_to_rebuild([pickles[name] for name in names])
+            if len(names) > 1 or used:
+                value = together if len(names) > 1 else together[0]
+                pickled = pickling.dumps(Accompanied(used, value) if used else value, self.variables)
             ref = self.write(pickled)
         except Exception as problem:
             return {name: {"error": f"{type(problem).__name__}: {problem}"} for name in names}
@@ -210,11 +236,37 @@ class Namespace:
         ref["group"] = secrets.token_hex(8)
         return {name: {**ref, "index": index, "count": len(names)} for index, name in enumerate(names)}
 
+    def _used_to_rebuild(self, pickles: list[Pickled]) -> dict[str, object]:
+        """Functions, classes and constants of this rank's own cells that rebuilding these values may use."""
+        todo = {name for pickled in pickles if pickled.active for name in pickled.uses}
+        found: dict[str, object] = {}
+        active: dict[str, object] = {}
+        while todo:
+            name = todo.pop()
+            value = self.variables.get(name)
+            from_notebook = name in self._shipped and self._before.get(name) is value
+            if name in found or name in active or from_notebook or not _is_own_code(value, self.variables):
+                continue
+            try:
+                pickled = pickling.dumps(value, self.variables)
+            except Exception:
+                continue
+            (active if pickled.active else found)[name] = value
+            todo.update(pickled.uses)
+        return {**found, **active}
+
     def write(self, pickled: Pickled) -> dict[str, Any]:
         """Write a pickle for the notebook or another rank; where it is."""
         file, locations = write_parts([*pickled.pieces, *pickled.buffers], self.store.give)
         where = {"file": file, "node": self.node, "nbytes": pickled.nbytes}
         return {**where, **part_fields(locations, len(pickled.pieces))}
+
+
+def _is_own_code(value: object, variables: Mapping[str, Any]) -> bool:
+    """Whether a value is code of a cell, or small and plain."""
+    if isinstance(value, types.FunctionType | type):
+        return value.__module__ == variables.get("__name__")
+    return isinstance(value, (int, float, complex, str, bytes)) and sys.getsizeof(value) < _SMALL_CONSTANT
 
 
 class _OtherPython(Exception):
