@@ -218,8 +218,8 @@ def test_what_is_defined_on_the_ranks_alone_rebuilds_itself_here(notebook: Noteb
     notebook.run("value = back[1]")
     if "Key" not in check and "z_helper" not in cell:  # these call by name what this side has not got
         assert notebook.value(f"bool({check})")
-    names = [name for name in ("z_opened", "z_made", "z_key", "z_helper", "offset") if name in cell]
-    assert not notebook.value(f"[name for name in {names} if name in globals()]"), "lent for the while of rebuilding"
+    mine = [name for name in ("z_opened", "z_made", "z_key", "z_helper", "offset") if name in cell]
+    assert not notebook.value(f"[name for name in {mine} if name in globals()]"), "lent for the while of rebuilding"
 
 
 def test_a_value_that_cannot_be_rebuilt_binds_nothing(notebook: Notebook) -> None:

@@ -68,12 +68,12 @@ def telling_chain(problem: BaseException) -> Iterator[None]:
     """Inside, the tracebacks of an exception and of those that it followed from are `telling`."""
     before = {id(each): (each, each.__traceback__) for each in chain(problem)}
     for each, tb in before.values():
-        each.__traceback__ = telling(tb) or tb
+        BaseException.with_traceback(each, telling(tb) or tb)  # not by assignment, which a frozen dataclass refuses
     try:
         yield
     finally:
         for each, tb in before.values():
-            each.__traceback__ = tb
+            BaseException.with_traceback(each, tb)
 
 
 def chain(problem: BaseException) -> Iterator[BaseException]:
