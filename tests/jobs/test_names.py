@@ -138,8 +138,6 @@ def test_a_name_that_the_notebook_has(notebook: Notebook, cell: str) -> None:
     failed = notebook.fail(f"%%sky_broadcast\n{cell}")
     notebook.run("import sys\nnotes = sys.last_value.__notes__")
     assert notebook.value("notes")[-1] == "the notebook has hidden: --push hidden"
-    notebook.run("import sys\nnotes = sys.last_value.__notes__")
-    assert notebook.value("notes")[-1] == "the notebook has hidden: --push hidden"
     assert "\nthe notebook has hidden: --push hidden" in failed.text
     notebook.run(f"%%sky_broadcast --push hidden\n{cell}\ndel hidden")
 
