@@ -183,6 +183,18 @@ def test_a_builtin_that_a_rank_shadows_itself_stays_shadowed(notebook: Notebook)
     notebook.run("%%sky_broadcast\ndel max")
 
 
+def test_a_builtin_that_the_rank_shadows_in_the_cell_that_lets_go_of_it(notebook: Notebook) -> None:
+    notebook.run("hash = 5")
+    assert seen(notebook, "hash") == [5, 5]
+    notebook.run("del hash")
+    notebook.run("%%sky_broadcast\nhash = ['own']")
+    notebook.run("%sky_pull hash --head")
+    notebook.run("del hash")
+    notebook.run("%%sky_broadcast\npass")
+    assert seen(notebook, "hash") == [["own"]] * 2
+    notebook.run("%%sky_broadcast\ndel hash")
+
+
 def test_a_deleted_name_stays_there_and_is_told_once(notebook: Notebook) -> None:
     notebook.run("x = [1]")
     assert seen(notebook, "x") == [[1]] * 2

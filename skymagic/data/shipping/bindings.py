@@ -42,14 +42,18 @@ class Bindings:
         for bundle in manifest.orders.get("bundles", ()):
             if bundle["ranks"] is None or rank in bundle["ranks"]:
                 state.rebound.difference_update(bundle["names"])
+        self._drop(state, manifest.unbound)  # before the cell, which may have bound them itself
         state.fingerprints.update(manifest.fingerprints)
         state.fingerprints.update({name: value for name, value in rebound.items() if value is not None})
         state.rebound.update(rebound)
-        for name in (*deleted, *manifest.unbound):
-            state.fingerprints.pop(name, None)
-            state.rebound.discard(name)
+        self._drop(state, deleted)
         state.sources.update({each["name"]: each["hash"] for each in manifest.orders.get("modules", ())})
         state.sources.update(dict.fromkeys(manifest.orders.get("sources", ()), ""))
+
+    def _drop(self, state: _Rank, names: Iterable[str]) -> None:
+        for name in names:
+            state.fingerprints.pop(name, None)
+            state.rebound.discard(name)
 
     def set_fingerprints(self, rank: int, fingerprints: Mapping[str, str]) -> None:
         """A rank keeps its own bindings as long as the notebook's values have these fingerprints."""
