@@ -138,7 +138,7 @@ CASES: dict[str, str] = {
     "vars()['x'], locals()['y'], vars(z)['w']": "x y z",
     "x = 1\nvars()['x']; locals()['y'] = 2; vars()['y']": "",
     "globals().get('x', y); locals().pop('z'); vars().setdefault('w', 1); d.get('v')": "x y z w d",
-    "'x' in globals(); 'y' not in vars(); 'z' in d": "x y d",
+    "'x' in globals(); 'y' not in vars(); 'z' in d": "d",
     "get_ipython().user_ns['x']": "get_ipython x",
     "'{x} {y.z} {w[0]} {{v}} {0}'.format(1, **globals())": "x y w",
     "'{x}'.format_map(vars()); '{y}'.format(z)": "x z",
@@ -155,6 +155,14 @@ CASES: dict[str, str] = {
 @pytest.mark.parametrize("source", CASES)
 def test_loads(source: str) -> None:
     assert loads(source) == set(CASES[source].split())
+
+
+def test_asking_whether_a_name_is_there() -> None:
+    names = cell_names(
+        "'x' in globals(); 'y' not in vars(); z = 1; 'z' in globals(); 'w' in globals() and globals()['w']"
+    )
+    assert names.probes == {"x", "y"}
+    assert names.loads == {"w", "globals", "vars"}
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="PEP 695")

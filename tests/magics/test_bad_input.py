@@ -174,7 +174,7 @@ def test_lambda_and_nested_class_travel(notebook: Notebook) -> None:
         "twice = lambda x: 2 * x\nclass Outer:\n    class Inner:\n        def get(self): return twice(21)\n"
         "def make():\n    class Local(Outer.Inner):\n        pass\n    return Local\nLocal = make()"
     )
-    notebook.run("%%sky_broadcast -o r\nunused = 1\n'Outer' in globals()")
+    notebook.run("%%sky_broadcast -o r\nunused = 1\n'Out' + 'er' in globals()")
     assert notebook.value("r") == [False, False]
     notebook.run("%%sky_broadcast -o r\nOuter.Inner().get(), Local().get(), isinstance(Local(), Outer.Inner), twice(1)")
     assert notebook.value("r") == [(42, 42, True, 2)] * 2
@@ -263,9 +263,11 @@ def test_from_a_thread_of_the_notebook(notebook: Notebook) -> None:
     assert notebook.value("r") == [5, 6]
 
 
-def test_from_a_rank_there_is_no_pool(notebook: Notebook) -> None:
-    error = notebook.fail("%%sky_broadcast\n%load_ext skymagic\nget_ipython().run_cell_magic('sky_broadcast', '', '1')")
-    assert "there is no pool" in error.text
+@pytest.mark.parametrize(
+    "line", ["%load_ext skymagic", "%sky_pool", "get_ipython().run_cell_magic('sky_broadcast', '', '1')"]
+)
+def test_a_rank_has_no_pool_of_its_own(notebook: Notebook, line: str) -> None:
+    assert "belongs in a cell of the notebook" in notebook.fail(f"%%sky_broadcast\n{line}").text
 
 
 def test_user_code_that_breaks_what_ours_uses(notebook: Notebook) -> None:

@@ -36,6 +36,8 @@ class Flow(ast.NodeVisitor):
     def __init__(self, *, postponed: bool = False) -> None:
         self.defined = Definitions()
         self.loads: set[str] = set()
+        self.probes: set[str] = set()
+        """Names of which only the presence is asked for."""
         self.stores: set[str] = set()
         self.scripts: list[Script] = []
         self._waiting: dict[str, set[str]] = {}
@@ -146,7 +148,7 @@ class Flow(ast.NodeVisitor):
             self.load(name)
 
     def visit_Compare(self, node: ast.Compare) -> None:
-        self._load_strings(node)
+        self.probes |= {name for name in string_names(node, MODULE_LEVEL) if name not in self.defined}
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:

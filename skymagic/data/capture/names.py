@@ -36,6 +36,8 @@ class CellNames:
     """All attribute names in the cell; they tell which submodules it reaches through a package."""
     hints: frozenset[str] = frozenset()
     """Names in annotations that are not evaluated: types of these names travel if they can."""
+    probes: frozenset[str] = frozenset()
+    """Names of which it asks only whether they are there (``'x' in globals()``): they travel if they can."""
     scripts: tuple[Script, ...] = ()
     """Files that it runs with ``%run``."""
 
@@ -83,6 +85,7 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
         imports=imports,
         attributes=frozenset(attributes),
         hints=frozenset(hints - flow.loads - flow.stores),
+        probes=frozenset(flow.probes - flow.loads),
         scripts=tuple(flow.scripts),
     )
 

@@ -142,6 +142,7 @@ class Shipper(Unpacking):
             wanted = {*(names.loads if no_push is not True else ()), *push, *extra} - kept
             space = {**self.namespace, **extra} if extra else self.namespace
             hints = {name for name in names.hints - kept if no_push is not True and is_type(space.get(name))}
+            hints |= names.probes - kept if no_push is not True else set()
             values, why = self._collect(wanted, hints, space, kept, push, ranks)
             pickles = [value.pickled for value in values.values()]
             imported = names.imports.union(*(each.modules | (each.packages & READERS) for each in pickles))
