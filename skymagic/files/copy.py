@@ -14,6 +14,7 @@ from skymagic.files.destination import destination, unrequested
 from skymagic.files.ignore import unignored
 from skymagic.files.messages import Copied, files_error, printable
 from skymagic.files.transfer.entries import FILE, FOLDER, Entry, renamed, unsafe
+from skymagic.files.transfer.folders import LinkInTheWay
 from skymagic.files.transfer.listing import Listing, absolute, digests, listing
 from skymagic.files.transfer.receiving import Receiver
 from skymagic.files.transfer.sending import encoded_files
@@ -146,7 +147,7 @@ class Files:
         def place(node: Node, found: Listing) -> tuple[str, str | None]:
             """(the folder that a node's files go into, the name that they take there or None)."""
             if len(chosen) > 1:
-                return str(full / f"node{node.index}"), None
+                return str(_own_folder(full, node)), None
             where = destination(found, target, [FOLDER] if full.is_dir() else [])
             return where.base(str(full)), where.name
 
@@ -156,6 +157,13 @@ class Files:
             counter.total = sum(download.nbytes for download in downloads)
             by_node = {download.node: download for download in downloads}
             return tuple(clients.each(lambda client: by_node[client.node].run(client, counter), PARTLY_COPIED))
+
+
+def _own_folder(folder: Path, node: Node) -> Path:
+    """Where a node's files go when there are several. The name is ours, so a link was left there by what was copied before."""
+    if (own := folder / f"node{node.index}").is_symlink():
+        raise NodeFailed(str(LinkInTheWay(str(own))))
+    return own
 
 
 def _stat(client: FileClient, path: str) -> wire.StatReply:
@@ -234,8 +242,8 @@ class _Download:
             raise NodeFailed(*difference.problems)
         asked = difference.ask
         theirs = client.request(wire.Hash(asked), wire.HashReply).hashes if asked else []
-        here = digests(self._receiver.path(self._entries[number]) for number in asked)
-        self._changes = _changes(difference.want, asked, theirs, dict(zip(asked, here, strict=True)))
+        here = dict(zip(asked, self._receiver.hashes(asked), strict=True))
+        self._changes = _changes(difference.want, asked, theirs, here)
         self.nbytes = sum(self._entries[number].size for number in self._changes.want)
 
     def run(self, client: FileClient, counter: ByteCounter) -> Copied:

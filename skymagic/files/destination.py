@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from skymagic.files.transfer.entries import FOLDER
+from skymagic.files.transfer.entries import FOLDER, LINK
 from skymagic.files.transfer.listing import Listing
 
 
@@ -52,4 +52,10 @@ def unrequested(found: Listing, source: str) -> list[str]:
         wrong = {name for name in wrong if name != last and not fnmatch.fnmatchcase(name, last)}
     else:
         wrong -= {last}
-    return [f"{name!r} is refused: {source} was asked for" for name in sorted(wrong)]
+    links = [
+        entry.path for entry in found.entries if entry.kind == LINK and "/" not in entry.path and not found.contents
+    ]
+    return [
+        *(f"{name!r} is refused: {source} was asked for" for name in sorted(wrong)),
+        *(f"{name!r} is refused: it is a link, and a file or a folder was asked for" for name in links),
+    ]

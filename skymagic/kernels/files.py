@@ -84,7 +84,7 @@ class TransferServer:
         self._receiver = Receiver(request.base, entries, mirror=request.mirror)
         tops = [Top(**top) for top in request.tops]
         found = self._receiver.compare(request.origin, tops, contents=request.contents)
-        hashes = list(digests([self._receiver.path(entries[number]) for number in found.ask], self._cancelled))
+        hashes = list(self._receiver.hashes(found.ask, self._cancelled))
         return wire.CompareReply(**vars(found), hashes=hashes)
 
     def _write(self, request: wire.Write) -> wire.WriteReply:

@@ -3,7 +3,9 @@
 The messages, and their order, are in `skymagic.wire.files`.
 
 entries    files, folders and links as values; which paths are safe
+folders    folders below a base, opened one by one and never through a link
 listing    a source as a list of entries
-receiving  comparison with a folder, atomic writes, the mirror's record
+mirror     the record of what was brought into a folder, by which it is removed
+receiving  comparison with a folder, atomic writes
 sending    files as encoded messages
 """

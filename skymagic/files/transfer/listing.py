@@ -191,15 +191,19 @@ def error_text(path: str, problem: OSError) -> str:
     return f"{path}: {said or (problem.strerror or str(problem)).lower()}"
 
 
-def digests(paths: Iterable[str], stopped: Callable[[], bool] = lambda: False) -> Iterator[str]:
-    """The xxh3-128 of each file, in hex; "" for one that cannot be read."""
+def digests(
+    paths: Iterable[str],
+    stopped: Callable[[], bool] = lambda: False,
+    opener: Callable[[str, int], int] | None = None,
+) -> Iterator[str]:
+    """The xxh3-128 of each file, in hex; "" for one that cannot be read. `opener` as for `open`."""
     import xxhash
 
     scratch = memoryview(bytearray(1 << 18))
     for path in paths:
         state = xxhash.xxh3_128()
         try:
-            with open(path, "rb", buffering=0) as file:
+            with open(path, "rb", buffering=0, opener=opener) as file:
                 while (count := file.readinto(scratch)) and not stopped():
                     state.update(scratch[:count])
         except OSError:

@@ -5,23 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import json
 import os
-import secrets
 import shutil
 import stat
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from skymagic.files.transfer.entries import FILE, FOLDER, LINK, OWN_PREFIX, Entry, Top, unsafe
-from skymagic.files.transfer.listing import error_text
+from skymagic.files.transfer import mirror
+from skymagic.files.transfer.entries import FILE, FOLDER, LINK, Entry, Top, unsafe
+from skymagic.files.transfer.folders import BY_DESCRIPTOR, NEW_FILE, Folders, LinkInTheWay, beside, rename
+from skymagic.files.transfer.listing import digests, error_text
 from skymagic.wire.boot import boot_id
 from skymagic.wire.files import FileFailed, FileMessage, FileStart
 from skymagic.wire.transport import write_all
 
-MIRROR_RECORD = f"{OWN_PREFIX}sync"
-"""The file with what the last sync brought into a folder: only that may a later one remove."""
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -44,7 +41,7 @@ class Receiver:
     """Brings entries into a base folder.
 
     Args:
-        base: in full; made when it is not there.
+        base: in full, and the user's own word: made when it is not there, and followed where it is a link. Below it no link is.
         entries: what is to be there.
         mirror: whether what an earlier mirroring brought, and is no more wanted, goes.
     """
@@ -56,14 +53,16 @@ class Receiver:
         self.disk_full = False
         """Whether the disk is full: nothing more can be written."""
         self.files = self.removed = 0
-        self._temporary = ""
+        self._folders = Folders(base)
+        self._temporary: tuple[int | None, str] | None = None
+        """Folder and name of the file that is written; the folder stays open until it is whole."""
         self._descriptor = -1
         self._current: tuple[int, int] = (-1, 0)
         self._created: list[Entry] = []
         self._want: frozenset[int] = frozenset()
 
     def path(self, entry: Entry) -> str:
-        """Where an entry goes."""
+        """Where an entry goes, to be shown; what is written is found by `Folders`."""
         return os.path.join(self._base, *entry.path.split("/"))
 
     # -- before ------------------------------------------------------------------------------------------------------
@@ -84,9 +83,18 @@ class Receiver:
             try:
                 sizes[number] = self._compare_entry(number, entry, found)
             except OSError as problem:
-                found.problems.append(error_text(self.path(entry), problem))
+                found.problems.append(_words(self.path(entry), problem))
+        found.problems = list(dict.fromkeys(found.problems))
+        self._folders.close()
         found.problems += self._unwritable(found) or self._no_room(found, sizes)
         return found
+
+    def hashes(self, numbers: Iterable[int], stopped: Callable[[], bool] = lambda: False) -> Iterator[str]:
+        """The xxh3-128 of files that are here now, in hex; "" for one that cannot be read."""
+        try:
+            yield from digests((self._entries[number].path for number in numbers), stopped, self._folders.open)
+        finally:
+            self._folders.close()
 
     def _onto_itself(self, tops: Sequence[Top], contents: bool) -> list[str]:
         goals = {self._base} if contents else {self.path(each) for each in self._entries if "/" not in each.path}
@@ -103,15 +111,18 @@ class Receiver:
         """Note what must be done for one entry; returns the bytes that are there now."""
         path = self.path(entry)
         try:
-            state = os.lstat(path)
+            folder, name = self._folders.parent(entry.path)
+            state = os.lstat(name, dir_fd=folder)
         except (FileNotFoundError, NotADirectoryError):
             if entry.kind == FILE:
                 found.want.append(number)
             return 0
-        is_folder = os.path.isdir(path)
+        is_folder = stat.S_ISDIR(state.st_mode)
+        if entry.kind == FOLDER and stat.S_ISLNK(state.st_mode):
+            raise LinkInTheWay(path)
         if entry.kind == FOLDER and not is_folder:
             found.problems.append(f"{path} is a file here, and a folder is to come")
-        elif entry.kind != FOLDER and is_folder and not stat.S_ISLNK(state.st_mode):
+        elif entry.kind != FOLDER and is_folder:
             found.problems.append(f"{path} is a folder here, and a {entry.kind} is to come")
         elif entry.kind == FILE:
             regular = stat.S_ISREG(state.st_mode)
@@ -152,14 +163,27 @@ class Receiver:
     def begin(self, want: Collection[int]) -> None:
         """Make the folders; each can be written into until the end. No other files than `want` are taken."""
         self._want = frozenset(want)
-        for entry in [Entry("", FOLDER), *(entry for entry in self._entries if entry.kind == FOLDER)]:
-            path = self.path(entry) if entry.path else self._base
+        try:
+            os.makedirs(self._base, exist_ok=True)
+        except OSError as problem:
+            self._note_error(self._base, problem)
+        for entry in (entry for entry in self._entries if entry.kind == FOLDER):
             try:
-                if not os.path.isdir(path):
-                    os.makedirs(path)
+                if self._make_folder(entry.path):
                     self._created.append(entry)
             except OSError as problem:
-                self._note_error(path, problem)
+                self._note_error(self.path(entry), problem)
+        self._folders.close()
+
+    def _make_folder(self, path: str) -> bool:
+        """Whether it was not there."""
+        try:
+            self._folders.enter(path)
+        except FileNotFoundError:
+            folder, name = self._folders.parent(path, make=True)
+            os.mkdir(name, dir_fd=folder)
+            return True
+        return False
 
     def take(self, message: FileMessage, view: bytes | memoryview) -> None:
         """Take a message of a file, and its payload; what goes wrong is noted, and the rest of that file ignored.
@@ -168,22 +192,21 @@ class Receiver:
             ValueError: a file that nobody wanted.
         """
         if isinstance(message, FileFailed):
-            self.abort()
+            self._discard()
             self.problems.append(str(message.reason))
             return
-        path = ""
         try:
             if isinstance(message, FileStart):
+                self._discard()
                 self._open(message.number, message.mtime)
             if self._descriptor < 0:
                 return
-            path = self.path(self._entries[self._current[0]])
             write_all(self._descriptor, view)
             if message.last:
-                self._finish(path)
+                self._finish()
         except OSError as problem:
-            self.abort()
-            self._note_error(path or self.path(self._entries[self._current[0]]), problem)
+            self._discard()
+            self._note_error(self.path(self._entries[self._current[0]]), problem)
 
     def _open(self, number: int, mtime: int) -> None:
         if number not in self._want:
@@ -191,109 +214,109 @@ class Receiver:
         self._current = (number, mtime)
         if self.disk_full:
             return
-        folder = os.path.dirname(self.path(self._entries[number]))
-        os.makedirs(folder, exist_ok=True)
-        self._temporary = os.path.join(folder, f"{OWN_PREFIX}{secrets.token_hex(8)}.part")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        self._descriptor = os.open(self._temporary, flags, 0o600)
+        folder, name = self._folders.parent(self._entries[number].path, make=True)
+        self._temporary = folder, beside(name)
+        self._descriptor = os.open(self._temporary[1], NEW_FILE, 0o600, dir_fd=folder)
 
-    def _finish(self, path: str) -> None:
+    def _finish(self) -> None:
+        assert self._temporary is not None
         number, mtime = self._current
-        os.close(self._descriptor)
-        self._descriptor = -1
-        _touch(self._temporary, replace(self._entries[number], mtime=mtime))
-        os.replace(self._temporary, path)
-        self._temporary = ""
+        entry = replace(self._entries[number], mtime=mtime)
+        folder, temporary = self._temporary
+        if BY_DESCRIPTOR:
+            _touch(self._descriptor, entry)
+        descriptor, self._descriptor = self._descriptor, -1
+        os.close(descriptor)
+        if not BY_DESCRIPTOR:
+            _touch(temporary, entry)
+        rename(folder, temporary, os.path.join(os.path.dirname(temporary), entry.path.rpartition("/")[2]))
+        self._temporary = None
         self.files += 1
 
     def abort(self) -> None:
-        """Leave no half file; twice is safe."""
+        """Leave no half file, and nothing open; twice is safe."""
+        self._discard()
+        self._folders.close()
+
+    def _discard(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-        if self._temporary:
+        if self._temporary is not None:
+            folder, name = self._temporary
             with contextlib.suppress(OSError):
-                os.unlink(self._temporary)
-            self._temporary = ""
+                os.unlink(name, dir_fd=folder)
+            self._temporary = None
 
     def _note_error(self, path: str, problem: OSError) -> None:
         if problem.errno in DISK_FULL_ERRNOS:
             if not self.disk_full:
                 self.problems.append(f"{path}: the disk is full")
             self.disk_full = True
-        else:
-            self.problems.append(error_text(path, problem))
+        # all that is below a link says the same
+        elif (words := _words(path, problem)) not in self.problems[-1:]:
+            self.problems.append(words)
 
     # -- after -------------------------------------------------------------------------------------------------------
 
     def end(self, equal: Sequence[int]) -> None:
         """Make links, give files that were found `equal` their times, and folders their modes; then remove what is to go."""
-        jobs: list[tuple[Entry, Callable[[str, Entry], None]]] = [
-            *((self._entries[number], _touch) for number in equal),
-            *((entry, _link) for entry in self._entries if entry.kind == LINK),
-            *((entry, _mode) for entry in reversed(self._created) if entry.path),
+        self._discard()
+        jobs: list[tuple[Entry, Callable[[Entry], None]]] = [
+            *((self._entries[number], self._touch_here) for number in equal),
+            *((entry, self._link) for entry in self._entries if entry.kind == LINK),
+            *((entry, self._folder_mode) for entry in reversed(self._created)),
         ]
         for entry, job in jobs:
             try:
-                job(self.path(entry), entry)
+                job(entry)
             except OSError as problem:
                 self._note_error(self.path(entry), problem)
         if self._mirror and not self.problems:
             try:
-                self._remove_old()
-                self._write_record()
+                self.removed += mirror.remove_old(self._folders, self._entries)
+                mirror.write_record(self._folders, self._entries)
             except OSError as problem:
-                self._note_error(os.path.join(self._base, MIRROR_RECORD), problem)
+                self._note_error(os.path.join(self._base, mirror.RECORD), problem)
+        self._folders.close()
 
-    def _remove_old(self) -> None:
-        """Remove what the record names and nobody has changed since, and folders that are empty then."""
-        wanted = {entry.path for entry in self._entries}
-        old = [entry for entry in self._record() if entry.path not in wanted]
-        for entry in sorted(old, key=lambda one: one.path, reverse=True):
-            path = self.path(entry)
-            with contextlib.suppress(OSError):
-                state = os.lstat(path)
-                if entry.kind == FOLDER:
-                    os.rmdir(path)
-                elif entry.kind == LINK or (state.st_size, state.st_mtime_ns) == (entry.size, entry.mtime):
-                    os.unlink(path)
-                    self.removed += 1
-
-    def _record(self) -> list[Entry]:
+    def _touch_here(self, entry: Entry) -> None:
+        if not BY_DESCRIPTOR:
+            _touch(self._folders.parent(entry.path)[1], entry)
+            return
+        descriptor = self._folders.open(entry.path, os.O_RDONLY)
         try:
-            with open(os.path.join(self._base, MIRROR_RECORD), encoding="utf-8") as file:
-                entries = [Entry(*plain) for plain in json.load(file)]
-        except (OSError, ValueError, TypeError):
-            return []
-        return [] if unsafe(entries) else entries
+            _touch(descriptor, entry)
+        finally:
+            os.close(descriptor)
 
-    def _write_record(self) -> None:
-        entries: list[list[Any]] = []
-        for entry in self._entries:
-            state = os.lstat(self.path(entry))
-            entries.append(Entry(entry.path, entry.kind, state.st_size, state.st_mtime_ns, target=entry.target).plain())
-        temporary = os.path.join(self._base, f"{OWN_PREFIX}{secrets.token_hex(8)}.part")
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump(entries, file)
-        os.replace(temporary, os.path.join(self._base, MIRROR_RECORD))
+    def _link(self, entry: Entry) -> None:
+        folder, name = self._folders.parent(entry.path, make=True)
+        with contextlib.suppress(OSError):
+            if os.readlink(name, dir_fd=folder) == entry.target:
+                return
+        temporary = beside(name)
+        os.symlink(entry.target, temporary, dir_fd=folder)
+        rename(folder, temporary, name)
 
-
-def _touch(path: str, entry: Entry) -> None:
-    _mode(path, entry)
-    os.utime(path, ns=(entry.mtime, entry.mtime))
+    def _folder_mode(self, entry: Entry) -> None:
+        if entry.mode is not None:
+            folder, name = self._folders.enter(entry.path)
+            os.chmod(name, entry.mode & 0o777, dir_fd=folder)
 
 
-def _mode(path: str, entry: Entry) -> None:
+def _touch(file: int | str, entry: Entry) -> None:
+    """A file's mode and time; it is given by its descriptor where the system can."""
     if entry.mode is not None:
-        os.chmod(path, entry.mode & 0o777)
+        os.chmod(file, entry.mode & 0o777)
+    os.utime(file, ns=(entry.mtime, entry.mtime))
 
 
-def _link(path: str, entry: Entry) -> None:
-    if os.path.islink(path) and os.readlink(path) == entry.target:
-        return
-    temporary = os.path.join(os.path.dirname(path), f"{OWN_PREFIX}{secrets.token_hex(8)}.part")
-    os.symlink(entry.target, temporary)
-    os.replace(temporary, path)
+def _words(path: str, problem: OSError) -> str:
+    """An OSError in words, with the link where one is in the way."""
+    if isinstance(problem, LinkInTheWay):
+        return str(problem)
+    return f"{path}: it is a link" if problem.errno == errno.ELOOP else error_text(path, problem)
 
 
 def _nearest_existing(path: str) -> str:

@@ -1,0 +1,173 @@
+"""Links where folders were: a far end that is hostile, or anybody who swaps them meanwhile, chooses no place outside."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from skymagic.errors import FilesError
+from skymagic.files.copy import Files
+from skymagic.files.transfer import folders, receiving
+from skymagic.files.transfer.entries import FILE, FOLDER, LINK, Entry
+from skymagic.wire.files import EndOfFiles, FileStart, ListReply, SendReply, encode
+from tests.files.test_files import Nodes, grow, node, one, tree
+from tests.lab.nodes import start
+
+__all__ = ["one"]
+EVIL = b"ssh-ed25519 evil"
+
+
+def hostile(root: Path, *entries: Entry, swap: str = "", contents: bool = False) -> Files:
+    """A node whose `out` holds these entries, every file with the same contents; `swap` is run when files are asked for."""
+    top = {"name": "out", "kind": "folder", "real": "/out", "device": 1, "number": 1}
+    listing = {
+        "entries": [entry.plain() for entry in entries],
+        "tops": [top], "contents": contents, "notes": [], "problems": [], "machine": "elsewhere",
+    }  # fmt: skip
+    files = [
+        encode(FileStart(index, 0, True, len(EVIL)), EVIL) for index, entry in enumerate(entries) if entry.kind == FILE
+    ]
+    lists, sends = encode(ListReply(listing)), b"".join([*files, encode(EndOfFiles()), encode(SendReply())])
+    code = f"import os, sys\ninput(); os.write(1, {lists!r})\ninput()\n{swap}\nos.write(1, {sends!r})\nsys.stdin.read()"
+    return Files([node(0, root, sys.executable, "-c", code)], start)
+
+
+@pytest.fixture(params=["by descriptor", "by name"])
+def home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A home folder, with what is dear in it and a folder that is copied into; also where a system has no openat."""
+    if request.param == "by name":
+        monkeypatch.setattr(folders, "BY_DESCRIPTOR", False)
+        monkeypatch.setattr(receiving, "BY_DESCRIPTOR", False)
+    return grow(tmp_path / "home", {".ssh/config": "mine", "work/": ""})
+
+
+def untouched(home: Path) -> bool:
+    return tree(home / ".ssh") == {"config": "mine"}
+
+
+def test_three_copies_of_one_folder(home: Path) -> None:
+    """Each is harmless by itself: the first one's link is the second one's folder, and moves what is in it up."""
+    deep = [Entry(path, FOLDER) for path in ("out", "out/a", "out/a/b")]
+    hostile(home, *deep, Entry("out/a/b/c", LINK, target="../..")).get("out", home / "work")
+    second = hostile(home, *deep, Entry("out/a/b/c", FOLDER), Entry("out/a/b/c/l", LINK, target="../../.ssh"))
+    third = hostile(home, Entry("out", FOLDER), Entry("out/l", FOLDER), Entry("out/l/keys", FILE, len(EVIL)))
+    with pytest.raises(
+        FilesError, match=r"nothing was copied: .*work/out/a/b/c is a link here, and a folder is to come"
+    ):
+        second.get("out", home / "work")
+    third.get("out", home / "work")
+    assert untouched(home)
+    assert (home / "work/out/l/keys").read_bytes() == EVIL
+
+
+def test_a_folder_that_was_asked_for_is_no_link(home: Path) -> None:
+    """With `~` as the place, ~/out would be ~/.ssh the next time."""
+    with pytest.raises(FilesError, match="'out' is refused: it is a link"):
+        hostile(home, Entry("out", LINK, target=".ssh")).get("out", home)
+    assert not os.path.lexists(home / "out")
+
+
+def test_a_nodes_own_folder_is_no_link(home: Path) -> None:
+    """What one node has sent before does not choose where another one's files go."""
+    (home / "work/node1").symlink_to("../.ssh")
+    roots = [grow(home / f"root{number}", {"out/x": "x"}) for number in range(2)]
+    files = Files([node(number, root) for number, root in enumerate(roots)], start)
+    with pytest.raises(FilesError, match=r"nothing was copied: .*work/node1 is a link here, and a folder is to come"):
+        files.get("out/", home / "work")
+    assert untouched(home)
+
+
+@pytest.mark.parametrize("where", ["out/sub", "out"])
+def test_a_folder_that_is_swapped_while_files_come(home: Path, where: str) -> None:
+    """Between the comparison and the file, by somebody who can write there."""
+    entries = [Entry("out", FOLDER), Entry("out/sub", FOLDER), Entry("out/sub/keys", FILE, len(EVIL))]
+    grow(home, {"work/out/sub/": "", ".ssh/sub/": ""})
+    place = home / "work" / where
+    swap = f"os.rename({str(place)!r}, {str(place)!r} + '.old'); os.symlink({str(home / '.ssh')!r}, {str(place)!r})"
+    with pytest.raises(
+        FilesError, match=rf"not all was copied: .*work/{where} is a link here, and a folder is to come"
+    ):
+        hostile(home, *entries, swap=swap).get("out", home / "work")
+    assert tree(home / ".ssh") == {"config": "mine", "sub/": ""}
+
+
+def test_a_folder_that_the_user_names_may_be_a_link(one: Nodes) -> None:
+    """The place is the user's own word; what is below it is not."""
+    grow(one.here, {"d/a": "a"})
+    grow(one.roots[0], {"scratch/": ""})
+    (one.roots[0] / "data").symlink_to("scratch")
+    one.files.put(f"{one.here}/d/", "data")
+    one.files.put(one.here / "d", "data/")
+    assert tree(one.roots[0] / "scratch") == {"a": "a", "d/": "", "d/a": "a"}
+    (one.here / "back").symlink_to("elsewhere")
+    grow(one.here, {"elsewhere/": ""})
+    one.files.get("data/", one.here / "back")
+    assert (one.here / "elsewhere/d/a").read_text() == "a"
+
+
+def test_put_refuses_a_link_in_the_way(one: Nodes) -> None:
+    """By its name, before anything is written; a file that is a link is replaced, and not what it leads to."""
+    grow(one.here, {"d/sub/x": "new", "d/sub/deep/y": "new", "d/a": "new"})
+    grow(one.roots[0], {"d/": "", "dear/x": "mine", "dear/a": "mine"})
+    (one.roots[0] / "d/sub").symlink_to("../dear")
+    (one.roots[0] / "d/a").symlink_to("../dear/a")
+    with pytest.raises(FilesError) as caught:
+        one.files.put(one.here / "d", "d")
+    assert str(caught.value) == (
+        f"nothing was copied: node 0 (host0): {one.roots[0]}/d/sub is a link here, and a folder is to come: remove it, "
+        "or copy to where it leads"
+    )
+    (one.roots[0] / "d/sub").unlink()
+    one.files.put(one.here / "d", "d")
+    assert tree(one.roots[0]) == {
+        "d/": "", "d/a": "new", "d/sub/": "", "d/sub/x": "new", "d/sub/deep/": "", "d/sub/deep/y": "new",
+        "dear/": "", "dear/a": "mine", "dear/x": "mine",
+    }  # fmt: skip
+
+
+def test_sync_removes_nothing_behind_a_link(one: Nodes) -> None:
+    grow(one.here, {"sub/x": "x", "a": "a"})
+    one.files.sync(one.here, "work")
+    work = one.roots[0] / "work"
+    (work / "sub").rename(one.roots[0] / "dear")
+    (work / "sub").symlink_to("../dear")
+    shutil.rmtree(one.here / "sub")
+    assert [each.removed for each in one.files.sync(one.here, "work")] == [0]
+    assert tree(one.roots[0] / "dear") == {"x": "x"}
+
+
+def test_times_and_modes_are_given_to_no_link(one: Nodes) -> None:
+    """A file that was found equal, and is a link by the time that it is touched."""
+    grow(one.here, {"d/a": "same"})
+    grow(one.roots[0], {"d/a": "same", "dear": "mine"})
+    (one.roots[0] / "dear").chmod(0o600)
+    before = (one.roots[0] / "dear").stat().st_mtime_ns
+    place = str(one.roots[0] / "d/a")
+    code = (
+        "import os, skymagic.kernels.files as files\n"
+        "write = files.TransferServer._write\n"
+        "def swapped(self, request):\n"
+        f"    os.unlink({place!r}); os.symlink('../dear', {place!r})\n"
+        "    return write(self, request)\n"
+        "files.TransferServer._write = swapped\n"
+        "files.main()"
+    )
+    os.utime(one.here / "d/a", ns=(1, 1))
+    (one.here / "d/a").chmod(0o777)
+    files = Files([node(0, one.roots[0], sys.executable, "-c", code)], start)
+    with pytest.raises(FilesError, match="d/a: it is a link"):
+        files.put(one.here / "d", "d")
+    state = (one.roots[0] / "dear").stat()
+    assert (state.st_mode & 0o777, state.st_mtime_ns) == (0o600, before)
+
+
+def test_a_file_that_begins_before_another_has_ended(home: Path) -> None:
+    """No half file stays, and no descriptor."""
+    entries = [Entry("out", FOLDER), *(Entry(f"out/{number}", FILE, 9) for number in range(3))]
+    swap = f"os.write(1, {b''.join(encode(FileStart(number, 0, False, 1), b'x') for number in (1, 2))!r})"
+    hostile(home, *entries, swap=swap).get("out", home / "work")
+    assert tree(home / "work") == {"out/": "", **{f"out/{number}": EVIL.decode() for number in range(3)}}
