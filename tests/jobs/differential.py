@@ -776,7 +776,7 @@ memoryview(b'abc')[1]
 
 getattr(items, 'append').__name__
 
-open('written.txt', 'w').write('text'); open('written.txt').read()
+import tempfile; file = tempfile.TemporaryFile('w+'); file.write('text'); file.seek(0); text = file.read(); del file; text
 
 import os; os.path.basename(os.getcwd()) == os.path.basename(os.path.abspath('.'))
 
