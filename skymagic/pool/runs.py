@@ -161,9 +161,11 @@ class Runs:
             report = self._dispatch.send(submission, order, spec.source, screen, limits)
         shipper = self._resources.shipper
         for number, rank in report.ranks.items():
-            if (outcome := rank.outcome or {}).get("bound"):
+            outcome = rank.outcome or {}
+            if outcome.get("bound"):
                 completed = outcome["status"] == "ok"
                 shipper.bound(manifest, number, outcome["rebound"], outcome["deleted"], completed=completed)
+            shipper.gone(number, outcome.get("unlinked", ()), outcome.get("lost", ()))
         return report
 
 

@@ -120,7 +120,10 @@ class Notebook:
                 far.run(source)
             except FarError as raised:  # the other ranks run it too
                 failed = raised
-            self.shipper.bound(manifest, far.rank, **far.ask("changes", None), completed=failed is None)
+            changes = far.ask("changes", None)
+            names = {key: changes[key] for key in ("rebound", "deleted")}
+            self.shipper.bound(manifest, far.rank, **names, completed=failed is None)
+            self.shipper.gone(far.rank, changes["unlinked"], changes["lost"])
             problem = problem or failed
         if problem is not None:
             raise problem

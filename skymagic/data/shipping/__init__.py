@@ -4,6 +4,9 @@ shipper       the notebook's end: makes the manifest of a run
 manifest      what one cell needs on the ranks, as a value
 bundles       variables that are pickled together, and their way into a store
 sequence      in which order values are rebuilt
+packing       from values that must travel to bundles, by rank
+links         what the ranks hold of values that were sent, object by object
+pulled        values that came from the ranks
 bindings      what each rank's names are bound to
 lent          values of one rank on their way to others
 sources       the source of modules that a run needs

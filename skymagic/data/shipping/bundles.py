@@ -14,6 +14,7 @@ from skymagic.data.shipping.sequence import rebuild_order
 from skymagic.data.store.bundle import INLINE, Location, inline, part_fields
 from skymagic.data.store.index import ContentIndex, Extent, Part
 from skymagic.data.store.store import LARGE
+from skymagic.data.values.links import FIXED_TYPES, Ref
 from skymagic.data.values.pickled import Pickled
 from skymagic.data.values.pickling import together
 
@@ -36,6 +37,11 @@ class Variable:
     same_object: bool = False
     """Whether the name had this very object when its fingerprint was taken before."""
 
+    @property
+    def fixed(self) -> bool:
+        """Whether it is a number or a text: which object it is does not matter."""
+        return type(self.value) in FIXED_TYPES
+
     @cached_property
     def parts(self) -> list[Part]:
         """Pieces of the pickle, then buffers."""
@@ -54,12 +60,12 @@ def groups(values: Sequence[Variable]) -> list[list[Variable]]:
 
 
 def merge_plain(
-    shared: Iterable[list[Variable]], lacking: Mapping[str, list[int]], apart: Container[int]
+    shared: Iterable[list[Variable]], lacking: Mapping[str, list[int]], apart: Container[str]
 ) -> list[list[Variable]]:
     """Groups, and all plain values that the same ranks lack as one: a thousand numbers are one pickle.
 
     Args:
-        apart: identities of objects that must stay by themselves.
+        apart: names of values that must stay by themselves.
     """
     found: list[list[Variable]] = []
     plain: dict[tuple[int, ...], list[Variable]] = {}
@@ -67,7 +73,7 @@ def merge_plain(
         where = tuple(lacking[group[0].name])
         if (
             all(value.pickled.plain and tuple(lacking[value.name]) == where for value in group)
-            and id(group[0].value) not in apart
+            and group[0].name not in apart
         ):
             plain.setdefault(where, []).extend(group)
         else:
@@ -103,19 +109,27 @@ class Bundle:
     pickled: Pickled
     parts: list[Part]
     imports: list[str] = field(default_factory=list)
-    same: str | None = None
-    """A name that is bound to this very object on the ranks already."""
+    table: int | None = None
+    """What the ranks call the objects that they make of it; None where nothing can refer to them."""
+    links: list[tuple[Ref, int | None]] = field(default_factory=list)
+    """Where the ranks have the objects that it refers to, and their numbers in the spare."""
+    spare: Pickled | None = None
+    """The same without references, for a rank that has just let go of one of the objects."""
     locations: list[Location] = field(default_factory=list)
     """Of the parts, once they are written."""
 
     def plain(self) -> dict[str, Any]:
         """As values that JSON can hold."""
+        own = len(self.pickled.pieces) + len(self.pickled.buffers)
+        spare = self.spare and part_fields(self.locations[own:], len(self.spare.pieces))
         return {
             "names": self.names,
             "ranks": self.ranks,
-            **part_fields(self.locations, len(self.pickled.pieces)),
+            **part_fields(self.locations[:own], len(self.pickled.pieces)),
             "imports": self.imports,
-            "same": self.same,
+            "table": self.table,
+            "links": [[*ref, number] for ref, number in self.links],
+            "spare": spare,
             "code": self.pickled.code,
             "versions": {name: version(name) for name in sorted(self.pickled.packages)},
         }

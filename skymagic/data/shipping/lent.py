@@ -29,7 +29,7 @@ def orders(
             "bundles": [
                 {
                     "names": lent["names"], "ranks": None, "header": lent["header"], "buffers": lent["buffers"],
-                    "imports": [], "same": None, "code": lent["code"], "versions": {},
+                    "imports": [], "table": None, "links": [], "spare": None, "code": lent["code"], "versions": {},
                 }
             ],
             "modules": shipper.sources.lacking(sources, ranks),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from skymagic.data.capture.names import CellNames
+from skymagic.data.shipping.links import Sent
 
 
 class Item(NamedTuple):
@@ -37,3 +39,5 @@ class Manifest:
     names: CellNames = field(default_factory=CellNames)
     unbound: frozenset[str] = frozenset()
     """Names that the ranks let go of: here they mean Python's own again."""
+    sent: Sequence[tuple[Sequence[int], Mapping[str, Sent]]] = ()
+    """Ranks, and how values are sent to them."""

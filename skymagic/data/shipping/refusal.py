@@ -6,10 +6,11 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from skymagic.data.values.kinds import type_name
+from skymagic.data.values.kinds import is_a, type_name
 
 _INSIDE = "make it inside the function, or make {name} in the cell"
 _NESTED = "leave it out of its owner's state with __getstate__, or make {name} in the cell"
+_LEAF = "pass {name}{path}.detach()"
 _BUDGET = 300
 """Parts tried while looking for the one that cannot be pickled."""
 
@@ -55,8 +56,8 @@ def refusal(name: str, value: object, why: str, problem: BaseException, attempt:
     reason, remedy = explain(culprit, problem)
     if path:
         reason = f"{name}{path} ({named}) {reason}"
-        remedy = _INSIDE if "<" in path else _NESTED
-    return Refusal(name, type_name(value), why, reason, remedy.format(name=name))
+        remedy = _LEAF if _computation(culprit) else _INSIDE if "<" in path else _NESTED
+    return Refusal(name, type_name(value), why, reason, remedy.format(name=name, path=path))
 
 
 def no_room(problem: OSError, sizes: list[tuple[str, int]]) -> str:
@@ -127,8 +128,16 @@ def explain(culprit: object, problem: BaseException) -> tuple[str, str]:
     known = _known(culprit)
     if known is not None:
         return known
+    if made_by := _computation(culprit):
+        return f"is part of a computation ({made_by}), which does not travel", _LEAF
     text = f"{type(problem).__name__}: {problem}".strip().splitlines()[0] if str(problem) else type(problem).__name__
     return f"cannot be pickled: {text}", "make it in the cell, or leave it out with --no-push {name}"
+
+
+def _computation(value: object) -> str:
+    """What a tensor that is no leaf was made by; empty for everything else."""
+    made_by = getattr(value, "grad_fn", None) if is_a(type(value), "torch", "Tensor") else None
+    return "" if made_by is None else type(made_by).__name__
 
 
 def _known(value: object) -> tuple[str, str] | None:

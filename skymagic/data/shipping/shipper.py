@@ -6,7 +6,6 @@ import builtins
 import platform
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from skymagic.data.capture import cells, modules
@@ -15,19 +14,12 @@ from skymagic.data.capture.names import CellNames, cell_names, interactive, is_o
 from skymagic.data.capture.resources import READERS
 from skymagic.data.capture.scripts import with_scripts
 from skymagic.data.shipping.bindings import Bindings
-from skymagic.data.shipping.bundles import (
-    Bundle,
-    BundleWriter,
-    Progress,
-    Variable,
-    groups,
-    in_rebuild_order,
-    merge_plain,
-    parts_of,
-    submodules,
-)
+from skymagic.data.shipping.bundles import Bundle, BundleWriter, Progress, Variable
 from skymagic.data.shipping.fingerprints import Fingerprints
+from skymagic.data.shipping.links import Inventory, SentLinks
 from skymagic.data.shipping.manifest import Item, Manifest
+from skymagic.data.shipping.packing import Packed, Packer
+from skymagic.data.shipping.pulled import Pulled
 from skymagic.data.shipping.refusal import Refusal, heavy, message, no_room, refusal
 from skymagic.data.shipping.sources import Sources
 from skymagic.data.shipping.unpacking import Unpacking
@@ -36,38 +28,12 @@ from skymagic.data.store.bundle import INLINE
 from skymagic.data.store.index import ContentIndex
 from skymagic.data.values import pickling
 from skymagic.data.values.kinds import type_name
-from skymagic.data.values.naming import Named
+from skymagic.data.values.links import FIXED_TYPES
 from skymagic.errors import CaptureError
 
 __all__ = ["Item", "Manifest", "Shipper"]
 
-_IMMUTABLE_TYPES = (int, float, bool, type(None), complex, str, bytes)
 _BUILTIN_NAMES = vars(builtins).keys()
-
-
-@dataclass
-class Pulled:
-    """A value that came from the ranks, under the name that it has there."""
-
-    values: tuple[object, ...]
-    """The value, and the items of a list by rank."""
-    type: str
-    """On the ranks."""
-    noted: bool = False
-    """Whether the user knows that it does not go back."""
-
-    @classmethod
-    def of(cls, value: object, type: str) -> Pulled:
-        """The notebook's value of a name, just after it came."""
-        return cls((value, *(value if isinstance(value, list) else ())), type)
-
-    def holds(self, value: object) -> bool:
-        """Whether this is the value, or a part of it; if it is a part, the others are let go of."""
-        if all(value is not each for each in self.values):
-            return False
-        if value is not self.values[0]:
-            self.values = (value,)
-        return True
 
 
 class Shipper(Unpacking):
@@ -90,6 +56,7 @@ class Shipper(Unpacking):
         self.fingerprints = Fingerprints(namespace, folder, self.index)
         self.bindings = Bindings()
         self.sources = Sources(folder, self.bindings, remote=store.remote)
+        self.links = SentLinks(namespace)
         self._immutables: dict[str, Variable] = {}
         self._unpicklable: dict[str, tuple[object, str]] = {}
         self._warned: set[frozenset[str]] = set()
@@ -98,6 +65,8 @@ class Shipper(Unpacking):
         """Names of which the user knows that the ranks hold them, and the notebook does not."""
         self._unsure: set[str] = set()
         """Names of which the user knows that their values look different each time."""
+        self._apart: set[tuple[str, str]] = set()
+        """Names of which the user knows that the first refers to a value of the second that the ranks have not got."""
 
     def prepare(
         self,
@@ -144,32 +113,13 @@ class Shipper(Unpacking):
             hints = {name for name in names.hints - kept if no_push is not True and is_type(space.get(name))}
             hints |= names.probes - kept if no_push is not True else set()
             values, why = self._collect(wanted, hints, space, kept, push, ranks)
-            pickles = [value.pickled for value in values.values()]
-            imported = names.imports.union(*(each.modules | (each.packages & READERS) for each in pickles))
-            sources = self.sources.find(imported, ranks, dry_run=dry_run, note=note)
-            hashes = {name: module.hash for name, module in sources.items()}
-            self._identify(values, ranks, hashes, extra)
-            fingerprints = {name: value.fingerprint for name, value in values.items()}
-            pulled = {name for name in self._pulled.keys() & values.keys() if self._is_pulled(name, values[name].value)}
-            pulled -= set(extra)
-            unstable = set() if fresh else self._unstable(values, ranks, hashes) - set(extra)
-            sent = values if fresh else {*extra, *((pulled | unstable) & set(push))}
-            lacking = self.bindings.ranks_without_value(fingerprints, ranks, sent)
-            for name in unstable.difference(sent):
-                lacking[name] = [rank for rank in lacking[name] if name not in self.bindings.fingerprints(rank)]
-                if not dry_run and note is not None and name not in self._unsure:
-                    self._unsure.add(name)
-                    note(
-                        f"{name} looks different each time, so nobody can say whether it has changed: the ranks keep "
-                        f"their own; --push {name} sends the notebook's"
-                    )
-            for name in pulled.difference(sent):  # what came from the ranks does not go back by itself
-                if lacking[name] and not dry_run and note is not None and not self._pulled[name].noted:
-                    self._pulled[name].noted = True
-                    note(
-                        f"{name}: the ranks keep their own ({self._pulled[name].type}); --push {name} sends the notebook's"
-                    )
-                lacking[name] = []
+            lacking, sources, unseen = self._lacking(names, values, ranks, fresh, push, frozenset(extra), dry_run, note)
+            while related := self._related(values, lacking, kept, frozenset(extra), ranks):
+                if not self._collect_related(related, values, why, kept, ranks):
+                    break
+                lacking, sources, unseen = self._lacking(
+                    names, values, ranks, fresh, push, frozenset(extra), dry_run, note
+                )
             items = tuple(
                 Item(name, why[name], value.pickled.nbytes, bool(lacking[name]), type_name(value.value))
                 for name, value in values.items()
@@ -179,12 +129,13 @@ class Shipper(Unpacking):
             unbound = self._shadowed(ranks)
             if note is not None:
                 self._note_deleted(names, ranks, note)
+            packed = self._pack(names, ranks, values, lacking, frozenset(extra))
+            if note is not None:
+                self._note_apart(packed, note)
             manifest = self._load(
-                names, ranks, values, lacking, sources, items, frozenset(extra), unbound, progress, warn
+                names, ranks, values, lacking, packed, sources, items, frozenset(extra), unbound, progress, warn
             )
-            for name in pulled.difference(
-                sent
-            ):  # the ranks have not seen it: something equal that is assigned is new to them
+            for name in unseen:  # the ranks have not seen it: something equal that is assigned is new to them
                 manifest.fingerprints.pop(name, None)
             return manifest
 
@@ -210,6 +161,9 @@ class Shipper(Unpacking):
             manifest.stored.update(self._fingerprints(names - manifest.fingerprints.keys() - manifest.stored.keys()))
             known = {name: manifest.fingerprints.get(name, manifest.stored.get(name)) for name in names}
             self.bindings.bound(manifest, rank, known, deleted)
+            for bound_ranks, sent in manifest.sent:
+                if rank in bound_ranks:
+                    self.links.bound(rank, sent)
 
     def gathered(self, types: Mapping[str, str], ranks: Iterable[int]) -> None:
         """The notebook's present values of these names came from these ranks, which keep their own.
@@ -238,6 +192,12 @@ class Shipper(Unpacking):
         """These ranks were started anew and hold nothing."""
         with self._lock:
             self.bindings.forget(ranks)
+            self.links.forget(ranks)
+
+    def gone(self, rank: int, unlinked: Iterable[str], lost: Iterable[Sequence[int]]) -> None:
+        """This rank says what it holds no more of the objects that it made of the notebook's values; `Held.report`."""
+        with self._lock:
+            self.links.gone(rank, unlinked, lost)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -292,12 +252,12 @@ class Shipper(Unpacking):
         if known is not None and known.value is value:
             return known
         made = Variable(name, value, pickling.dumps(value, self.namespace, folder=self.folder))
-        if type(value) in _IMMUTABLE_TYPES and made.pickled.nbytes < INLINE:
+        if type(value) in FIXED_TYPES and made.pickled.nbytes < INLINE:
             self._immutables[name] = made
         return made
 
     def _attempt(self, part: object) -> object:
-        return pickling.dumps(part, self.namespace)
+        return pickling.dumps(part, self.namespace, folder=self.folder)
 
     def _ranks_keep_theirs(self, name: str, value: object, ranks: Sequence[int]) -> bool:
         """Whether all ranks have their own binding of a name whose value here cannot travel, and is the same still."""
@@ -332,12 +292,123 @@ class Shipper(Unpacking):
             and self.fingerprints.is_unstable(value, hashes)
         }
 
+    def _lacking(
+        self,
+        names: CellNames,
+        values: Mapping[str, Variable],
+        ranks: Sequence[int],
+        fresh: bool,
+        push: Sequence[str],
+        extra: frozenset[str],
+        dry_run: bool,
+        note: Callable[[str], None] | None,
+    ) -> tuple[dict[str, list[int]], dict[str, modules.ModuleSource], set[str]]:
+        """For each name, the ranks that must get its value.
+
+        Returns:
+            Beside them the notebook's own modules that are needed, and the names whose values came from the ranks and stay here.
+        """
+        pickles = [value.pickled for value in values.values()]
+        imported = names.imports.union(*(each.modules | (each.packages & READERS) for each in pickles))
+        sources = self.sources.find(imported, ranks, dry_run=dry_run, note=note)
+        note = None if dry_run else note
+        hashes = {name: module.hash for name, module in sources.items()}
+        self._identify(values, ranks, hashes, extra)
+        fingerprints = {name: value.fingerprint for name, value in values.items()}
+        pulled = {name for name in self._pulled.keys() & values.keys() if self._is_pulled(name, values[name].value)}
+        pulled -= extra
+        unstable = set() if fresh else self._unstable(values, ranks, hashes) - extra
+        sent = values if fresh else {*extra, *((pulled | unstable) & set(push))}
+        lacking = self.bindings.ranks_without_value(fingerprints, ranks, sent)
+        for name in unstable.difference(sent):
+            lacking[name] = [rank for rank in lacking[name] if name not in self.bindings.fingerprints(rank)]
+            if note is not None and name not in self._unsure:
+                self._unsure.add(name)
+                note(
+                    f"{name} looks different each time, so nobody can say whether it has changed: the ranks keep "
+                    f"their own; --push {name} sends the notebook's"
+                )
+        for name in pulled.difference(sent):  # what came from the ranks does not go back by itself
+            if lacking[name] and note is not None and not self._pulled[name].noted:
+                self._pulled[name].noted = True
+                note(
+                    f"{name}: the ranks keep their own ({self._pulled[name].type}); --push {name} sends the notebook's"
+                )
+            lacking[name] = []
+        return lacking, sources, pulled.difference(sent)
+
+    def _related(
+        self,
+        values: Mapping[str, Variable],
+        lacking: Mapping[str, list[int]],
+        kept: frozenset[str],
+        extra: frozenset[str],
+        ranks: Sequence[int],
+    ) -> dict[str, str]:
+        """Names of which ranks hold something that values refer to which are about to travel: name → one that does."""
+        moved = [Inventory(value) for name, value in values.items() if lacking[name] and name not in extra | kept]
+        moved = [each for each in moved if not each.variable.fixed]
+        if not moved:
+            return {}
+        held = set().union(*(self.bindings.fingerprints(rank) for rank in ranks)) - values.keys() - kept
+        names = [name for name in sorted(held & self.namespace.keys()) if type(self.namespace[name]) not in FIXED_TYPES]
+
+        def open(name: str) -> Variable | None:
+            try:
+                return self._variable(name, self.namespace[name])
+            except Exception:
+                return None
+
+        return self.links.related(moved, names, open)
+
+    def _collect_related(
+        self,
+        related: Mapping[str, str],
+        values: dict[str, Variable],
+        why: dict[str, str],
+        kept: frozenset[str],
+        ranks: Sequence[int],
+    ) -> bool:
+        """Take these names in as if the cell used them; whether they can be."""
+        try:
+            more, reasons = self._collect(set(related), set(), self.namespace, kept, (), ranks)
+        except CaptureError:  # the cell did not ask for them
+            return False
+        for name in more.keys() - values.keys():
+            values[name] = more[name]
+            why[name] = f"used by {related[name]}" if name in related else reasons[name]
+        return True
+
+    def _pack(
+        self,
+        names: CellNames,
+        ranks: Sequence[int],
+        values: Mapping[str, Variable],
+        lacking: Mapping[str, list[int]],
+        temporary: frozenset[str],
+    ) -> Packed:
+        moved = [value for name, value in values.items() if lacking[name]]
+        attributes = names.attributes.union(*(value.pickled.attributes for value in moved))
+        return Packer(
+            self.links, self.index, self.folder, ranks, values, lacking, names.loads, temporary, attributes
+        ).pack()
+
+    def _note_apart(self, packed: Packed, note: Callable[[str], None]) -> None:
+        for name, other in packed.apart:
+            if (name, other) not in self._apart:
+                self._apart.add((name, other))
+                note(
+                    f"{name} refers to the notebook's {other}, and the ranks have their own {other}: make {name} in a "
+                    "broadcast cell, or send both with --fresh"
+                )
+
     def _load(
         self,
         names: CellNames,
         ranks: Sequence[int],
         values: dict[str, Variable],
         lacking: Mapping[str, list[int]],
+        packed: Packed,
         sources: Mapping[str, modules.ModuleSource],
         items: tuple[Item, ...],
         temporary: frozenset[str],
@@ -347,20 +418,9 @@ class Shipper(Unpacking):
     ) -> Manifest:
         """Write what is lacking, and make the orders."""
         moved = [value for name, value in values.items() if lacking[name]]
-        attributes = names.attributes.union(*(value.pickled.attributes for value in moved))
+        bundles = packed.bundles
         writer = BundleWriter(self.index, progress)
         try:
-            held: dict[int, str] = {}
-            if moved:
-                held = {
-                    id(value.value): name
-                    for name, value in values.items()
-                    if not lacking[name] and type(value.value) not in _IMMUTABLE_TYPES
-                }
-            bundles = [
-                self._bundle(group, ranks, held, lacking, attributes)
-                for group in in_rebuild_order(merge_plain(groups(moved), lacking, held), values)
-            ]
             writer.expect(bundles)
             if warn is not None and self.store.remote:
                 self._warn(bundles, warn)
@@ -391,7 +451,7 @@ class Shipper(Unpacking):
             if isinstance(problem, OSError):
                 raise CaptureError(no_room(problem, [(item.name, item.nbytes) for item in items])) from problem
             raise
-        manifest = Manifest(orders, writer.nbytes, items, fingerprints, stored, names, unbound)
+        manifest = Manifest(orders, writer.nbytes, items, fingerprints, stored, names, unbound, packed.sent)
         weakref.finalize(manifest, self.store.unpin, writer.keys).atexit = False
         self.index.set_needs(writer.needs, {*self.namespace, *temporary})
         self._forget_lost_names()
@@ -405,38 +465,6 @@ class Shipper(Unpacking):
             if sum(parts.values()) > self.large and value not in self._warned:
                 self._warned.add(value)
                 warn(heavy(", ".join(bundle.names), sum(parts.values())))
-
-    def _bundle(
-        self,
-        group: list[Variable],
-        ranks: Sequence[int],
-        held: Mapping[int, str],
-        lacking: Mapping[str, list[int]],
-        attributes: frozenset[str],
-    ) -> Bundle:
-        pickled, parts = group[0].pickled, group[0].parts
-        if len(group) > 1:
-            named = any(value.pickled.active for value in group)
-            together = tuple(Named(value.name, value.value) if named else value.value for value in group)
-            pickled = pickling.dumps(together, self.namespace, folder=self.folder)
-            parts = parts_of(pickled)
-            self.index.identify(parts, lazily=True)
-        needed = sorted(set().union(*(lacking[value.name] for value in group)))
-        return Bundle(
-            names=[value.name for value in group],
-            ranks=None if needed == sorted(ranks) else needed,
-            pickled=pickled,
-            parts=parts,
-            imports=submodules((value.value for value in group), attributes),
-            same=self._same(group, needed, held),
-        )
-
-    def _same(self, group: list[Variable], needed: list[int], held: Mapping[int, str]) -> str | None:
-        """A name for the same object that the ranks have from the notebook, and have not rebound."""
-        name = held.get(id(group[0].value))
-        if len(group) > 1 or name is None or any(self.bindings.has_rebound(rank, name) for rank in needed):
-            return None
-        return name
 
     def _fingerprints(self, names: Iterable[str]) -> dict[str, str]:
         """Fingerprints of the notebook's present values of names that ranks bind themselves."""
@@ -497,6 +525,7 @@ class Shipper(Unpacking):
     def _forget_lost_names(self) -> None:
         """Forget names that the notebook has lost."""
         self._unsure &= self.namespace.keys()
+        self.links.forget_names()
         for known in (self._immutables, self._unpicklable, self.fingerprints.known):
             for name in [name for name in known if name not in self.namespace]:
                 del known[name]

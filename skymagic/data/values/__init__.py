@@ -2,7 +2,10 @@
 
 pickling    values as a pickle (protocol 5) and its out-of-band buffers
 rebuild     what pickles call to make functions, classes and others again
+plain       the short way for what Python pickles all by itself
+numbered    the objects, storages and classes in a value that was pickled here
 pickled     a pickled value, and which values share something
+links       objects by their number in a pickle, for values that refer to what was sent before
 arrays      the memory of numpy's arrays and pandas' frames
 tensors     the memory of torch's tensors
 foreign     the types of ctypes

@@ -59,6 +59,9 @@ def reduce_array(tracker: Tracker, array: Any) -> Reduced:
         return _array, (b"", *described, "C")
     start, stop = bounds(array)
     if id(array) not in tracker.private:
+        whole = tracker.linked.array(start, stop)
+        if whole is not None:
+            return _part, (whole, *described, array.strides, _address(array) - _address(whole))
         tracker.spans.append(Span(start, stop, id(array)))
         block = tracker.layout.find(start, stop) if tracker.layout is not None else None
         if block is not None:
@@ -119,6 +122,21 @@ def _view(buffer: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, .
     if any(stride == 0 and count > 1 for stride, count in zip(strides, shape, strict=True)):
         view.flags.writeable = False  # a broadcast view: writing one element would change many
     return view
+
+
+def _part(whole: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
+    """A view of an array that was there before."""
+    import numpy
+
+    return _view(whole.reshape(-1, order="A").view(numpy.uint8), dtype, shape, strides, offset)
+
+
+def reach(array: Any) -> tuple[int, int] | None:
+    """First and last address of a plain array without gaps; None for any other object."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or type(array) is not numpy.ndarray or array.dtype.hasobject or not array.size:
+        return None
+    return bounds(array) if array.flags.c_contiguous or array.flags.f_contiguous else None
 
 
 def _subclass(array: Any, kind: type) -> Any:

@@ -7,7 +7,7 @@ import pickle
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 SMALL = 16 << 10
 """Buffers below this many bytes stay in the pickle."""
@@ -115,16 +115,48 @@ def writable(buffer: Any) -> memoryview:
     return memoryview(bytearray(view)) if view.readonly else view
 
 
+class Region(NamedTuple):
+    """Memory of something that stands in a pickle: an array, a torch storage, or the part of one that travels."""
+
+    stands: Any
+    start: int
+    stop: int
+
+
+@dataclass
+class LinkedMemory:
+    """Memory that the other side has already."""
+
+    storages: dict[int, Region] = field(default_factory=dict)
+    """By the handles of torch storages."""
+    arrays: list[Region] = field(default_factory=list)
+
+    def array(self, start: int, stop: int) -> Any:
+        """The array that has these addresses; None when there is none."""
+        return next((each.stands for each in self.arrays if each.start <= start and stop <= each.stop), None)
+
+
 class Tracker:
     """What one pickling pass has learned about memory, and the layout that it follows.
 
     Args:
         between_ranks: memory of a device goes to the other rank's device, and not to its CPU.
+        leaves_only: whether a tensor that is part of a computation is refused; otherwise its numbers travel.
+        linked: memory that the other side has.
     """
 
-    def __init__(self, follow: Layout | None = None, *, between_ranks: bool = False) -> None:
+    def __init__(
+        self,
+        follow: Layout | None = None,
+        *,
+        between_ranks: bool = False,
+        leaves_only: bool = False,
+        linked: LinkedMemory | None = None,
+    ) -> None:
         self.layout = follow
         self.between_ranks = between_ranks
+        self.leaves_only = leaves_only
+        self.linked = linked or LinkedMemory()
         self.spans: list[Span] = []
         self.private: set[int] = set()
         self.whole: set[int] = set()

@@ -12,7 +12,6 @@ import functools
 import io
 import pickle
 import sys
-import threading
 import types
 import typing
 import weakref
@@ -27,13 +26,14 @@ from skymagic.data.capture.bytecode import code_names
 from skymagic.data.capture.functions import mentioned_names
 from skymagic.data.capture.modules import is_local
 from skymagic.data.store.base import Buffer
-from skymagic.data.values import rebuild
+from skymagic.data.values import plain, rebuild
 from skymagic.data.values.arrays import reducer_for
 from skymagic.data.values.exceptions import reduce_exception
 from skymagic.data.values.foreign import is_foreign, members_of, reduce_type
 from skymagic.data.values.kinds import changeable, is_a, made_by_python
-from skymagic.data.values.memory import SMALL, Tracker, layout
-from skymagic.data.values.pickled import CONTAINERS, Pickled, groups
+from skymagic.data.values.links import LISTED, Links
+from skymagic.data.values.memory import Layout, Tracker, layout
+from skymagic.data.values.pickled import Pickled, groups
 from skymagic.data.values.rebuild import here
 from skymagic.data.values.rope import Buffers, Pieces, Rope
 
@@ -42,7 +42,12 @@ _MANY = 1 << 20
 
 
 def dumps(
-    value: object, namespace: dict[str, Any], *, folder: str | None = None, between_ranks: bool = False
+    value: object,
+    namespace: dict[str, Any],
+    *,
+    folder: str | None = None,
+    between_ranks: bool = False,
+    links: Links | None = None,
 ) -> Pickled:
     """Pickle a value.
 
@@ -52,21 +57,22 @@ def dumps(
             that they use were imported from, and nothing else of the namespace.
         between_ranks: another rank is to go on with the value: tensors go to its device, and wrappers around the process
             group stay wrappers. All modules are recorded.
+        links: objects that the other side has already; it notes which of them the pickle refers to.
 
     Raises:
         Exception: whatever the value's own reduction raises; pickle.PicklingError and TypeError most often.
     """
     if value is namespace:
         value = _Namespace()
-    plain = _plainly(value)
-    if plain is not None:
-        return plain
-    first = _Pickler(namespace, folder, Tracker(between_ranks=between_ranks))
+    known = plain.plainly(value) if links is None else None
+    if known is not None:
+        return known
+    first = _pickler(namespace, folder, links, None, between_ranks)
     first.dump(value)
     shared = layout(first.tracker.spans, first.tracker.whole)
     if shared is None:
         return first.result(value)
-    second = _Pickler(namespace, folder, Tracker(shared, between_ranks=between_ranks))
+    second = _pickler(namespace, folder, links, shared, between_ranks)
     second.before = first  # its objects live on, so that no address means two things
     second.dump(value)
     return second.result(value)
@@ -74,21 +80,39 @@ def dumps(
 
 def together(pickles: Sequence[Pickled]) -> list[list[int]]:
     """Indices of pickles whose values share an object or memory, in groups; they must be pickled as one to stay so."""
-    return groups(pickles, [_containers(each.keep) if each.marks is None else each.marks for each in pickles])
+    return groups(pickles, [plain.containers(each.keep) if each.marks is None else each.marks for each in pickles])
 
 
-def loads(header: Sequence[Buffer], buffers: Iterable[Buffer], namespace: dict[str, Any]) -> Any:
+def loads(
+    header: Sequence[Buffer],
+    buffers: Iterable[Buffer],
+    namespace: dict[str, Any],
+    *,
+    links: Sequence[object] = (),
+    memo: dict[int, object] | None = None,
+) -> Any:
     """Rebuild a value; its functions get ``namespace`` as their globals.
 
     Args:
         header: the pieces of the pickle stream.
+        links: the objects that it refers to.
+        memo: gets the objects that were made, by their numbers; nothing where there may be too many.
     """
     before, here.namespace = here.namespace, namespace
     lent, here.lent = here.lent, []
     try:
-        if len(header) == 1:
+        if sum(map(len, header)) > LISTED:
+            memo = None
+        if len(header) == 1 and not links and memo is None:
             return pickle.loads(header[0], buffers=buffers)
-        return pickle.Unpickler(Rope(header), buffers=buffers).load()
+        stream = io.BytesIO(header[0]) if len(header) == 1 else Rope(header)
+        unpickler = pickle.Unpickler(stream, buffers=buffers)
+        if links:
+            unpickler.persistent_load = links.__getitem__  # type: ignore[method-assign]
+        value = unpickler.load()
+        if memo is not None:
+            memo.update(unpickler.memo.copy())
+        return value
     finally:
         for name, value in here.lent:
             if namespace.get(name) is value:
@@ -117,56 +141,6 @@ class _Namespace:
 
     def __reduce__(self) -> Any:
         return rebuild.namespace, ()
-
-
-class _NotPlain(Exception):
-    """There is something in the value that Python does not pickle all by itself."""
-
-
-class _PlainPickler(pickle.Pickler):
-    """Pickles what Python pickles all by itself; one for each thread, for they are many small values."""
-
-    def __init__(self) -> None:
-        self.out = Pieces()
-        super().__init__(self.out, 5)
-
-    def reducer_override(self, obj: object) -> Any:
-        raise _NotPlain
-
-
-class _Local(threading.local):
-    pickler: _PlainPickler | None = None
-
-
-_local = _Local()
-_PLAIN = frozenset((*CONTAINERS, int, float, str, bytes, bool, type(None), tuple, frozenset))
-
-
-def _plainly(value: object) -> Pickled | None:
-    """The short way for the values that notebooks have most of: numbers, strings, and lists and dicts of them."""
-    if type(value) not in _PLAIN:
-        return None
-    pickler = _local.pickler or _PlainPickler()
-    _local.pickler = None  # in use
-    try:
-        pickler.dump(value)
-    except _NotPlain:
-        return None
-    pieces = pickler.out.pieces()
-    if len(pieces) == 1 and len(pieces[0]) < SMALL:
-        pickler.out.clear()
-        pickler.clear_memo()
-        _local.pickler = pickler
-        return Pickled(pieces, (), marks=None, keep=value, plain=True)
-    marks = None if sum(map(len, pieces)) < _MANY else frozenset((id(value),))
-    return Pickled(pieces, (), marks=marks, keep=value)
-
-
-def _containers(value: object) -> frozenset[int]:
-    """Identities of the lists, dicts and sets in a value of Python's own types."""
-    pickler = _PlainPickler()
-    pickler.dump(value)
-    return frozenset(number for number, (_, each) in pickler.memo.copy().items() if type(each) in CONTAINERS)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -371,6 +345,31 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _new_type(self, kind: Any) -> Any:
         return typing.NewType, (kind.__name__, kind.__supertype__)
+
+
+ValuePickler = _Pickler
+
+
+class _LinkedPickler(_Pickler):
+    """Refers to what the other side has already."""
+
+    def __init__(self, namespace: dict[str, Any], folder: str | None, tracker: Tracker, links: Links) -> None:
+        super().__init__(namespace, folder, tracker)
+        self.links = links
+
+    def persistent_id(self, obj: object) -> int | None:
+        return self.links.number(obj)
+
+
+def _pickler(
+    namespace: dict[str, Any], folder: str | None, links: Links | None, shared: Layout | None, between_ranks: bool
+) -> _Pickler:
+    memory = links.memory if links is not None else None
+    tracker = Tracker(shared, between_ranks=between_ranks, leaves_only=folder is not None, linked=memory)
+    if links is None:
+        return _Pickler(namespace, folder, tracker)
+    links.used.clear()
+    return _LinkedPickler(namespace, folder, tracker, links)
 
 
 _REDUCERS: dict[type, Callable[[_Pickler, Any], Any]] = {

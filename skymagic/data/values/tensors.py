@@ -5,13 +5,31 @@ torch is never imported to pickle a value, only used when the value itself has b
 
 from __future__ import annotations
 
+import pickle
 import sys
 from typing import Any
 
-from skymagic.data.values.memory import Block, Reduced, Span, Storage, Tracker, memory, writable
+from skymagic.data.values.memory import Block, Reduced, Region, Span, Storage, Tracker, memory, writable
 
 
 def reduce_tensor(tracker: Tracker, tensor: Any) -> Reduced:
+    """A tensor with its gradient; one that is part of a computation has left it when it arrives, or is refused."""
+    if not tensor.is_leaf:
+        if tracker.leaves_only:
+            made_by = type(tensor.grad_fn).__name__
+            raise pickle.PicklingError(f"a tensor in it is part of a computation ({made_by}): pass tensor.detach()")
+        tensor = tensor.detach()
+    reduced = _reduce(tracker, tensor)
+    if tensor.requires_grad and tensor.grad is not None and len(reduced) == 2:
+        return *reduced, tensor.grad, None, None, _set_grad
+    return reduced
+
+
+def _set_grad(tensor: Any, grad: Any) -> None:
+    tensor.grad = grad
+
+
+def _reduce(tracker: Tracker, tensor: Any) -> Reduced:
     """A tensor as a view of its storage; every kind that torch rebuilds otherwise is left to torch."""
     torch = sys.modules["torch"]
     reduced = tensor.__reduce_ex__(5)
@@ -29,6 +47,16 @@ def reduce_tensor(tracker: Tracker, tensor: Any) -> Reduced:
         first = storage.data_ptr() + offset * tensor.element_size()
         extent = sum((count - 1) * step for count, step in zip(size, stride, strict=True)) + 1
         stop = first + extent * tensor.element_size()
+        there, start, end = tracker.linked.storages.get(storage._cdata, (None, 0, 0))
+        if there is not None and start <= first and stop <= end:
+            return _tensor, (
+                there,
+                typed.dtype,
+                (first - start) // tensor.element_size(),
+                tuple(size),
+                tuple(stride),
+                *rest,
+            )
         full = (storage.data_ptr(), storage.data_ptr() + storage.nbytes())
         tracker.spans.append(Span(first, stop, storage._cdata, full))
         block = tracker.layout.find(first, stop) if tracker.layout is not None else None
@@ -85,6 +113,19 @@ def reduce_planned(tracker: Tracker, storage: Storage) -> Reduced:
     if owner is not None and owner.device.type != "cpu" and tracker.between_ranks:
         return _device_storage, (storage.block, owner.device.type)
     return _storage, (storage.block,)
+
+
+def regions(tracker: Tracker) -> dict[int, Region]:
+    """The storages that a pickling pass has met, by their handles."""
+    planned = {} if tracker.layout is None else tracker.layout.storages
+    found = {}
+    for handle, storage in tracker.storages.items():
+        if handle in planned:
+            block = planned[handle].block
+            found[handle] = Region(planned[handle], block.start, block.stop)
+        elif hasattr(storage, "_cdata") and storage._cdata == handle and storage.nbytes():
+            found[handle] = Region(storage, storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+    return found
 
 
 def _block(buffer: Any) -> memoryview:

@@ -6,6 +6,7 @@ kernel          the kernel: carries out orders, between interrupts
 shell           IPython's shell: displays go by way of the agent, errors are returned
 namespace       the rank's variables: values are bound, and packed for the way back
 lending         the rank's own values, packed for other ranks
+held            the objects made of the notebook's values, for values that refer to them
 importer        the remote importer: modules from sources that the notebook sent
 missing         the name that an exception says is missing
 control         the control socket to the agent, with a thread of its own

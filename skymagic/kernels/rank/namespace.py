@@ -11,7 +11,7 @@ import secrets
 import sys
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from skymagic.data.store.bundle import part_fields, read_parts, write_parts
 from skymagic.data.store.store import NodeStore
@@ -20,6 +20,7 @@ from skymagic.data.values.exceptions import without_locals
 from skymagic.data.values.kinds import type_name
 from skymagic.data.values.naming import Accompanied
 from skymagic.data.values.pickled import Pickled
+from skymagic.kernels.rank.held import GONE, Held
 from skymagic.kernels.rank.importer import RemoteImporter
 from skymagic.kernels.rank.missing import missing_name
 
@@ -62,6 +63,7 @@ class Namespace:
         self.node = node
         self.store = NodeStore(store_directory)
         self.importer = RemoteImporter()
+        self.held = Held()
         self._before: dict[str, Any] = {}
         """The variables as they were when the cell began."""
         self._shipped: set[str] = set()
@@ -99,9 +101,11 @@ class Namespace:
     def _bind_in_order(self, bundles: list[Mapping[str, Any]], orders: Mapping[str, Any]) -> None:
         """Each value at once, for the code that rebuilds the next may use it."""
         problems: list[BindError] = []
-        for bundle in bundles:
+        opened: list[_Opened] = []
+        for bundle, links in self._linked(bundles):
             try:
-                self.variables.update(self._open(bundle, orders))
+                opened.append(self._open(bundle, links, orders))
+                self.variables.update(opened[-1].values)
             except BindError as problem:
                 problems.append(problem)
         if len(problems) > 1:
@@ -110,14 +114,17 @@ class Namespace:
             raise BindError(names, reasons, problems[0].package) from problems[0]
         if problems:
             raise problems[0]
+        while opened:
+            self.held.keep(*opened.pop())
+        self.held.settle()
 
     def drop_temporary(self, orders: Mapping[str, Any]) -> None:
         """The cell is over: forget what was for it alone."""
         for name in orders.get("temporary", ()):
             self.variables.pop(name, None)
 
-    def changes(self) -> dict[str, list[str]]:
-        """What a cell has done to the names since `bind`, by identity: ``{"rebound": […], "deleted": […]}``.
+    def changes(self) -> dict[str, list[Any]]:
+        """What a cell has done to the names since `bind`, by identity: ``{"rebound": […], "deleted": […]}``, and `Held.report`.
 
         However it did: a text cannot tell which of its assignments ran, nor what ``%run`` or ``globals()`` bind.
         """
@@ -126,7 +133,8 @@ class Namespace:
         rebound = [name for name, value in self.variables.items() if before.get(name, unknown) is not value]
         deleted = [name for name in before if name not in self.variables]
         self._shipped.difference_update(rebound, deleted)
-        return {"rebound": rebound, "deleted": deleted}
+        before.clear()  # what nothing else holds is gone
+        return {"rebound": rebound, "deleted": deleted, **self.held.report(self.variables)}
 
     def missing(self, problem: BaseException | None) -> str:
         """The name that the cell has missed here, and has not deleted itself; empty if it failed for another reason."""
@@ -179,19 +187,36 @@ class Namespace:
             names = ", ".join(each["name"] for each in mine)
             raise BindError(names, f"the module's code raised {type(problem).__name__}: {problem}") from problem
 
-    def _open(self, bundle: Mapping[str, Any], orders: Mapping[str, Any]) -> dict[str, Any]:
+    def _linked(self, bundles: list[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], list[object]]]:
+        """This rank's bundles, each with the objects that it refers to: all at once, before anything changes."""
+        return [(bundle, [self.held.find(link[:2]) for link in bundle["links"]]) for bundle in bundles]
+
+    def _spare(self, bundle: Mapping[str, Any], links: list[object], orders: Mapping[str, Any]) -> list[object]:
+        """The objects that a bundle refers to, with a copy of each that is gone from here."""
+        if all(each is not GONE for each in links):
+            return links
+        made: dict[int, object] = {}
+        if bundle["spare"] is not None:
+            header, buffers = read_parts(bundle["spare"], lambda number: self.store.map(orders["files"][number]))
+            value = pickling.loads(header, buffers, self.variables, memo=made)
+            made.update({-1 - index: each for index, each in enumerate(_by_name(bundle, value).values())})
+        numbers = [number for *_, number in bundle["links"]]
+        if any(each is GONE and number not in made for each, number in zip(links, numbers, strict=True)):
+            raise LookupError("the rank has just let go of something that it refers to; run the cell again")
+        return [made[number] if each is GONE else each for each, number in zip(links, numbers, strict=True)]
+
+    def _open(self, bundle: Mapping[str, Any], links: list[object], orders: Mapping[str, Any]) -> _Opened:
         names = list(bundle["names"])
-        if bundle["same"] in self.variables:
-            return {names[0]: self.variables[bundle["same"]]}
+        memo: dict[int, object] | None = {} if bundle["table"] is not None else None
         try:
             _check_python(orders["python"], bundle["code"])
             for module in bundle["imports"]:
                 importlib.import_module(module)
             header, buffers = read_parts(bundle, lambda number: self.store.map(orders["files"][number]))
-            value = pickling.loads(header, buffers, self.variables)
+            value = pickling.loads(header, buffers, self.variables, links=self._spare(bundle, links, orders), memo=memo)
         except Exception as problem:
             raise self._bind_error(names, problem, bundle, orders) from problem
-        return {names[0]: value} if len(names) == 1 else dict(zip(names, value, strict=True))
+        return _Opened(bundle, _by_name(bundle, value), memo or {})
 
     def _bind_error(
         self, names: list[str], problem: Exception, bundle: Mapping[str, Any], orders: Mapping[str, Any]
@@ -267,6 +292,19 @@ def _is_own_code(value: object, variables: Mapping[str, Any]) -> bool:
     if isinstance(value, types.FunctionType | type):
         return value.__module__ == variables.get("__name__")
     return isinstance(value, (int, float, complex, str, bytes)) and sys.getsizeof(value) < _SMALL_CONSTANT
+
+
+class _Opened(NamedTuple):
+    """What a bundle has brought."""
+
+    bundle: Mapping[str, Any]
+    values: dict[str, Any]
+    memo: dict[int, object]
+
+
+def _by_name(bundle: Mapping[str, Any], value: Any) -> dict[str, Any]:
+    names = bundle["names"]
+    return {names[0]: value} if len(names) == 1 else dict(zip(names, value, strict=True))
 
 
 class _OtherPython(Exception):

@@ -1,0 +1,259 @@
+"""What the ranks hold of values that were sent, object by object, so that a value sent later refers to it and brings no copy.
+
+A rank keeps a table of the objects that each bundle has made there; here it is known which object of which name is where.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from skymagic.data.shipping.bundles import Variable
+from skymagic.data.store.store import digest
+from skymagic.data.values import numbered, pickling
+from skymagic.data.values.links import LISTED, ROOT, Links, Ref
+from skymagic.data.values.memory import Region, Span
+from skymagic.data.values.pickled import Pickled, groups
+
+
+class _Place(NamedTuple):
+    """Where the ranks have an object."""
+
+    ref: Ref
+    shift: int = 0
+    """Of a storage: how many bytes further the part begins that travelled."""
+    length: int | None = None
+    """Of a storage: bytes that travelled, where they are not those of the value's own pickle."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """A value as it was sent: its pickle, and where the ranks have the objects in it."""
+
+    stream: str
+    """Hash of the pickle that numbers the objects."""
+    table: int
+    places: Mapping[int, _Place] | None
+    """None: each number is that of the table."""
+
+    def place(self, number: int) -> _Place | None:
+        """Where the ranks have the object with this number."""
+        return _Place((self.table, number)) if self.places is None else self.places.get(number)
+
+
+class Inventory:
+    """A variable with the identities of all that is in it, found when they are asked for."""
+
+    def __init__(self, variable: Variable) -> None:
+        self.variable = variable
+        self.name = variable.name
+
+    @cached_property
+    def numbers(self) -> dict[int, int]:
+        """Identity → number of each linkable object."""
+        return numbered.numbers(self.variable.pickled)
+
+    @cached_property
+    def stream(self) -> str:
+        """Hash of the pickle; empty where it is too large for the objects in it to have numbers."""
+        pieces = self.variable.pickled.pieces
+        return digest(pieces) if sum(map(len, pieces)) <= LISTED else ""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What was in a name's value when it was looked at."""
+
+    value: int
+    objects: frozenset[int]
+    spans: tuple[Span, ...]
+
+
+@dataclass
+class _Rank:
+    sent: dict[str, Sent] = field(default_factory=dict)
+    lost: set[Ref] = field(default_factory=set)
+    """Objects that are gone there."""
+
+
+class SentLinks:
+    """What each rank holds, by name.
+
+    Args:
+        namespace: the notebook's global names.
+    """
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self.namespace = namespace
+        self._ranks: dict[int, _Rank] = {}
+        self._seen: dict[str, _Seen] = {}
+        self._tables = itertools.count(1)
+
+    # -- what is held ------------------------------------------------------------------------------------------------
+
+    def bound(self, rank: int, sent: Mapping[str, Sent]) -> None:
+        """A rank has bound names with these objects."""
+        self._ranks.setdefault(rank, _Rank()).sent.update(sent)
+
+    def gone(self, rank: int, unlinked: Iterable[str], lost: Iterable[Sequence[int]]) -> None:
+        """A rank says what names hold no more, and which objects are gone."""
+        state = self._ranks.setdefault(rank, _Rank())
+        for name in unlinked:
+            state.sent.pop(name, None)
+        tables = {table for each in state.sent.values() for table in _tables(each)}
+        state.lost.update((table, number) for table, number in lost)
+        state.lost = {ref for ref in state.lost if ref[0] in tables} if state.lost else state.lost
+
+    def forget(self, ranks: Iterable[int]) -> None:
+        """These ranks hold nothing any more."""
+        for rank in ranks:
+            self._ranks.pop(rank, None)
+
+    def holds(self, rank: int, contents: Inventory) -> bool:
+        """Whether a rank has what this value consists of, as it was sent."""
+        sent = self._ranks[rank].sent.get(contents.name) if rank in self._ranks else None
+        return sent is not None and sent.stream == contents.stream
+
+    def view(self, rank: int, names: Iterable[str]) -> tuple[Any, ...]:
+        """What a rank holds under these names; ranks where this is equal can be sent the same."""
+        state = self._ranks.get(rank, _Rank())
+        return (*((name, state.sent.get(name)) for name in sorted(names)), frozenset(state.lost))
+
+    def links(self, rank: int, held: Iterable[Inventory]) -> Links:
+        """What a value can refer to on a rank that holds these."""
+        found = Links()
+        state = self._ranks[rank]
+        for contents in held:
+            sent = state.sent[contents.name]
+            regions = numbered.storages(contents.variable.pickled)
+            by_object = {id(region.stands): (handle, region) for handle, region in regions.items()}
+            for key, number in contents.numbers.items():
+                place = sent.place(number)
+                if place is None or place.ref in state.lost:
+                    continue
+                found.objects.setdefault(key, place.ref)
+                if key in by_object:
+                    handle, region = by_object[key]
+                    start = region.start + place.shift
+                    length = region.stop - region.start if place.length is None else place.length
+                    found.memory.storages.setdefault(handle, Region(region.stands, start, start + length))
+            arrays = numbered.array_regions(contents.variable.pickled)
+            found.memory.arrays += [each for each in arrays if id(each.stands) in found.objects]
+        return found
+
+    # -- what refers to what -----------------------------------------------------------------------------------------
+
+    def related(
+        self, moved: Sequence[Inventory], names: Iterable[str], open: Callable[[str], Variable | None]
+    ) -> dict[str, str]:
+        """Those of the names that have something in common with values that are about to travel: name → one of those.
+
+        Args:
+            open: pickles a name's value; None where it cannot travel.
+        """
+        objects = frozenset().union(*(each.numbers for each in moved))
+        if not objects:
+            return {}
+        spans = [span for each in moved for span in each.variable.pickled.spans]
+        found = {}
+        for name in names:
+            seen = self._seen.get(name)
+            if (
+                seen is not None
+                and seen.value == id(self.namespace[name])
+                and objects.isdisjoint(seen.objects)
+                and not _overlap(spans, seen.spans)
+            ):
+                continue
+            variable = open(name)
+            if variable is None:
+                continue
+            contents = Inventory(variable)
+            self.see(contents)
+            user = next((each.name for each in moved if self.share(contents, each)), None)
+            if user is not None:
+                found[name] = user
+        return found
+
+    def share(self, one: Inventory, other: Inventory) -> bool:
+        """Whether two values refer to one object or memory."""
+        return bool(self.common(one, other)) or _overlap(one.variable.pickled.spans, other.variable.pickled.spans)
+
+    def common(self, one: Inventory, other: Inventory) -> set[int]:
+        """Identities of the objects in both of two values, without what is in the classes of their instances."""
+        common = one.numbers.keys() & other.numbers.keys()
+        if common:
+            classes = {*numbered.classes(one.variable.pickled)} & {*numbered.classes(other.variable.pickled)}
+            if classes:
+                common -= numbered.numbers(pickling.dumps(tuple(classes), self.namespace)).keys()
+        return common
+
+    def see(self, contents: Inventory) -> None:
+        """Remember what is in a value."""
+        variable = contents.variable
+        self._seen[variable.name] = _Seen(id(variable.value), frozenset(contents.numbers), variable.pickled.spans)
+
+    def forget_names(self) -> None:
+        """Forget names that the notebook has lost."""
+        for name in [name for name in self._seen if name not in self.namespace]:
+            del self._seen[name]
+
+    # -- what is sent ------------------------------------------------------------------------------------------------
+
+    def sent(self, group: Sequence[Inventory], pickled: Pickled, links: Links | None) -> dict[str, Sent]:
+        """How values are sent in one pickle; empty where nothing can refer to them."""
+        table = next(self._tables)
+        if len(group) == 1 and links is None:
+            each = group[0]
+            self.see(each)
+            return {each.name: Sent(each.stream, table, None)} if each.numbers else {}
+        inside = numbered.numbers(pickled)
+        regions = numbered.storages(pickled)
+        found = {}
+        for index, each in enumerate(group):
+            self.see(each)
+            if each.numbers:
+                places = _places(
+                    each, {**inside, id(each.variable.value): -1 - index}, regions, table, links or Links()
+                )
+                found[each.name] = Sent(each.stream, table, places)
+        return found
+
+
+def _places(
+    contents: Inventory, inside: Mapping[int, int], regions: Mapping[int, Region], table: int, links: Links
+) -> dict[int, _Place]:
+    """Where the objects of one value are, by the numbers of its own pickle."""
+    places = {}
+    for key, number in contents.numbers.items():
+        if key in links.objects:
+            places[number] = _Place(links.objects[key])
+        elif key in inside:
+            places[number] = _Place((table, inside[key]))
+    for handle, own in numbered.storages(contents.variable.pickled).items():
+        number = contents.numbers.get(id(own.stands), ROOT)
+        if number == ROOT:
+            continue  # too large a pickle for its objects to have numbers
+        if handle in links.memory.storages:
+            there, start, stop = links.memory.storages[handle]
+            places[number] = _Place(links.objects[id(there)], start - own.start, stop - start)
+        elif handle in regions and id(regions[handle].stands) in inside:
+            region = regions[handle]
+            places[number] = _Place(
+                (table, inside[id(region.stands)]), region.start - own.start, region.stop - region.start
+            )
+    return places
+
+
+def _tables(sent: Sent) -> set[int]:
+    return {sent.table, *(place.ref[0] for place in (sent.places or {}).values())}
+
+
+def _overlap(one: Sequence[Span], other: Sequence[Span]) -> bool:
+    if not one or not other:
+        return False
+    both = [Pickled((), (), spans=tuple(each)) for each in (one, other)]
+    return len(groups(both, [frozenset(), frozenset()])) == 1

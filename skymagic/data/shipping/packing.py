@@ -1,0 +1,176 @@
+"""From values that must travel to bundles: what shares something goes together, and refers to what a rank holds already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from skymagic.data.shipping.bundles import Bundle, Variable, groups, in_rebuild_order, merge_plain, parts_of, submodules
+from skymagic.data.shipping.links import Inventory, Sent, SentLinks
+from skymagic.data.store.index import ContentIndex
+from skymagic.data.values import numbered, pickling
+from skymagic.data.values.links import LISTED, Links, Ref
+from skymagic.data.values.naming import Named
+from skymagic.data.values.pickled import Pickled
+
+
+class Apart(NamedTuple):
+    """A value that has something in common with that of another name, of which a rank has its own."""
+
+    name: str
+    other: str
+
+
+@dataclass
+class Packed:
+    """What a run's ranks are sent."""
+
+    bundles: list[Bundle] = field(default_factory=list)
+    sent: list[tuple[list[int], Mapping[str, Sent]]] = field(default_factory=list)
+    """Ranks, and how values are sent to them."""
+    apart: list[Apart] = field(default_factory=list)
+
+
+@dataclass
+class Packer:
+    """Packs the values of one run.
+
+    Args:
+        values: all that the cell needs.
+        lacking: name → ranks that have not got its value.
+        used: names that the cell itself uses.
+        temporary: names that are for this run alone.
+    """
+
+    links: SentLinks
+    index: ContentIndex
+    folder: str
+    ranks: Sequence[int]
+    values: Mapping[str, Variable]
+    lacking: Mapping[str, list[int]]
+    used: frozenset[str]
+    temporary: frozenset[str]
+    attributes: frozenset[str]
+    packed: Packed = field(default_factory=Packed)
+
+    def pack(self) -> Packed:
+        """Make the bundles."""
+        moved = [value for name, value in self.values.items() if self.lacking[name]]
+        if not moved:
+            return self.packed
+        contents = {value.name: Inventory(value) for value in moved}
+        held = [
+            Inventory(value)
+            for name, value in self.values.items()
+            if len(self.lacking[name]) < len(self.ranks) and not value.fixed and name not in self.temporary
+        ]
+        shared = groups(moved)
+        related = {
+            group[0].name: []
+            if any(value.name in self.temporary for value in group)
+            else self._related(group, contents, held)
+            for group in shared
+        }
+        apart = {name for name, found in related.items() if found}
+        for group in in_rebuild_order(merge_plain(shared, self.lacking, apart), self.values):
+            self._add(
+                [contents[value.name] for value in group],
+                next(related[value.name] for value in group if value.name in related),
+            )
+        return self.packed
+
+    def _related(
+        self, group: list[Variable], contents: Mapping[str, Inventory], held: Iterable[Inventory]
+    ) -> list[Inventory]:
+        """What some ranks hold and has something in common with these values."""
+        mine = [contents[value.name] for value in group if not value.fixed]
+        names = {each.name for each in mine}
+        return [each for each in held if each.name not in names and any(self.links.share(each, one) for one in mine)]
+
+    def _add(self, group: list[Inventory], related: list[Inventory]) -> None:
+        """A bundle for the ranks that lack the same of these values, and hold the same of what they refer to."""
+        everything = {each.name: each for each in (*related, *group)}
+        alike: dict[tuple[Any, ...], list[int]] = {}
+        for rank in self.ranks:
+            lacks = frozenset(each.name for each in group if rank in self.lacking[each.name])
+            if lacks:
+                there = [each for each in everything.values() if rank not in self.lacking[each.name]]
+                linked = frozenset(each.name for each in there if self.links.holds(rank, each))
+                own = frozenset(each.name for each in there) - linked
+                alike.setdefault((lacks, linked, own, self.links.view(rank, linked)), []).append(rank)
+        for (lacks, linked, own, _), ranks in alike.items():
+            links = self.links.links(ranks[0], [everything[name] for name in sorted(linked)]) if linked else None
+            mine = [each for each in group if each.name in lacks]
+            self._bundle(mine, ranks, links)
+            if not self.temporary.intersection(lacks):
+                self._note([each for each in everything.values() if each.name in own], mine, links or Links())
+
+    def _note(self, own: Sequence[Inventory], group: Sequence[Inventory], links: Links) -> None:
+        """Note what refers to a name's value of the notebook where the ranks have their own: the name that has most of it."""
+        for each in group:
+            apart = {
+                other.name: len(
+                    self.links.common(other, each) - (set() if other.name in self.used else links.objects.keys())
+                )
+                for other in own
+            }
+            most = max(apart, key=lambda name: apart[name], default=None)
+            if most is not None and apart[most]:
+                self.packed.apart.append(Apart(each.name, most))
+
+    def _bundle(self, group: list[Inventory], ranks: list[int], links: Links | None) -> None:
+        first = group[0].variable
+        pickled, parts = first.pickled, first.parts
+        if len(group) > 1 or links is not None:
+            value = _together([each.variable for each in group])
+            pickled = pickling.dumps(value, self.links.namespace, folder=self.folder, links=links)
+            parts = parts_of(pickled)
+        spare = self._spare(group) if links is not None else None
+        if spare is not None:
+            parts = parts + parts_of(spare)
+        if parts is not first.parts:
+            self.index.identify(parts, lazily=True)
+        names = [each.name for each in group]
+        kept = [each for each in group if not each.variable.fixed]
+        sent = {} if self.temporary.intersection(names) or not kept else self.links.sent(group, pickled, links)
+        self.packed.sent.append((ranks, sent))
+        self.packed.bundles.append(
+            Bundle(
+                names=names,
+                ranks=None if len(ranks) == len(self.ranks) else sorted(ranks),
+                pickled=pickled,
+                parts=parts,
+                imports=submodules((each.variable.value for each in group), self.attributes),
+                table=next((each.table for each in sent.values()), None),
+                links=_numbered(links, spare) if links is not None else [],
+                spare=spare,
+            )
+        )
+
+    def _spare(self, group: list[Inventory]) -> Pickled | None:
+        """The values without references; None where they are too large to be sent again."""
+        if len(group) == 1:
+            pickled = group[0].variable.pickled
+        else:
+            value = _together([each.variable for each in group])
+            pickled = pickling.dumps(value, self.links.namespace, folder=self.folder)
+        return pickled if sum(map(len, pickled.pieces)) <= LISTED else None
+
+
+def _numbered(links: Links, spare: Pickled | None) -> list[tuple[Ref, int | None]]:
+    """Where the objects are that a pickle refers to, and their numbers in the spare."""
+    numbers = numbered.numbers(spare) if spare is not None else {}
+    for handle, own in (numbered.storages(spare) if spare is not None else {}).items():
+        there = links.memory.storages.get(handle)
+        if there is not None and (there.start, there.stop) == (own.start, own.stop):
+            numbers[id(there.stands)] = numbers[id(own.stands)]
+    return [(links.objects[key], numbers.get(key)) for key in links.used]
+
+
+def _together(group: Sequence[Variable]) -> object:
+    """What is pickled for these values: names too, where the code that rebuilds one uses another."""
+    if len(group) == 1:
+        return group[0].value
+    named = any(value.pickled.active for value in group)
+    return tuple(Named(value.name, value.value) if named else value.value for value in group)
