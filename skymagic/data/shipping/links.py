@@ -12,11 +12,15 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from skymagic.data.shipping.bundles import Variable
+from skymagic.data.store.base import Buffer
 from skymagic.data.store.store import digest
 from skymagic.data.values import numbered, pickling
 from skymagic.data.values.links import LISTED, ROOT, Links, Ref
 from skymagic.data.values.memory import Region, Span
 from skymagic.data.values.pickled import Pickled, groups
+
+_SHORT = 128
+"""Bytes below which a pickle is as good as its hash."""
 
 
 class _Place(NamedTuple):
@@ -33,8 +37,8 @@ class _Place(NamedTuple):
 class Sent:
     """A value as it was sent: its pickle, and where the ranks have the objects in it."""
 
-    stream: str
-    """Hash of the pickle that numbers the objects."""
+    stream: str | Buffer
+    """Of the pickle that numbers the objects."""
     table: int
     places: Mapping[int, _Place] | None
     """None: each number is that of the table."""
@@ -57,9 +61,11 @@ class Inventory:
         return numbered.numbers(self.variable.pickled)
 
     @cached_property
-    def stream(self) -> str:
-        """Hash of the pickle; empty where it is too large for the objects in it to have numbers."""
+    def stream(self) -> str | Buffer:
+        """The pickle or its hash; empty where it is too large for the objects in it to have numbers."""
         pieces = self.variable.pickled.pieces
+        if len(pieces) == 1 and len(pieces[0]) < _SHORT:
+            return pieces[0]
         return digest(pieces) if sum(map(len, pieces)) <= LISTED else ""
 
 
@@ -154,7 +160,8 @@ class SentLinks:
         Args:
             open: pickles a name's value; None where it cannot travel.
         """
-        objects = frozenset().union(*(each.numbers for each in moved))
+        names = list(names)
+        objects = frozenset().union(*(each.numbers for each in moved)) if names else frozenset()
         if not objects:
             return {}
         spans = [span for each in moved for span in each.variable.pickled.spans]
@@ -214,6 +221,8 @@ class SentLinks:
         regions = numbered.storages(pickled)
         found = {}
         for index, each in enumerate(group):
+            if each.variable.fixed:
+                continue
             self.see(each)
             if each.numbers:
                 places = _places(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from skymagic.data.values.kinds import changeable, is_a
 from skymagic.data.values.memory import LinkedMemory
+from skymagic.data.values.pickled import CONTAINERS
 
 LISTED = 4 << 20
 """Bytes of a pickle above which only the value itself has a number, and not each object in it."""
@@ -48,7 +49,14 @@ class Links:
 
 def linkable(kind: type) -> bool:
     """Whether it matters which object of this type it is; not of those that each process has one of."""
-    if kind.__module__ == "typing" or issubclass(kind, (memoryview, types.GenericAlias, types.UnionType)):
+    if kind in CONTAINERS:
+        return True
+    if (
+        kind in FIXED_TYPES
+        or kind is tuple
+        or kind.__module__ == "typing"
+        or issubclass(kind, (memoryview, types.GenericAlias, types.UnionType))
+    ):
         return False
     if any(is_a(kind, *each) for each in _SINGLE):
         return False

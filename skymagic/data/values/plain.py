@@ -16,6 +16,9 @@ _MANY = 1 << 20
 _PLAIN = frozenset((*CONTAINERS, int, float, str, bytes, bool, type(None), tuple, frozenset))
 
 
+_FIXED = _PLAIN - {*CONTAINERS, tuple, frozenset}
+
+
 class _NotPlain(Exception):
     """There is something in the value that Python does not pickle all by itself."""
 
@@ -60,11 +63,19 @@ def plainly(value: object) -> Pickled | None:
 
 def memo(value: object) -> dict[int, tuple[int, object]]:
     """Identity → number and object, of what a plain value consists of, as `plainly` pickles it."""
-    pickler = PlainPickler()
+    pickler = _local.pickler or PlainPickler()
+    _local.pickler = None  # in use
     pickler.dump(value)
-    return pickler.memo.copy()
+    found = pickler.memo.copy()
+    if sum(map(len, pickler.out.pieces())) < SMALL:
+        pickler.out.clear()
+        pickler.clear_memo()
+        _local.pickler = pickler
+    return found
 
 
 def containers(value: object) -> frozenset[int]:
     """Identities of the lists, dicts and sets in a value of Python's own types."""
+    if type(value) in _FIXED:
+        return frozenset()
     return frozenset(number for number, (_, each) in memo(value).items() if type(each) in CONTAINERS)
