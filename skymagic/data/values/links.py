@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from skymagic.data.values.kinds import changeable, is_a
-from skymagic.data.values.memory import LinkedMemory
+from skymagic.data.values.memory import Block, LinkedMemory
 from skymagic.data.values.pickled import CONTAINERS
 
 LISTED = 4 << 20
@@ -22,7 +22,6 @@ ROOT = -1
 FIXED_TYPES = (int, float, bool, type(None), complex, str, bytes)
 """Of which it never matters which object it is."""
 _SINGLE = (
-    ("skymagic.data.values.memory", "Block"),
     ("logging", "Logger"),
     ("IPython", "InteractiveShell"),
 )
@@ -55,7 +54,7 @@ def linkable(kind: type) -> bool:
         kind in FIXED_TYPES
         or kind is tuple
         or kind.__module__ == "typing"
-        or issubclass(kind, (memoryview, types.GenericAlias, types.UnionType))
+        or issubclass(kind, (memoryview, Block, types.GenericAlias, types.UnionType))
     ):
         return False
     if any(is_a(kind, *each) for each in _SINGLE):
