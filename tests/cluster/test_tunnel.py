@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from skymagic.cluster.tunnel import Tunnel
+from skymagic.kernels.daemon import rundir
 from skymagic.providers.local import ChildTransport
 
 ECHO = """
@@ -31,19 +32,17 @@ for line in sys.stdin:
 
 
 def daemon_of(name: str) -> psutil.Process:
-    """The process that serves a name: the one whose agent is its child."""
-    gates = [
-        one for one in psutil.process_iter() if "skymagic.kernels.daemon.attach" in words(one) and name in words(one)
-    ]
-    return next(one for one in gates if one.pid == os.getsid(one.pid) and one.num_threads() == 1 and one.children())
+    """The process that serves a name: the one that writes the log in its folder. Its agent, once it runs, writes another file."""
+    found = rundir.find(name)
+    assert found is not None, f"no daemon of the name {name}"
+    return next(one for one in psutil.process_iter() if writes_errors_to(one) == found.log)
 
 
-def words(process: psutil.Process) -> list[str]:
-    """Its command line, empty when it has gone."""
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
+def writes_errors_to(process: psutil.Process) -> str:
+    """Where its standard error leads; nowhere when it has gone."""
+    with contextlib.suppress(OSError):
+        return str(Path(f"/proc/{process.pid}/fd/2").readlink())
+    return ""
 
 
 def folder_of(name: str) -> Path:
