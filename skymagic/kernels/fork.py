@@ -84,10 +84,15 @@ def close_from(first: int, but: int = -1) -> None:
     os.closerange(first, end)
 
 
-def end_with_parent() -> None:
-    """Have the system kill this process when the one that forked it ends, where the system can (Linux)."""
+def prctl(option: int, value: int) -> None:
+    """Linux's prctl; elsewhere nothing happens."""
     if sys.platform == "linux":
         import ctypes
 
         with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def end_with_parent(signum: int = signal.SIGKILL) -> None:
+    """Have the system send this process a signal when the one that forked it ends, where the system can (Linux)."""
+    prctl(PR_SET_PDEATHSIG, signum)

@@ -12,6 +12,7 @@ directories   its folders: locked, removed, and swept where an agent was killed
 children      the owners of the two child processes, controller and forkserver
 controller    what runs as ipyparallel's controller
 forkserver    what runs as the forkserver
+orphans       what ranks have started, ended with them
 discovery     by which addresses the nodes reach each other
 output        a rank's output: pipes → complete log → what the screen may see
 iopub         the agent's place on ipyparallel's iopub channel

@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 
-from skymagic.kernels.agent import directories, discovery, logs
+from skymagic.kernels.agent import directories, discovery, logs, orphans
 from skymagic.kernels.agent.children import Controller, Forkserver
 from skymagic.kernels.agent.directories import Directories
 from skymagic.kernels.agent.discovery import Candidates
@@ -59,6 +59,7 @@ class Agent:
         os.dup2(log, 2)
         os.close(log)
         os.environ.update(self.spec.env)
+        orphans.adopt()
         if self.spec.head and self.spec.address is not None:
             self._start_controller(self.spec.address)
         controllers = set() if self._controller is None else self._controller.descriptors
@@ -185,6 +186,7 @@ class Agent:
         self._ranks.forkserver.close()
         if self._controller is not None:
             self._controller.close()
+        orphans.end_all()  # if somebody has killed the forkserver
         if self._linked:
             self._tell_logs()
         self.remove_directories()

@@ -19,6 +19,9 @@ from skymagic.kernels.fork import fork
 from skymagic.wire import agent as wire
 from skymagic.wire import processes
 
+END_TIMEOUT = 5.0
+"""Seconds that the forkserver has to end what ranks have left: a process in the middle of a system call may not end at once."""
+
 Sink = Callable[[wire.Message], None]
 """Where messages go."""
 
@@ -130,8 +133,14 @@ class Forkserver:
             self._on_message(message)
 
     def close(self) -> None:
-        """End it; ranks that it has forked go on."""
+        """End it; it ends the ranks, and what they have left, before."""
+        with contextlib.suppress(OSError):
+            os.kill(self._pid, signal.SIGTERM)  # it may be in the middle of a long import
+            self._channel.shutdown(socket.SHUT_WR)
+            self._channel.settimeout(END_TIMEOUT)
+            while self._channel.recv(1 << 16):
+                pass
         self._channel.close()
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(self._pid, signal.SIGKILL)  # it may be in the middle of a long import
+            os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)

@@ -1,7 +1,7 @@
 """A fork server (zygote): one process per node that has the heavy imports done, and forks ranks from there.
 
 A rank forked from here has torch at once, so that starting or replacing one costs milliseconds instead of seconds. This process
-starts no thread and touches no GPU: both would be broken in its children.
+starts no thread and touches no GPU: both would be broken in its children. It outlives them, and ends what they have left.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from skymagic.kernels.agent import orphans
+from skymagic.kernels.agent.orphans import Orphans, Owner
 from skymagic.kernels.fork import end_with_parent, fork
 from skymagic.wire import processes
 from skymagic.wire.agent import ChildExited, Message, RankForked, RankSpec, decode, encode
 
 PIECE = 1 << 16
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def send_spec(channel: socket.socket, spec: RankSpec, fds: Sequence[int]) -> None:
@@ -62,57 +65,82 @@ def preload(modules: Sequence[str]) -> None:
 
 
 def serve(channel: socket.socket, modules: Sequence[str]) -> None:
-    """Fork ranks on request and report each one's end, until the agent closes the channel."""
+    """Fork ranks on request and report each one's end, until the agent closes the channel, or ends; then end all that is left of them."""
+    os.setpgid(0, 0)  # who ends the agent's group leaves this process the time to tidy up
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # the agent's handlers are not for what it forks
+    for number in ENDING:  # the agent's handlers are not for what it forks
         signal.signal(number, signal.SIG_DFL)
+    end_with_parent(signal.SIGTERM)  # the import below may be long
     preload(modules)
-    wake_out, wake_in = socket.socketpair()
-    for end in (wake_out, wake_in):
-        end.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake_in.fileno())
-    with selectors.DefaultSelector() as ready:
-        ready.register(channel, selectors.EVENT_READ)
-        ready.register(wake_out, selectors.EVENT_READ)
-        while True:
-            for key, _ in ready.select():
-                if key.fileobj is channel:
-                    request = _receive_spec(channel)
-                    if request is None:
-                        return
-                    _fork(channel, *request)
-                else:
-                    with contextlib.suppress(BlockingIOError):
-                        wake_out.recv(4096)
-            _reap(channel)
+    orphans.adopt()
+    for number in ENDING:  # the end of the channel counts
+        signal.signal(number, lambda *_: None)
+    try:
+        Forks(channel).serve()
+    finally:
+        orphans.end_all()
 
 
-def _fork(channel: socket.socket, spec: RankSpec, fds: list[int]) -> None:
-    def rank() -> object:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        channel.close()
-        end_with_parent()  # native code may hold the interpreter, and nothing else would end it
-        return sys.modules[processes.RANK].main(spec, fds)
+class Forks:
+    """The ranks that were forked.
 
-    pid = fork(rank)
-    for fd in fds:
-        os.close(fd)
-    _report(channel, RankForked(spec.rank, pid, spec.env["SKYMAGIC_IDENT"]))
+    Args:
+        channel: leads to the agent.
+    """
 
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._orphans = Orphans()
 
-def _reap(channel: socket.socket) -> None:
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        _report(channel, ChildExited(pid, os.waitstatus_to_exitcode(status)))
+    def serve(self) -> None:
+        """Fork ranks and report their ends until the channel is closed."""
+        wake_out, wake_in = socket.socketpair()
+        for end in (wake_out, wake_in):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_in.fileno())
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._channel, selectors.EVENT_READ)
+            ready.register(wake_out, selectors.EVENT_READ)
+            while True:
+                for key, _ in ready.select():
+                    if key.fileobj is self._channel:
+                        request = _receive_spec(self._channel)
+                        if request is None:
+                            return
+                        self._fork(*request)
+                    else:
+                        with contextlib.suppress(BlockingIOError):
+                            wake_out.recv(4096)
+                self._reap()
 
+    def _fork(self, spec: RankSpec, fds: list[int]) -> None:
+        def rank() -> object:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, *ENDING):
+                signal.signal(number, signal.SIG_DFL)
+            self._channel.close()
+            end_with_parent()  # native code may hold the interpreter, and nothing else would end it
+            return sys.modules[processes.RANK].main(spec, fds)
 
-def _report(channel: socket.socket, message: Message) -> None:
-    with contextlib.suppress(OSError):
-        channel.sendall(encode(message))
+        pid = fork(rank)
+        ident = spec.env["SKYMAGIC_IDENT"]
+        self._orphans.forked(Owner(pid, ident, fds))
+        for fd in fds:
+            os.close(fd)
+        self._report(RankForked(spec.rank, pid, ident))
+
+    def _reap(self) -> None:
+        ended = []
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                ended.append(found)
+        ranks = [(pid, status) for pid, status in ended if self._orphans.exited(pid)]
+        if ended:
+            self._orphans.end()
+        for pid, status in ranks:
+            self._report(ChildExited(pid, os.waitstatus_to_exitcode(status)))
+
+    def _report(self, message: Message) -> None:
+        with contextlib.suppress(OSError):
+            self._channel.sendall(encode(message))

@@ -50,11 +50,10 @@ class Rank:
             self.control.sendall(wire.encode(message))
 
     def kill(self) -> None:
-        """SIGKILL it and what it started."""
+        """SIGKILL it; the forkserver ends what it started."""
         if self.pid is not None:
-            for kill in (os.killpg, os.kill):
-                with contextlib.suppress(OSError):
-                    kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def close(self, loop: Loop) -> None:
         """Close what the agent has of it."""
@@ -317,8 +316,6 @@ class Ranks:
     # -- end ---------------------------------------------------------------------------------------------------------
 
     def _exited(self, pid: int, status: int) -> None:
-        with contextlib.suppress(OSError):
-            os.killpg(pid, signal.SIGKILL)  # what it started: loader workers, commands
         rank = next((rank for rank in self._ranks.values() if rank.pid == pid), None)
         if rank is None:
             self._replaced.pop(pid, None)

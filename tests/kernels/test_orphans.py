@@ -1,0 +1,123 @@
+"""What cells leave running, in sessions of its own too, ends with the rank that ran them; what asks to be kept stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.kernels.test_left_behind import all_end, family
+from tests.lab.notebook import Notebook, opened
+
+START = '''
+import os, subprocess, sys
+
+WAIT = "import signal; signal.pause()"
+
+def detached(**options):
+    """A process in a session of its own."""
+    return subprocess.Popen([sys.executable, "-c", WAIT], start_new_session=True, **options).pid
+
+def daemon():
+    """A process in a session of its own whose parent has ended."""
+    code = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {WAIT!r}], start_new_session=True, stdout=-3).pid)"
+    return int(subprocess.run([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE).stdout)
+
+def forked():
+    """A forked process that has told nobody whose it is, and holds nothing."""
+    read, write = os.pipe()
+    if not os.fork():
+        os.setsid()
+        if not os.fork():
+            os.write(write, b"%d" % os.getpid())
+            os.closerange(0, 1024)
+            while True:
+                __import__("signal").pause()
+        os._exit(0)
+    os.wait()
+    return int(os.read(read, 20))
+'''
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with opened(tmp_path_factory.mktemp("orphans")) as one:
+        yield one
+
+
+@pytest.fixture
+def pool(notebook: Notebook) -> Iterator[Notebook]:
+    """A pool of two ranks, of which `pids` are processes."""
+    notebook.run("%sky_pool --nodes 2")
+    notebook.run(f"%%sky_broadcast -o pids\n{START}\nos.getpid();")
+    yield notebook
+    notebook.run("%sky_down")
+
+
+def started(notebook: Notebook, what: str) -> list[list[psutil.Process]]:
+    """What each rank has started with an expression, a list of process ids."""
+    notebook.run(f"%%sky_broadcast -o found\n{what};")
+    return [[psutil.Process(pid) for pid in notebook.value(f"found[{rank}]")] for rank in range(2)]
+
+
+ALL = "[detached(), detached(env={}), detached(env={}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL), daemon()]"
+
+
+def test_the_end_of_a_pool_ends_all(pool: Notebook) -> None:
+    first, second = started(pool, f"[*{ALL}, forked()]")
+    pool.run("%sky_down")
+    all_end([*first, *second])
+
+
+def test_a_restart_ends_all(pool: Notebook) -> None:
+    first, second = started(pool, f"[*{ALL}, forked()]")
+    pool.run("%sky_restart")
+    all_end([*first, *second])
+
+
+def test_a_rank_that_dies_takes_what_it_has_started(pool: Notebook) -> None:
+    mine, others = started(
+        pool, "[detached(), detached(env={}), daemon(), os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '1000')]"
+    )
+    die = "%%sky_broadcast\nimport skymagic\nif skymagic.instance_info().rank == 0:\n    os._exit(3)"
+    assert pool.fail(die).ename == "RankDied"
+    all_end(mine)
+    assert all(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in others)
+
+
+def test_what_ends_by_itself_is_waited_for(pool: Notebook) -> None:
+    (mine, *_), _ = started(pool, "[daemon()]")
+    forkserver = mine.parent()
+    assert forkserver == psutil.Process(pool.value("pids[0]")).parent(), "adopted"
+    assert forkserver is not None
+    mine.kill()
+    all_end([mine])
+    started(pool, "[]")
+    pool.run("%sky_restart")
+    assert mine.pid not in [child.pid for child in forkserver.children()]
+
+
+def test_what_asks_is_kept(pool: Notebook) -> None:
+    first, second = started(pool, "[detached(env={**os.environ, 'SKYMAGIC_KEEP': '1'}), detached()]")
+    nohup = "SKYMAGIC_KEEP=1 nohup sleep 1000 > /dev/null 2>&1 & echo $!"
+    third, fourth = started(pool, f"[int(subprocess.run({nohup!r}, shell=True, stdout=subprocess.PIPE).stdout)]")
+    pool.run("%sky_down")
+    all_end([first[1], second[1]])
+    for one in (first[0], second[0], *third, *fourth):
+        assert one.is_running()
+        one.kill()
+        all_end([one])
+
+
+@pytest.mark.parametrize("whom", ["agent", "forkserver"])
+def test_however_the_pool_ends(pool: Notebook, whom: str) -> None:
+    (first, *_), (second, *_) = started(pool, "[daemon()]")
+    agent, others = family(pool)
+    forkserver = psutil.Process(pool.value("pids[0]")).parent()
+    assert forkserver is not None
+    os.kill(agent.pid if whom == "agent" else forkserver.pid, signal.SIGKILL)
+    pool.run("%sky_down")
+    all_end([agent, *others, first, second])
