@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from traitlets import Any as AnyTrait
-from traitlets import Float, Int, List, TraitError, Unicode, Union, validate
+from traitlets import Bool, Float, Int, List, TraitError, Unicode, Union, validate
 from traitlets.config import Configurable
 
 from skymagic.errors import RequestError
@@ -54,6 +54,10 @@ class SkyMagic(Configurable):
     )
     screen_limit = Int(
         _BUILT_IN.screen_limit, min=1, help="Bytes of output that one cell may show; the logs hold all."
+    ).tag(config=True)
+    keep_values = Bool(
+        _BUILT_IN.keep_values,
+        help="Whether other machines keep values of 1 MB and more on their disks, for later pools (4 GB, 30 days).",
     ).tag(config=True)
 
     @validate("plugins")

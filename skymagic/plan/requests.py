@@ -214,6 +214,7 @@ class Defaults:
         stall_after: seconds without progress until one line says who waits for whom.
         grace: seconds that an interrupted rank has before it is ended.
         screen_limit: bytes of output that one cell may show; the logs hold all of it.
+        keep_values: whether other machines keep large values on their disks, for later pools.
     """
 
     provider: str = "auto"
@@ -226,6 +227,7 @@ class Defaults:
     stall_after: float = 30.0
     grace: float = 2.0
     screen_limit: int = 1_000_000
+    keep_values: bool = True
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 START_TIMEOUT = 120.0
 """Seconds that each step of a start may take."""
 KEPT_ON_NODES = 4 << 30
-"""Bytes of values that each node keeps for the user's later pools."""
+"""Bytes of values that each node keeps for the user's later pools, unless he wants none."""
 
 
 @dataclass(eq=False, repr=False)
@@ -90,7 +90,9 @@ class Resources:
         agents.order(specs.of_ranks(status, nodes, agents.started[0].port))
         controller = agents.wait_controller(START_TIMEOUT)
         self._engine = Engine(controller.client, nodes[0].forward)
-        store = open_store(agents, status.plan.remote, status.note)
+        store = open_store(
+            agents, status.plan.remote, status.note, keep=KEPT_ON_NODES if status.defaults.keep_values else 0
+        )
         self._shipper = Shipper(store, self._namespace, str(Path.cwd()))
         self.take_up(range(status.world_size))
 
@@ -171,12 +173,13 @@ class Resources:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def open_store(agents: Agents, remote: bool, tell: Callable[[str], None]) -> NodeStore | RemoteStore:
+def open_store(agents: Agents, remote: bool, tell: Callable[[str], None], *, keep: int) -> NodeStore | RemoteStore:
     """Where the values of a pool go whose agents have said hello: into this machine's memory, or to a value server on each node.
 
     Args:
         remote: whether its nodes are other machines.
         tell: what the user must hear.
+        keep: bytes of values that each node keeps for the user's later pools; 0: none.
     """
     if not remote:
         from skymagic.data.store.store import NodeStore
@@ -188,4 +191,4 @@ def open_store(agents: Agents, remote: bool, tell: Callable[[str], None]) -> Nod
         # an agent that was started anew has another folder, so this is looked up each time
         return node.run(processes.VALUES, agents.started[node.index].store)
 
-    return RemoteStore(agents.nodes, start_server, tell, keep=KEPT_ON_NODES)
+    return RemoteStore(agents.nodes, start_server, tell, keep=keep)

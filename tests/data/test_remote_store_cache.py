@@ -157,3 +157,16 @@ def test_the_oldest_go_first(tmp_path: Path) -> None:
     os.utime(folder / keys[0], (time.time() - 40 * 86400,) * 2)
     keep(keys[3])
     assert {path.name for path in folder.iterdir()} == {keys[3]}
+
+
+def test_what_is_too_old_goes_when_the_next_pool_starts(tmp_path: Path) -> None:
+    """Also when that one ships nothing large."""
+    folder = tmp_path / "values"
+    folder.mkdir(mode=0o700)
+    old, new = folder / f"{1:032x}", folder / f"{2:032x}"
+    for path, age in ((old, 31), (new, 29)):
+        path.write_bytes(bytes(MB))
+        os.utime(path, (time.time() - age * 86400,) * 2)
+    ValueCache(folder, 5 * MB, 0.0)
+    eventually(lambda: not old.exists())
+    assert new.exists()

@@ -466,6 +466,7 @@ def test_configuration_is_checked_when_it_is_set() -> None:
         ("grace", -1.0),
         ("screen_limit", 0),
         ("stall_after", "long"),
+        ("keep_values", "maybe"),
     ],
 )
 def test_bad_configuration_is_refused(name: str, value: object) -> None:

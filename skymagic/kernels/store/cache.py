@@ -27,7 +27,7 @@ def cache_folder() -> Path:
 class ValueCache:
     """A folder of values, each under its xxh3-128; the least recently used go first.
 
-    Best effort: a folder that cannot be written keeps nothing, without a message.
+    Best effort: a folder that cannot be written keeps nothing, without a message. What is too old goes at the start.
 
     Args:
         folder: made when it is needed first.
@@ -64,6 +64,10 @@ class ValueCache:
         (self._folder / key).unlink(missing_ok=True)
 
     def _store(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._folder.exists():
+                private(self._folder)
+                self._make_room(0)
         while True:
             when, key, source = self._queue.get()
             time.sleep(max(0.0, when - time.monotonic()))
