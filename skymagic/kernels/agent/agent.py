@@ -24,10 +24,17 @@ from skymagic.kernels.agent.ranks import Ranks
 from skymagic.plan.lifetime import Lifetime
 from skymagic.runtime import rendezvous
 from skymagic.wire import agent as wire
+from skymagic.wire.exit_status import signal_name
 from skymagic.wire.transport import read_line, write_all
 
 STOP_TIMEOUT = 1.0
 """Seconds that idle ranks have to run their plugins' teardown before they are killed."""
+
+SIGNALLED = 128
+"""What a signal's number is added to, for the exit status of an agent that was ended by it."""
+
+LAST_LINES = 40
+"""Lines of its log that an agent tells when it fails."""
 
 LISTENING_TIMEOUT = 1.0
 """Seconds for which the end of an agent waits for a notebook that does not listen."""
@@ -36,9 +43,9 @@ LISTENING_TIMEOUT = 1.0
 class Agent:
     """Carries out what the notebook asks; owns the link, the node's directories, and all that it starts."""
 
-    def __init__(self, spec: wire.AgentSpec, link_in: int, link_out: int) -> None:
+    def __init__(self, spec: wire.AgentSpec, link_in: int, link_out: int, errors: int) -> None:
         self.spec = spec
-        self._link_in, self._link_out = link_in, link_out
+        self._link_in, self._link_out, self._errors = link_in, link_out, errors
         self._directories = Directories(spec.job_id)
         self._directory, self._store = self._directories.work, self._directories.store
         self._loop = Loop(self._survive)
@@ -63,7 +70,7 @@ class Agent:
         if self.spec.head and self.spec.address is not None:
             self._start_controller(self.spec.address)
         controllers = set() if self._controller is None else self._controller.descriptors
-        foreign = {self._link_in, self._link_out, *controllers, *self._directories.locks}
+        foreign = {self._link_in, self._link_out, self._errors, *controllers, *self._directories.locks}
         self._ranks.forkserver = Forkserver(
             self._loop, self.spec.preload, foreign, self._ranks.on_forkserver, self._send
         )
@@ -99,8 +106,25 @@ class Agent:
                 if self._stop_at is None and (reason := self._lifetime.reason(now)):
                     self._send(wire.PoolEnded(reason))
                     self._stop()
+        except BaseException as problem:
+            self.last_words(problem)
+            raise
         finally:
             self.close()
+
+    def last_words(self, problem: BaseException) -> None:
+        """Tell why it ends: over the link, and to the standard error that it was started with, for its log is deleted next."""
+        if isinstance(problem, SystemExit):
+            number = int(problem.code or 0) - SIGNALLED
+            self._send(wire.AgentFailed(f"the agent was ended from outside ({signal_name(number)})"))
+            return
+        traceback.print_exception(problem)
+        log = logs.last(str(self._directory / "agent.log"), LAST_LINES)["text"]
+        with contextlib.suppress(OSError):
+            write_all(self._errors, log.encode())
+        self._send(
+            wire.AgentFailed(f"the agent failed: {traceback.format_exception_only(problem)[-1].strip()}\n{log}".strip())
+        )
 
     def _send(self, message: wire.Message) -> None:
         """Send to the notebook."""
@@ -208,17 +232,18 @@ def main() -> None:
     """Run the agent on standard input and output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):  # a logout, systemd, scancel: nothing stays behind
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
-    link_in, link_out = os.dup(0), os.dup(1)
+        signal.signal(number, lambda number, _: sys.exit(SIGNALLED + number))
+    link_in, link_out, errors = os.dup(0), os.dup(1), os.dup(2)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     spec = wire.decode(read_line(link_in))  # the rest belongs to the event loop
     assert isinstance(spec, wire.AgentSpec)
-    agent = Agent(spec, link_in, link_out)
+    agent = Agent(spec, link_in, link_out, errors)
     try:
         agent.start()
-    except BaseException:
+    except BaseException as problem:
+        agent.last_words(problem)
         agent.remove_directories()
         raise
     agent.run()
