@@ -20,6 +20,8 @@ from skymagic.wire.exit_status import describe
 from skymagic.wire.threads import run_all
 from skymagic.wire.transport import Transport
 
+REVIVE_TIMEOUT = 10.0
+"""Seconds that nodes which were gone have for their new agents' first words."""
 PROBE_TIMEOUT = 5.0
 """Seconds that nodes have to probe another one."""
 
@@ -356,7 +358,12 @@ class Agents:
         self._lost(index, reason)
 
     def revive(self, timeout: float) -> list[int]:
-        """Try again to reach the nodes that are gone; the ranks that belong there, none of which runs yet.
+        """Start agents anew on the nodes that are gone; the ranks that must be started, none of which runs yet.
+
+        With the head, its controller is another one too, which all ranks must meet: those of other nodes are among them.
+
+        Args:
+            timeout: seconds that the head's controller may take; the agents have `REVIVE_TIMEOUT`.
 
         Raises:
             ProvisionError: one is not to be reached still.
@@ -364,35 +371,57 @@ class Agents:
         back = dict(self.gone)
         if not back:
             return []
+        before = {index: self.started[index] for index in back if index in self.started}
+        self._retire(back)  # an agent may live on whose controller, or forkserver, has ended
         try:
-            transports = self._open(back)
-            with self._changed:
-                self._trouble = None
-                self._unreachable.difference_update(back)
-                for index in back:
-                    self.started.pop(index, None)
-                    del self.gone[index]
-            for index in back:
-                link = self._links[index] = Link(transports[index], index, self._received)
-                link.send(self._node_specs[index])
-                for offer in self._offers.values():
-                    link.send(offer)
-            self._wait(lambda: all(index in self.started for index in back), timeout, "the node agents")
+            self._relink(back)
+            names = ", ".join(self.nodes[index].name for index in back)
+            self._wait(lambda: all(index in self.started for index in back), REVIVE_TIMEOUT, f"the agent on {names}")
+            if 0 in back:
+                if self._node_specs[0].address is None:
+                    self._links[0].send(wire.StartController(self.nodes[0].address))
+                self.wait_controller(timeout)
         except BaseException:
-            self.gone.update(back)
+            with self._changed:
+                self.gone = {**back, **self.gone}
+                self.started = {**before, **self.started}
+            self._retire(back)
             raise
-        return [rank for index in back for rank in self.ranks_of(index)]
+        return list(self.specs) if 0 in back else [rank for index in back for rank in self.ranks_of(index)]
+
+    def _retire(self, indices: Iterable[int]) -> None:
+        run_all([self._links[index].retire for index in indices], timeout=REVIVE_TIMEOUT)
+
+    def _relink(self, indices: Iterable[int]) -> None:
+        indices = tuple(indices)
+        transports = self._open(indices)
+        with self._changed:
+            self._trouble = None
+            self._unreachable.difference_update(indices)
+            if 0 in indices:
+                self.controller = None
+            for index in indices:
+                self.started.pop(index, None)
+                self._probe_addresses.pop(index, None)  # its ports are others now
+                del self.gone[index]
+        for index in indices:
+            link = self._links[index] = Link(transports[index], index, self._received)
+            link.send(self._node_specs[index])
+            for offer in self._offers.values():
+                link.send(offer)
 
     # -- events --------------------------------------------------------------------------------------------------------
 
     def _received(self, index: int, message: wire.Message | None) -> None:
         died: wire.RankExited | None = None
+        reason = ""
         with self._changed:
             match message:
                 case None if index not in self.gone:
                     said = self._links[index].complaint if index < len(self._links) else ""
                     ended = f"the agent on {self.nodes[index].name} ended"
-                    self._trouble = self._trouble or (f"{ended}:\n{said}" if said else ended)
+                    reason = (f"{ended}:\n{said}" if "\n" in said else f"{ended}: {said}") if said else ended
+                    self._trouble = self._trouble or reason
                 case wire.AgentStarted():
                     self.started[index] = message
                 case wire.ProbeReply():
@@ -404,7 +433,7 @@ class Agents:
                 case wire.PoolEnded():
                     self._trouble = f"the pool ended {message.reason}"
                 case wire.AgentFailed():
-                    self._trouble = f"{self.nodes[index].name}: {message.reason}"
+                    reason = self._trouble = f"{self.nodes[index].name}: {message.reason}"
                 case wire.RankForked():
                     state = self.ranks[message.rank]
                     state.pid, state.ident = message.pid, message.ident
@@ -436,4 +465,4 @@ class Agents:
         if died is not None:
             self._died(died)
         if message is None or isinstance(message, wire.AgentFailed):
-            self._lose(index, self._trouble or "")
+            self._lose(index, reason)

@@ -47,6 +47,11 @@ class Link:
         """Close the link without ending the agent: it cannot be reached; twice is safe."""
         self._transport.close()
 
+    def retire(self) -> None:
+        """Close it for good, for another link takes its place: what comes on it still is no news any more; twice is safe."""
+        self._received = lambda node, message: None
+        self.close()
+
     def close(self) -> None:
         """Ask the agent to end everything, and wait for it; twice is safe."""
         self.send(wire.Shutdown())

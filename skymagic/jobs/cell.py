@@ -17,8 +17,7 @@ from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupt
 from skymagic.jobs.hints import hints
 from skymagic.plan.requests import RunRequest
 from skymagic.plan.units import agreeing, rank_words
-from skymagic.pool import Pool
-from skymagic.pool.messages import without
+from skymagic.pool import Pool, messages
 from skymagic.pool.states import State
 from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
@@ -290,10 +289,10 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
     if pool.ended is not None:
         return [f"{pool.ended}: %sky_pool makes it anew"]
     if pool.state is State.LOST:
-        return [f"pool {pool.name!r} is lost: end it (%sky_down {pool.name}), and make it again"]
+        return [messages.lost(pool.name)]
     if pool.agents.gone:
         lost = [rank for index in pool.agents.gone for rank in pool.agents.ranks_of(index)]
-        return [without(lost, pool.world_size)]
+        return [messages.without(lost, pool.world_size)]
     if pool.inseparable:
         names = ", ".join(pool.inseparable)
         return [f"all ranks are being started anew, without variables: {names} cannot go on with some of them"]

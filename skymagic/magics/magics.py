@@ -92,9 +92,10 @@ class SkyMagics(Magics):
         request = usage(lambda: line_magics.parse_down(line))
         there = registry.every() + registry.ended()
         chosen = there if request.all or not (there or request.name) else [registry.find(request.name, ended=True)]
-        for one in chosen:
-            one.close()
-            print(f"pool {one.name!r} is stopped{display.unreached(one.unreached, one.defaults.away)}")
+        registry.close(
+            chosen,
+            lambda one: print(f"pool {one.name!r} is stopped{display.unreached(one.unreached, one.defaults.away)}"),
+        )
         if not chosen:
             print("no pool is running")
 

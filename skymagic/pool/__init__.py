@@ -15,6 +15,7 @@ messages      what is shown of its ranks
 pool          the public class
 recovery      ranks started anew, process groups formed again, another number of nodes
 registry      all pools of this process, by name
+release       what is given back, step by step, whatever fails
 replaced      what ranks that were started anew lack, in words
 resources     machines, agents, engine and store, where values go, and their release
 runs          runs on its ranks

@@ -68,8 +68,7 @@ class AgentEvents:
             self._resources.lose_node(index)
             what = f"{rank_words(ranks)} and their variables are lost"
             status.note(f"{reason}: {what}; {without(ranks, status.world_size)}")
-        if not self._dispatch.ranks_lost(ranks, reason) and not index:
-            status.note(f"pool {status.name!r} is lost: {reason}")
+        self._dispatch.ranks_lost(ranks, reason)  # the next run says it where none is under way
 
     def _limit_reached(self, reason: str) -> None:
         """The agents end everything: runs that wait are told at once, and what is held here is released."""
@@ -81,4 +80,10 @@ class AgentEvents:
         status.move(Event.STOP)
         self._dispatch.ranks_lost(range(status.world_size), ended, expected=True)
         # on a thread of its own, for closing waits for this one
-        threading.Thread(target=self._close, name="skymagic-close", daemon=True).start()
+        threading.Thread(target=self._close_ended, args=(ended,), name="skymagic-close", daemon=True).start()
+
+    def _close_ended(self, ended: str) -> None:
+        try:
+            self._close()
+        except Exception as problem:
+            self._dispatch.end(f"{ended} ({problem})")

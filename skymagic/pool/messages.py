@@ -38,6 +38,11 @@ def variables_then(before: int, after: int, inseparable: Sequence[str]) -> str:
     return f"{rank_words(stay)} {agreeing(len(stay), 'keeps its', 'keep their')} variables, {others}"
 
 
+def lost(name: str) -> str:
+    """What can be done when all ranks of a pool are out of reach."""
+    return f"pool {name!r} is lost: %sky_restart starts all ranks anew, without variables; %sky_down {name} ends it"
+
+
 def without(lost: Sequence[int], world_size: int) -> str:
     """What can be done when the machines of these ranks are gone."""
     left = [rank for rank in range(world_size) if rank not in lost]

@@ -17,6 +17,7 @@ from skymagic.pool.cloning import Cloned, Cloning
 from skymagic.pool.dispatch import Dispatch
 from skymagic.pool.messages import rows
 from skymagic.pool.recovery import Recovery
+from skymagic.pool.release import Step, run_steps
 from skymagic.pool.resources import Resources
 from skymagic.pool.runs import Runs
 from skymagic.pool.scheduling import Scheduler
@@ -62,8 +63,8 @@ class Pool(Status):
         self._gone = gone
         self._folder = "~" if survey.plan.remote else str(Path.cwd())
         """Where ranks run, on their node."""
-        self._plugin_contexts = contextlib.ExitStack()
-        """What plugins have open in the notebook."""
+        self._plugin_contexts: list[tuple[str, contextlib.ExitStack]] = []
+        """What plugins have open in the notebook, with their names."""
         self.scheduler = Scheduler()
         self._resources = Resources(self, provider, survey, namespace, defaults.away)
         dispatch = Dispatch(self, self._resources)
@@ -90,8 +91,8 @@ class Pool(Status):
         self.move(Event.START)
         try:
             self._resources.start(self._events.connect, say)
-        except BaseException:
-            self.close()
+        except BaseException as problem:
+            self._close_after(problem)
             raise
         self.move(Event.STARTED)
         self.lifetime.begin("start")
@@ -103,12 +104,21 @@ class Pool(Status):
     def _enter_plugins(self) -> None:
         """Open what plugins do in the notebook; if one fails, the pool goes."""
         for plugin in self.plugins:
+            opened = contextlib.ExitStack()
             try:
-                self._plugin_contexts.enter_context(plugin.around_client(self))
+                opened.enter_context(plugin.around_client(self))
             except BaseException as problem:
                 problem.add_note(f"raised by the plugin {plugin.name!r} in around_client; the pool is stopped")
-                self.close()
+                self._close_after(problem)
                 raise
+            self._plugin_contexts.append((f"what the plugin {plugin.name!r} has open in the notebook", opened))
+
+    def _close_after(self, problem: BaseException) -> None:
+        """End it because of a problem, which stays what the user is told of first."""
+        try:
+            self.close()
+        except Exception as more:
+            problem.add_note(str(more))
 
     @property
     def last_lines(self) -> dict[int, str]:
@@ -116,17 +126,22 @@ class Pool(Status):
         return self._resources.agents.last_lines if self._resources.started else {}
 
     def close(self) -> None:
-        """End all ranks and release all machines; legal in every state, twice is safe."""
+        """End all ranks and release all machines; legal in every state, twice is safe.
+
+        Raises:
+            PoolError: it is stopped, but not all was released; says what.
+        """
         if self.state is State.STOPPED:
             self._gone(self)
             return
         self.move(Event.STOP)
-        with contextlib.suppress(Exception):
-            self._plugin_contexts.close()
-        self._resources.close()
-        self.move(Event.STOPPED)
-        if self.ended is None:
-            self._gone(self)
+        plugins: list[Step] = [(what, opened.close) for what, opened in reversed(self._plugin_contexts)]
+        try:
+            run_steps(f"pool {self.name!r} is stopped", [*plugins, *self._resources.release_steps()])
+        finally:
+            self.move(Event.STOPPED)
+            if self.ended is None:
+                self._gone(self)
 
     def restart(self, ranks: Sequence[int] | None = None) -> None:
         """Start ranks anew (all of them): their variables are gone. Legal in every state but the end.

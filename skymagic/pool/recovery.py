@@ -119,7 +119,10 @@ class Recovery:
         self.wait()
         self._take_problem()
         self.begin(chosen)
-        self.wait()
+        if not self.wait():
+            raise PoolError(
+                f"the ranks have not come back within {TIMEOUT:.0f} s, and go on starting: %sky_status shows them"
+            )
         if (problem := self._take_problem()) is not None:
             raise PoolError(f"the ranks did not come back: {problem}") from problem
 
@@ -162,7 +165,8 @@ class Recovery:
                 raise PoolError(f"the ranks of pool {self._status.name!r} did not come back")
         except Exception as problem:
             self._problem = problem
-            self._status.move(Event.DEGRADE)
+            # without the head, where the controller runs, all ranks are out of reach
+            self._status.move(Event.LOSE if 0 in self._resources.agents.gone else Event.DEGRADE)
         else:
             self._status.move(Event.RECOVERED)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from skymagic import providers
+from skymagic.display.screen import print_note
 from skymagic.errors import PoolError, RequestError
 from skymagic.plan.planning import fits
 from skymagic.plan.plans import Plan
@@ -201,8 +202,35 @@ def _drop(pool: Pool) -> None:
 
 def close_all() -> None:
     """End every pool."""
-    for pool in list(_pools.values()):
-        pool.close()
+    try:
+        close(_pools.values())
+    except PoolError as problem:
+        print_note(str(problem))
+
+
+def close(pools: Iterable[Pool], done: Callable[[Pool], object] = lambda pool: None) -> None:
+    """End these pools, each of them whatever became of the others.
+
+    Args:
+        done: called with each pool that has ended as it should.
+
+    Raises:
+        PoolError: not all was released; names it.
+    """
+    problems: list[str] = []
+    interrupt: BaseException | None = None
+    for pool in list(pools):
+        try:
+            pool.close()
+            done(pool)
+        except PoolError as problem:
+            problems.append(str(problem))
+        except KeyboardInterrupt as stop:
+            interrupt = interrupt or stop
+    if interrupt is not None:
+        raise interrupt
+    if problems:
+        raise PoolError("; ".join(problems))
 
 
 atexit.register(close_all)

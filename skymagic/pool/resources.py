@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -13,7 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from skymagic.cluster import Agents, Node
 from skymagic.pool import specs
+from skymagic.pool.release import Step
 from skymagic.pool.status import Status
+from skymagic.wire import agent as wire
 from skymagic.wire import processes
 from skymagic.wire.transport import Transport
 
@@ -135,11 +136,25 @@ class Resources:
         Raises:
             ProvisionError: one is not to be reached still.
         """
+        gone, old = tuple(self.agents.gone), self.agents.started.get(0)
         back = self.agents.revive(START_TIMEOUT)
         if (store := self._remote_store()) is not None:
-            for index in {self.agents.specs[rank][0] for rank in back}:
+            for index in gone:
                 store.regain(index)
+        if 0 in gone:
+            self._take_up_head(old)
         return back
+
+    def _take_up_head(self, old: wire.AgentStarted | None) -> None:
+        """Another agent runs on the head: the ranks will be found at its controller, and their values in its store."""
+        from skymagic.run.engine import Engine
+
+        controller = self.agents.wait_controller(START_TIMEOUT)
+        self._close_engine()
+        self._engine = Engine(controller.client, self.agents.nodes[0].forward)
+        if not self._status.plan.remote:
+            cast("NodeStore", self.shipper.store).move(self.agents.started[0].store)
+            _remove_folders(old)
 
     def _remote_store(self) -> RemoteStore | None:
         if self._shipper is None or not self._status.plan.remote:
@@ -148,11 +163,15 @@ class Resources:
 
     # -- release -----------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Release everything; each step runs even if one before it has failed. Twice is safe."""
-        for release in (self._close_store, self._close_engine, self._close_agents, self._survey.close):
-            with contextlib.suppress(Exception):
-                release()
+    def release_steps(self) -> list[Step]:
+        """What releases everything, step by step; each of them twice is safe."""
+        return [
+            ("the values on the nodes", self._close_store),
+            ("the connection to the ranks", self._close_engine),
+            ("the node agents", self._close_agents),
+            ("the agents' folders", self._remove_folders),
+            ("the machines", self._survey.close),
+        ]
 
     def _close_store(self) -> None:
         if (store := self._remote_store()) is not None:
@@ -163,14 +182,22 @@ class Resources:
             self._engine.close()
 
     def _close_agents(self) -> None:
-        if self._agents is None:
-            return
-        self._agents.close()
-        self._status.unreached = tuple(self._agents.unreached)
-        agent = self._agents.started.get(0)
-        if not self._status.plan.remote and agent is not None:  # an agent that was killed could not
-            for folder in (agent.directory, agent.store):
-                shutil.rmtree(folder, ignore_errors=True)
+        if self._agents is not None:
+            self._agents.close()
+            self._status.unreached = tuple(self._agents.unreached)
+
+    def _remove_folders(self) -> None:
+        if self._agents is not None and not self._status.plan.remote:
+            _remove_folders(self._agents.started.get(0))
+
+
+def _remove_folders(agent: wire.AgentStarted | None) -> None:
+    """Delete what an agent of this machine has left: one that was killed could not."""
+    if agent is not None:
+        from skymagic.data.store import store
+
+        store.remove(agent.store)
+        shutil.rmtree(agent.directory, ignore_errors=True)
 
 
 def open_store(agents: Agents, remote: bool, tell: Callable[[str], None], *, keep: int) -> NodeStore | RemoteStore:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from skymagic.display.screen import NullScreen, Progress, print_note
 from skymagic.errors import PoolStateError, RunInterrupted
 from skymagic.plan.units import agreeing, count, rank_words
-from skymagic.pool import replaced
+from skymagic.pool import messages, replaced
 from skymagic.pool.dispatch import Dispatch
-from skymagic.pool.messages import without
 from skymagic.pool.recovery import Recovery
 from skymagic.pool.resources import Resources
 from skymagic.pool.scheduling import Reservation, Scheduler
@@ -100,14 +99,16 @@ class Runs:
                 f"pool {status.name!r} has {count(status.world_size, 'rank')} by now, and the cell was for "
                 f"{rank_words(list(ranks))}: run it again"
             )
+        agents = self._resources.agents
+        if status.state is State.LOST:
+            raise PoolStateError(f"{'; '.join(agents.gone.values())}; {messages.lost(status.name)}")
         if status.state is not State.DEGRADED:
             return
-        agents = self._resources.agents
         lost = [rank for rank, state in agents.ranks.items() if not state.ready]
         if {*ranks} & {*lost}:
             reasons = "; ".join(agents.gone.values()) or "they did not come back"
             gone = f"{rank_words(lost)} {agreeing(len(lost), 'is', 'are')} gone"
-            raise PoolStateError(f"{gone} ({reasons}): {without(lost, status.world_size)}")
+            raise PoolStateError(f"{gone} ({reasons}): {messages.without(lost, status.world_size)}")
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:

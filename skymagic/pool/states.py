@@ -24,7 +24,7 @@ class State(Enum):
     RUNNING = "running", "a cell runs on the ranks"
     RECOVERING = "recovering", "ranks are being started again, or their process group is being built again"
     DEGRADED = "degraded", "some ranks are gone and did not come back"
-    LOST = "lost", "the pool cannot be reached from here; what it runs may go on"
+    LOST = "lost", "the agent of its first machine is gone or out of reach, and with it all ranks"
     STOPPING = "stopping", "ranks are being ended and machines released"
     STOPPED = "stopped", "nothing of it is left running"
 

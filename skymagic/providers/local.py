@@ -26,9 +26,12 @@ from skymagic.plugins import packing
 from skymagic.providers.provider import Say, Survey
 from skymagic.providers.room import room
 from skymagic.wire import processes
+from skymagic.wire.exit_status import status_words
 from skymagic.wire.transport import write_all
 
 ADDRESS = "127.0.0.1"
+COMPLAINT = 4000
+"""Bytes of what an agent has said last that an error has, at most."""
 
 
 class Local:
@@ -85,13 +88,20 @@ class ChildTransport:
 
     def write(self, data: bytes | memoryview) -> None:
         """Bytes to the agent."""
+        if self._over or self._child.stdin is None or self._child.stdin.closed:
+            raise BrokenPipeError("the agent has ended")  # its descriptor may be another file's by now
         write_all(self._in, data)
 
     def complaint(self) -> str:
-        """What the agent wrote to standard error before it had a log."""
+        """What the agent wrote to standard error, where it has no log: before its start, and of its failure; else how it ended."""
         if self._errors.closed:
             return ""
-        return os.pread(self._errors.fileno(), 4000, 0).decode(errors="replace").strip()
+        size = os.fstat(self._errors.fileno()).st_size
+        said = os.pread(self._errors.fileno(), COMPLAINT, max(0, size - COMPLAINT)).decode(errors="replace").strip()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its output has ended, and so it is about to
+            status = self._child.wait(timeout=1.0)
+            return said or (status_words(status) if status else "")
+        return said
 
     def close(self) -> None:
         """Close its input, upon which it ends everything; kill it if it does not."""

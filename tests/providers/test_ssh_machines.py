@@ -157,6 +157,21 @@ def test_a_machine_that_loses_its_power(tmp_path: Path) -> None:
         assert notebook.value("kept_all") == [(4.0, 0), (4.0, 10), (4.0, None), (4.0, None)]
 
 
+def test_the_first_machine_loses_its_power(tmp_path: Path) -> None:
+    """With it goes the controller that all ranks are reached by; where it is not back, the user hears so."""
+    with lab(tmp_path) as (hosts, notebook):
+        notebook.run(POOL)
+        hosts[0].power_cut()
+        assert "%sky_restart starts all ranks anew" in notebook.fail("%%sky_broadcast\n1").text
+        assert "the agent on h1 did not come up within 10 s" in notebook.fail("%sky_restart").text
+        assert "lost" in notebook.run("%sky_status").text
+        hosts[0].reboot()
+        notebook.run("%sky_restart")
+        notebook.run(NAMES)
+        notebook.run("%%sky_broadcast -o sums\nt = torch.ones(1); dist.all_reduce(t); float(t)")
+        assert notebook.value("sums") == [4.0] * 4
+
+
 def test_a_machine_that_is_cut_off(tmp_path: Path) -> None:
     """Neither the notebook nor the other machine reaches it; what runs there ends by itself."""
     with lab(tmp_path) as (hosts, notebook):

@@ -195,6 +195,13 @@ class NodeStore(Store):
                 if file is not None:
                     self.path(file.name).unlink(missing_ok=True)
 
+    def move(self, directory: str | os.PathLike[str]) -> None:
+        """Another directory from now on, with no files yet: that of an agent in the place of one that ended."""
+        private(Path(directory))
+        with self._lock:
+            self._files.clear()
+            self.directory = Path(directory)
+
     def close(self) -> None:
         self.drop(list(self._files))
 

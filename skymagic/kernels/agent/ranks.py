@@ -88,6 +88,8 @@ class Ranks:
         """Ranks asked for before the controller listened."""
         self._engine_file = ""
         self._iopub: Iopub | None = None
+        self._connection: dict[str, Any] | None = None
+        """What the notebook has told of the controller, on nodes that are not its own."""
         self._values: dict[str, wire.Offer] = {}
         """By key: what ranks have put, for those that start later."""
         self._spawned = 0
@@ -112,10 +114,11 @@ class Ranks:
 
     def spawn(self, request: wire.Spawn) -> None:
         """Start ranks, or remember to when the controller listens."""
-        if request.connection is not None and self._iopub is None:
+        if request.connection is not None and request.connection != self._connection:  # the head may have a new agent
             path = self._directory / "engine.json"
-            with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+            with open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
                 json.dump(request.connection, file)
+            self._connection = request.connection
             self.connect(request.connection, path)
         if self._iopub is None:
             self._waiting.append(request)

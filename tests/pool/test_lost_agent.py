@@ -1,0 +1,49 @@
+"""A pool whose agent has ended: why is known, the state is true, and `%sky_restart` starts another one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.notebook import Notebook, opened
+
+AGENT = "pool.pool._resources.agents._links[0]._transport._child.pid"
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with opened(tmp_path_factory.mktemp("lost"), "pool = %sky_pool --nodes 2", "big = list(range(400_000))") as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def every_rank_goes_on(notebook: Notebook) -> Iterator[None]:
+    yield
+    notebook.run("%%sky_broadcast -o seen\nimport skymagic\n(skymagic.instance_info().rank, len(big))")
+    assert notebook.value("seen") == [(0, 400_000), (1, 400_000)]
+
+
+def kill_agent(notebook: Notebook) -> None:
+    os.kill(notebook.value(AGENT), signal.SIGKILL)
+
+
+def test_an_agent_that_was_killed_between_cells(notebook: Notebook) -> None:
+    kill_agent(notebook)
+    failed = notebook.fail("%%sky_broadcast\n1")
+    assert "%sky_restart" in failed.text
+    assert "SIGKILL" in failed.text
+    assert "lost" in notebook.run("%sky_status").text
+    notebook.run("%sky_restart")
+    assert "lost" not in notebook.run("%sky_status").text
+
+
+def test_an_agent_that_is_killed_while_a_cell_runs(notebook: Notebook) -> None:
+    notebook.run(f"agent = {AGENT}")
+    body = "%%sky_broadcast\nimport os, signal, skymagic, time\nmine = 1\nif skymagic.instance_info().rank == 0:\n"
+    failed = notebook.fail(f"{body}    os.kill(agent, signal.SIGKILL)\ntime.sleep(60)")
+    assert "SIGKILL" in failed.text
+    assert "%sky_restart" in failed.text
+    notebook.run("%sky_restart")
