@@ -46,6 +46,12 @@ def held_back(rank: int, nbytes: int) -> str:
     return f"[{size(nbytes)} of rank {rank}'s output not shown; all of it: %sky_logs --rank {rank}]\n"
 
 
+def missed(rank: int, count: int) -> str:
+    """The line that stands for displays that were made while the notebook was away, and were too many to be kept."""
+    displays = "1 display" if count == 1 else f"{count} displays"
+    return f"[{displays} of rank {rank} not shown: this notebook was away, and the newest were kept]\n"
+
+
 def table(rows: Iterable[Sequence[object]]) -> str:
     """Rows as aligned columns; the first is the heading."""
     cells = [[str(value) for value in row] for row in rows]

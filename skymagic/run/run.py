@@ -169,6 +169,8 @@ class Run:
             rank.ended = True
         elif kind == "held_back":
             self._screen.note(display.held_back(number, content["nbytes"]))
+        elif kind == "missed":
+            self._screen.note(display.missed(number, content["count"]))
         else:
             self._screen.rich(number, kind, content)
 

@@ -15,6 +15,7 @@ forkserver    what runs as the forkserver
 orphans       what ranks have started, ended with them
 discovery     by which addresses the nodes reach each other
 output        a rank's output: pipes → complete log → what the screen may see
+away          what ranks display while the notebook is away
 iopub         the agent's place on ipyparallel's iopub channel
 logs          the last lines of a rank's log, and what follows
 oom           the system's out-of-memory kills, and GPUs in use

@@ -182,8 +182,10 @@ class Agent:
                 self._lifetime.end(f"run {message.run}", time.monotonic())
             case wire.NotebookDetached():
                 self._lifetime.left(time.monotonic())
+                self._ranks.detach()
             case wire.NotebookAttached():
                 self._lifetime.returned()
+                self._ranks.attach()
             case wire.Shutdown():
                 self._stop()
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from skymagic.kernels.agent.away import KeptDisplays
 from skymagic.wire.agent import BeginOutput, Publish
 
 PIPE_BYTES = 1 << 20
@@ -96,6 +97,8 @@ class RankOutput:
         self._last_sent = 0.0
         self._updated: dict[str, str] = {}
         """Displays that were updated, by id, as they are now."""
+        self._away: KeptDisplays | None = None
+        """What is displayed while the notebook is away."""
         self._since = self._logged()
         """Where the present request begins in the log, in bytes."""
         self._heading: str | None = None
@@ -123,7 +126,29 @@ class RankOutput:
         elif plain:
             self._write_log(f"{plain}\n".encode(errors="replace"))
         if self._bucket is not None and self._parent is not None:
-            self._send(self._parent, {"rank": self.rank, "kind": message.kind, **message.content})
+            content = {"rank": self.rank, "kind": message.kind, **message.content}
+            if self._away is not None:
+                self._away.add(content)
+            else:
+                self._send(self._parent, content)
+
+    def detach(self) -> None:
+        """The notebook is away: from now on, only the newest displays are kept for it."""
+        self._away = self._away or KeptDisplays()
+
+    def attach(self) -> None:
+        """The notebook is back: it gets what was kept, and hears what was not."""
+        self._send_kept()
+        self._away = None
+
+    def _send_kept(self) -> None:
+        if self._away is None or self._parent is None:
+            return
+        if self._away.missed:
+            self._send(self._parent, {"rank": self.rank, "kind": "missed", "count": self._away.missed})
+            self._away.missed = 0
+        for content in self._away.take():
+            self._send(self._parent, content)
 
     def end(self, now: float) -> None:
         """All text of the request has been written: show it, and say that it was all."""
@@ -131,6 +156,7 @@ class RankOutput:
         self._write_log("".join(f"{plain}\n" for plain in self._updated.values() if plain).encode(errors="replace"))
         self._updated.clear()
         if self._parent is not None:
+            self._send_kept()
             self._note_held_back()
             self._send(self._parent, {"rank": self.rank, "kind": "end"})
             self._parent = self._bucket = None  # what threads still print goes to the log

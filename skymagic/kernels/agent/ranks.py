@@ -316,6 +316,16 @@ class Ranks:
             if rank.output.due is not None and rank.output.due <= now:
                 rank.output.flush(now)
 
+    def detach(self) -> None:
+        """The notebook is away."""
+        for rank in self._ranks.values():
+            rank.output.detach()
+
+    def attach(self) -> None:
+        """The notebook is back."""
+        for rank in self._ranks.values():
+            rank.output.attach()
+
     # -- end ---------------------------------------------------------------------------------------------------------
 
     def _exited(self, pid: int, status: int) -> None:

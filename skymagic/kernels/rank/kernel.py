@@ -278,6 +278,12 @@ class RankKernel(IPythonParallelKernel):
         outcome["values"].update({name: {"error": NOT_DEFINED, "type": "NameError"} for name in missing})
         shell.displayhook.value = None
 
+    def _log_whole(self, name: str, message: str) -> None:
+        """Write into the log what is too long to be sent."""
+        flush_text()
+        with contextlib.suppress(OSError), open(self._context.log, "a", errors="backslashreplace") as log:
+            log.write(f"{name}: {message}\n")
+
     @contextlib.contextmanager
     def _parent_thread_known(self) -> Iterator[None]:
         """ipykernel 7 asks a thread that engines do not have whether a top-level await runs on the main thread."""
@@ -298,13 +304,17 @@ class RankKernel(IPythonParallelKernel):
         ename: str | None = None,
         phase: str = "run",
     ) -> dict[str, Any]:
-        packed = self._namespace.pack_exception(problem) if problem is not None and phase == "run" else {}
+        message, packed = tracebacks.message(problem), {}
+        if tracebacks.too_long(message):
+            self._log_whole(ename or type(problem).__name__, message)
+        elif problem is not None and phase == "run":
+            packed = self._namespace.pack_exception(problem)
         return {
             "status": "error",
             "phase": phase,
             "ename": ename or type(problem).__name__,
-            "evalue": tracebacks.message(problem),
-            "traceback": lines or [],
+            "evalue": tracebacks.shortened(message),
+            "traceback": tracebacks.shortened_lines(lines or []),
             "exception": packed,
             "missing": self._namespace.missing(problem) if phase == "run" else "",
             "freed": self._context.freed,

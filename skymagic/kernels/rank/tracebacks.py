@@ -17,6 +17,28 @@ MACHINERY = ("skymagic", "IPython", "ipykernel", "ipyparallel")
 WRAPPERS = {"_wrapped_call_impl", "_call_impl"}
 """Functions of torch.nn.Module between a call of a module and its forward."""
 
+HEAD, TAIL = 150_000, 50_000
+"""Characters of an exception's text that are sent, from its beginning and from its end."""
+
+
+def too_long(text: str) -> bool:
+    """Whether a part of it is left out."""
+    return len(text) > 2 * (HEAD + TAIL)
+
+
+def shortened(text: str) -> str:
+    """Beginning and end of a text that is too long to be shown."""
+    if not too_long(text):
+        return text
+    left_out = f"{len(text) - HEAD - TAIL:,} characters are left out here; the rank's log has all of them"
+    return f"{text[:HEAD]}\n[… {left_out} …]\n{text[-TAIL:]}"
+
+
+def shortened_lines(lines: list[str]) -> list[str]:
+    """A traceback, of which beginning and end are left where it is too long to be shown."""
+    text = "\n".join(lines)
+    return [shortened(text)] if too_long(text) else lines
+
 
 @contextlib.contextmanager
 def interrupts_ignored() -> Iterator[None]:

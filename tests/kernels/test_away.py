@@ -1,0 +1,114 @@
+"""What a rank shows while the notebook is away, and what is too long to be shown, is bounded: the newest, or beginning and end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skymagic.kernels.agent.away import MAX_BYTES, MAX_DISPLAYS, KeptDisplays
+from skymagic.kernels.agent.output import RankOutput
+from skymagic.wire.agent import BeginOutput, Publish
+from tests.lab.notebook import Notebook, opened
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with opened(tmp_path_factory.mktemp("away"), "pool = %sky_pool --nodes 2") as one:
+        yield one
+
+
+def display(text: str, ident: str = "", kind: str = "display_data") -> dict[str, Any]:
+    return {"kind": kind, "data": {"text/plain": text}, "transient": {"display_id": ident} if ident else {}}
+
+
+def texts(kept: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(one["kind"], one["data"]["text/plain"]) for one in kept]
+
+
+def test_a_display_is_kept_as_it_is_now() -> None:
+    kept = KeptDisplays()
+    kept.add(display("a1", "a", "update_display_data"))
+    kept.add(display("b1", "b"))
+    for number in range(2, 10):
+        for ident in "ab":
+            kept.add(display(f"{ident}{number}", ident, "update_display_data"))
+    assert texts(kept.take()) == [("update_display_data", "a9"), ("display_data", "b9")]
+    assert kept.missed == 0
+
+
+def test_the_newest_are_kept() -> None:
+    kept = KeptDisplays()
+    kept.add(display("first", "first"))
+    for number in range(MAX_DISPLAYS):
+        kept.add(display(str(number)))
+    assert kept.missed == 1
+    kept.add(display("later", "first", "update_display_data"))
+    expected = [*map(str, range(1, MAX_DISPLAYS)), "later"]
+    assert texts(kept.take()) == [("display_data", text) for text in expected]
+    for number in range(3):
+        kept.add(display(str(number) * (MAX_BYTES // 2)))
+    assert len(kept.take()) == 1
+
+
+def test_what_is_cleared_is_not_kept() -> None:
+    kept = KeptDisplays()
+    for number in range(100):
+        kept.add({"kind": "clear_output", "wait": True})
+        kept.add(display(str(number)))
+    assert kept.missed == 0
+    clear, last = kept.take()
+    assert clear == {"kind": "clear_output", "wait": True}
+    assert texts([last]) == [("display_data", "99")]
+
+
+def test_on_return_the_newest_is_shown(tmp_path: Path) -> None:
+    sent: list[dict[str, Any]] = []
+    reader, writer = os.pipe()
+    output = RankOutput(0, tmp_path / "log", {"stdout": reader}, lambda _, content: sent.append(content), print)
+    output.begin(BeginOutput(0, {}, True, 1000, 1), 0.0)
+    output.detach()
+    for number in range(MAX_DISPLAYS + 5):
+        content = display(str(number))
+        output.publish(Publish(0, content.pop("kind"), content), 0.0)
+    assert sent == []
+    output.attach()
+    assert [one["kind"] for one in sent] == ["missed", *["display_data"] * MAX_DISPLAYS]
+    assert sent[0]["count"] == 5
+    output.publish(Publish(0, "display_data", display("now")), 0.0)
+    assert sent[-1]["data"] == {"text/plain": "now"}
+    os.close(writer)
+    output.close()
+
+
+def tell(notebook: Notebook, what: str) -> None:
+    """Tell the agent as its daemon does, until it has heard: it answers what comes after."""
+    notebook.run(f"from skymagic.wire import agent as wire\npool.pool._resources.agents._links[0].send(wire.{what}())")
+    notebook.run("%sky_logs --rank 0 -n 1")
+
+
+def test_a_cell_that_ends_while_the_notebook_is_away(notebook: Notebook) -> None:
+    tell(notebook, "NotebookDetached")
+    cell = f"%%sky_broadcast\nfor number in range({MAX_DISPLAYS + 7}):\n    display(number)"
+    shown = notebook.run(cell)
+    assert [one["text/plain"] for one in shown.rich] == [str(number) for number in range(7, MAX_DISPLAYS + 7)]
+    assert "[7 displays of rank 0 not shown: this notebook was away, and the newest were kept]" in shown.text
+    tell(notebook, "NotebookAttached")
+    assert len(notebook.run(cell).rich) == MAX_DISPLAYS + 7
+
+
+def test_a_message_of_50_mb(notebook: Notebook) -> None:
+    long = "'begin ' + 'x' * 50_000_000 + ' end'"
+    failed = notebook.fail(f"%%sky_broadcast\nimport os\nif os.environ['RANK'] == '1':\n    raise ValueError({long})")
+    assert failed.ename.endswith("ValueError")
+    assert len(failed.text) < 1_000_000
+    assert len(failed.evalue) < 1_000_000
+    assert "begin xxx" in failed.text
+    assert "xxx end" in failed.text
+    assert "characters are left out here; the rank's log has all of them" in failed.text
+    notebook.run("agent = pool.pool._resources.agents.started[0].directory")
+    log = Path(notebook.value("agent"), "rank-1.log")
+    assert log.stat().st_size > 50_000_000
