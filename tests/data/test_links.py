@@ -237,6 +237,15 @@ def test_gradients_travel_in_both_directions(notebook: Notebook) -> None:
     assert notebook.value("torch.allclose(model[0].small.weight.grad, torch.tensor(wanted) + 1)") is True
 
 
+def test_a_gradient_that_is_set_here_is_a_change(notebook: Notebook) -> None:
+    notebook.run("import torch\nw = torch.ones(2, requires_grad=True)")
+    assert seen(notebook, "w.grad is None") == [True] * 2
+    notebook.run("(w * 3).sum().backward()")
+    assert seen(notebook, "w.grad.tolist()") == [[3.0, 3.0]] * 2
+    shown = notebook.run("%%sky_broadcast --dry-run\nw")
+    assert "is there already" in next(line for line in shown.lines if line.startswith("w "))
+
+
 def test_a_tensor_that_is_no_leaf_is_refused_by_name(notebook: Notebook) -> None:
     notebook.run("import torch\nx = torch.ones(2, requires_grad=True)\nloss = (x * 2).sum()\nkept = {'last': [x * 2]}")
     said = notebook.fail("%%sky_broadcast\nloss, kept").text

@@ -440,3 +440,29 @@ def test_import_of_a_module_that_is_not_there_fails_on_its_line(notebook: Notebo
     error = notebook.fail("%%sky_broadcast\nx = 1\nimport there_is_no_such_module")
     assert error.ename == "ModuleNotFoundError"
     assert "----> 3 import there_is_no_such_module" in error.text
+
+
+POINT = """%%sky_broadcast -o points
+import dataclasses, enum, skymagic
+rank = skymagic.instance_info().rank
+@dataclasses.dataclass
+class Point:
+    x: int
+    def near(self, others): return self.x in {'a', 'b', 1, 2.5} or [o for o in others if o == self]
+class Kind(enum.Enum):
+    FAR = 1
+class Mine(Point):
+    place = rank
+Point(1), Kind.FAR, Mine(rank)"""
+
+
+def test_a_class_of_a_broadcast_cell_is_one_class_on_all_ranks(notebook: Notebook) -> None:
+    notebook.run(POINT)
+    notebook.run("(one, kind, mine), (other, other_kind, other_mine) = points")
+    assert notebook.value("one == other, type(one) is type(other), kind is other_kind") == (True, True, True)
+    assert notebook.value("type(mine) is type(other_mine), mine.place, other_mine.place") == (False, 0, 1)
+    notebook.run("first = one")
+    notebook.run(POINT.replace("x: int", "x: float"))
+    assert notebook.value("points[0][0] == points[1][0], type(points[0][0]) is type(first)") == (True, False)
+    notebook.run("%%sky_broadcast -o same\none == Point(1), type(one) is Point")
+    assert notebook.value("same") == [(False, False)] * 2

@@ -357,7 +357,7 @@ def test_debuggers_are_refused_in_words(notebook: Notebook, ask: str) -> None:
     notebook.run("%%sky_broadcast\nimport pdb")
     error = notebook.fail(f"%%sky_broadcast\n{ask}\nx = 1")
     assert "cannot ask from a rank: print what you want to see" in error.evalue
-    assert "and the same on ranks 1, 2" in error.evalue
+    assert "and the same on ranks 1, 2" in error.text
     assert internal(error) == []
 
 
@@ -366,7 +366,7 @@ def test_magics_that_debug_are_refused_in_a_line(notebook: Notebook, ask: str) -
     notebook.fail("%%sky_broadcast\n1 / 0")
     error = notebook.fail(f"%%sky_broadcast\n{ask}")
     name = ask.split()[0]
-    assert error.text.splitlines()[0].startswith(
+    assert error.text.splitlines()[-1].startswith(
         f"UsageError: {name} cannot ask from a rank: print what you want to see"
     )
 
@@ -384,10 +384,9 @@ def test_magics_that_debug_are_refused_in_a_line(notebook: Notebook, ask: str) -
 )
 def test_skymagic_on_a_rank_is_refused_in_a_line(notebook: Notebook, ask: str) -> None:
     error = notebook.fail(f"%%sky_broadcast\n{ask}")
-    assert (
-        "belongs in a cell of the notebook: this one runs on the ranks of a pool already" in error.text.splitlines()[0]
-    )
-    assert error.text.startswith(f"UsageError: {ask.split()[0]}")
+    last = error.text.splitlines()[-1]
+    assert "belongs in a cell of the notebook: this one runs on the ranks of a pool already" in last
+    assert last.startswith(f"UsageError: {ask.split()[0]}")
 
 
 def test_other_magics_and_extensions_stay_as_they_are(notebook: Notebook) -> None:

@@ -11,6 +11,7 @@ tensors     the memory of torch's tensors
 foreign     the types of ctypes
 contents    what a value contains, as one hash
 forms       what arrays, tensors, frames, figures and Keras models contain
+identity    one class on all ranks
 naming      values that have their names before others are rebuilt
 exceptions  exceptions with what they follow from
 memory      which memory overlaps, and travels as one

@@ -30,6 +30,7 @@ from skymagic.data.values import plain, rebuild
 from skymagic.data.values.arrays import reducer_for
 from skymagic.data.values.exceptions import reduce_exception
 from skymagic.data.values.foreign import is_foreign, members_of, reduce_type
+from skymagic.data.values.identity import recognise
 from skymagic.data.values.kinds import changeable, is_a, made_by_python
 from skymagic.data.values.links import LISTED, Links
 from skymagic.data.values.memory import Layout, Tracker, layout
@@ -249,6 +250,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         foreign = is_foreign(cls)
         if foreign and (reduced := reduce_type(cls)) is not NotImplemented:
             return reduced
+        if self.folder is None and cls.__module__ == self.namespace.get("__name__"):
+            recognise(cls)
         reduced = _cloud._class_reduce(cls)
         if reduced is NotImplemented:
             self._refer(cls.__module__)
