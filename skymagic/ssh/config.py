@@ -7,8 +7,10 @@ tokens of ProxyCommand as they are, ignores $HOME, and there may be no ssh.
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import shlex
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,6 +46,8 @@ class Endpoint:
     proxy_jump: tuple[Endpoint, ...] = ()
     proxy_command: str | None = None
     known_hosts: tuple[str, ...] = ()
+    revoked: tuple[str, ...] = ()
+    """Files with host keys that are not accepted any more (RevokedHostKeys)."""
     host_key_alias: str | None = None
     strict: str = "ask"
     """StrictHostKeyChecking as written; unknown keys are never accepted here, whatever it says."""
@@ -55,11 +59,14 @@ class SshConfig:
 
     Args:
         path: read this file alone; by default ~/.ssh/config, then the system's. Files that are not there are empty.
+
+    Raises:
+        RequestError: others could write ~/.ssh/config, or what it includes, and so have the user run their ProxyCommand.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
         home = Path.home() / ".ssh"
-        self._text = _included(Path(path) if path else home / "config", home, 0)
+        self._text = _included(Path(path) if path else home / "config", home, 0, private=path is None)
         if path is None:
             self._text += "\nHost *\n" + _included(SYSTEM_CONFIG, SYSTEM_CONFIG.parent, 0)
 
@@ -90,6 +97,7 @@ class SshConfig:
             proxy_jump=jumps,
             proxy_command=command,
             known_hosts=_known_hosts(found, tokens),
+            revoked=_revoked(found, tokens),
             host_key_alias=found.get("hostkeyalias"),
             strict=found.get("stricthostkeychecking", "ask").lower(),
             timeout=float(_number(found, "connecttimeout", int(CONNECT_TIMEOUT), spec)) or CONNECT_TIMEOUT,
@@ -154,12 +162,29 @@ def _expand_path(text: str, tokens: Mapping[str, str]) -> str:
     return str(Path(re.sub(r"%(.)", lambda match: tokens.get(match[1], match[0]), text)).expanduser())
 
 
-def _included(path: Path, home: Path, depth: int) -> str:
+def _revoked(found: Mapping[str, Any], tokens: Mapping[str, str]) -> tuple[str, ...]:
+    value = found.get("revokedhostkeys", "none")
+    return () if value.lower() == "none" else (_expand_path(value, tokens),)
+
+
+def _check_private(path: Path) -> None:
+    """As OpenSSH: a file of the user or of root, that nobody else can write."""
+    state = path.stat()
+    if os.name == "posix" and (state.st_uid not in (0, os.getuid()) or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        raise RequestError(
+            f"others may write {path}, so that it is not used, as by ssh: chmod go-w '{path}', and see whose it is"
+        )
+
+
+def _included(path: Path, home: Path, depth: int, *, private: bool = False) -> str:
     """A configuration file with what it includes; the block in which an Include stood goes on after it.
 
-    An included file's own Host blocks count by themselves, also where the Include stands within another block.
+    An included file's own Host blocks count by themselves, also where the Include stands within another block. `private`: refuse
+    files that others can write.
     """
     try:
+        if private:
+            _check_private(path)
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
         return ""
@@ -172,7 +197,7 @@ def _included(path: Path, home: Path, depth: int) -> str:
             for name in shlex.split(rest):
                 pattern = home / Path(name).expanduser()
                 names = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
-                out += [_included(found, home, depth + 1) for found in sorted(names)]
+                out += [_included(found, home, depth + 1, private=private) for found in sorted(names)]
             line = block
         out.append(line)
     return "\n".join(out)

@@ -13,7 +13,7 @@ from skymagic.errors import HostError
 from skymagic.ssh.cancellation import Cancellation
 from skymagic.ssh.config import Endpoint
 from skymagic.ssh.keys import KeyAttempts, candidates
-from skymagic.ssh.known_hosts import KnownHosts, KnownKey, fingerprint, known_hosts_name
+from skymagic.ssh.known_hosts import KnownHosts, KnownKey, fingerprint, is_revoked, known_hosts_name
 
 if TYPE_CHECKING:
     import paramiko
@@ -69,6 +69,7 @@ def check_host_key(transport: paramiko.Transport, endpoint: Endpoint) -> None:
         portless = known.check((known_hosts_name(endpoint.hostname, 22),), key_type, key)
         status = portless if portless.state in ("known", "revoked") else status
     description = f"{key_type} {fingerprint(offered.asbytes())}"
+    _check_revoked(endpoint, key, description)
     if status.state == "unknown":
         raise _unknown_key(endpoint, description)
     if status.state != "known":
@@ -133,6 +134,21 @@ def _known_hosts_names(endpoint: Endpoint) -> tuple[str, ...]:
     if endpoint.host_key_alias:
         return (endpoint.host_key_alias.lower(),)
     return (known_hosts_name(endpoint.hostname, endpoint.port),)
+
+
+def _check_revoked(endpoint: Endpoint, key: str, offered: str) -> None:
+    """As OpenSSH: where a file of revoked keys cannot be read, no key is accepted."""
+    for file in endpoint.revoked:
+        try:
+            revoked = is_revoked(file, key)
+        except (OSError, ValueError) as problem:
+            why = problem.strerror if isinstance(problem, OSError) else problem
+            said = f"its host key cannot be accepted: RevokedHostKeys {file} cannot be read ({why})"
+            raise HostError(
+                endpoint.label, said, "mend that file, or remove the line from your ssh configuration"
+            ) from None
+        if revoked:
+            raise HostError(endpoint.label, f"its host key {offered} is revoked by {file}", "ask who runs the host")
 
 
 def _unknown_key(endpoint: Endpoint, offered: str) -> HostError:

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hmac
 import ipaddress
 import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 from skymagic.kernels.agent.loop import Loop
@@ -74,6 +76,7 @@ class Candidates:
         for address in addresses:
             with contextlib.suppress(OSError):
                 listener = socket.create_server((address, 0))
+                listener.setblocking(False)  # race: who connects may be gone again before the accept
                 self._listeners.append(listener)
                 self._loop.watch(listener, lambda listener=listener: self._answer(listener))  # type: ignore[misc]
 
@@ -120,5 +123,11 @@ def answering(candidates: Mapping[str, int], secret: str) -> dict[str, str]:
 def _own_address(address: str, port: int, secret: str) -> str | None:
     with socket.create_connection((address, port), TIMEOUT) as peer:
         own_address = str(peer.getsockname()[0])
-        received = b"".join(iter(lambda: peer.recv(1024), b""))
-        return own_address if received == secret.encode() else None
+        expected = secret.encode()
+        # who answers may be anybody: no more than the secret and the end after it is read
+        received, deadline = b"", time.monotonic() + TIMEOUT
+        while len(received) <= len(expected) and time.monotonic() < deadline:
+            if not (piece := peer.recv(1024)):
+                return own_address if hmac.compare_digest(received, expected) else None
+            received += piece
+        return None

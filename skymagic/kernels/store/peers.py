@@ -34,6 +34,8 @@ WINDOW_BYTES = 1 << 23
 """Bytes that a follower lets come before it has written them: its credit."""
 HEARTBEAT_INTERVAL = 1.0
 """Seconds after which a server that has nothing to send says so, and a follower that it is still there."""
+LONGEST_FRAME = CHUNK_BYTES + (1 << 16)
+"""Bytes of a frame beyond which a connection is closed, before its sender is known too: of a handshake, a request or a piece."""
 PEER_TIMEOUT = 5.0
 """Seconds without a message after which the other end counts as gone."""
 
@@ -301,4 +303,5 @@ class _PoolKeyOnly:
 def _secure(socket: Any, public: str, secret: str) -> None:
     socket.curve_publickey = public.encode()
     socket.curve_secretkey = secret.encode()
+    socket.maxmsgsize = LONGEST_FRAME
     socket.linger = 0
