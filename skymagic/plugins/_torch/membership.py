@@ -6,7 +6,8 @@ each shows that it knows it before anything is sent through a new group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from hashlib import blake2b
 from typing import Any
 
@@ -26,12 +27,13 @@ def verify(secret: str, rank: int) -> None:
     import torch
     import torch.distributed as dist
 
+    all_gather, _ = _collectives()
     device = _device()
     if device is None:
         return
     size = dist.get_world_size()
     received = [torch.empty(PROOF_BYTES, dtype=torch.uint8, device=device) for _ in range(size)]
-    dist.all_gather(received, torch.tensor(_proof(secret, rank), dtype=torch.uint8, device=device))
+    all_gather(received, torch.tensor(_proof(secret, rank), dtype=torch.uint8, device=device))
     strangers = [number for number in range(size) if received[number].tolist() != _proof(secret, number)]
     if strangers:
         raise RuntimeError(
@@ -45,17 +47,26 @@ def tell_all(pairs: Sequence[tuple[str, str]]) -> list[dict[int, int]]:
     import torch
     import torch.distributed as dist
 
+    all_gather, all_reduce = _collectives()
     device = _device() or torch.device("cpu")
     size = dist.get_world_size()
     count = torch.tensor([len(pairs)], device=device)
-    dist.all_reduce(count, dist.ReduceOp.MAX)
+    all_reduce(count, dist.ReduceOp.MAX)
     rows = [[digest(name), digest(value)] for name, value in pairs]
     mine = torch.tensor(rows + [[-1, -1]] * (int(count.item()) - len(rows)), dtype=torch.int64, device=device)
     if not mine.numel():
         return [{} for _ in range(size)]
     received = [torch.empty_like(mine) for _ in range(size)]
-    dist.all_gather(received, mine)
+    all_gather(received, mine)
     return [{name: value for name, value in table.tolist() if name >= 0} for table in received]
+
+
+@cache
+def _collectives() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """torch's all_gather and all_reduce as they were at the rank's start: a cell may put others in their place."""
+    import torch.distributed as dist
+
+    return dist.all_gather, dist.all_reduce
 
 
 def digest(text: str) -> int:
