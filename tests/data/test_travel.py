@@ -231,3 +231,26 @@ def test_a_value_that_cannot_be_rebuilt_binds_nothing(notebook: Notebook) -> Non
     assert "z_broken cannot be rebuilt on this rank" in error.text
     notebook.run("%%sky_broadcast --no-push -o seen\na_first['n'], 'z_broken' in globals()")
     assert notebook.value("seen") == [("old", False)] * 2
+
+
+# ---------------------------------------------------------------------------------------------------- memory maps
+
+
+def test_a_memory_map_is_one_of_the_same_file_on_this_machine(notebook: Notebook) -> None:
+    notebook.run(
+        "import numpy as np\n"
+        "mapped = np.memmap('mapped.dat', dtype='f4', mode='w+', shape=(4, 3)); mapped[:] = 1\n"
+        "later = np.memmap('mapped.dat', dtype='f4', mode='r', offset=8, shape=(5,), order='F')\n"
+        "part, own = mapped[1:], np.memmap('mapped.dat', dtype='f4', mode='c', shape=(2,)); own[0] = 5"
+    )
+    notebook.run(
+        "%%sky_broadcast -o seen\nfound = [(type(x).__name__, str(x.mode), float(x.sum())) for x in (mapped, later)]\n"
+        "found, type(mapped.base).__name__, float(part.sum()), own.tolist()"
+    )
+    kinds = [("memmap", "r+", 12.0), ("memmap", "r", 5.0)]
+    assert notebook.value("seen[0]") == (kinds, "mmap", 9.0, [5.0, 1.0])
+    notebook.run("%%sky_run --rank 1\nmapped[3, 2] = 7")
+    assert notebook.value("float(mapped[3, 2])") == 7.0
+    notebook.run("import os\nos.remove('mapped.dat')")
+    notebook.run("%%sky_broadcast --fresh -o seen\nfloat(mapped[3, 2]), type(mapped).__name__")
+    assert notebook.value("seen") == [(7.0, "ndarray")] * 2

@@ -94,6 +94,18 @@ def test_values_of_all_hosts_come_back(two: tuple[Hosts, Notebook]) -> None:
     notebook.run("arrays[3][0] = 1")
 
 
+def test_a_memory_map_goes_to_other_machines_as_an_array_and_that_is_said(two: tuple[Hosts, Notebook]) -> None:
+    _, notebook = two
+    notebook.run(
+        "import numpy as np\nmapped = np.memmap('mapped.dat', dtype='f4', mode='w+', shape=(4,)); mapped[:] = 2"
+    )
+    shown = notebook.run("%%sky_broadcast -o seen\ntype(mapped).__name__, mapped.tolist()")
+    assert notebook.value("seen") == [("ndarray", [2.0] * 4)] * 4
+    assert re.search(
+        r"mapped: its contents travel as an array, for it maps .*/mapped\.dat, which is on this machine", shown.text
+    )
+
+
 def test_a_rank_that_raises_frees_the_others_on_all_hosts(two: tuple[Hosts, Notebook]) -> None:
     _, notebook = two
     failed = notebook.fail(

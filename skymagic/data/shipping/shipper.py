@@ -26,7 +26,7 @@ from skymagic.data.shipping.unpacking import Unpacking
 from skymagic.data.store.base import Store
 from skymagic.data.store.bundle import INLINE
 from skymagic.data.store.index import ContentIndex
-from skymagic.data.values import pickling
+from skymagic.data.values import mapped, pickling
 from skymagic.data.values.kinds import type_name
 from skymagic.data.values.links import FIXED_TYPES
 from skymagic.errors import CaptureError
@@ -105,7 +105,7 @@ class Shipper(Unpacking):
                 anything.
         """
         names = with_scripts(cell_names(source, compiler_flags))
-        with self._lock:
+        with self._lock, mapped.to_processes(same_files=not self.store.remote):
             kept = frozenset() if isinstance(no_push, bool) else frozenset(no_push)
             extra = extra or {}
             wanted = {*(names.loads if no_push is not True else ()), *push, *extra} - kept
@@ -132,6 +132,7 @@ class Shipper(Unpacking):
             packed = self._pack(names, ranks, values, lacking, frozenset(extra))
             if note is not None:
                 self._note_apart(packed, note)
+                self._note_maps(values, lacking, note)
             manifest = self._load(
                 names, ranks, values, lacking, packed, sources, items, frozenset(extra), unbound, progress, warn
             )
@@ -392,6 +393,16 @@ class Shipper(Unpacking):
         return Packer(
             self.links, self.index, self.folder, ranks, values, lacking, names.loads, temporary, attributes
         ).pack()
+
+    def _note_maps(
+        self, values: Mapping[str, Variable], lacking: Mapping[str, list[int]], note: Callable[[str], None]
+    ) -> None:
+        for name in [name for name, value in values.items() if lacking[name] and mapped.is_map(value.value)]:
+            if self.store.remote:
+                path = getattr(values[name].value, "filename", None)
+                note(
+                    f"{name}: its contents travel as an array, for it maps {path or 'a file'}, which is on this machine"
+                )
 
     def _note_apart(self, packed: Packed, note: Callable[[str], None]) -> None:
         for name, other in packed.apart:

@@ -7,6 +7,7 @@ numbered    the objects, storages and classes in a value that was pickled here
 pickled     a pickled value, and which values share something
 links       objects by their number in a pickle, for values that refer to what was sent before
 arrays      the memory of numpy's arrays and pandas' frames
+mapped      memory maps of files
 tensors     the memory of torch's tensors
 foreign     the types of ctypes
 contents    what a value contains, as one hash

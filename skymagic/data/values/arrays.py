@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from skymagic.data.values import tensors
+from skymagic.data.values.mapped import reduce_map
 from skymagic.data.values.memory import Block, Reduced, Span, Storage, Tracker, memory, writable
 
 _MAPPING = ("_mmap", "filename", "offset", "mode")
@@ -52,6 +53,8 @@ def reduce_array(tracker: Tracker, array: Any) -> Reduced:
     if kind is numpy.ma.MaskedArray:
         plain = {name: getattr(array, name) for name in ("_fill_value", "_hardmask", "_sharedmask")}
         return _masked, (array._data, array._mask, plain)
+    if kind is numpy.memmap and (mapped := reduce_map(array)) is not None:
+        return mapped
     if kind is not numpy.ndarray and kind is not numpy.memmap:
         return _reduce_subclass(array)
     described = (_dtype(dtype), array.shape)

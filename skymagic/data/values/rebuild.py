@@ -26,6 +26,8 @@ class Here(threading.local):
     namespace: dict[str, Any] | None = None
     lent: Sequence[tuple[str, Any]] = ()
     """Names that are bound until the value is there."""
+    same_files: bool = False
+    """Whether what is pickled goes to processes that see the same files."""
 
 
 here = Here()
