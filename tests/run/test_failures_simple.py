@@ -176,7 +176,7 @@ def test_an_exception_of_any_kind_fails_the_cell(notebook: Notebook, kind: str) 
     assert f"{ename}" in error.text
     assert text in error.text
     # any rank may be the first, for some errors take long to be formatted
-    assert f" of 3 on {HOST}] and the same on ranks " in error.text
+    assert f" of 3 on {HOST}] and the same on rank" in error.text  # one of them may be stopped before it fails
     notebook.run("e = sys.last_value")
     assert notebook.value("e.ename, type(e.__cause__).__name__") == (ename, ename)
 
