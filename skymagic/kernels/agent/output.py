@@ -116,9 +116,10 @@ class RankOutput:
         self._bucket = TokenBucket(message.limit, now) if message.visible else None
 
     def publish(self, message: Publish, now: float) -> None:
-        """Rich output, after the text written before it; without a kind there is none, and the text alone is taken."""
+        """Rich output, after the text written before it; without a kind there is none: the log has all until now, its heading too."""
         self.drain(now)
         if not message.kind:
+            self._write_log(b"")
             return
         plain = message.content.get("data", {}).get("text/plain", "")
         if message.kind == "update_display_data":  # of what moves, the log has the first state and the last
@@ -231,9 +232,9 @@ class RankOutput:
         if self._heading is not None:
             heading, self._heading = "\n" * self._open_line + self._heading + "\n", None
             self._append(heading.encode())
-            self._since = self._logged()
+            self._since, self._open_line = self._logged(), False
         self._append(data)
-        self._open_line = not data.endswith(b"\n")
+        self._open_line = not data.endswith(b"\n") if data else self._open_line
 
     def _append(self, data: bytes) -> None:
         view = memoryview(data)
