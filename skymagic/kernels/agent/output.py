@@ -119,7 +119,7 @@ class RankOutput:
         """Rich output, after the text written before it; without a kind there is none: the log has all until now, its heading too."""
         self.drain(now)
         if not message.kind:
-            self._write_log(b"")
+            self._write_heading()
             return
         plain = message.content.get("data", {}).get("text/plain", "")
         if message.kind == "update_display_data":  # of what moves, the log has the first state and the last
@@ -229,12 +229,16 @@ class RankOutput:
         return os.fstat(self._log.fileno()).st_size
 
     def _write_log(self, data: bytes) -> None:
+        if data:
+            self._write_heading()
+            self._append(data)
+            self._open_line = not data.endswith(b"\n")
+
+    def _write_heading(self) -> None:
         if self._heading is not None:
             heading, self._heading = "\n" * self._open_line + self._heading + "\n", None
             self._append(heading.encode())
             self._since, self._open_line = self._logged(), False
-        self._append(data)
-        self._open_line = not data.endswith(b"\n") if data else self._open_line
 
     def _append(self, data: bytes) -> None:
         view = memoryview(data)
