@@ -6,19 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook, opened, seen
 
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     with opened(tmp_path_factory.mktemp("names"), "%sky_pool --nodes 2") as one:
         yield one
-
-
-def seen(notebook: Notebook, cell: str) -> object:
-    """The values of a cell's last expression, by rank."""
-    notebook.run(f"%%sky_broadcast -o seen\n{cell}")
-    return notebook.value("seen")
 
 
 # ------------------------------------------------------------------------------------------- names in strings

@@ -6,19 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook, opened, seen
 
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     with opened(tmp_path_factory.mktemp("owners"), "%sky_pool --nodes 2") as one:
         yield one
-
-
-def seen(notebook: Notebook, expression: str) -> object:
-    """The expression's values by rank, in a cell that uses its names."""
-    notebook.run(f"%%sky_broadcast -o seen\n{expression}")
-    return notebook.value("seen")
 
 
 # ------------------------------------------------------------------------- a store that never ran is no store

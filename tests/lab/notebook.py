@@ -210,3 +210,9 @@ def opened(folder: Path, *cells: str, env: dict[str, str] | None = None) -> Iter
         yield notebook
     finally:
         notebook.close()
+
+
+def seen(notebook: Notebook, cell: str) -> Any:
+    """The values of a broadcast cell's last expression, by rank: plain literals and containers of them."""
+    notebook.run(f"%%sky_broadcast -o seen\n{cell}")
+    return notebook.value("seen")

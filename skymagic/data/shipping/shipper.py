@@ -110,8 +110,9 @@ class Shipper(Unpacking):
             extra = extra or {}
             wanted = {*(names.loads if no_push is not True else ()), *push, *extra} - kept
             space = {**self.namespace, **extra} if extra else self.namespace
-            hints = {name for name in names.hints - kept if no_push is not True and is_type(space.get(name))}
-            hints |= names.probes - kept if no_push is not True else set()
+            hints: set[str] = set()
+            if no_push is not True:
+                hints = {name for name in names.hints if is_type(space.get(name))}.union(names.probes) - kept
             values, why = self._collect(wanted, hints, space, kept, push, ranks)
             lacking, sources, unseen = self._lacking(names, values, ranks, fresh, push, frozenset(extra), dry_run, note)
             while related := self._related(values, lacking, kept, frozenset(extra), ranks):
@@ -132,7 +133,8 @@ class Shipper(Unpacking):
             packed = self._pack(names, ranks, values, lacking, frozenset(extra))
             if note is not None:
                 self._note_apart(packed, note)
-                self._note_maps(values, lacking, note)
+                if self.store.remote:
+                    self._note_maps(values, lacking, note)
             manifest = self._load(
                 names, ranks, values, lacking, packed, sources, items, frozenset(extra), unbound, progress, warn
             )
@@ -397,12 +399,10 @@ class Shipper(Unpacking):
     def _note_maps(
         self, values: Mapping[str, Variable], lacking: Mapping[str, list[int]], note: Callable[[str], None]
     ) -> None:
-        for name in [name for name, value in values.items() if lacking[name] and mapped.is_map(value.value)]:
-            if self.store.remote:
-                path = getattr(values[name].value, "filename", None)
-                note(
-                    f"{name}: its contents travel as an array, for it maps {path or 'a file'}, which is on this machine"
-                )
+        for name, value in values.items():
+            if lacking[name] and mapped.is_map(value.value):
+                path = getattr(value.value, "filename", None) or "a file"
+                note(f"{name}: its contents travel as an array, for it maps {path}, which is on this machine")
 
     def _note_apart(self, packed: Packed, note: Callable[[str], None]) -> None:
         for name, other in packed.apart:
