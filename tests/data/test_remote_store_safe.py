@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from skymagic.data.store.store import NodeStore, create, digest, remove
+from skymagic.kernels.store.server import messages
 from skymagic.providers.local import ChildTransport
 from skymagic.wire import store as protocol
 from tests.data.test_remote_store import MB, Cluster, put
@@ -222,3 +223,14 @@ def test_frames_in_any_pieces() -> None:
         assert b"".join(each for each in found if isinstance(each, memoryview)) == b"a\nb\nc"
     with pytest.raises(ValueError, match="not a message"):
         list(protocol.decoder().feed(whole))
+
+
+def test_a_signal_before_the_read_is_not_slept_through() -> None:
+    silent, _open = os.pipe()
+    wake, bell = os.pipe()
+    try:
+        os.write(bell, b"\x0f")  # what the interpreter writes for a signal that came just before the wait
+        assert list(messages(silent, wake)) == []
+    finally:
+        for end in (silent, _open, wake, bell):
+            os.close(end)

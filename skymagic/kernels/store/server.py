@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import select
 import signal
 import sys
 import threading
@@ -233,10 +234,16 @@ class ValueServer:
                     self._fail(name, problem)
 
 
-def messages(descriptor: int) -> Iterator[Any]:
-    """Messages and raw bytes of the notebook, until it has closed its end."""
+def messages(descriptor: int, wake: int) -> Iterator[Any]:
+    """Messages and raw bytes of the notebook, until it has closed its end or a signal has written to `wake`."""
     cutter = decoder()
-    while data := os.read(descriptor, 1 << 18):
+    while True:
+        # A read alone would sleep through a signal that arrives between the interpreter's last look and the call.
+        if wake in select.select([descriptor, wake], [], [])[0]:
+            return
+        data = os.read(descriptor, 1 << 18)
+        if not data:
+            return
         yield from cutter.feed(data)
 
 
@@ -281,14 +288,17 @@ def _exit(*_: object) -> None:
 
 def main(directory: str) -> None:
     """Serve until the input ends, or until another server takes over."""
+    wake, bell = os.pipe()
+    os.set_blocking(bell, False)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit)
+    signal.set_wakeup_fd(bell)
     out = os.dup(1)
     os.dup2(2, 1)  # nothing else may write to the notebook: a library's print would break the protocol
     os.write(out, b"\n")  # after whatever a login shell has printed
     end = threading.Event()
     sender = Sender(out, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    inbox = messages(0)
+    inbox = messages(0, wake)
     settings = next(inbox, None)
     if not isinstance(settings, Settings):
         return
