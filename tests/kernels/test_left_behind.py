@@ -7,13 +7,14 @@ import os
 import select
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from skymagic.kernels.agent.directories import LOCK, sweep
+from skymagic.kernels.agent.directories import LOCK, Directories, sweep
 from tests.lab.notebook import Notebook, opened
 
 
@@ -57,8 +58,6 @@ def test_an_agent_that_is_told_to_end_leaves_nothing(notebook: Notebook) -> None
 def test_folders_of_an_agent_that_was_killed_are_swept(notebook: Notebook) -> None:
     agent, others = family(notebook)
     places = folders(agent)
-    for place in places:
-        os.utime(place / LOCK, (0, 0))
     sweep()
     assert [place for place in places if place.exists()] == places, "they are in use"
     agent.kill()
@@ -68,6 +67,28 @@ def test_folders_of_an_agent_that_was_killed_are_swept(notebook: Notebook) -> No
     assert not [place for place in places if place.exists()]
 
 
+def test_folders_are_not_swept_while_they_are_made() -> None:
+    ended = threading.Event()
+
+    def sweep_on() -> None:
+        while not ended.is_set():
+            sweep()
+
+    sweeper = threading.Thread(target=sweep_on)
+    sweeper.start()
+    try:
+        for _ in range(100):
+            made = Directories("test")
+            assert made.work.is_dir()
+            assert made.store.is_dir()
+            made.remove()
+            for lock in made.locks:
+                os.close(lock)
+    finally:
+        ended.set()
+        sweeper.join()
+
+
 def test_a_rank_whose_interpreter_is_held_ends_with_its_agent(notebook: Notebook) -> None:
     agent, others = family(notebook)
     places = folders(agent)
@@ -75,8 +96,6 @@ def test_a_rank_whose_interpreter_is_held_ends_with_its_agent(notebook: Notebook
     notebook.watch(held, lambda shown: "begun" in shown.text)
     agent.kill()
     all_end([agent, *others])
-    for place in places:
-        os.utime(place / LOCK, (0, 0))
     sweep()
     assert not [place for place in places if place.exists()]
 

@@ -154,8 +154,14 @@ class RemoteStore(Store):
         self._replication.lose(node)
 
     def regain(self, node: int) -> None:
-        """A node that was gone is there again, perhaps with another store: the next `settle` brings it what it lacks."""
+        """A node that was gone is there again, perhaps with another store: the next `settle` brings it what it lacks.
+
+        What no node has any more is forgotten: its values are sent again when they are used.
+        """
         self._replication.regain(node)
+        with self._lock:
+            lost = [key for key, file in self._files.items() if file.pieces is None and not file.placement.here]
+        self.drop(lost)
 
     def close(self) -> None:
         self._files.clear()

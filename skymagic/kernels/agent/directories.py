@@ -8,7 +8,6 @@ import os
 import shutil
 import stat
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +16,6 @@ from skymagic.data.store import store
 PREFIX = "skymagic-"
 LOCK = ".agent"
 """The file in each folder whose lock the agent holds as long as it lives."""
-MIN_AGE = 60.0
-"""Seconds for which a folder is left alone that nobody has locked: it may just have been made."""
 SHM = Path("/dev/shm")
 
 
@@ -30,10 +27,11 @@ class Directories:
     """
 
     def __init__(self, job_id: str) -> None:
-        self.work = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{job_id}-"))
+        name = f"{PREFIX}{job_id}-"
+        self.work, work_lock = _locked_folder(name, tempfile.gettempdir())
         shm = SHM if SHM.is_dir() and os.access(SHM, os.W_OK) else self.work
-        self.store = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{job_id}-", dir=shm))
-        self.locks = {_locked(self.work / LOCK), _locked(self.store / LOCK)}
+        self.store, store_lock = _locked_folder(name, shm)
+        self.locks = {work_lock, store_lock}
         """Descriptors: a process that is forked must close them, or holds the locks too."""
 
     def remove(self) -> None:
@@ -67,8 +65,6 @@ def _is_abandoned(path: Path) -> bool:
     except OSError:
         return False
     try:
-        if os.fstat(descriptor).st_mtime > time.time() - MIN_AGE:
-            return False
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
@@ -77,8 +73,10 @@ def _is_abandoned(path: Path) -> bool:
     return True
 
 
-def _locked(path: Path) -> int:
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+def _locked_folder(name: str, parent: str | Path) -> tuple[Path, int]:
+    """(A new folder, the descriptor of its lock), which appears under its name when it is locked: none is swept in between."""
+    hidden = Path(tempfile.mkdtemp(prefix=f".{name}", dir=parent))
+    descriptor = os.open(hidden / LOCK, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     with contextlib.suppress(OSError):  # a file system without locks: its folders are not swept by others either
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return descriptor
+    return hidden.rename(hidden.with_name(hidden.name[1:])), descriptor

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from skymagic.kernels.agent import directories
 from skymagic.kernels.daemon.rundir import RunDirectory, sweep
 from skymagic.kernels.fork import Forked
 from skymagic.wire import agent as wire
@@ -100,6 +101,8 @@ class Daemon:
             self._kill()
         self.listener.close()
         self.directory.remove()
+        if self.status:  # an agent that was killed has removed nothing
+            directories.sweep()
         self.loop.send_gone()
         self.loop.close()
 
