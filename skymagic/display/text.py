@@ -63,7 +63,11 @@ def table(rows: Iterable[Sequence[object]]) -> str:
 
 def shipment(items: Sequence[Any]) -> str:
     """What would travel, as ``--dry-run`` shows it; `items` are `ship.Item`."""
-    rows = [(i.name, i.type, size(i.nbytes), i.why, "travels" if i.moved else "is there already") for i in items]
+    stays = [f"stays here; --push {i.name} sends it" if i.stays else "is there already" for i in items]
+    rows = [
+        (i.name, i.type, size(i.nbytes), i.why, "travels" if i.moved else there)
+        for i, there in zip(items, stays, strict=True)
+    ]
     if not rows:
         return "nothing would travel"
     total = size(sum(i.nbytes for i in items if i.moved))

@@ -191,7 +191,7 @@ class Walk:
             self.rebind,
             self.alias,
         )
-        both = (self.pull, self.delete, self.fail, self.compare, self.compare, self.compare)
+        both = (self.pull, self.take_away, self.delete, self.fail, self.compare, self.compare, self.compare)
         name, other = NAMES[:2]
         for self.step in range(steps):
             if self.step % 8 == 0:  # what surprises takes several steps with one name
@@ -231,8 +231,12 @@ class Walk:
         assert not fails, (self.seed, self.step, source)
 
     def uses(self, name: str) -> bool:
+        """Whether the ranks have a name in the cell that comes now; where they have not, a cell that uses it fails."""
         self.model.begin()
-        return self.model.use(name)
+        there = self.model.use(name)
+        if not there and name not in SHADOWED:
+            self.there(name, fails=True)
+        return there
 
     def touch(self, name: str, _: str) -> None:
         if self.uses(name):
@@ -287,6 +291,11 @@ class Walk:
             self.there("pass")  # what shadowed a name is gone there too
             self.sides.pull(name)
             self.model.pull(name)
+
+    def take_away(self, name: str, other: str) -> None:
+        """Bring a name here, and free the ranks' memory."""
+        self.pull(name, other)
+        self.delete(name, other)
 
     def compare(self, name: str, _: str) -> None:
         if self.uses(name):

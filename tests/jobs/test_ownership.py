@@ -127,6 +127,29 @@ def test_a_pulled_value_that_changes_here_stays_here(notebook: Notebook) -> None
     assert "keep their own" not in notebook.run("%%sky_broadcast\nmodel['weights']").text
 
 
+def test_a_pulled_value_that_the_ranks_delete_stays_here(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -g model --head\nmodel = {'weights': [1]}")
+    notebook.run("%%sky_broadcast\ndel model")
+    planned = notebook.run("%%sky_broadcast --dry-run\nmodel").lines
+    assert next(line for line in planned if line.startswith("model")).endswith("stays here; --push model sends it")
+    shown = notebook.finish(notebook.start("%%sky_broadcast\nmodel"))
+    assert shown.error is not None
+    assert shown.error.text.splitlines()[-2:] == [
+        "the notebook has model: --push model", "NameError: name 'model' is not defined",
+    ]  # fmt: skip
+    assert "[model came from the ranks, and none of them has it now; --push model sends the notebook's]" in shown.text
+    notebook.run("%%sky_broadcast -o seen --push model\nmodel['weights']")
+    assert notebook.value("seen") == [[1]] * 2
+
+
+def test_a_pulled_value_that_one_rank_deletes_stays_here(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -g model --head\nmodel = {'weights': [1]}")
+    notebook.run("%%sky_broadcast -t 1\ndel model")
+    assert "rank 1 has no model, which rank 0 has" in notebook.fail("%%sky_broadcast\nmodel").text
+    notebook.run("model = {'weights': [2]}")
+    assert seen(notebook, "model['weights']") == [[2]] * 2
+
+
 def test_an_item_of_a_pulled_value_stays_here(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast -g model\nmodel = {'weights': [1, 2]}")
     notebook.run("model = model[0]\nmodel['weights'].append(3)")

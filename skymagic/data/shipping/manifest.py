@@ -21,6 +21,8 @@ class Item(NamedTuple):
     moved: bool
     """Whether some rank has it not yet."""
     type: str
+    stays: bool = False
+    """Whether it came from the ranks, is not what they have now, and does not go back by itself."""
 
 
 @dataclass(frozen=True, eq=False)

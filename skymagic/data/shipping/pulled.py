@@ -28,3 +28,8 @@ class Pulled:
         if value is not self.values[0]:
             self.values = (value,)
         return True
+
+    def stays(self, name: str, held: bool) -> str:
+        """What to say of a name whose value here is not what the ranks have; `held`: whether one of them has one."""
+        theirs = f"{name}: the ranks keep their own ({self.type})"
+        return f"{theirs if held else f'{name} came from the ranks, and none of them has it now'}; --push {name} sends the notebook's"

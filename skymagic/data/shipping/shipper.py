@@ -114,15 +114,19 @@ class Shipper(Unpacking):
             if no_push is not True:
                 hints = {name for name in names.hints if is_type(space.get(name))}.union(names.probes) - kept
             values, why = self._collect(wanted, hints, space, kept, push, ranks)
-            lacking, sources, unseen = self._lacking(names, values, ranks, fresh, push, frozenset(extra), dry_run, note)
+            lacking, sources, staying = self._lacking(
+                names, values, ranks, fresh, push, frozenset(extra), dry_run, note
+            )
             while related := self._related(values, lacking, kept, frozenset(extra), ranks):
                 if not self._collect_related(related, values, why, kept, ranks):
                     break
-                lacking, sources, unseen = self._lacking(
+                lacking, sources, staying = self._lacking(
                     names, values, ranks, fresh, push, frozenset(extra), dry_run, note
                 )
             items = tuple(
-                Item(name, why[name], value.pickled.nbytes, bool(lacking[name]), type_name(value.value))
+                Item(
+                    name, why[name], value.pickled.nbytes, bool(lacking[name]), type_name(value.value), name in staying
+                )
                 for name, value in values.items()
             )
             if dry_run:
@@ -138,7 +142,7 @@ class Shipper(Unpacking):
             manifest = self._load(
                 names, ranks, values, lacking, packed, sources, items, frozenset(extra), unbound, progress, warn
             )
-            for name in unseen:  # the ranks have not seen it: something equal that is assigned is new to them
+            for name in staying:  # the ranks have not seen it: something equal that is assigned is new to them
                 manifest.fingerprints.pop(name, None)
             return manifest
 
@@ -309,7 +313,8 @@ class Shipper(Unpacking):
         """For each name, the ranks that must get its value.
 
         Returns:
-            Beside them the notebook's own modules that are needed, and the names whose values came from the ranks and stay here.
+            Beside them the notebook's own modules that are needed, and the names that ranks do not get because their values
+            came from there.
         """
         pickles = [value.pickled for value in values.values()]
         imported = names.imports.union(*(each.modules | (each.packages & READERS) for each in pickles))
@@ -331,14 +336,13 @@ class Shipper(Unpacking):
                     f"{name} looks different each time, so nobody can say whether it has changed: the ranks keep "
                     f"their own; --push {name} sends the notebook's"
                 )
-        for name in pulled.difference(sent):  # what came from the ranks does not go back by itself
-            if lacking[name] and note is not None and not self._pulled[name].noted:
+        staying = {name for name in pulled.difference(sent) if lacking[name]}
+        for name in sorted(staying):  # what came from the ranks does not go back by itself
+            if note is not None and not self._pulled[name].noted:
                 self._pulled[name].noted = True
-                note(
-                    f"{name}: the ranks keep their own ({self._pulled[name].type}); --push {name} sends the notebook's"
-                )
+                note(self._pulled[name].stays(name, any(name in self.bindings.names(rank) for rank in ranks)))
             lacking[name] = []
-        return lacking, sources, pulled.difference(sent)
+        return lacking, sources, staying
 
     def _related(
         self,
