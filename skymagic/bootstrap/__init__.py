@@ -24,5 +24,6 @@ provision     the steps above over a connection
 quoting       quoting for sh, and for every login shell
 requirements  what a host must have; its key names the environment
 uv            uv's program for a host's platform
+versions      `pinned(names)`: requirements with the notebook's versions; `preferred(names)`: those of what they need
 wheel         skymagic's running code as a wheel
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePath
 from shlex import quote
@@ -227,8 +228,19 @@ def _requirements(plan: InstallPlan, facts: Facts) -> str:
     # pip and uv split a path at spaces, but not a URL
     uploaded = [f"file://{escaped(f'{facts.folder}/incoming/{plan.incoming}/{name}')}" for name in plan.files]
     indexes = [f"--extra-index-url {url}" for url in requirements.indexes]
-    writes = [f"    printf '%s\\n' {quote(line)}" for line in [*indexes, *requirements.packages, *uploaded]]
-    return "\n".join(["requirements() {", "    {", *writes, "    :", '    } >"$drop/requirements.txt"', "}"])
+    files = {
+        "requirements.txt": [*indexes, *requirements.packages, *uploaded],
+        "versions.txt": requirements.preferences,
+    }
+    return "\n".join(
+        ["requirements() {", *(line for name, lines in files.items() for line in _written(name, lines)), "}"]
+    )
+
+
+def _written(name: str, lines: Iterable[str]) -> list[str]:
+    """sh that writes a file of uploads: by a builtin, for a program's arguments are seen by other users."""
+    writes = (f"        printf '%s\\n' {quote(line)}" for line in lines)
+    return ["    {", *writes, "        :", f'    }} >"$drop/{name}"']
 
 
 def _commands(plan: InstallPlan) -> str:

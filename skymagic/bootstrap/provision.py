@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from shlex import quote
 from typing import Protocol
@@ -22,6 +21,7 @@ from skymagic.bootstrap.probe import probe_script
 from skymagic.bootstrap.progress import InstallProgress
 from skymagic.bootstrap.quoting import MARK, any_shell, any_shell_word
 from skymagic.bootstrap.requirements import Requirements
+from skymagic.bootstrap.versions import pinned, preferred
 from skymagic.errors import HostError, RequestError
 from skymagic.plan.image import Image, is_place, project
 from skymagic.ssh.connection import ScriptResult
@@ -132,11 +132,13 @@ def requirements_of(image: Image, commands: Sequence[str] = (), hidden: Collecti
     if prepared:
         own = [f"{name}{bounds}" for name, bounds in RANK_DEPENDENCIES.items()]
     else:
-        own = [f"{name}=={version(name)}" for name in RANK_DEPENDENCIES if name not in given]
+        own = [name for name in RANK_DEPENDENCIES if name not in given]
+    packages = [*own, *packages]
     return Requirements(
         python=python if prepared else minor,
         minor=minor,
-        packages=(*own, *packages),
+        packages=tuple(packages) if prepared else pinned(packages),
+        preferences=() if prepared else preferred(packages),
         indexes=image.pip_indexes,
         files=tuple(files),
         commands=tuple(commands),

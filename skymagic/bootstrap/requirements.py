@@ -15,6 +15,7 @@ class Requirements:
         python: the minor version, as ``"3.11"``, or the absolute path of an interpreter on the node that is used as
             it is. minor: the minor version in either case.
         packages: requirements; those that name a file of the notebook's machine are in `files` instead.
+        preferences: pins that hold where `packages` allow them.
         indexes: URLs of package indexes beside the node's own; they may hold passwords.
         files: wheels and source archives to upload, as (path here, sha256 of the content).
         commands: shell commands that run once packages are there.
@@ -26,6 +27,7 @@ class Requirements:
     python: str
     minor: str
     packages: tuple[str, ...] = ()
+    preferences: tuple[str, ...] = ()
     indexes: tuple[str, ...] = field(default=(), repr=False)
     files: tuple[tuple[str, str], ...] = ()
     commands: tuple[str, ...] = field(default=(), repr=False)
@@ -42,6 +44,6 @@ class Requirements:
     def key(self) -> str:
         """Names the environment; skymagic's own code is not in it and does not count."""
         digests = [digest for _, digest in self.files]
-        parts = [self.python, self.packages, self.indexes, digests, self.commands]
+        parts = [self.python, self.packages, self.preferences, self.indexes, digests, self.commands]
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         return f"{digest[:16]}-py{self.minor}"

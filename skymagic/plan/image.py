@@ -14,6 +14,9 @@ from skymagic.plan.masking import MASK, masked
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
+LATEST = ">=0"
+"""A constraint that every release satisfies: behind a name it says that the newest is meant, and not the notebook's."""
+
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?|/[^\0\n]+")
 _LISTS = ("pip", "pip_indexes", "apt", "includes", "excludes")
@@ -27,7 +30,8 @@ class Image:
     Args:
         python: Python's version, as ``"3.12"``, or the absolute path of an interpreter on the nodes that has all
             packages already; None for the notebook's own version.
-        pip: requirements as pip takes them (``"torch>=2.3"``), also URLs and paths of wheels; no options.
+        pip: requirements as pip takes them (``"torch>=2.3"``), also URLs and paths of wheels; no options. On other
+            machines a name alone gets the version that the notebook has; ``"torch>=0"`` is the newest there is.
         pip_indexes: URLs of package indexes, searched beside pip's own.
         apt: names of system packages, for machines that skymagic acquires.
         env: environment variables.

@@ -20,7 +20,7 @@ TIMEOUT = 60
 """Seconds that ranks wait for each other at the start."""
 
 
-def jax(version: str = "latest") -> Plugin:
+def jax(version: str | None = None) -> Plugin:
     """Install JAX and call ``jax.distributed.initialize`` on every rank before the first cell.
 
     Afterwards ``jax.devices()`` are the devices of all ranks. Programs over the whole mesh must run on all ranks: in a
@@ -28,7 +28,7 @@ def jax(version: str = "latest") -> Plugin:
     fails or is stopped in the middle of one, all ranks are started anew.
 
     Args:
-        version: ``"latest"``, a version (``"0.4.35"`` means ``==0.4.35``) or a constraint (``">=0.4"``).
+        version: None for the notebook's, ``"latest"``, a version (``"0.4.35"`` means ``==0.4.35``) or a constraint (``">=0.4"``).
     """
     from skymagic.plugins._torch.plugin import constraint
 

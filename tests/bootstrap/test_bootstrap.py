@@ -29,6 +29,7 @@ WANTED = Requirements(
     python="3.11",
     minor="3.11",
     packages=("numpy==2.0", "it's; echo $HOME", "a[b]>=1,<2"),
+    preferences=("six==1.17.0",),
     indexes=("https://user:pa$$'word@example.org/simple",),
     files=(("/home/me/my wheels/x-1.0-py3-none-any.whl", "0123"),),
     commands=("echo 'done' && echo \"$HOME\"",),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import shutil
@@ -21,12 +20,10 @@ import psutil
 import pytest
 from packaging.requirements import Requirement
 
-from skymagic.bootstrap import uv as installer
 from skymagic.bootstrap import wheel
-from skymagic.bootstrap.facts import Facts, Python
+from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.provision import (
     RANK_DEPENDENCIES,
-    RemoteShell,
     probe,
     requirements_of,
     setup,
@@ -39,49 +36,24 @@ from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hostlist import HostSpec
 from tests.lab.hosts import Hosts, loopback
-from tests.lab.shells import ShellHost, apart, bootstrapped_home, make_home, pip_settings
+from tests.lab.shells import (
+    MINOR,
+    SMALL,
+    ShellHost,
+    apart,
+    bootstrapped_home,
+    cache,
+    home,
+    make_home,
+    pip_settings,
+    uv,
+    without_pip,
+)
 
-__all__ = ["bootstrapped_home"]
+__all__ = ["bootstrapped_home", "cache", "home", "uv"]
 
 ROOT = Path(__file__).resolve().parents[2]
-MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
 PREPARED = Image(python=sys.executable)
-SMALL = Requirements(python=MINOR, minor=MINOR, code=wheel.running()[0])
-"""An environment without packages."""
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    path = tmp_path / "home"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
-def cache(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """uv is downloaded once, and not into the user's own cache."""
-    assert pytestconfig.cache is not None
-    folder = pytestconfig.cache.mkdir("uv")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    return folder
-
-
-@pytest.fixture
-def uv(cache: Path, home: Path) -> str:
-    """A uv that is there already."""
-    program = cache / "uv"
-    if not program.exists():
-        fresh = cache / f"uv.{os.getpid()}"
-        fresh.write_bytes(gzip.decompress(installer.fetch(probe(ShellHost(home), SMALL))))
-        fresh.chmod(0o755)
-        fresh.rename(program)
-    return str(program)
-
-
-def without_pip(host: RemoteShell, requirements: Requirements, uv: str | None) -> Facts:
-    """The host as if its Python could not make environments, as Debian's cannot: uv makes them, and fast."""
-    facts = probe(host, requirements)
-    return replace(facts, pythons=(Python(MINOR, sys.executable, True, False),), uv=uv)
 
 
 def left_on(host: ShellHost) -> list[str]:
@@ -170,7 +142,7 @@ def test_requirements_that_nobody_has(home: Path, uv: str) -> None:
     host = ShellHost(home, env={"PIP_NO_INDEX": "1"})
     requirements = replace(SMALL, packages=("no-such-thing-anywhere==9",))
     text = refused(host, requirements, without_pip(host, requirements, uv))
-    assert "installing packages with uv failed" in text
+    assert "choosing versions with uv failed" in text
     assert "no-such-thing-anywhere" in text
     assert "pip_indexes" in text
 

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from skymagic.bootstrap.provision import requirements_of, setup
+from skymagic.bootstrap import uv as installer
+from skymagic.bootstrap import wheel
+from skymagic.bootstrap.facts import Facts, Python
+from skymagic.bootstrap.provision import RemoteShell, probe, requirements_of, setup
+from skymagic.bootstrap.requirements import Requirements
 from skymagic.plan.image import Image
 from skymagic.ssh.connection import ScriptResult
 from tests.conftest import MARK
+
+MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
+SMALL = Requirements(python=MINOR, minor=MINOR, code=wheel.running()[0])
+"""An environment without packages."""
 
 
 @dataclass
@@ -98,6 +108,40 @@ def bootstrapped_home(pytestconfig: pytest.Config) -> Path:
         if old.stat().st_mtime < day and old.stat().st_ctime < day:
             shutil.rmtree(old)
     return home
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    path = tmp_path / "home"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def cache(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """uv is downloaded once, and not into the user's own cache."""
+    assert pytestconfig.cache is not None
+    folder = pytestconfig.cache.mkdir("uv")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def uv(cache: Path, home: Path) -> str:
+    """A uv that is there already."""
+    program = cache / "uv"
+    if not program.exists():
+        fresh = cache / f"uv.{os.getpid()}"
+        fresh.write_bytes(gzip.decompress(installer.fetch(probe(ShellHost(home), SMALL))))
+        fresh.chmod(0o755)
+        fresh.rename(program)
+    return str(program)
+
+
+def without_pip(host: RemoteShell, requirements: Requirements, uv: str | None) -> Facts:
+    """The host as if its Python could not make environments, as Debian's cannot: uv makes them, and fast."""
+    facts = probe(host, requirements)
+    return replace(facts, pythons=(Python(MINOR, sys.executable, True, False),), uv=uv)
 
 
 @contextmanager

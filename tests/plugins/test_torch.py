@@ -34,12 +34,13 @@ def image(cluster: Cluster, before: sky.Image | None = None, **options: Any) -> 
     ("options", "packages"),
     [
         ({}, ("torch",)),
-        ({"version": "latest"}, ("torch",)),
+        ({"version": "latest"}, ("torch>=0",)),
         ({"version": "2.3.0"}, ("torch==2.3.0",)),
         ({"version": ">=2.3"}, ("torch>=2.3",)),
         ({"version": "~=2.3"}, ("torch~=2.3",)),
         ({"vision": "latest"}, ("torch", "torchvision")),
         ({"audio": "latest"}, ("torch", "torchaudio")),
+        ({"version": "latest", "vision": "latest"}, ("torch>=0", "torchvision>=0")),
         (
             {"version": "2.3.0", "vision": "0.18.0", "audio": ">=2"},
             ("torch==2.3.0", "torchvision==0.18.0", "torchaudio>=2"),

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from skymagic.plan.image import LATEST
 from skymagic.plugins.plugin import Cluster, Plugin
 from skymagic.runtime.info import InstanceInfo
 
@@ -29,7 +30,7 @@ WHEELS = "https://download.pytorch.org/whl/"
 def torch(
     backend: str | None = None,
     cuda: str = "cu128",
-    version: str = "latest",
+    version: str | None = None,
     vision: str | None = None,
     audio: str | None = None,
 ) -> Plugin:
@@ -38,11 +39,16 @@ def torch(
     Args:
         backend: ``"nccl"``, ``"gloo"``, another that torch knows, or None: nccl where CUDA is, else gloo.
         cuda: suffix of the wheel index for pools with CUDA GPUs (``"cu128"``).
-        version: ``"latest"``, a version (``"2.3.0"`` means ``==2.3.0``) or a constraint (``">=2.3"``).
-        vision, audio: torchvision and torchaudio, likewise; None leaves one out.
+        version: None for the notebook's, ``"latest"``, a version (``"2.3.0"`` means ``==2.3.0``) or a constraint
+            (``">=2.3"``).
+        vision, audio: torchvision and torchaudio, likewise; None leaves one out, ``"latest"`` is what fits the torch that
+            `version` says.
     """
     wanted = {"torch": version, "torchvision": vision, "torchaudio": audio}
-    packages = tuple(name + constraint(text) for name, text in wanted.items() if text is not None)
+    asked = {name: text for name, text in wanted.items() if text is not None or name == "torch"}
+    if version is None:  # the newest torchvision would want another torch than the notebook's
+        asked = {name: None if text == "latest" else text for name, text in asked.items()}
+    packages = tuple(name + constraint(text) for name, text in asked.items())
 
     def transform(image: Image, cluster: Cluster) -> Image:
         index = WHEELS + (cuda if cluster.cuda else "cpu")
@@ -51,10 +57,12 @@ def torch(
     return Plugin(name="torch", transform=transform, preload=PRELOAD, **hooks(backend))
 
 
-def constraint(text: str) -> str:
-    """A version as pip wants it behind a name: nothing for "latest", ``==`` before a bare version."""
-    if text == "latest":
+def constraint(text: str | None) -> str:
+    """A version as pip wants it behind a name: nothing for the notebook's, ``==`` before a bare version."""
+    if text is None:
         return ""
+    if text == "latest":
+        return LATEST
     return f"=={text}" if re.match(r"\d", text) else text
 
 

@@ -153,13 +153,20 @@ with_pip() {
         if by_uv; then return; fi
         tell instead
     fi
-    attempt "installing packages with pip" "$made/bin/python" -m pip install --progress-bar off -r "$drop/requirements.txt"
+    set -- "$made/bin/python" -m pip install --progress-bar off -r "$drop/requirements.txt"
+    attempt "installing packages with pip" "$@" -c "$drop/versions.txt" && return
+    tell instead
+    attempt "installing packages with pip, without the notebook's versions of what they need" "$@"
 }
 
 quick="--quiet --retries 1 --timeout 15 --only-binary :all:"
 
+# versions.txt holds what is preferred; compiled, it holds what is taken
 by_uv() {
-    attempt "installing packages with uv" "$uv" pip install --python "$made/bin/python" -r "$drop/requirements.txt"
+    attempt "choosing versions with uv" "$uv" pip compile --quiet --no-header --no-annotate --python "$made/bin/python" \
+        "$drop/requirements.txt" -o "$drop/versions.txt" || return 1
+    attempt "installing packages with uv" "$uv" pip install --python "$made/bin/python" \
+        -r "$drop/requirements.txt" -c "$drop/versions.txt"
 }
 
 # uv reads no configuration of pip; what this host says of indexes and certificates is passed on.
@@ -226,13 +233,17 @@ unpack_uv() {
 
 requirements() {
     {
-    printf '%s\n' '--extra-index-url https://user:pa$$'"'"'word@example.org/simple'
-    printf '%s\n' numpy==2.0
-    printf '%s\n' 'it'"'"'s; echo $HOME'
-    printf '%s\n' 'a[b]>=1,<2'
-    printf '%s\n' file:///home/it%27s%20me/.skymagic/incoming/token/x-1.0-py3-none-any.whl
-    :
+        printf '%s\n' '--extra-index-url https://user:pa$$'"'"'word@example.org/simple'
+        printf '%s\n' numpy==2.0
+        printf '%s\n' 'it'"'"'s; echo $HOME'
+        printf '%s\n' 'a[b]>=1,<2'
+        printf '%s\n' file:///home/it%27s%20me/.skymagic/incoming/token/x-1.0-py3-none-any.whl
+        :
     } >"$drop/requirements.txt"
+    {
+        printf '%s\n' six==1.17.0
+        :
+    } >"$drop/versions.txt"
 }
 commands() {
     cd "$HOME"

@@ -1,7 +1,7 @@
 tell() { printf '@sky %s\n' "$*"; }
 folder=${SKYMAGIC_HOME:-"${HOME-}/.skymagic"}
 want=3.11
-key=2caf07be4c49ceb7-py3.11
+key=5ed5ee4c77cdb6ca-py3.11
 code=0123456789abcdef
 ask_python='import sys; m = __import__('"'"'importlib.util'"'"').util.find_spec; print('"'"'%d.%d %s %s %s'"'"' % (sys.version_info[0], sys.version_info[1], '"'"'venv'"'"' if m('"'"'venv'"'"') else '"'"'-'"'"', '"'"'pip'"'"' if m('"'"'ensurepip'"'"') else '"'"'-'"'"', sys.executable))'
 ask_packages='

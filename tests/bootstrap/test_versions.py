@@ -1,0 +1,92 @@
+"""A node gets the notebook's versions: names are pinned, what they need is preferred, and builds are left to the node."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from skymagic.bootstrap.versions import Distribution, notebook, pinned, preferred
+
+HERE = {
+    each.name.lower(): each
+    for each in (
+        Distribution("torch", "2.13.0+cpu", ("filelock", "numpy; extra == 'opt'", "nvidia-nccl-cu13; sys_platform == 'win9'")),
+        Distribution("filelock", "3.20.0"),
+        Distribution("numpy", "2.4.6"),
+        Distribution("pandas", "3.0.1", ("numpy>=1.26", "torch[opt]; extra == 'all'")),
+        Distribution("mine", "0.1.dev0", ("filelock",), own=True),
+        Distribution("broken", "1.0", ("not a requirement !!", "numpy @ https://example.org/numpy.whl", "broken")),
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ("torch", "torch==2.13.0"),
+        ("Torch[opt]", "Torch[opt]==2.13.0"),
+        ('torch; python_version >= "3"', 'torch==2.13.0; python_version >= "3"'),
+        ("torch>=2.3", "torch>=2.3"),
+        ("torch==2.99", "torch==2.99"),
+        ("torch>=0", "torch>=0"),
+        ("elsewhere", "elsewhere"),
+        ("mine", "mine"),
+        ("./wheels/x-1.0-py3-none-any.whl", "./wheels/x-1.0-py3-none-any.whl"),
+        ("torch @ https://example.org/t.whl", "torch @ https://example.org/t.whl"),
+    ],
+)
+def test_a_name_without_a_version_gets_the_notebooks(asked: str, given: str) -> None:
+    assert pinned([asked], HERE.get) == (given,)
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ((), ()),
+        (("pandas",), ("numpy==2.4.6", "pandas==3.0.1")),
+        (("pandas>=2", "torch"), ("filelock==3.20.0", "numpy==2.4.6", "pandas==3.0.1", "torch==2.13.0")),
+        (("pandas[all]", "torch"), ("filelock==3.20.0", "numpy==2.4.6", "pandas==3.0.1", "torch==2.13.0")),
+        (("torch[opt]",), ("filelock==3.20.0", "numpy==2.4.6", "torch==2.13.0")),
+        (("torch>=0",), ("filelock==3.20.0",)),
+        (("torch>=0", "pandas[all]"), ("filelock==3.20.0", "numpy==2.4.6", "pandas==3.0.1")),
+        (("mine",), ("filelock==3.20.0",)),
+        (("elsewhere", "./x.whl"), ()),
+        (("broken",), ("broken==1.0",)),
+    ],
+)
+def test_what_is_needed_is_preferred_as_the_notebook_has_it(asked: tuple[str, ...], given: tuple[str, ...]) -> None:
+    assert preferred(asked, HERE.get) == given
+
+
+def test_this_notebooks_own_distributions() -> None:
+    assert pinned(["IPython", "no-such-thing"]) == (f"IPython=={version('ipython')}", "no-such-thing")
+    found = preferred(["ipykernel"])
+    for name in ("ipykernel", "ipython", "jupyter-client", "traitlets"):
+        assert f"{name}=={version(name)}" in found
+
+
+def test_a_distribution_from_a_folder_is_no_indexs(tmp_path: Path) -> None:
+    """As pip writes it down, editable or not."""
+    (tmp_path / "mine.py").touch()
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'mine'\nversion = '0.1'\ndependencies = ['xxhash']\n")
+    site = tmp_path / "site"
+    info = site / "mine-0.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 0.1\nRequires-Dist: xxhash\n")
+    (info / "direct_url.json").write_text(f'{{"url": "file://{tmp_path}", "dir_info": {{"editable": true}}}}')
+    code = "from skymagic.bootstrap.versions import notebook, pinned; print(notebook('mine').own, *pinned(['mine', 'xxhash']))"
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(root)!r}, {str(site)!r}]\n{code}"],
+        capture_output=True, text=True, check=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout == f"True mine xxhash=={version('xxhash')}\n"
+
+
+def test_what_is_not_there() -> None:
+    assert notebook("no-such-thing") is None
+    assert notebook("") is None
