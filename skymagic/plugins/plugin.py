@@ -69,8 +69,9 @@ class Plugin:
         release: frees the rank's main thread from a blocked collective; returns how many things it closed. Called on
             another thread, at any moment, also before `around_app` and twice.
         rejoin: ``(info) -> notes``: form anew what `release` broke, with all ranks of the pool; a sentence for each
-            thing that could not be carried over. Called between cells, any number of times. When it raises, all ranks
-            are started anew. None where a process can join only once: then all ranks are when one of them has died.
+            thing that could not be carried over. Called between cells, any number of times. When it raises, this rank is
+            started anew, the others are let out by `release`, and it is called again. None where a process can join
+            only once: then all ranks are started anew when one of them has died.
         around_run: ``() -> context manager``: entered around each cell of a rank, when `runtime.participants` says who
             takes part. It must cost microseconds.
         joined: whether what `around_app` set up is still there; asked after each cell.

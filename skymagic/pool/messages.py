@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from skymagic.cluster import Agents
 from skymagic.plan.plans import Topology
@@ -36,6 +36,20 @@ def variables_then(before: int, after: int, inseparable: Sequence[str]) -> str:
     if after < before:
         others = f"those of {rank_words(range(after, before))} are gone"
     return f"{rank_words(stay)} {agreeing(len(stay), 'keeps its', 'keep their')} variables, {others}"
+
+
+def replaced(problems: Mapping[int, str], ranks: Collection[int], world_size: int) -> str:
+    """What became of ranks when a process group could not be formed again.
+
+    Args:
+        problems: what went wrong on the ranks that are at fault, if that is known.
+        ranks: those that are started anew.
+    """
+    why = "; ".join(f"rank {rank}: {problem}" for rank, problem in sorted(problems.items())) or "it took too long"
+    all_of_them = len(ranks) == world_size
+    who = "all ranks were" if all_of_them else f"{rank_words(sorted(ranks))} {agreeing(len(ranks), 'was', 'were')}"
+    theirs = "their" if all_of_them or len(ranks) > 1 else "its"
+    return f"the process group could not be formed again ({why}): {who} started anew and lost {theirs} variables"
 
 
 def lost(name: str) -> str:

@@ -1,7 +1,13 @@
 """Recovery beside the user: ranks are started anew, and all of them form a process group again.
 
-Each round has a generation number. Ranks that live get a `Rejoin` order and meet the new ones in a group of that generation;
-where that fails, all ranks are started anew.
+Each attempt has a generation number. Ranks that live get a `Rejoin` order and meet the new ones in a group of that generation.
+When one of them fails at it, the others leave the group that was being formed; it is replaced, and they meet in the next generation::
+
+    rank 0   Rejoin 1 ─▶ waits ─▶ released ─▶ Rejoin 2 ─▶ joined, with its variables
+    rank 1   Rejoin 1 ─▶ fails ─▶ killed
+    rank 1                        started for 2 ────────▶ joined
+
+Where nobody is at fault, or it fails again, all ranks are started anew.
 """
 
 from __future__ import annotations
@@ -16,12 +22,13 @@ from skymagic.display.screen import NullScreen
 from skymagic.errors import PoolError, PoolStateError, RequestError
 from skymagic.plan.plans import Plan
 from skymagic.plan.units import rank_words
-from skymagic.pool.messages import variables_then
+from skymagic.pool import messages
 from skymagic.pool.resources import Resources
 from skymagic.pool.scheduling import Reservation, Scheduler
 from skymagic.pool.states import Event, State
 from skymagic.pool.status import Status
 from skymagic.run.report import Limits, Report
+from skymagic.run.results import is_connection_error
 from skymagic.run.submission import Submission
 from skymagic.wire.exit_status import describe
 from skymagic.wire.order import Rejoin
@@ -29,6 +36,10 @@ from skymagic.wire.threads import failures, run_all
 
 REJOIN_TIMEOUT = 20.0
 """Seconds for which ranks that live wait for a new group."""
+REJOIN_GRACE = 0.5
+"""Seconds in which they leave it when one of them has failed; a few times that, while they are slow."""
+ATTEMPTS = 3
+"""How often a group is formed at most; the last time with all ranks started anew."""
 TIMEOUT = 120.0
 """Seconds for which a restart waits for the ranks."""
 
@@ -148,7 +159,7 @@ class Recovery:
 
         for problem in failures(run_all([work], name="skymagic-resize")):
             raise problem
-        return variables_then(before, after, self._status.inseparable)
+        return messages.variables_then(before, after, self._status.inseparable)
 
     # -- on its own thread -------------------------------------------------------------------------------------------
 
@@ -161,8 +172,7 @@ class Recovery:
     def _recover(self, dead: list[int]) -> None:
         try:
             self._status.move(Event.RECOVER)
-            if not self._bring_back(dead) and not self._bring_back(list(range(self._status.world_size))):
-                raise PoolError(f"the ranks of pool {self._status.name!r} did not come back")
+            self._bring_back(dead)
         except Exception as problem:
             self._problem = problem
             # without the head, where the controller runs, all ranks are out of reach
@@ -170,33 +180,52 @@ class Recovery:
         else:
             self._status.move(Event.RECOVERED)
 
-    def _bring_back(self, dead: Sequence[int]) -> bool:
-        """Replace the dead, and let all others join a new group with them; whether that worked."""
-        self._generation += 1
-        self._resources.replace(dead, self._generation)
-        problem = self._rejoin([rank for rank in range(self._status.world_size) if rank not in dead])
-        if problem is not None:
-            self._status.note(
-                f"the process group could not be formed again ({problem}): all ranks were started anew and lost their variables"
-            )
-            return False
-        self._resources.take_up(dead)
-        return True
+    def _bring_back(self, dead: Iterable[int]) -> None:
+        """Replace the dead, and let all others join a new group with them; replace those too that cannot.
 
-    def _rejoin(self, alive: Sequence[int]) -> str | None:
-        """Let ranks that live form a new group; why that did not work, or None."""
+        Raises PoolError if even new ranks alone cannot form a group.
+        """
+        everyone = set(range(self._status.world_size))
+        replaced = set(dead)
+        for attempt in range(1, ATTEMPTS + 1):
+            self._generation += 1
+            self._resources.replace(sorted(replaced), self._generation)
+            problems = self._rejoin(sorted(everyone - replaced))
+            if problems is None:
+                self._resources.take_up(sorted(replaced))
+                return
+            faulty = {*problems} if problems and attempt + 1 < ATTEMPTS and not self._status.inseparable else everyone
+            self._status.note(messages.replaced(problems, faulty, self._status.world_size))
+            replaced |= faulty
+        raise PoolError(f"the ranks of pool {self._status.name!r} did not come back")
+
+    def _rejoin(self, alive: Sequence[int]) -> dict[int, str] | None:
+        """Let ranks that live form a new group; None if they did, else those that failed by themselves, each with what went wrong."""
         if not alive:
             return None
         # those that are being replaced take part too, from their side
         infos = {str(rank): info for rank, info in self._infos.items()}
         order = Rejoin(ranks=tuple(range(self._status.world_size)), generation=self._generation, infos=infos)
-        limits = Limits(timeout=REJOIN_TIMEOUT, grace=0.1)
+        limits = Limits(timeout=REJOIN_TIMEOUT, grace=REJOIN_GRACE)
         report = self._send(Submission(alive), order, "", NullScreen(), limits)
-        for number, rank in report.ranks.items():
-            outcome = rank.outcome or {}
-            if rank.failed and not rank.stopped:
-                how = describe(rank.died) if rank.died else f"{outcome['ename']}: {outcome['evalue']}"
-                return f"rank {number}: {how}"
-            for note in outcome.get("notes", ()):
+        if not report.good:
+            return at_fault(report)
+        for rank in report.ranks.values():
+            for note in (rank.outcome or {}).get("notes", ()):
                 self._status.note(note)
-        return None if report.good else f"not within {REJOIN_TIMEOUT:.0f} s"
+        return None
+
+
+def at_fault(report: Report) -> dict[int, str]:
+    """The ranks that could not form a group because of themselves, each with what went wrong.
+
+    Those that waited for them say so when they are released. One that does not even then hangs by itself, and was killed.
+    """
+    found = {}
+    for number, rank in report.ranks.items():
+        outcome = rank.outcome or {}
+        if rank.died is not None:
+            found[number] = f"no answer within {REJOIN_TIMEOUT:.0f} s" if rank.killed else describe(rank.died)
+        elif rank.failed and not outcome["freed"] and not is_connection_error(outcome["ename"], outcome["evalue"]):
+            found[number] = f"{outcome['ename']}: {outcome['evalue']}"
+    return found

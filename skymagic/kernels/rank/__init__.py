@@ -13,6 +13,7 @@ control         the control socket to the agent, with a thread of its own
 refusals        what a cell may ask of a notebook and not of a rank: input, debuggers, skymagic itself
 waiting         whether the main thread waits in native code, where it cannot take an interrupt
 plugin_hooks    the hooks of the pool's plugins, entered in order and left in reverse
+own_modules     the modules that the kernel is made of, restored where a cell has removed them
 stdio           standard output and error, restored where a cell has broken them
 tracebacks      an exception's message and traceback without internal frames
 widgets         widgets as text that changes with them

@@ -24,6 +24,8 @@ class Control:
         self._request_lock = threading.Lock()
         self._acknowledged = threading.Semaphore(0)
         self._values: dict[str, Any] = {}
+        self._cancelled = False
+        """Whether nobody shall wait for a value any more."""
         self._changed = threading.Condition()
         self._pid = os.getpid()
         threading.Thread(target=self._receive, name="skymagic-control", daemon=True).start()
@@ -62,13 +64,22 @@ class Control:
 
         Raises:
             TimeoutError: nobody did within `timeout` seconds.
+            ConnectionAbortedError: the wait was cancelled.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: key in self._values, timeout):
+            if not self._changed.wait_for(lambda: key in self._values or self._cancelled, timeout):
                 raise TimeoutError(
                     f"rank {self.rank} waited {timeout:.0f} s for {key!r}, which another rank was to tell"
                 )
+            if key not in self._values:
+                raise ConnectionAbortedError(f"rank {self.rank} no longer waits for {key!r}: another rank has failed")
             return self._values[key]
+
+    def cancel(self, cancelled: bool = True) -> None:
+        """Cancel waits for values, those that begin later too; False ends that. Safe on any thread."""
+        with self._changed:
+            self._cancelled = cancelled
+            self._changed.notify_all()
 
     def _set(self, key: str, value: Any) -> None:
         with self._changed:
@@ -101,6 +112,6 @@ class Control:
                 procedure = self.procedures.get(message.method)
                 try:
                     value = procedure() if procedure is not None else None
-                except Exception as problem:
-                    value = {"problem": f"{type(problem).__name__}: {problem}"}
+                except Exception:  # a cell has broken what it needs: as good as no answer
+                    value = None
                 self.send(wire.Reply(self.rank, message.number, value))

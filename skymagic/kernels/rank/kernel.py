@@ -23,6 +23,7 @@ from skymagic.kernels import network, stacks
 from skymagic.kernels.rank import context, tracebacks, waiting
 from skymagic.kernels.rank.lending import lend
 from skymagic.kernels.rank.namespace import BindError, Namespace
+from skymagic.kernels.rank.own_modules import OwnModules
 from skymagic.kernels.rank.refusals import INPUT_REFUSED, refuse_debuggers
 from skymagic.kernels.rank.shell import Flusher, RankShell, flush_text, views
 from skymagic.kernels.rank.stdio import Stdio
@@ -58,6 +59,7 @@ class RankKernel(IPythonParallelKernel):
             self.shell.user_ns, self._context.store, self._context.info.rank, self._context.info.node
         )
         self._stdio = Stdio()
+        self.shell.own_modules = self._own_modules = OwnModules()
         self._flusher = Flusher()
         self._result: Any = None
         self.busy = False
@@ -91,6 +93,7 @@ class RankKernel(IPythonParallelKernel):
     def release(self) -> int:
         """Called on the control thread: let the main thread out of a collective."""
         self._context.freed = self.busy and not self._context.outside_groups
+        self._context.control.cancel(self._context.freed)
         return self._context.hooks.release() if self._context.freed else 0
 
     def unwinding(self) -> bool:
@@ -143,6 +146,7 @@ class RankKernel(IPythonParallelKernel):
         visible = rank in order.visible_ranks
         self._context.control.send(wire.BeginOutput(rank, header, visible, order.screen_limit, cell))
         self._context.freed, self.busy, self._interrupted = False, True, False
+        self._context.control.cancel(False)
         self._heard, self._stopped_at = False, []
         self._order_count += 1
         try:
@@ -162,6 +166,7 @@ class RankKernel(IPythonParallelKernel):
             outcome = self._failure(problem)
         self.busy = False
         silence.end_all()  # a silence that the cell left open
+        self._own_modules.restore()
         self._stdio.restore()
         flush_text()
         with contextlib.suppress(Exception):  # a widget of the user's own

@@ -20,6 +20,7 @@ from traitlets import Type
 
 from skymagic.kernels.rank import refusals, tracebacks, widgets
 from skymagic.kernels.rank.context import current
+from skymagic.kernels.rank.own_modules import OwnModules
 from skymagic.runtime import silence
 from skymagic.wire import agent as wire
 
@@ -91,10 +92,14 @@ class RankShell(ZMQInteractiveShell):
 
     displayhook_class = Type(RankDisplayHook)
     display_pub_class = Type(RankDisplayPublisher)
+    own_modules: OwnModules | None = None
+    """What tracebacks are made with; set by the kernel."""
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """Format the error: whole also for SystemExit, and of groups, whose tracebacks IPython would print."""
         kind, problem, tb = exc_tuple or sys.exc_info()
+        if self.own_modules is not None:
+            self.own_modules.restore()
         if problem is None or current().freed or isinstance(problem, KeyboardInterrupt):
             # a consequence of something else; reading all sources may take seconds
             self._last_traceback = traceback.format_exception_only(kind, problem)

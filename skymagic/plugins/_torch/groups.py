@@ -67,8 +67,9 @@ class Group:
             membership.verify(secret, info.rank)
 
     def leave(self) -> None:
-        """Destroy the group, if there is one."""
+        """Destroy the group, if there is one, also one that was being formed when a rank failed."""
         import torch.distributed as dist
+        from torch.distributed import distributed_c10d as c10d
 
         if dist.is_initialized():
             self._ours = True
@@ -76,6 +77,7 @@ class Group:
                 dist.destroy_process_group()
             finally:
                 self._ours = False
+        c10d._world.group_count = 0  # names of groups are made of it, and must be the same on all ranks
         self._connections.forget()
 
     def free(self) -> int:
@@ -205,11 +207,13 @@ def is_formed() -> bool:
 def collectives() -> int | None:
     """How many collectives this rank has begun on the default group; None without one. Safe on any thread."""
     dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_initialized():
-        return None
     try:
+        if dist is None or not dist.is_initialized():
+            return None
         return int(dist.group.WORLD._get_sequence_number_for_group())
-    except Exception:  # a backend that does not count
+    except (
+        Exception
+    ):  # a backend that does not count, or a cell has put something else in the place of torch's functions
         return None
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
 
 
 def sockets() -> dict[int, str]:
@@ -29,15 +30,20 @@ class Connections:
 
     def __init__(self) -> None:
         self._open: dict[int, str] = {}
+        self._before: list[dict[int, str]] = []
+        """What was open when each recording that goes on began, the outermost first."""
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """Remember the sockets opened inside."""
-        before = sockets()
+        """Remember the sockets opened inside; they can be shut down while the block goes on, too."""
+        self._before.append(sockets())
         try:
             yield
         finally:
-            self._open.update({fd: name for fd, name in sockets().items() if before.get(fd) != name})
+            self._open.update(self._opened_since(self._before.pop()))
+
+    def _opened_since(self, before: Mapping[int, str]) -> dict[int, str]:
+        return {fd: name for fd, name in sockets().items() if before.get(fd) != name}
 
     def shut_down(self) -> int:
         """Shut down those that are still the same and connected; the number of them.
@@ -45,7 +51,8 @@ class Connections:
         Safe on any thread, and twice: a descriptor that was closed and used again has another inode.
         """
         count = 0
-        for fd, name in list(self._open.items()):
+        forming = [self._opened_since(before) for before in self._before[:1]]  # a group may be forming just now
+        for fd, name in ChainMap(self._open, *forming).copy().items():
             with contextlib.suppress(OSError):
                 if os.readlink(f"/proc/self/fd/{fd}") != name:
                     continue
