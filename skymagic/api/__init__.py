@@ -1,5 +1,7 @@
 """The Python face: pools as context managers, lazy functions, and the operators that run them.
 
 compute    Compute, @function, gather, find
+running    what of the user's pools runs on hosts, and its end
+command    the console command
 calls      lazy calls, and the operators @, >> and &
 """

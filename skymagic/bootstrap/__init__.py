@@ -23,6 +23,7 @@ progress      the output of install.sh, parsed line by line
 provision     the steps above over a connection
 quoting       quoting for sh, and for every login shell
 requirements  what a host must have; its key names the environment
+running       sh that finds and ends what of a user's pools runs on a host
 uv            uv's program for a host's platform
 versions      `pinned(names)`: requirements with the notebook's versions; `preferred(names)`: those of what they need
 wheel         skymagic's running code as a wheel

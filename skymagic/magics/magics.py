@@ -13,6 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
 from skymagic import plugins, providers
+from skymagic.api import running
 from skymagic.api.compute import Compute
 from skymagic.display import text as display
 from skymagic.display.screen import Copying, print_note
@@ -29,7 +30,7 @@ from skymagic.plan.requests import PoolRequest, RunRequest, ShellRequest
 from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import rank_words
-from skymagic.pool import Pool, registry
+from skymagic.pool import Pool, records, registry
 from skymagic.providers.local import gpus as local_gpus
 from skymagic.run import interrupt
 from skymagic.run.report import Limits
@@ -90,6 +91,10 @@ class SkyMagics(Magics):
     @line_magic
     def sky_down(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_down(line))
+        if request.hosts:
+            own = self._own_jobs()
+            print("\n".join(usage(lambda: running.stop(request.hosts, request.name, request.all, own))))
+            return
         there = registry.every() + registry.ended()
         chosen = there if request.all or not (there or request.name) else [registry.find(request.name, ended=True)]
         registry.close(
@@ -98,6 +103,9 @@ class SkyMagics(Magics):
         )
         if not chosen:
             print("no pool is running")
+
+    def _own_jobs(self) -> set[str]:
+        return {one.job_id for one in registry.every()}
 
     @line_magic
     def sky_restart(self, line: str) -> None:
@@ -110,7 +118,12 @@ class SkyMagics(Magics):
 
     @line_magic
     def sky_status(self, line: str) -> None:
-        name = usage(lambda: line_magics.parse_name("sky_status", line))
+        request = usage(lambda: line_magics.parse_status(line))
+        name = request.name
+        if request.hosts:
+            found = usage(lambda: running.look(request.hosts, name))
+            print(running.status_text(found, self._own_jobs()))
+            return
         chosen = [registry.find(name)] if name else registry.every()
         heading = ("rank", "node", "host", "pid", "state")
         tables = [f"{one!r}\n{display.table([heading, *one.status()])}" for one in chosen]
@@ -311,6 +324,8 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
         shell.input_transformers_cleanup.append(help_alone)
     completion.register(shell)
     rendering.register(shell)
+    for reminder in records.reminders(records.every()):
+        print_note(reminder)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:

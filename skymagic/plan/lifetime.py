@@ -53,6 +53,16 @@ class Lifetime:
         """The notebook is connected."""
         self._disconnected_at = None
 
+    @property
+    def busy(self) -> bool:
+        """Whether somebody is at work."""
+        return bool(self._busy)
+
+    @property
+    def away(self) -> bool:
+        """Whether the notebook is not connected."""
+        return self._disconnected_at is not None
+
     def _ranks_work(self) -> bool:
         return any(isinstance(who, int) for who in self._busy)
 

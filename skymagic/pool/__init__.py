@@ -14,6 +14,7 @@ dispatch      orders on their way to ranks, and who waits for them
 messages      what is shown of its ranks
 pool          the public class
 recovery      ranks started anew, process groups formed again, another number of nodes
+records       which pools on other machines were started from here, on disk
 registry      all pools of this process, by name
 release       what is given back, step by step, whatever fails
 replaced      what ranks that were started anew lack, in words

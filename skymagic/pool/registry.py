@@ -6,6 +6,7 @@ import atexit
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from skymagic import providers
@@ -15,7 +16,7 @@ from skymagic.plan.planning import fits
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults, PoolRequest, missing_secrets
 from skymagic.plan.units import count
-from skymagic.pool import Pool
+from skymagic.pool import Pool, records
 from skymagic.providers import Provider, Survey
 
 DEFAULT_NAME = "main"
@@ -132,6 +133,9 @@ def _make(pool: Pool, tell: Callable[[str], None]) -> Pool:
         tell(f"{before.ended}, and its variables are gone")
     tell(f"starting {count(pool.world_size, 'rank')} on {', '.join(pool.plan.hosts)} …")
     _pools[pool.name] = pool
+    if pool.plan.remote:
+        request = pool.plan.request
+        records.write(records.PoolRecord(pool.name, pool.job_id, request.provider, pool.plan.hosts, str(Path.cwd())))
     try:
         pool.start(tell)
     except BaseException:
@@ -196,6 +200,8 @@ def _drop(pool: Pool) -> None:
         _last_lines[pool.name] = pool.last_lines
         for name in list(_last_lines)[:-KEPT_POOLS]:
             del _last_lines[name]
+    if pool.plan.remote and not pool.unreached:
+        records.remove(pool.job_id)
     if _pools.get(pool.name) is pool:
         del _pools[pool.name]
 

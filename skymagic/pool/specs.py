@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import skymagic
 from skymagic.cluster import Node
 from skymagic.plan.plans import Plan
 from skymagic.plugins import packing
@@ -41,6 +42,8 @@ def of_agents(
     return [
         wire.AgentSpec(
             pool=status.name, job_id=status.job_id, node=node.index, head=node.index == 0, preload=preload,
+            nodes=len(nodes), client=status.client, version=skymagic.__version__,
+            devices=plan.devices[node.index] if plan.remote and plan.devices else (),
             env=environment(plan, environ), address=node.address or None,
             idle_timeout=request.idle, max_lifetime=request.max_lifetime,
             detached_timeout=detached_timeout if plan.remote else None,

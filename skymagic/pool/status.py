@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import secrets
+import socket
 import time
 
 from skymagic import plugins
@@ -25,6 +27,8 @@ class Status:
         self.defaults = defaults
         """Limits of its runs; the magics set them before each cell, so that %config counts at once."""
         self.job_id = f"{name}-{secrets.token_hex(4)}"
+        self.client = f"{getpass.getuser()}@{socket.gethostname()}"
+        """Who started it, and where."""
         self.plugins = plugins.resolve(plan.request.plugins)
         for plugin in self.plugins:
             packing.packed(plugin)  # one that cannot travel is refused before anything starts

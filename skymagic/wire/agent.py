@@ -44,6 +44,14 @@ class AgentSpec(Message):
     job_id: str
     node: int
     head: bool
+    nodes: int = 1
+    """How many there are."""
+    client: str = ""
+    """Who started the pool, and where, for whoever finds it: ``ann@laptop``."""
+    version: str = ""
+    """skymagic's."""
+    devices: tuple[int, ...] = ()
+    """The GPUs that its ranks see, as their machine counts them."""
     preload: tuple[str, ...] = ()
     """Modules that the forkserver imports before it forks ranks."""
     env: dict[str, str] = field(default_factory=dict)

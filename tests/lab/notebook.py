@@ -107,7 +107,7 @@ class Notebook:
         self._manager = KernelManager(kernel_name="python3")
         self._manager.start_kernel(
             cwd=str(folder),
-            env={**os.environ, "PYTHONPATH": path, "IPYTHONDIR": str(folder / ".ipython"), **(env or {})},
+            env={**os.environ, "PYTHONPATH": path, **own_folders(folder), **(env or {})},
             extra_arguments=options,
         )
         self._client: BlockingKernelClient = self._manager.client()
@@ -197,6 +197,11 @@ class Notebook:
         if self._manager.has_kernel:
             self._manager.shutdown_kernel(now=not self._manager.is_alive())
         self._manager.cleanup_resources()
+
+
+def own_folders(folder: Path) -> dict[str, str]:
+    """Where a kernel keeps its history and its records of pools: nothing of one test is another's."""
+    return {"IPYTHONDIR": str(folder / ".ipython"), "XDG_STATE_HOME": str(folder / ".state")}
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from skymagic.kernels.agent.directories import Directories
 from skymagic.kernels.agent.discovery import Candidates
 from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.agent.ranks import Ranks
+from skymagic.kernels.agent.record import RecordFile
 from skymagic.plan.lifetime import Lifetime
 from skymagic.runtime import rendezvous
 from skymagic.wire import agent as wire
@@ -43,8 +44,11 @@ LISTENING_TIMEOUT = 1.0
 class Agent:
     """Carries out what the notebook asks; owns the link, the node's directories, and all that it starts."""
 
-    def __init__(self, spec: wire.AgentSpec, link_in: int, link_out: int, errors: int) -> None:
+    def __init__(
+        self, spec: wire.AgentSpec, link_in: int, link_out: int, errors: int, record: str | None = None
+    ) -> None:
         self.spec = spec
+        self._record = RecordFile(record, spec)
         self._link_in, self._link_out, self._errors = link_in, link_out, errors
         self._directories = Directories(spec.job_id)
         self._directory, self._store = self._directories.work, self._directories.store
@@ -99,10 +103,11 @@ class Agent:
         try:
             while self._stop_at is None or (self._ranks and time.monotonic() < self._stop_at):
                 ends = self._lifetime.due if self._stop_at is None else self._stop_at
-                due = [when for when in (ends, self._ranks.flush_due) if when is not None]
+                due = [when for when in (ends, self._ranks.flush_due, self._record.due) if when is not None]
                 self._loop.run_once(min(due, default=None))
                 now = time.monotonic()
                 self._ranks.flush(now)
+                self._record.update(self._lifetime, self._ranks.pids())
                 if self._stop_at is None and (reason := self._lifetime.reason(now)):
                     self._send(wire.PoolEnded(reason))
                     self._stop()
@@ -230,8 +235,12 @@ class Agent:
         self._directories.remove()
 
 
-def main() -> None:
-    """Run the agent on standard input and output."""
+def main(record: str | None = None) -> None:
+    """Run the agent on standard input and output.
+
+    Args:
+        record: the file that tells others on this machine of it; None where it ends with its notebook.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):  # a logout, systemd, scancel: nothing stays behind
         signal.signal(number, lambda number, _: sys.exit(SIGNALLED + number))
@@ -241,7 +250,7 @@ def main() -> None:
     os.close(null)
     spec = wire.decode(read_line(link_in))  # the rest belongs to the event loop
     assert isinstance(spec, wire.AgentSpec)
-    agent = Agent(spec, link_in, link_out, errors)
+    agent = Agent(spec, link_in, link_out, errors, record)
     try:
         agent.start()
     except BaseException as problem:

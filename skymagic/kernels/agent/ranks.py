@@ -102,6 +102,10 @@ class Ranks:
     def __len__(self) -> int:
         return len(self._ranks)
 
+    def pids(self) -> dict[int, int]:
+        """Rank → process id, of those that were forked."""
+        return {number: rank.pid for number, rank in self._ranks.items() if rank.pid is not None}
+
     # -- start -------------------------------------------------------------------------------------------------------
 
     def connect(self, engine: dict[str, Any], engine_file: Path) -> None:

@@ -80,7 +80,11 @@ class Daemon:
         self.loop.watch(woken, lambda _: self._on_signal(woken))
         with open(os.open(self.directory.errors, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as errors:
             try:
-                agent = _run(command, errors.fileno()) if command else Forked(_agent, errors.fileno())
+                agent = (
+                    _run(command, errors.fileno())
+                    if command
+                    else Forked(lambda: _agent(self.directory.record), errors.fileno())
+                )
             except OSError as problem:
                 self._send_exit(127, str(problem))
                 return
@@ -289,7 +293,7 @@ def _run(command: Sequence[str], errors: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True)
 
 
-def _agent() -> None:
+def _agent(record: str) -> None:
     from skymagic.kernels.agent.agent import main
 
-    main()
+    main(record)

@@ -14,6 +14,8 @@ import stat
 import struct
 from collections.abc import Iterator
 
+from skymagic.wire.record import FILE
+
 MAX_SOCKET_PATH = 100
 """Bytes that a Unix socket's path may have on every system."""
 STALE_AFTER = 3600.0
@@ -33,6 +35,8 @@ class RunDirectory:
         self.socket = os.path.join(path, "socket")
         self.errors = os.path.join(path, "agent.err")
         self.log = os.path.join(path, "daemon.log")
+        self.record = os.path.join(path, FILE)
+        """What the agent tells others on this machine of itself."""
 
     def connect(self) -> socket.socket | None:
         """A connection to the daemon; None if there is none of ours."""

@@ -66,14 +66,23 @@ class RestartRequest:
 
 @dataclass(frozen=True)
 class DownRequest:
-    """%sky_down: one pool by name, the current one (None), or all of them."""
+    """%sky_down: one pool by name, the current one (None), or all of them; of those on hosts where any are named."""
 
     name: str | None = None
     all: bool = False
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StatusRequest:
+    """%sky_status: one pool by name, or all of them; of those on hosts where any are named."""
+
+    name: str | None = None
+    hosts: tuple[str, ...] = ()
 
 
 def parse_name(magic: str, line: str, what: str = "name of a pool", reader: Reader = pool_name) -> str | None:
-    """The one word that may stand on the line, or None; a pool's name for %sky_status and %sky_cost."""
+    """The one word that may stand on the line, or None; a pool's name for %sky_cost."""
     parsed = ParsedLine(magic, line)
     name: str | None = parsed.word(what, reader)
     parsed.done()
@@ -137,13 +146,21 @@ def parse_files(magic: str, line: str) -> FilesRequest:
     return FilesRequest(source, target, parsed.values.get("nodes"), parsed.values.get("name"))
 
 
+def parse_status(line: str) -> StatusRequest:
+    """``%sky_status [NAME] [--hosts HOSTS]``. Raises RequestError with all mistakes."""
+    parsed = ParsedLine("sky_status", line)
+    name = parsed.word("name of a pool", pool_name)
+    parsed.done()
+    return StatusRequest(name, parsed.values.get("hosts", ()))
+
+
 def parse_down(line: str) -> DownRequest:
-    """``%sky_down [NAME | --all]``. Raises RequestError with all mistakes."""
+    """``%sky_down [NAME | --all] [--hosts HOSTS]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_down", line)
     name = parsed.word("name of a pool", pool_name)
     parsed.check(name and parsed.values.get("all"), f"say {name} or --all, not both")
     parsed.done()
-    return DownRequest(name, bool(parsed.values.get("all")))
+    return DownRequest(name, bool(parsed.values.get("all")), parsed.values.get("hosts", ()))
 
 
 def parse_auto(line: str) -> bool:

@@ -1,0 +1,82 @@
+"""The console command ``skymagic``: for shells and programs, without a notebook.
+
+Exit codes: 0 it is done; 1 it is not, or not all of it, and standard error says why; 2 the line was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from skymagic.errors import RequestError, SkyError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code."""
+    line = _parser().parse_args(arguments)
+    try:
+        return int(line.call(line))
+    except RequestError as refused:
+        print(f"skymagic {line.command}: {refused}", file=sys.stderr)
+        return 2
+    except SkyError as problem:
+        print(f"skymagic {line.command}: {problem}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    import skymagic
+
+    parser = argparse.ArgumentParser("skymagic", description="Pools of this user, without a notebook.")
+    parser.add_argument("--version", action="version", version=f"skymagic {skymagic.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    pools = commands.add_parser("pools", help="the pools that notebooks of this machine have started on other machines")
+    status = commands.add_parser("status", help="what of yours runs on hosts, whoever started it")
+    down = commands.add_parser("down", help="end it")
+    for one in (status, down):
+        one.add_argument("name", nargs="?", metavar="NAME", help="a pool's name or job id")
+        one.add_argument(
+            "--hosts", required=True, action="append", metavar="HOSTS", help="as in gpu1,user@gpu2 or gpu[1-4]"
+        )
+    down.add_argument("--all", action="store_true", help="every pool of yours there")
+    for one in (pools, status):
+        one.add_argument("--json", action="store_true", help="for programs")
+    pools.set_defaults(call=_pools)
+    status.set_defaults(call=_status)
+    down.set_defaults(call=_down)
+    return parser
+
+
+def _pools(line: argparse.Namespace) -> int:
+    from skymagic.pool import records
+
+    listed = records.every()
+    if line.json:
+        print(json.dumps({"pools": [vars(one) | {"left": records.left(one)} for one in listed]}))
+    else:
+        print(
+            "\n".join(records.words(one) for one in listed)
+            or "no notebook of this machine has a pool on other machines"
+        )
+    return 0
+
+
+def _status(line: argparse.Namespace) -> int:
+    from skymagic.api import running
+
+    found = running.look(line.hosts, line.name)
+    print(json.dumps(running.plain(found)) if line.json else running.status_text(found))
+    return 1 if found.unreached else 0
+
+
+def _down(line: argparse.Namespace) -> int:
+    from skymagic.api import running
+
+    if line.name and line.all:
+        raise RequestError(f"say {line.name} or --all, not both")
+    print("\n".join(running.stop(line.hosts, line.name, line.all)))
+    return 0

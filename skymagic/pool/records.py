@@ -1,0 +1,125 @@
+"""Which pools on other machines notebooks of this user have started from here: a file each, while the pool is not known to have ended.
+
+They are hints, and no state: what runs is on the machines. A record that is lost costs the hint alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+from skymagic.wire.record import identity
+
+
+@dataclass(frozen=True)
+class PoolRecord:
+    """A pool on other machines.
+
+    Attributes:
+        hosts: as the user calls them.
+        started: seconds since 1970.
+        folder: where the notebook ran. machine: on which machine; several may share a home.
+        process: the notebook's, as `wire.record.identity` tells it from later ones.
+    """
+
+    name: str
+    job_id: str
+    provider: str
+    hosts: tuple[str, ...]
+    folder: str
+    machine: str = field(default_factory=socket.gethostname)
+    started: float = field(default_factory=time.time)
+    process: str = field(default_factory=identity)
+
+
+def folder() -> Path:
+    """Where the records are: in the user's state folder, for the user alone."""
+    from platformdirs import user_state_path
+
+    return user_state_path("skymagic") / "pools"
+
+
+def write(record: PoolRecord) -> None:
+    """Keep a record; a home that cannot be written keeps none."""
+    with contextlib.suppress(OSError):
+        path = _path(record.job_id)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        with open(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(asdict(record), file)
+        part.replace(path)
+
+
+def remove(job_id: str) -> None:
+    """The pool has ended; twice is safe."""
+    with contextlib.suppress(OSError):
+        _path(job_id).unlink(missing_ok=True)
+
+
+def every() -> list[PoolRecord]:
+    """All records that can be read, the oldest first; damaged ones are left where they are."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in folder().glob("*.json"):
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                found.append(_read(path.read_text()))
+    return sorted(found, key=lambda one: one.started)
+
+
+def left(record: PoolRecord) -> bool:
+    """Whether the notebook that started it has ended; never so of one on another machine."""
+    if record.machine != socket.gethostname():
+        return False
+    pid, _, _ = record.process.partition(" ")
+    return not pid.isdigit() or identity(int(pid)) != record.process or not _lives(int(pid))
+
+
+def words(record: PoolRecord) -> str:
+    """A record in a line."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
+    whose = "which has ended" if left(record) else f"process {record.process.partition(' ')[0]} on {record.machine}"
+    return f"{record.name} ({record.job_id}) on {','.join(record.hosts)}, since {when}, by a notebook in {record.folder}, {whose}"
+
+
+def reminders(records: Sequence[PoolRecord]) -> list[str]:
+    """What to tell a user of pools whose notebooks have ended without them."""
+    return [
+        f"pool {one.name!r} was left on {', '.join(one.hosts)} by a notebook that is gone: "
+        f"%sky_status --hosts {','.join(one.hosts)} shows what runs there, %sky_down {one.job_id} --hosts … ends it"
+        for one in records
+        if left(one)
+    ]
+
+
+def forget(hosts: Collection[str], jobs: Collection[str]) -> None:
+    """Remove records of pools that are gone: their notebooks have ended, and these hosts, asked now, run these jobs alone."""
+    for one in every():
+        if left(one) and set(one.hosts) <= set(hosts) and one.job_id not in jobs:
+            remove(one.job_id)
+
+
+def _read(text: str) -> PoolRecord:
+    """What another version has added is left out."""
+    values = json.loads(text)
+    known = {name: values[name] for name in (one.name for one in fields(PoolRecord)) if name in values}
+    return PoolRecord(**{**known, "hosts": tuple(map(str, values["hosts"]))})
+
+
+def _path(job_id: str) -> Path:
+    return folder() / f"{job_id}.json"
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,158 @@
+"""The user's pools on hosts of theirs, found and ended without knowing of them: by what each agent has written there."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from skymagic.bootstrap.running import end_script, list_script, parse_end, parse_list
+from skymagic.errors import HostError, HostsError, RequestError
+from skymagic.providers.ssh import side_by_side
+from skymagic.ssh import connecting, hostlist
+from skymagic.ssh.config import Endpoint, SshConfig
+from skymagic.ssh.connection import Connection
+from skymagic.wire.record import AgentRecord
+
+SCRIPT_TIMEOUT = 60.0
+"""Seconds that listing, or ending, may take on a host."""
+
+
+@dataclass(frozen=True)
+class FoundNode:
+    """A node of a pool that runs.
+
+    Attributes:
+        host: what the user calls the machine.
+        clock: seconds since 1970 by its clock, when it was asked.
+    """
+
+    host: str
+    clock: float
+    record: AgentRecord
+
+
+@dataclass(frozen=True)
+class FoundPool:
+    """A pool that runs, as far as the hosts that were asked know of it.
+
+    Attributes:
+        nodes: those that were found, by number; there may be more on hosts that were not asked.
+    """
+
+    name: str
+    job_id: str
+    nodes: tuple[FoundNode, ...]
+
+    @property
+    def elsewhere(self) -> int:
+        """How many of its nodes were not found."""
+        return max(one.record.nodes for one in self.nodes) - len(self.nodes)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What hosts have said.
+
+    Attributes:
+        pools: by the time of their start, the oldest first.
+        reached: the hosts that were asked.
+        unreached: host → why it could not be asked.
+        unread: host → agents there whose record this version cannot read.
+    """
+
+    pools: tuple[FoundPool, ...]
+    reached: tuple[str, ...] = ()
+    unreached: dict[str, str] = field(default_factory=dict)
+    unread: dict[str, int] = field(default_factory=dict)
+
+
+def find(hosts: Iterable[str]) -> Found:
+    """What of this user's pools runs on hosts, in one round trip to each.
+
+    Raises:
+        RequestError: a host's name is none.
+    """
+    connections, unreached = _connect(hosts)
+    try:
+        said = side_by_side(lambda one: parse_list(_run(one, list_script())), connections)
+    finally:
+        _close(connections)
+    nodes: dict[tuple[str, str, int], FoundNode] = {}
+    for connection, running in zip(connections, said, strict=True):
+        for record in running.records:  # a machine may have been asked by two names
+            nodes.setdefault(
+                (record.boot, record.job_id, record.node), FoundNode(connection.label, running.clock, record)
+            )
+    unread = {one.label: running.unread for one, running in zip(connections, said, strict=True) if running.unread}
+    return Found(_pools(nodes.values()), tuple(one.label for one in connections), unreached, unread)
+
+
+def _pools(nodes: Iterable[FoundNode]) -> tuple[FoundPool, ...]:
+    jobs: dict[str, list[FoundNode]] = {}
+    for node in sorted(nodes, key=lambda one: (one.record.started, one.record.node)):
+        jobs.setdefault(node.record.job_id, []).append(node)
+    return tuple(
+        FoundPool(listed[0].record.pool, job, tuple(sorted(listed, key=lambda one: one.record.node)))
+        for job, listed in jobs.items()
+    )
+
+
+def chosen(found: Found, name: str | None, every: bool) -> tuple[FoundPool, ...]:
+    """The pools that are to end: of this name or job id, all of them, or the only one.
+
+    Raises:
+        RequestError: there is none, or it is not clear which one is meant.
+    """
+    pools = [one for one in found.pools if name in (None, one.name, one.job_id)]
+    if not pools:
+        there = f"; there are {', '.join(one.name for one in found.pools)}" if found.pools else ""
+        raise RequestError(f"no pool {f'{name!r} ' if name else ''}of yours was found there{there}")
+    if len(pools) > 1 and not every:
+        listed = ", ".join(f"{one.job_id} ({one.nodes[0].record.client})" for one in pools)
+        raise RequestError(f"{len(pools)} pools were found: say which one, or --all: {listed}")
+    return tuple(pools)
+
+
+def end(pools: Sequence[FoundPool]) -> dict[str, str]:
+    """End pools on the hosts where they were found, whatever they do: ranks, scripts, agents, and what they have written.
+
+    Returns:
+        host → what was not ended there, and why; empty when nothing is left.
+    """
+    jobs: dict[str, list[str]] = {}
+    for pool in pools:
+        for node in pool.nodes:
+            jobs.setdefault(node.host, []).append(pool.job_id)
+    connections, problems = _connect(jobs)
+    try:
+        said = side_by_side(lambda one: parse_end(_run(one, end_script(jobs[one.label]))), connections)
+    finally:
+        _close(connections)
+    for connection, (_, left) in zip(connections, said, strict=True):
+        if left:
+            problems[connection.label] = "it does not end, not even by SIGKILL: a process that hangs in the system"
+    return problems
+
+
+def _connect(hosts: Iterable[str]) -> tuple[list[Connection], dict[str, str]]:
+    """Connections to the hosts that can be reached, and why the others cannot."""
+    config = SshConfig()
+    left: list[Endpoint] = [config.endpoint(spec) for spec in hostlist.expand(hosts)]
+    unreached: dict[str, str] = {}
+    while left:
+        try:
+            return connecting.connect_all(left, getpass.getpass), unreached
+        except (HostError, HostsError) as problem:
+            failures = problem.failures if isinstance(problem, HostsError) else [problem]
+            unreached |= {one.host: one.reason for one in failures}
+            left = [one for one in left if one.label not in unreached]
+    return [], unreached
+
+
+def _run(connection: Connection, script: str) -> str:
+    return connection.run(script, timeout=SCRIPT_TIMEOUT).out
+
+
+def _close(connections: Sequence[Connection]) -> None:
+    side_by_side(Connection.close, connections)

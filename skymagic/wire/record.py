@@ -1,0 +1,70 @@
+"""What a node's agent writes about itself beside its daemon's socket, for whoever logs in there without knowing of its pool.
+
+The file is two lines: ``PID TICKS BOOT`` of the agent, by which a shell sees whether it lives still, and the record as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import field, fields
+
+from skymagic.wire.boot import boot_id
+from skymagic.wire.codec import Codec, FrozenMessage
+
+FILE = "record"
+"""Its name in a daemon's run directory."""
+
+
+class AgentRecord(FrozenMessage):
+    """One node of a pool. Times are seconds since 1970 by the node's clock; 0 where something is not so."""
+
+    version: str
+    """skymagic's."""
+    pool: str
+    job_id: str
+    node: int
+    nodes: int
+    """How many the pool has."""
+    client: str
+    """Who started it, and where: ``ann@laptop``."""
+    hostname: str
+    boot: str
+    """The machine's boot id: two names of one machine have the same."""
+    pid: int
+    started: float
+    busy_since: float = 0.0
+    """Since when a run goes on."""
+    idle_since: float = 0.0
+    away_since: float = 0.0
+    """Since when its notebook is not connected."""
+    ranks: dict[str, int] = field(default_factory=dict)
+    """Rank → process id."""
+    devices: tuple[int, ...] = ()
+    """The GPUs that its ranks see, as their machine counts them."""
+    idle_timeout: float | None = None
+    max_lifetime: float | None = None
+    detached_timeout: float | None = None
+
+
+RECORD: Codec[AgentRecord] = Codec(AgentRecord, max_line=1 << 20)
+
+
+def read(line: str) -> AgentRecord | None:
+    """The record in a file's second line; what another version has added is left out. None where it says too little."""
+    try:
+        kind, values = json.loads(line)
+        known = {one.name for one in fields(AgentRecord)}
+        return RECORD.decode(json.dumps([kind, {k: v for k, v in values.items() if k in known}]).encode())
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def identity(pid: int | None = None) -> str:
+    """``PID TICKS BOOT``: a process (this one by default), told from a later one of the same number. TICKS is 0 outside Linux."""
+    pid = os.getpid() if pid is None else pid
+    ticks = 0
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])  # field 22: when it started, in ticks since boot
+    return f"{pid} {ticks} {boot_id().replace(' ', '-')}"

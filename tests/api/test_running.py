@@ -1,0 +1,142 @@
+"""Pools on hosts, found without knowing of them: what is said of them, which one is meant, and the console command."""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skymagic.api.command import main
+from skymagic.api.running import plain, roughly, state, status_text
+from skymagic.errors import RequestError
+from skymagic.providers.found import Found, FoundNode, FoundPool, chosen
+from skymagic.wire.record import AgentRecord
+
+NOW = 100_000.0
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def node(number: int = 0, job: str = "lab-0a1b2c3d", **times: float) -> FoundNode:
+    record = AgentRecord(
+        "0.1", "lab", job, node=number, nodes=2, client="ann@laptop", hostname=f"gpu{number + 1}", boot=f"b{number}", pid=7,
+        started=NOW - 10_800, ranks={str(2 * number): 70, str(2 * number + 1): 71}, devices=(0, 1),
+        idle_since=times.pop("idle_since", NOW - 60), busy_since=times.pop("busy_since", 0.0),
+        away_since=times.pop("away_since", 0.0), **times,
+    )  # fmt: skip
+    return FoundNode(f"gpu{number + 1}", NOW, record)
+
+
+def pool(*nodes: FoundNode) -> FoundPool:
+    return FoundPool("lab", nodes[0].record.job_id, nodes)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "idle for 1m"),
+        ({"idle_since": 0.0, "busy_since": NOW - 7_803}, "a cell runs for 2h10m"),
+        ({"idle_timeout": 1800.0}, "idle for 1m; ends in 29m"),
+        ({"away_since": NOW - 30}, "idle for 1m; its notebook is away for 30s"),
+        ({"away_since": NOW - 30, "detached_timeout": 90.0}, "idle for 1m; its notebook is away for 30s; ends in 1m"),
+        (
+            {"idle_since": 0.0, "busy_since": NOW - 60, "away_since": NOW - 30, "detached_timeout": 90.0},
+            "a cell runs for 1m; its notebook is away for 30s",
+        ),
+        ({"busy_since": NOW - 60, "max_lifetime": 14_400.0}, "a cell runs for 1m; ends in 1h"),
+    ],
+)
+def test_what_a_node_does(values: dict[str, Any], said: str) -> None:
+    assert state(node(**values)) == said
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(-3, "0s"), (0.2, "0s"), (59.6, "1m"), (3661, "1h1m"), (90_000, "1d1h")])
+def test_durations_are_rough(seconds: float, text: str) -> None:
+    assert roughly(seconds) == text
+
+
+def test_status_in_words() -> None:
+    found = Found((pool(node(0), node(1)),), ("gpu1", "gpu2"), {"gpu3": "Connection refused"}, {"gpu1": 1})
+    assert status_text(found) == (
+        "pool 'lab' (lab-0a1b2c3d), started by ann@laptop 3h ago\n"
+        "host  node  ranks  GPUs  state\n"
+        "gpu1  0     0, 1   0, 1  idle for 1m\n"
+        "gpu2  1     2, 3   0, 1  idle for 1m\n"
+        "to end it: %sky_down lab --hosts gpu1,gpu2\n\n"
+        "gpu1: 1 agent of another version of skymagic, whose record cannot be read\n\n"
+        "gpu3: Connection refused"
+    )
+    assert "1 node more on hosts that were not named" in status_text(Found((pool(node(0)),), ("gpu1",)))
+    own = status_text(Found((pool(node(0), node(1)),)), {"lab-0a1b2c3d"})
+    assert "of this notebook 3h ago" in own
+    assert "to end it" not in own
+    assert status_text(Found(())) == "no pool of yours runs there"
+
+
+def test_status_for_programs() -> None:
+    found = plain(Found((pool(node(1, idle_timeout=100.0)),), ("gpu2",), {"gpu1": "no route to host"}))
+    assert found == {
+        "pools": [
+            {
+                "name": "lab", "job_id": "lab-0a1b2c3d", "client": "ann@laptop", "version": "0.1", "started": NOW - 10_800,
+                "nodes_elsewhere": 1,
+                "nodes": [
+                    {
+                        "host": "gpu2", "node": 1, "ranks": {"2": 70, "3": 71}, "devices": [0, 1], "busy_since": None,
+                        "idle_since": NOW - 60, "away_since": None, "ends": NOW + 40, "clock": NOW,
+                    }
+                ],
+            }
+        ],
+        "unreached": {"gpu1": "no route to host"},
+        "unreadable": {},
+    }  # fmt: skip
+
+
+def test_which_pool_is_meant() -> None:
+    one, other = pool(node(0)), pool(node(0, "lab-0000ffff"))
+    assert chosen(Found((one,)), None, False) == (one,)
+    assert chosen(Found((one, other)), "lab-0000ffff", False) == (other,)
+    assert chosen(Found((one, other)), None, True) == (one, other)
+    for name in (None, "lab"):
+        with pytest.raises(RequestError, match=r"2 pools were found.*lab-0a1b2c3d \(ann@laptop\), lab-0000ffff"):
+            chosen(Found((one, other)), name, False)
+    with pytest.raises(RequestError, match="no pool 'train' of yours was found there; there are lab"):
+        chosen(Found((one,)), "train", False)
+    with pytest.raises(RequestError, match="no pool of yours was found there$"):
+        chosen(Found(()), None, True)
+
+
+def test_the_command_is_installed() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    module, _, name = settings["project"]["scripts"]["skymagic"].partition(":")
+    assert getattr(importlib.import_module(module), name) is main
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["down", "--hosts", "gpu1", "lab", "--all"], "say lab or --all, not both"),
+        (["status", "--hosts", "gpu1;touch x"], "gpu1;touch x"),
+    ],
+)
+def test_misuse_of_the_command(line: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_command_lists_the_pools_started_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from skymagic.pool import records
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert main(["pools"]) == 0
+    assert "no notebook of this machine has a pool" in capsys.readouterr().out
+    records.write(records.PoolRecord("lab", "lab-0a1b2c3d", "ssh", ("gpu1",), "/work", process="1 1 long-ago"))
+    assert main(["pools"]) == 0
+    assert "lab (lab-0a1b2c3d) on gpu1, since" in capsys.readouterr().out
+    assert main(["pools", "--json"]) == 0
+    assert '"left": true' in capsys.readouterr().out

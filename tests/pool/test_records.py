@@ -1,0 +1,86 @@
+"""Records of pools on other machines: written, read by other versions, told where a notebook has gone, and forgotten."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skymagic.pool import records
+from skymagic.pool.records import PoolRecord
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "skymagic" / "pools"
+
+
+def record(job: str = "lab-0a1b2c3d", **changes: object) -> PoolRecord:
+    made = PoolRecord("lab", job, "ssh", ("gpu1", "gpu2"), "/home/ann/work", started=1000.0)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def of_the_dead() -> str:
+    """The identity of a process that has ended."""
+    code = "from skymagic.wire.record import identity; print(identity())"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_written_read_and_removed(state: Path) -> None:
+    one, two = record(started=2000.0), record("lab-00000002")
+    records.write(one)
+    records.write(two)
+    assert records.every() == [two, one]
+    assert {path.stat().st_mode & 0o777 for path in state.iterdir()} == {0o600}
+    assert state.stat().st_mode & 0o777 == 0o700
+    records.remove(one.job_id)
+    records.remove(one.job_id)
+    assert records.every() == [two]
+
+
+def test_damaged_records_and_those_of_other_versions(state: Path) -> None:
+    records.write(record())
+    values = json.loads((state / "lab-0a1b2c3d.json").read_text())
+    (state / "lab-00000002.json").write_text(json.dumps({**values, "job_id": "lab-00000002", "colour": "red"}))
+    for number, text in enumerate(["", "{", "[]", '{"name": "x"}', json.dumps({**values, "hosts": 3})]):
+        (state / f"damaged-{number}.json").write_text(text)
+    assert [one.job_id for one in records.every()] == ["lab-0a1b2c3d", "lab-00000002"]
+
+
+def test_a_home_that_cannot_be_written_keeps_none(state: Path) -> None:
+    state.parent.parent.mkdir(exist_ok=True)
+    state.parent.write_text("not a folder")
+    records.write(record())
+    records.remove("lab-0a1b2c3d")
+    assert records.every() == []
+
+
+def test_only_pools_whose_notebook_is_gone_are_told() -> None:
+    gone = of_the_dead()
+    pid, ticks, boot = record().process.split()
+    there = [record(), record(process=gone, machine="another")]
+    left = [record(process=gone), record(process=f"{pid} {ticks} before-the-boot"), record(process="nonsense")]
+    if sys.platform == "linux":
+        left.append(record(process=f"{pid} {int(ticks) - 1} {boot}"))  # an earlier process of the same number
+    assert records.reminders(there) == []
+    assert len(records.reminders([*there, *left])) == len(left)
+    assert records.reminders(left[:1]) == [
+        "pool 'lab' was left on gpu1, gpu2 by a notebook that is gone: %sky_status --hosts gpu1,gpu2 shows what runs there, "
+        "%sky_down lab-0a1b2c3d --hosts … ends it"
+    ]
+
+
+def test_what_its_hosts_do_not_run_is_forgotten() -> None:
+    left = record(process=of_the_dead())
+    alive, elsewhere = record("lab-00000002"), record("lab-00000003", process=left.process, hosts=("gpu1", "gpu3"))
+    for one in (left, alive, elsewhere):
+        records.write(one)
+    records.forget(["gpu1", "gpu2"], ["lab-0a1b2c3d"])
+    assert len(records.every()) == 3  # it runs
+    records.forget(["gpu1", "gpu2"], [])
+    assert {one.job_id for one in records.every()} == {"lab-00000002", "lab-00000003"}

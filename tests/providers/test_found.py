@@ -1,0 +1,92 @@
+"""A pool whose notebook was killed, found and ended from another machine that has no record of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.lab.hosts import still_there
+from tests.lab.machines import machines
+from tests.lab.notebook import Notebook, opened
+from tests.lab.places import home_that_knows
+from tests.lab.shells import pip_settings
+
+pytestmark = pytest.mark.needs("sshd", "namespaces")
+POOL = f"%sky_pool lab --provider ssh --hosts h[1-2] --procs-per-node 2 --python {sys.executable}"
+FOREVER = "%%sky_broadcast\nimport time\nprint('begun', flush=True)\nwhile True:\n    time.sleep(0.1)"
+
+
+def command(home: Path, *line: str) -> subprocess.CompletedProcess[str]:
+    """The console command, on a machine that knows the hosts' names and nothing else."""
+    env = {**os.environ, "HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
+    code = "import sys; from skymagic.api.command import main; sys.exit(main())"
+    return subprocess.run([sys.executable, "-c", code, *line], env=env, capture_output=True, text=True, timeout=60)
+
+
+def killed(notebook: Notebook) -> None:
+    """As by the system, out of memory."""
+    os.kill(notebook.pid, signal.SIGKILL)
+    assert still_there([psutil.Process(notebook.pid)] if psutil.pid_exists(notebook.pid) else []) == []
+
+
+def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path: Path) -> None:
+    with machines(tmp_path / "hosts", 2, env=pip_settings()) as hosts:
+        home, other = home_that_knows(hosts, tmp_path / "client"), home_that_knows(hosts, tmp_path / "other")
+        (tmp_path / "notebook").mkdir()
+        (tmp_path / "again").mkdir()
+        mine = {"HOME": str(home), "XDG_STATE_HOME": str(tmp_path / "state")}
+        with opened(tmp_path / "notebook", POOL, env=mine) as notebook:
+            own = notebook.run("%sky_status --hosts h1,h2").stdout
+            assert "of this notebook" in own
+            assert "to end it" not in own
+            assert "of this notebook; %sky_down lab ends it" in notebook.fail("%sky_down --hosts h1,h2").text
+            notebook.watch(notebook.start(FOREVER), lambda cell: "begun" in cell.text)
+            killed(notebook)
+
+        asked = command(other, "status", "--hosts", "h1,h2", "--json")
+        assert asked.returncode == 0, asked.stderr
+        (pool,) = json.loads(asked.stdout)["pools"]
+        assert (pool["name"], pool["nodes_elsewhere"]) == ("lab", 0)
+        assert [(one["host"], sorted(one["ranks"])) for one in pool["nodes"]] == [
+            ("h1", ["0", "1"]),
+            ("h2", ["2", "3"]),
+        ]
+        assert all(one["busy_since"] and not one["idle_since"] for one in pool["nodes"])
+        ranks = [process for host in hosts for process in host.processes()]
+        assert len(ranks) > 4
+
+        # the next notebook here is told of it; one elsewhere sees it all the same, and ends it
+        with opened(tmp_path / "again", env=mine) as notebook:
+            told = notebook.run("%reload_ext skymagic").text
+            assert "pool 'lab' was left on h1, h2 by a notebook that is gone: %sky_status --hosts h1,h2" in told
+        text = command(other, "status", "--hosts", "h1,h2,h9").stdout
+        assert "a cell runs for" in text
+        assert "h9: " in text
+        assert f"to end it: %sky_down {pool['name']}" in text
+        refused = command(other, "down", "--hosts", "h1,h2", "train")
+        assert (refused.returncode, "there are lab" in refused.stderr) == (2, True)
+        ended = command(other, "down", "--hosts", "h1,h2", "lab")
+        assert ended.returncode == 0, ended.stderr
+        assert f"pool 'lab' ({pool['job_id']}) was ended on h1, h2" in ended.stdout
+        assert "no pool of yours runs there" in command(other, "status", "--hosts", "h1,h2").stdout
+        assert still_there(ranks, 30.0) == []
+
+        with opened(tmp_path / "again", env=mine) as notebook:
+            assert "no pool of yours runs there" in notebook.run("%sky_status --hosts h[1-2]").stdout
+            assert "was left" not in notebook.run("%reload_ext skymagic").text
+
+
+def test_hosts_that_cannot_be_asked(tmp_path: Path) -> None:
+    with machines(tmp_path / "hosts", 1, env=pip_settings()) as hosts:
+        home = home_that_knows(hosts, tmp_path / "client")
+        hosts[0].stop()
+        asked = command(home, "status", "--hosts", "h1")
+        assert asked.returncode == 1
+        assert "skymagic status: h1: " in asked.stderr
