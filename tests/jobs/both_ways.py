@@ -216,27 +216,25 @@ def differences(plain: Run, there: Run, back: Run) -> list[str]:
 
 
 def main() -> None:
-    """Run the cases whose names come in, and write what differs."""
+    """For each line that comes in, the name of a case in JSON, write a line: what differs."""
     from tests.jobs.differential import CASES
 
-    wanted = json.load(sys.stdin)
     out = sys.stdout
     sys.stdout = io.StringIO()
     both = Both(sys.argv[1])
-    found: dict[str, list[str]] = {}
-    for name in wanted:
-        case = CASES[name]
+    for line in sys.stdin:
+        case = CASES[json.loads(line)]
         cells = case.cell.split("\n%%%\n")
         try:
             for file, text in case.files.items():
                 Path(file).write_text(text)
             plain = both.plain(case.setup, cells)
-            found[name] = differences(plain, *both.broadcast(case.setup, cells))
+            found = differences(plain, *both.broadcast(case.setup, cells))
         except BaseException as problem:
-            found[name] = [f"not to be compared: {type(problem).__name__}: {problem}"]
+            found = [f"not to be compared: {type(problem).__name__}: {problem}"]
+        print(json.dumps(found), file=out, flush=True)
     with contextlib.redirect_stdout(io.StringIO()):
         both.shell.run_line_magic("sky_down", "--all")
-    json.dump(found, out)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,28 +16,52 @@ from tests.jobs.both_ways import ROOT
 from tests.jobs.differential import CASES, KNOWN
 
 
+class BothWays:
+    """The process beside this one.
+
+    Args:
+        folder: where it works.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._errors = folder / "stderr"
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.jobs.both_ways", str(folder)],
+                cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                env={**os.environ, "IPYTHONDIR": str(folder / ".ipython"), "PYTHONWARNINGS": "ignore"},
+            )  # fmt: skip
+
+    def differences(self, case: str) -> list[str]:
+        """Of one case."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(case) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, f"it has ended:\n{self._errors.read_text()}"
+        found: list[str] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        """Let it end its pool."""
+        self._process.communicate(timeout=60)
+        assert self._process.returncode == 0, self._errors.read_text()
+
+
 @pytest.fixture(scope="module")
-def differences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Of all cases that are wanted."""
-    selected = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
-    wanted = [each.params["case"] for each in selected if each is not None]
-    folder = tmp_path_factory.mktemp("both")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.jobs.both_ways", str(folder)],
-        input=json.dumps(wanted), cwd=ROOT, text=True, capture_output=True, check=False, timeout=110,
-        env={**os.environ, "IPYTHONDIR": str(folder / ".ipython"), "PYTHONWARNINGS": "ignore"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: dict[str, list[str]] = json.loads(done.stdout)
-    return found
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BothWays]:
+    with contextlib.closing(BothWays(tmp_path_factory.mktemp("both"))) as process:
+        yield process
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_cell_both_ways(differences: dict[str, list[str]], case: str) -> None:
+def test_a_cell_both_ways(both: BothWays, case: str) -> None:
+    found = both.differences(case)
     if any(case.startswith(start) for start in KNOWN):
-        assert differences[case], "it is the same by now: take it out of the table, and out of docs/variables.md"
+        assert found, "it is the same by now: take it out of the table, and out of docs/variables.md"
         return
-    assert not differences[case], "\n".join([CASES[case].setup, "----", CASES[case].cell, *differences[case]])
+    assert not found, "\n".join([CASES[case].setup, "----", CASES[case].cell, *found])
 
 
 def test_the_tables_name_cases() -> None:
