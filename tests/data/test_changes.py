@@ -24,7 +24,7 @@ from skymagic.data.shipping.fingerprints import Fingerprints
 from skymagic.data.store.index import ContentIndex
 from skymagic.data.store.store import NodeStore
 from skymagic.data.values import pickling
-from skymagic.data.values.contents import Contents
+from skymagic.data.values.contents import contents_hash
 from skymagic.data.values.forms import form_for
 from tests.data.far import Notebook, moved
 from tests.lab.notebook import Notebook as RealNotebook
@@ -417,7 +417,7 @@ def test_random_values_have_one_fingerprint_for_each_content() -> None:
     for _ in range(20_000):
         value = some_value(chance, chance.randrange(1, 5), [])
         content = written(value, {})
-        found = Contents(pickling.reducer({}), form_for, lambda _: None).of(value)
+        found = contents_hash(value, pickling.reducer({}), form_for, lambda _: None)
         assert contents.setdefault(found, content) == content
         assert fingerprints.setdefault(content, found) == found
     assert len(contents) > 2000

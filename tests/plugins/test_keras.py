@@ -161,11 +161,11 @@ def test_a_model_that_was_used_is_no_other_one(on_torch: Any) -> None:
         import numpy as np
 
         from skymagic.data.values import pickling
-        from skymagic.data.values.contents import Contents
+        from skymagic.data.values.contents import contents_hash
         from skymagic.data.values.forms import form_for
 
         def look() -> str:
-            return Contents(pickling.reducer({}), form_for, lambda _: None).of(model)
+            return contents_hash(model, pickling.reducer({}), form_for, lambda _: None)
 
         model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dropout(0.1), keras.layers.Dense(1)])
         model.compile("adam", "mse")

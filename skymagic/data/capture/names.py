@@ -113,9 +113,10 @@ def reach(loads: Iterable[str], namespace: Mapping[str, object], uses: Uses | No
         if value is _NOTHING or name in why or interactive(name, value):
             continue
         why[name] = reason
-        for used, where in (follow(name, value) or {}).items():
-            if used not in why:
-                todo.setdefault(used, f"used by {where}")
+        if found := follow(name, value):
+            for used, where in found.items():
+                if used not in why:
+                    todo.setdefault(used, f"used by {where}")
     return why
 
 
@@ -138,14 +139,14 @@ _OF_MODULES = frozenset(
     ]
 )
 _OUTPUT = re.compile(r"_{1,3}|_\d+")
-_GIVEN = ("exit", "quit", "get_ipython", "open", "display")
+_GIVEN = frozenset(("exit", "quit", "get_ipython", "open", "display"))
 
 
 def interactive(name: str, value: object) -> bool:
     """Whether a name is IPython's own: its inputs, ``exit`` or ``get_ipython``, an ``open`` nobody rebound; or Python's, for each module."""
     if name[0] in "_IO" and (name in _OF_MODULES or _HISTORY.fullmatch(name)):
         return True
-    if value is _BUILTINS.get(name, _NOTHING):
+    if name in _BUILTINS and value is _BUILTINS[name]:
         return True
     if name not in _GIVEN:
         return False

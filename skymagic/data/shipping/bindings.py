@@ -108,10 +108,14 @@ class Bindings:
             fingerprints: None where the value was never seen before.
             fresh: names that all ranks get anyhow.
         """
-        held = [(rank, self.fingerprints(rank)) for rank in ranks]
-        return {
-            name: list(ranks)
-            if wanted is None or name in fresh
-            else [rank for rank, known in held if known.get(name) != wanted]
-            for name, wanted in fingerprints.items()
+        lacking = {
+            name: list(ranks) if wanted is None or name in fresh else [] for name, wanted in fingerprints.items()
         }
+        for rank in ranks:
+            held = self.fingerprints(rank)
+            if [*map(held.get, fingerprints)] == [*fingerprints.values()]:
+                continue  # which is so nearly always, and seen at once
+            for name, wanted in fingerprints.items():
+                if held.get(name) != wanted and wanted is not None and name not in fresh:
+                    lacking[name].append(rank)
+        return lacking

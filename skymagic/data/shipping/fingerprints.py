@@ -12,7 +12,7 @@ from skymagic.data.store.base import Buffer
 from skymagic.data.store.index import ContentIndex
 from skymagic.data.store.store import digest
 from skymagic.data.values import pickling
-from skymagic.data.values.contents import Contents
+from skymagic.data.values.contents import contents_hash
 from skymagic.data.values.forms import form_for
 
 _IMMUTABLE_TYPES = (int, float, bool, type(None), complex, str, bytes)
@@ -84,10 +84,11 @@ class Fingerprints:
     def _contents(self, variable: Variable, otherwise: str, modules: Mapping[str, str]) -> str:
         """What a variable contains; `otherwise` where that cannot be said."""
         try:
-            found = Contents(pickling.reducer(self._namespace), form_for, _hashes(variable)).of(variable.value)
+            found = contents_hash(variable.value, pickling.reducer(self._namespace), form_for, _hashes(variable))
         except Exception:  # of the value's own code, which need not expect to be looked at twice
             return otherwise
-        return digest([found.encode(), *_local(variable, modules)])
+        local = _local(variable, modules)
+        return digest([found.encode(), *local]) if local else found
 
 
 def _local(variable: Variable, modules: Mapping[str, str]) -> list[bytes]:
@@ -97,6 +98,8 @@ def _local(variable: Variable, modules: Mapping[str, str]) -> list[bytes]:
 
 def _hashes(variable: Variable) -> Callable[[memoryview | bytes], str | None]:
     """The hashes that parts of a variable have already, by their memory."""
+    if variable.pickled.plain:
+        return lambda memory: None
     known = {_place(part.data): part.hash for part in variable.parts if part.hash}
     return (lambda memory: known.get(_place(memory))) if known else (lambda memory: None)
 
@@ -110,6 +113,8 @@ def _place(memory: Buffer) -> tuple[int, int]:
 
 
 def _reference(value: object) -> Callable[[], object] | int:
+    if type(value) in (list, dict):
+        return id(value)
     try:
         return weakref.ref(value)
     except TypeError:

@@ -33,19 +33,23 @@ class _Place(NamedTuple):
     """Of a storage: bytes that travelled, where they are not those of the value's own pickle."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Sent:
     """A value as it was sent: its pickle, and where the ranks have the objects in it."""
 
     stream: str | Buffer
     """Of the pickle that numbers the objects."""
     table: int
-    places: Mapping[int, _Place] | None
-    """None: each number is that of the table."""
+    places: Mapping[int, _Place] | None = None
+    """By numbers; None: each number is that of the table."""
+    root: int = ROOT
+    """The number that the value itself has in the table, where there are no places."""
 
     def place(self, number: int) -> _Place | None:
         """Where the ranks have the object with this number."""
-        return _Place((self.table, number)) if self.places is None else self.places.get(number)
+        if self.places is None:
+            return _Place((self.table, self.root if number == ROOT else number))
+        return self.places.get(number)
 
 
 class Inventory:
@@ -60,6 +64,11 @@ class Inventory:
         """Identity → number of each linkable object."""
         return numbered.numbers(self.variable.pickled)
 
+    @property
+    def alone(self) -> bool:
+        """Whether nothing in the value can be referred to but the value itself."""
+        return len(self.numbers) == 1 and ROOT in self.numbers.values()
+
     @cached_property
     def stream(self) -> str | Buffer:
         """The pickle or its hash; empty where it is too large for the objects in it to have numbers."""
@@ -69,12 +78,11 @@ class Inventory:
         return digest(pieces) if sum(map(len, pieces)) <= LISTED else ""
 
 
-@dataclass(frozen=True)
-class _Seen:
+class _Seen(NamedTuple):
     """What was in a name's value when it was looked at."""
 
     value: int
-    objects: frozenset[int]
+    objects: Mapping[int, int]
     spans: tuple[Span, ...]
 
 
@@ -109,9 +117,10 @@ class SentLinks:
         state = self._ranks.setdefault(rank, _Rank())
         for name in unlinked:
             state.sent.pop(name, None)
-        tables = {table for each in state.sent.values() for table in _tables(each)}
         state.lost.update((table, number) for table, number in lost)
-        state.lost = {ref for ref in state.lost if ref[0] in tables} if state.lost else state.lost
+        if state.lost:
+            tables = {table for each in state.sent.values() for table in _tables(each)}
+            state.lost = {ref for ref in state.lost if ref[0] in tables}
 
     def forget(self, ranks: Iterable[int]) -> None:
         """These ranks hold nothing any more."""
@@ -201,7 +210,7 @@ class SentLinks:
     def see(self, contents: Inventory) -> None:
         """Remember what is in a value."""
         variable = contents.variable
-        self._seen[variable.name] = _Seen(id(variable.value), frozenset(contents.numbers), variable.pickled.spans)
+        self._seen[variable.name] = _Seen(id(variable.value), contents.numbers, variable.pickled.spans)
 
     def forget_names(self) -> None:
         """Forget names that the notebook has lost."""
@@ -216,30 +225,33 @@ class SentLinks:
         if len(group) == 1 and links is None:
             each = group[0]
             self.see(each)
-            return {each.name: Sent(each.stream, table, None)} if each.numbers else {}
-        inside = numbered.numbers(pickled)
-        regions = numbered.storages(pickled)
+            return {each.name: Sent(each.stream, table)} if each.numbers else {}
         found = {}
+        nested: list[tuple[int, Inventory]] = []
         for index, each in enumerate(group):
-            if each.variable.fixed:
-                continue
-            self.see(each)
-            if each.numbers:
-                places = _places(
-                    each, {**inside, id(each.variable.value): -1 - index}, regions, table, links or Links()
-                )
-                found[each.name] = Sent(each.stream, table, places)
+            if not each.variable.fixed:
+                self.see(each)
+                if links is None and each.alone:
+                    found[each.name] = Sent(each.stream, table, root=-1 - index)
+                elif each.numbers:
+                    nested.append((-1 - index, each))
+        if nested:
+            inside, regions, links = numbered.numbers(pickled), numbered.storages(pickled), links or Links()
+            for root, each in nested:
+                found[each.name] = Sent(each.stream, table, _places(each, inside, root, regions, table, links))
         return found
 
 
 def _places(
-    contents: Inventory, inside: Mapping[int, int], regions: Mapping[int, Region], table: int, links: Links
+    contents: Inventory, inside: Mapping[int, int], root: int, regions: Mapping[int, Region], table: int, links: Links
 ) -> dict[int, _Place]:
     """Where the objects of one value are, by the numbers of its own pickle."""
     places = {}
     for key, number in contents.numbers.items():
         if key in links.objects:
             places[number] = _Place(links.objects[key])
+        elif number == ROOT:
+            places[number] = _Place((table, root))
         elif key in inside:
             places[number] = _Place((table, inside[key]))
     for handle, own in numbered.storages(contents.variable.pickled).items():

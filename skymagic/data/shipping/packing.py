@@ -66,24 +66,21 @@ class Packer:
             if len(self.lacking[name]) < len(self.ranks) and not value.fixed and name not in self.temporary
         ]
         shared = groups(moved)
-        related = {
-            group[0].name: []
-            if any(value.name in self.temporary for value in group)
-            else self._related(group, contents, held)
-            for group in shared
-        }
-        apart = {name for name, found in related.items() if found}
-        for group in in_rebuild_order(merge_plain(shared, self.lacking, apart), self.values):
-            self._add(
-                [contents[value.name] for value in group],
-                next(related[value.name] for value in group if value.name in related),
-            )
+        related = {}
+        for group in shared if held else ():
+            if found := self._related(group, contents, held):
+                related[group[0].name] = found
+        for group in in_rebuild_order(merge_plain(shared, self.lacking, related), self.values):
+            found = next((related[value.name] for value in group if value.name in related), [])
+            self._add([contents[value.name] for value in group], found)
         return self.packed
 
     def _related(
         self, group: list[Variable], contents: Mapping[str, Inventory], held: Iterable[Inventory]
     ) -> list[Inventory]:
-        """What some ranks hold and has something in common with these values."""
+        """What some ranks hold and has something in common with these values; nothing where one is for this run alone."""
+        if not self.temporary.isdisjoint(value.name for value in group):
+            return []
         mine = [contents[value.name] for value in group if not value.fixed]
         names = {each.name for each in mine}
         return [each for each in held if each.name not in names and any(self.links.share(each, one) for one in mine)]
@@ -98,12 +95,12 @@ class Packer:
                 there = [each for each in everything.values() if rank not in self.lacking[each.name]]
                 linked = frozenset(each.name for each in there if self.links.holds(rank, each))
                 own = frozenset(each.name for each in there) - linked
-                alike.setdefault((lacks, linked, own, self.links.view(rank, linked)), []).append(rank)
+                alike.setdefault((lacks, linked, own, self.links.view(rank, linked) if linked else ()), []).append(rank)
         for (lacks, linked, own, _), ranks in alike.items():
             links = self.links.links(ranks[0], [everything[name] for name in sorted(linked)]) if linked else None
             mine = [each for each in group if each.name in lacks]
             self._bundle(mine, ranks, links)
-            if not self.temporary.intersection(lacks):
+            if own and not self.temporary.intersection(lacks):
                 self._note([each for each in everything.values() if each.name in own], mine, links or Links())
 
     def _note(self, own: Sequence[Inventory], group: Sequence[Inventory], links: Links) -> None:

@@ -27,7 +27,7 @@ from skymagic.data.store.base import Store
 from skymagic.data.store.bundle import INLINE
 from skymagic.data.store.index import ContentIndex
 from skymagic.data.values import mapped, pickling
-from skymagic.data.values.kinds import type_name
+from skymagic.data.values.kinds import kind_name
 from skymagic.data.values.links import FIXED_TYPES
 from skymagic.errors import CaptureError
 
@@ -123,9 +123,15 @@ class Shipper(Unpacking):
                 lacking, sources, staying = self._lacking(
                     names, values, ranks, fresh, push, frozenset(extra), dry_run, note
                 )
+            types = {kind: kind_name(kind) for kind in {type(value.value) for value in values.values()}}
             items = tuple(
                 Item(
-                    name, why[name], value.pickled.nbytes, bool(lacking[name]), type_name(value.value), name in staying
+                    name,
+                    why[name],
+                    value.pickled.nbytes,
+                    bool(lacking[name]),
+                    types[type(value.value)],
+                    name in staying,
                 )
                 for name, value in values.items()
             )
@@ -230,12 +236,14 @@ class Shipper(Unpacking):
             if is_output(name) and self._ranks_keep_theirs(name, value, ranks):
                 return {}
             try:
-                values[name] = self._variable(name, value)
+                values[name] = variable = self._variable(name, value)
             except Exception as problem:
                 if not self._ranks_keep_theirs(name, value, ranks):
                     failed[name] = problem
                 return {}
-            found, annotated = values[name].pickled.uses, values[name].pickled.hints
+            found, annotated = variable.pickled.uses, variable.pickled.hints
+            if not found and not annotated:
+                return found
             needed.update(found)
             if annotated:
                 found = {**{each: f"an annotation of {where}" for each, where in annotated.items()}, **found}
@@ -284,8 +292,9 @@ class Shipper(Unpacking):
         held = [self.bindings.fingerprints(rank) for rank in ranks]
         for name, value in values.items():
             if value.fingerprint is None and name not in temporary:
-                new = not any(name in fingerprints for fingerprints in held)
-                if value.pickled.plain or self.index.identify(value.parts, lazily=new):
+                if value.pickled.plain or self.index.identify(
+                    value.parts, lazily=not any(name in fingerprints for fingerprints in held)
+                ):
                     self.fingerprints.take(value, hashes)
 
     def _unstable(self, values: Mapping[str, Variable], ranks: Sequence[int], hashes: Mapping[str, str]) -> set[str]:
@@ -317,7 +326,7 @@ class Shipper(Unpacking):
             came from there.
         """
         pickles = [value.pickled for value in values.values()]
-        imported = names.imports.union(*(each.modules | (each.packages & READERS) for each in pickles))
+        imported = names.imports.union(*(each.modules | (each.packages & READERS) for each in pickles if not each.plain))
         sources = self.sources.find(imported, ranks, dry_run=dry_run, note=note)
         note = None if dry_run else note
         hashes = {name: module.hash for name, module in sources.items()}

@@ -39,25 +39,35 @@ Form = Callable[["Contents", Any], None]
 """Adds an object of some type: plain facts by ``say``, what it consists of by ``add``."""
 
 
+Reduce = Callable[[Any], Any]
+"""Takes an object apart as ``__reduce_ex__`` does; NotImplemented for what pickles by its name."""
+
+Hashes = Callable[[memoryview | bytes], str | None]
+"""The hash of memory or bytes where it is known, that they need not be looked at twice."""
+
+
 class Unknown(Exception):
     """It cannot be said what the value contains."""
 
 
-class Contents:
-    """The hash of one value's contents, while it is made.
+def contents_hash(value: Any, reduce: Reduce, form: Callable[[type], Form | None], hashes: Hashes) -> str:
+    """The hash of what a value contains.
 
     Args:
-        reduce: takes an object apart as ``__reduce_ex__`` does; NotImplemented for what pickles by its name.
         form: how objects of a type are added; None for those that are taken apart.
-        hashes: the hash of memory or bytes where it is known, that they need not be looked at twice.
-    """
 
-    def __init__(
-        self,
-        reduce: Callable[[Any], Any],
-        form: Callable[[type], Form | None],
-        hashes: Callable[[memoryview | bytes], str | None],
-    ) -> None:
+    Raises:
+        Unknown: it is too much to look at.
+    """
+    if type(value) in _NESTED and _is_tree(value):
+        return xxhash.xxh3_128_hexdigest(marshal.dumps(value, 2))
+    return Contents(reduce, form, hashes).of(value)
+
+
+class Contents:
+    """The hash of one value's contents, while it is made; `contents_hash`."""
+
+    def __init__(self, reduce: Reduce, form: Callable[[type], Form | None], hashes: Hashes) -> None:
         self._reduce = reduce
         self._form = form
         self._hashes = hashes
@@ -70,16 +80,9 @@ class Contents:
         self._left = _PATIENCE
 
     def of(self, value: Any) -> str:
-        """The hash of a value.
-
-        Raises:
-            Unknown: it is too much to look at.
-        """
-        if type(value) in _NESTED and _is_tree(value):
-            self._state.update(marshal.dumps(value, 2))
-        else:
-            self.add(value)
-            self._say_shared()
+        """The hash of a value."""
+        self.add(value)
+        self._say_shared()
         return str(self._state.hexdigest())
 
     def say(self, *facts: Any) -> None:
@@ -225,9 +228,9 @@ def _is_tree(value: Any) -> bool:
             bytes in kinds and any(type(each) is bytes and len(each) >= LARGE for each in inner)
         ):
             return False
-        level = [each for each in inner if type(each) in _NESTED]
-        if not level:
+        if kinds <= _ATOMS:
             return True
+        level = [each for each in inner if type(each) in _NESTED]
         found = [id(each) for each in level if type(each) in _CHANGING]
         before = len(changing)
         changing.update(found)

@@ -65,7 +65,11 @@ def is_a(kind: type, module: str, name: str) -> bool:
 
 def type_name(value: object) -> str:
     """A value's type as a user knows it: without ``builtins`` and ``__main__``."""
-    kind = type(value)
+    return kind_name(type(value))
+
+
+def kind_name(kind: type) -> str:
+    """The same for a type."""
     module = kind.__module__.lstrip("_")
     return kind.__qualname__ if module in ("builtins", "main__") else f"{module}.{kind.__qualname__}"
 

@@ -20,6 +20,8 @@ def numbers(pickled: Pickled) -> dict[int, int]:
     pickler = _pickler(pickled)
     value = pickled.keep if pickler is None else pickled.keep[1]
     found = {id(value): ROOT} if linkable(type(value)) else {}
+    if pickler is None and plain.flat(value):
+        return found
     memo = _memo(pickled)
     kinds = linkable_kinds({key: each for key, (_, each) in memo.items()})
     functions = {types.FunctionType} & kinds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import threading
 from typing import Any
@@ -14,9 +15,9 @@ _MANY = 1 << 20
 """Bytes of a pickle above which its objects are not listed one by one to find shared ones."""
 
 _PLAIN = frozenset((*CONTAINERS, int, float, str, bytes, bool, type(None), tuple, frozenset))
-
-
 _FIXED = _PLAIN - {*CONTAINERS, tuple, frozenset}
+_REUSED = 512
+"""Bytes of a pickle up to which its pickler serves again: it never gives back the room for its numbers, and clears all of it."""
 
 
 class _NotPlain(Exception):
@@ -53,12 +54,22 @@ def plainly(value: object) -> Pickled | None:
         return None
     pieces = pickler.out.pieces()
     if len(pieces) == 1 and len(pieces[0]) < SMALL:
-        pickler.out.clear()
-        pickler.clear_memo()
-        _local.pickler = pickler
+        _reuse(pickler, len(pieces[0]))
         return Pickled(pieces, (), marks=None, keep=value, plain=True)
     marks = None if sum(map(len, pieces)) < _MANY else frozenset((id(value),))
     return Pickled(pieces, (), marks=marks, keep=value)
+
+
+def _reuse(pickler: PlainPickler, nbytes: int) -> None:
+    if nbytes <= _REUSED:
+        pickler.out.clear()
+        pickler.clear_memo()
+        _local.pickler = pickler
+
+
+def flat(value: object) -> bool:
+    """Whether a value of Python's own types holds numbers and texts alone; pickling it again would be much slower."""
+    return _FIXED.issuperset(map(type, gc.get_referents(value)))
 
 
 def memo(value: object) -> dict[int, tuple[int, object]]:
@@ -67,10 +78,7 @@ def memo(value: object) -> dict[int, tuple[int, object]]:
     _local.pickler = None  # in use
     pickler.dump(value)
     found = pickler.memo.copy()
-    if sum(map(len, pickler.out.pieces())) < SMALL:
-        pickler.out.clear()
-        pickler.clear_memo()
-        _local.pickler = pickler
+    _reuse(pickler, sum(map(len, pickler.out.pieces())))
     return found
 
 
@@ -78,4 +86,6 @@ def containers(value: object) -> frozenset[int]:
     """Identities of the lists, dicts and sets in a value of Python's own types."""
     if type(value) in _FIXED:
         return frozenset()
+    if flat(value):
+        return frozenset((id(value),)) if type(value) in CONTAINERS else frozenset()
     return frozenset(number for number, (_, each) in memo(value).items() if type(each) in CONTAINERS)

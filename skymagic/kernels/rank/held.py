@@ -116,12 +116,13 @@ class Held:
         kinds = linkable_kinds(memo)
         inner = _inner_dicts(memo.values())
         for index, value in memo.items():
-            if type(value) not in kinds or id(value) in inner:
+            kind = type(value)
+            if kind not in kinds or id(value) in inner:
                 continue
-            try:
+            if kind.__weakrefoffset__:
                 ref = table.weak[index] = _Weak(value, self._forget)
                 ref.place = number, index
-            except TypeError:
+            else:
                 table.strong[index] = value
         return table
 
