@@ -141,7 +141,7 @@ class BundleWriter:
     def __init__(self, index: ContentIndex, progress: Progress | None = None) -> None:
         self.index = index
         self.nbytes = 0
-        self.needs: dict[str, set[str]] = {}
+        self.needs: dict[str, frozenset[str]] = {}
         self._files: dict[str, int] = {}
         self._small: list[tuple[Bundle, int]] = []
         self._progress = progress
@@ -171,7 +171,7 @@ class BundleWriter:
 
     def add(self, bundle: Bundle) -> None:
         """Write a bundle's large parts; its small ones wait for ``finish``."""
-        self.needs.update({each: set() for each in bundle.names})
+        self.needs.update(dict.fromkeys(bundle.names, frozenset()))
         bundle.locations = [""] * len(bundle.parts)
         rest = []
         for index, part in enumerate(bundle.parts):
@@ -213,7 +213,7 @@ class BundleWriter:
         if key not in self._files:
             self.index.store.pin([key])  # until the manifest is collected, or writing failed
         for name in bundle.names:
-            self.needs[name].add(key)
+            self.needs[name] |= {key}
         return [self._files.setdefault(key, len(self._files)), offset, nbytes]
 
     def _report(self, done: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from skymagic.data.shipping.bundles import Variable
@@ -55,27 +54,36 @@ class Sent:
 class Inventory:
     """A variable with the identities of all that is in it, found when they are asked for."""
 
+    __slots__ = ("_numbers", "_stream", "name", "variable")
+
     def __init__(self, variable: Variable) -> None:
         self.variable = variable
         self.name = variable.name
+        self._numbers: dict[int, int] | None = None
+        self._stream: str | Buffer | None = None
 
-    @cached_property
+    @property
     def numbers(self) -> dict[int, int]:
         """Identity → number of each linkable object."""
-        return numbered.numbers(self.variable.pickled)
+        if self._numbers is None:
+            self._numbers = numbered.numbers(self.variable.pickled)
+        return self._numbers
 
     @property
     def alone(self) -> bool:
         """Whether nothing in the value can be referred to but the value itself."""
         return len(self.numbers) == 1 and ROOT in self.numbers.values()
 
-    @cached_property
+    @property
     def stream(self) -> str | Buffer:
         """The pickle or its hash; empty where it is too large for the objects in it to have numbers."""
-        pieces = self.variable.pickled.pieces
-        if len(pieces) == 1 and len(pieces[0]) < _SHORT:
-            return pieces[0]
-        return digest(pieces) if sum(map(len, pieces)) <= LISTED else ""
+        if self._stream is None:
+            pieces = self.variable.pickled.pieces
+            if len(pieces) == 1 and len(pieces[0]) < _SHORT:
+                self._stream = pieces[0]
+            else:
+                self._stream = digest(pieces) if sum(map(len, pieces)) <= LISTED else ""
+        return self._stream
 
 
 class _Seen(NamedTuple):

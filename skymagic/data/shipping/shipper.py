@@ -291,11 +291,10 @@ class Shipper(Unpacking):
         """Give all values their fingerprints, except those that nobody can have, and those that travel anyhow."""
         held = [self.bindings.fingerprints(rank) for rank in ranks]
         for name, value in values.items():
-            if value.fingerprint is None and name not in temporary:
-                if value.pickled.plain or self.index.identify(
-                    value.parts, lazily=not any(name in fingerprints for fingerprints in held)
-                ):
-                    self.fingerprints.take(value, hashes)
+            if value.fingerprint is not None or name in temporary:
+                continue
+            if value.pickled.plain or self.index.identify(value.parts, lazily=not any(name in each for each in held)):
+                self.fingerprints.take(value, hashes)
 
     def _unstable(self, values: Mapping[str, Variable], ranks: Sequence[int], hashes: Mapping[str, str]) -> set[str]:
         """Names whose values seem to have changed, but are the same objects and look different each time."""
@@ -325,8 +324,8 @@ class Shipper(Unpacking):
             Beside them the notebook's own modules that are needed, and the names that ranks do not get because their values
             came from there.
         """
-        pickles = [value.pickled for value in values.values()]
-        imported = names.imports.union(*(each.modules | (each.packages & READERS) for each in pickles if not each.plain))
+        pickles = [value.pickled for value in values.values() if not value.pickled.plain]
+        imported = names.imports.union(*(each.modules | (each.packages & READERS) for each in pickles))
         sources = self.sources.find(imported, ranks, dry_run=dry_run, note=note)
         note = None if dry_run else note
         hashes = {name: module.hash for name, module in sources.items()}

@@ -107,7 +107,7 @@ class ContentIndex:
         )
         return extents
 
-    def set_needs(self, needs: Mapping[str, Iterable[str]], names: Iterable[str]) -> None:
+    def set_needs(self, needs: Mapping[str, frozenset[str]], names: Iterable[str]) -> None:
         """Note which files the values of names need now, and drop the files that none does.
 
         A name that the notebook has lost keeps its files for one more cell: it may come back as another name.
@@ -116,7 +116,7 @@ class ContentIndex:
             needs: name → files, for the names that have new values.
             names: all names of the notebook.
         """
-        self._needs.update({name: frozenset(keys) for name, keys in needs.items()})
+        self._needs.update(needs)
         gone = self._needs.keys() - set(names)
         for name in gone & self._gone:
             del self._needs[name]
