@@ -110,7 +110,7 @@ def gpus(name: str | None, here: Sequence[str]) -> str:
 
 
 def cost(pools: Sequence[tuple[str, float, float]], now: float) -> str:
-    """What pools cost: (name, dollars per hour, start in seconds since the epoch) each."""
+    """What pools cost: (name, dollars per hour, start on the clock of `now`) each."""
     rows: list[tuple[object, ...]] = [("pool", "per hour", "running for", "so far")]
     for name, price, started in pools:
         hours = (now - started) / 3600

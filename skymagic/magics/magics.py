@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -31,6 +30,7 @@ from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import rank_words
 from skymagic.pool import Pool, records, registry
+from skymagic.pool.status import now
 from skymagic.providers.local import gpus as local_gpus
 from skymagic.run import interrupt
 from skymagic.run.report import Limits
@@ -170,7 +170,7 @@ class SkyMagics(Magics):
     def sky_cost(self, line: str) -> None:
         name = usage(lambda: line_magics.parse_name("sky_cost", line))
         chosen = [registry.find(name)] if name else registry.every()
-        print(display.cost([(one.name, one.plan.price, one.started_at) for one in chosen], time.time()))
+        print(display.cost([(one.name, one.plan.price, one.started_at) for one in chosen], now()))
 
     @line_magic
     def sky_auto(self, line: str) -> None:

@@ -15,6 +15,8 @@ RANK_BYTES = 40_000_000
 """Memory that a rank shares with no other."""
 RANK_DESCRIPTORS = 6
 """What the controller, which has most, has open for each rank."""
+MOST_DESCRIPTORS = 1 << 16
+"""Up to so many an agent raises the limit of what it starts, where the system lets it."""
 OWN_TASKS, OWN_DESCRIPTORS = 20, 130
 """Of agent, controller and forkserver."""
 RANKS_PER_CORE = 32
@@ -26,7 +28,7 @@ class Room:
     """What a machine has left for more processes; None where it does not tell.
 
     Attributes:
-        tasks: processes and threads. nbytes: memory. descriptors: open files of one process.
+        tasks: processes and threads. nbytes: memory. descriptors: open files of one process, once the limit is raised.
     """
 
     tasks: int | None = None
@@ -49,7 +51,7 @@ def refusals(ranks: int, room: Room) -> list[str]:
         (
             files,
             f"{ranks * RANK_DESCRIPTORS + OWN_DESCRIPTORS} open files in one process, and {room.descriptors} are allowed "
-            "(ulimit -n)",
+            "(ulimit -Hn)",
         ),
     )
     return [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from skymagic.pool.messages import without
 from skymagic.pool.recovery import Recovery
 from skymagic.pool.resources import Resources
 from skymagic.pool.states import Event, State
-from skymagic.pool.status import Status
+from skymagic.pool.status import Status, now
 from skymagic.wire import agent as wire
 from skymagic.wire.exit_status import describe
 
@@ -58,7 +57,7 @@ class AgentEvents:
         status = self._status
         if status.state in (State.STOPPING, State.STOPPED, State.STARTING, State.LOST):
             return
-        if limit := status.lifetime.reason(time.time()):  # it was over while the agents were out of reach
+        if limit := status.lifetime.reason(now()):  # it was over while the agents were out of reach
             self._limit_reached(limit)
             return
         # without the head, where the controller runs, all ranks are out of reach

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from skymagic.pool.resources import Resources
-from skymagic.pool.status import Status
+from skymagic.pool.status import Status, now
 from skymagic.run.report import Limits, Report
 from skymagic.run.run import Run, Screen
 from skymagic.run.submission import Submission
@@ -37,7 +36,7 @@ class Dispatch:
                 self._submit(submission, order, source)
                 report = Run(submission, agents, screen, limits).wait()
         finally:
-            self._status.lifetime.end(id(submission), time.time())
+            self._status.lifetime.end(id(submission), now())
             with self._lock:
                 self._under_way.discard(submission)
         for event in submission.unread("died"):  # after its outcome

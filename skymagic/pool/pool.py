@@ -22,7 +22,7 @@ from skymagic.pool.resources import Resources
 from skymagic.pool.runs import Runs
 from skymagic.pool.scheduling import Scheduler
 from skymagic.pool.states import Event, State
-from skymagic.pool.status import Status
+from skymagic.pool.status import Status, now
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.report import Limits, Report
 from skymagic.run.run import Screen
@@ -96,8 +96,8 @@ class Pool(Status):
             raise
         self.move(Event.STARTED)
         self.lifetime.begin("start")
-        self.lifetime.end("start", time.time())
-        self.started_at = time.time()
+        self.lifetime.end("start", now())
+        self.started_at = now()
         self.start_seconds = time.monotonic() - begun
         self._enter_plugins()
 

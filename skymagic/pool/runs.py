@@ -59,7 +59,8 @@ class Runs:
                 screen.note(f"[{note}]\n")
             with self.counted():
                 manifest = self._prepare(spec, screen)
-                for note in replaced.sent_instead(manifest, bindings, spec.ranks):
+                # those of the store, on where the values went, are shown with the cell that sent them
+                for note in [*self._status.take_notes(), *replaced.sent_instead(manifest, bindings, spec.ranks)]:
                     screen.note(f"[{note}]\n")
                 report = self._carry_out(spec, manifest, screen, limits, stop)
             if not report.good:

@@ -17,6 +17,11 @@ from skymagic.pool import states
 from skymagic.pool.states import Event, State
 
 
+def now() -> float:
+    """Seconds on a clock that nobody sets and that goes on while the machine sleeps, unlike `time.monotonic` on Linux."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class Status:
     """The shared state of one pool: `Pool` is one, with what it holds."""
 
@@ -36,7 +41,7 @@ class Status:
         """Where it is in its life."""
         self.ended: str | None = None
         """Why it has ended by itself; such a pool stays known until it is stopped or made anew."""
-        self.lifetime = Lifetime(plan.request.idle, plan.request.max_lifetime, time.time())
+        self.lifetime = Lifetime(plan.request.idle, plan.request.max_lifetime, now())
         """What the agents know too, for the time when they are out of reach."""
         self.runs = 0
         """How many runs have begun."""

@@ -19,12 +19,13 @@ from skymagic import plugins
 from skymagic.cluster import Node
 from skymagic.errors import RequestError
 from skymagic.plan import image
+from skymagic.plan.capacity import Room
 from skymagic.plan.planning import plan
 from skymagic.plan.plans import Inventory, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.plugins import packing
 from skymagic.providers.provider import Say, Survey
-from skymagic.providers.room import room
+from skymagic.providers.room import descriptors, room
 from skymagic.wire import processes
 from skymagic.wire.exit_status import status_words
 from skymagic.wire.transport import write_all
@@ -43,8 +44,9 @@ class Local:
         asked = image.Image(pip=request.pip)
         try:
             here = inventory()
-            if topology(request).world_size > here.cpus:  # looking takes a while with many processes about
-                here = replace(here, room=room())
+            # looking at all takes a while with many processes about
+            many = topology(request).world_size > here.cpus
+            here = replace(here, room=room() if many else Room(descriptors=descriptors()))
             made = plan(request, here)
             cluster = plugins.Cluster(made.topology.nodes, made.topology.procs_per_node, made.request.gpu)
             asked = packing.image_for(made.request.plugins, made.image, cluster)

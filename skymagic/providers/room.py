@@ -9,7 +9,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from skymagic.plan.capacity import Room
+from skymagic.plan.capacity import MOST_DESCRIPTORS, Room
 
 UNLIMITED = 1 << 60
 """What is above this stands for no limit, as cgroups of version 1 write it."""
@@ -25,12 +25,17 @@ def room(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> 
     """
     memory = [_free_memory(proc), *_left(proc, cgroups, "memory")]
     tasks = [_tasks_of_user(proc), *_left(proc, cgroups, "pids")]
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Room(
         tasks=min((n for n in tasks if n is not None), default=None),
         nbytes=min((n for n in memory if n is not None), default=None),
-        descriptors=None if files == resource.RLIM_INFINITY else files,
+        descriptors=descriptors(),
     )
+
+
+def descriptors() -> int:
+    """How many files a process that a pool starts may have open: its agent raises the limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
 
 
 def _text(path: Path) -> str:

@@ -235,6 +235,8 @@ class RankForked(Message):
     rank: int
     pid: int
     ident: str
+    started: int = 0
+    """In the system's ticks: what tells it from a later process of that number; 0 where the system does not tell."""
 
 
 class ChildExited(Message):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -22,6 +23,7 @@ from skymagic.kernels.agent.discovery import Candidates
 from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.agent.ranks import Ranks
 from skymagic.kernels.agent.record import RecordFile
+from skymagic.plan.capacity import MOST_DESCRIPTORS
 from skymagic.plan.lifetime import Lifetime
 from skymagic.runtime import rendezvous
 from skymagic.wire import agent as wire
@@ -235,12 +237,22 @@ class Agent:
         self._directories.remove()
 
 
+def _raise_descriptor_limit() -> None:
+    """Let this process, and all that it starts, open as many files as the system lets it, for each rank needs some in the agent."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # macOS has another limit below the hard one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def main(record: str | None = None) -> None:
     """Run the agent on standard input and output.
 
     Args:
         record: the file that tells others on this machine of it; None where it ends with its notebook.
     """
+    _raise_descriptor_limit()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):  # a logout, systemd, scancel: nothing stays behind
         signal.signal(number, lambda number, _: sys.exit(SIGNALLED + number))

@@ -82,6 +82,7 @@ class Controller:
             self._loop.unwatch(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
+        self._kill_group()
         status = self._process.wait()
         log = (self._directory / "agent.log").read_text(errors="replace") if status > 0 else ""
         reason = f"ipyparallel's controller ended with status {status}\n{log[-2000:]}".strip()
@@ -89,9 +90,14 @@ class Controller:
 
     def close(self) -> None:
         """End it, and its heartbeat, which is a process of its own in the same group."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._kill_group()
         self._process.wait()
+
+    def _kill_group(self) -> None:
+        """Before it is waited for: afterwards its number may be another group's."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
 
 class Forkserver:

@@ -125,10 +125,11 @@ class Forks:
 
         pid = fork(rank)
         ident = spec.env["SKYMAGIC_IDENT"]
-        self._orphans.forked(Owner(pid, ident, fds))
+        owner = Owner(pid, ident, fds)
+        self._orphans.forked(owner)
         for fd in fds:
             os.close(fd)
-        self._report(RankForked(spec.rank, pid, ident))
+        self._report(RankForked(spec.rank, pid, ident, owner.started))
 
     def _reap(self) -> None:
         ended = []

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Collection, Iterable
 
 from skymagic.kernels.fork import prctl
+from skymagic.kernels.pids import started
 
 PR_SET_CHILD_SUBREAPER = 36
 IDENT = b"SKYMAGIC_IDENT"
@@ -55,13 +56,6 @@ def held(pid: int | str) -> set[str]:
     return found
 
 
-def _started(pid: int) -> int:
-    """When a process was started, in the system's ticks; 0 if it has gone."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[19])  # a name may hold blanks and brackets
-    return 0
-
-
 def asks_to_be_kept(pid: int) -> bool:
     """Whether it was started with ``SKYMAGIC_KEEP=1``; what this process itself was started with is nobody's wish here."""
     return environment(pid).get(KEEP, b"") not in (b"", b"0", environment(os.getpid()).get(KEEP))
@@ -97,7 +91,7 @@ class Owner:
         self.pid = pid
         self.ident = ident.encode()
         self.pipes = {os.readlink(f"/proc/self/fd/{fd}") for fd in descriptors} if SUPPORTED else set()
-        self.started = _started(pid) if SUPPORTED else 0
+        self.started = started(pid)
         self.lives = True
 
 
@@ -136,8 +130,8 @@ class Orphans:
         owner = self._owner(pid)
         if owner is not None:
             return owner.lives
-        started = _started(pid)
-        return any(one.lives and one.started <= started for one in self._owners)
+        begun = started(pid)
+        return any(one.lives and one.started <= begun for one in self._owners)
 
     def _owner(self, pid: int) -> Owner | None:
         mark = environment(pid).get(IDENT)

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skymagic.kernels import stacks
+from skymagic.kernels import pids, stacks
 from skymagic.kernels.agent import logs
 from skymagic.kernels.agent.children import Forkserver, Sink
 from skymagic.kernels.agent.iopub import Iopub
@@ -39,6 +39,8 @@ class Rank:
         self.output = output
         self.decoder = wire.decoder()
         self.pid: int | None = None
+        self.started = 0
+        """When its process was, which tells it from a later one of that number."""
         self.ready = False
         """Whether it has run its plugins' hooks."""
         self.expected = False
@@ -49,11 +51,14 @@ class Rank:
         with contextlib.suppress(OSError):
             self.control.sendall(wire.encode(message))
 
+    def signal(self, signum: int) -> None:
+        """Send it a signal; one that has ended gets none."""
+        if self.pid is not None:
+            pids.send(self.pid, self.started, signum)
+
     def kill(self) -> None:
         """SIGKILL it; the forkserver ends what it started."""
-        if self.pid is not None:
-            with contextlib.suppress(OSError):
-                os.kill(self.pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
 
     def close(self, loop: Loop) -> None:
         """Close what the agent has of it."""
@@ -171,10 +176,9 @@ class Ranks:
             case wire.RankForked():
                 rank = self._ranks.get(message.rank)
                 if rank is None or rank.ident != message.ident:  # replaced before it was there
-                    with contextlib.suppress(OSError):
-                        os.kill(message.pid, signal.SIGKILL)
+                    pids.send(message.pid, message.started, signal.SIGKILL)
                     return
-                rank.pid = message.pid
+                rank.pid, rank.started = message.pid, message.started
                 self._send(message)
             case wire.ChildExited():
                 self._exited(message.pid, message.status)
@@ -190,8 +194,7 @@ class Ranks:
             rank.expected = True
             rank.kill()
         else:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(rank.pid, signum)
+            rank.signal(signum)
 
     def call(self, message: wire.Request) -> None:
         """Pass a remote call on to ranks' control threads; ``native`` is carried out here."""
@@ -208,8 +211,7 @@ class Ranks:
             return
         path = Path(f"{self._log(number)}.stack")
         before = path.stat().st_size if path.exists() else 0
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(rank.pid, stacks.SIGNAL)
+        rank.signal(stacks.SIGNAL)
 
         def answer() -> None:
             text = path.read_bytes()[before:].decode(errors="replace") if path.exists() else ""

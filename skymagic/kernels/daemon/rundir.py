@@ -65,12 +65,17 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Serialize starts of the same daemon."""
+        """Serialize starts of the same daemon, where the file system has locks.
+
+        NFS has none where no lockd runs, and never of folders. Two daemons of one name may start there when the notebook
+        has tried again while its first attempt was under way; nobody attaches to the earlier one, which ends by itself.
+        """
         import fcntl
 
         lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
             yield
         finally:
             os.close(lock)

@@ -202,7 +202,7 @@ class Command:
 
     def _sweep(self) -> None:
         """The supervisor was killed: kill what bears the mark."""
-        while marked := [pid for pid, _, _ in supervisor.processes() if pid != os.getpid() and self._bears_mark(pid)]:
+        while marked := [pid for pid, *_ in supervisor.processes() if pid != os.getpid() and self._bears_mark(pid)]:
             for pid in marked:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)

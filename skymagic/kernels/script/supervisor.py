@@ -39,22 +39,30 @@ def prctl(option: int, value: int) -> None:
             ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def processes() -> list[tuple[int, int, int]]:
-    """(pid, parent's pid, process group) of all living processes; those that have ended and were not waited for are left out."""
+def processes() -> list[tuple[int, int, int, int]]:
+    """(pid, parent's pid, process group, start in the system's ticks or 0) of all living processes.
+
+    Those that have ended and were not waited for are left out.
+    """
     if not os.path.isdir("/proc/self"):
         ps = subprocess.Popen(["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="], stdout=subprocess.PIPE, text=True)
         rows = [line.split() for line in ps.communicate()[0].splitlines()]
         living = [tuple(map(int, row[:3])) for row in rows if len(row) == 4 and row[3][0] != "Z"]
-        return [(pid, parent, group) for pid, parent, group in living if pid != ps.pid]
+        return [(pid, parent, group, 0) for pid, parent, group in living if pid != ps.pid]
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                # a name may hold blanks and brackets
-                state, parent, group = file.read().rpartition(b")")[2].split()[:3]
+            with contextlib.suppress(OSError):
+                state, parent, group, *_ = fields = status(int(name))
                 if state not in (b"Z", b"X"):
-                    found.append((int(name), int(parent), int(group)))
+                    found.append((int(name), int(parent), int(group), int(fields[19])))
     return found
+
+
+def status(pid: int) -> list[bytes]:
+    """What the system tells of a process, from its state on (proc(5), ``/proc/PID/stat``). Raises OSError."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()  # a name may hold blanks and brackets
 
 
 def command_line(pid: int) -> str:
@@ -182,7 +190,7 @@ class Supervisor:
                 self.ending = True
                 self.deadlines = [(time.monotonic() + self.grace, "kill")]
             elif step == "rest":
-                self.signal([pid for pid in others if not self.in_group(pid)], signal.SIGTERM)
+                self.signal({pid: begun for pid, begun in others.items() if not self.in_group(pid)}, signal.SIGTERM)
             else:
                 self.signal(others, signal.SIGKILL)
                 self.deadlines = [(time.monotonic() + KILL_INTERVAL, "kill")]
@@ -208,17 +216,19 @@ class Supervisor:
             return os.getpgid(pid) == self.main
         return True
 
-    def signal(self, pids: list[int], number: int) -> None:
-        """Send a signal to each."""
-        for pid in pids:
+    def signal(self, others: dict[int, int], number: int) -> None:
+        """Send a signal to each of these processes (pid → start), but not to another one that has its number by now."""
+        for pid, begun in others.items():
             with contextlib.suppress(OSError):
-                os.kill(pid, number)
+                if not begun or int(status(pid)[19]) == begun:
+                    os.kill(pid, number)
 
-    def descendants(self) -> list[int]:
-        """All living processes below this one, and, where the system has no subreapers, of the command's group."""
+    def descendants(self) -> dict[int, int]:
+        """(pid → start) of all living processes below this one, and, where the system has no subreapers, of the command's group."""
         children: dict[int, list[int]] = {}
-        group = []
-        for pid, parent, member_of in processes():
+        group, starts = [], {}
+        for pid, parent, member_of, begun in processes():
+            starts[pid] = begun
             children.setdefault(parent, []).append(pid)
             group += [pid] if member_of == self.main else []
         found: dict[int, None] = {}
@@ -227,7 +237,7 @@ class Supervisor:
             below = [pid for pid in children.get(waiting.pop(), ()) if pid not in found]
             found.update(dict.fromkeys(below))
             waiting += below
-        return list({**found, **dict.fromkeys(group)})
+        return {pid: starts[pid] for pid in {**found, **dict.fromkeys(group)}}
 
 
 def main() -> None:

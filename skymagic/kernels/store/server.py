@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.data.store.store import overflow, private
+from skymagic.kernels import pids
 from skymagic.kernels.store.cache import ValueCache, cache_folder, read_pieces
 from skymagic.kernels.store.incoming import IncomingValue, StoreFolder, renamed
 from skymagic.kernels.store.outgoing import FileReader, Sender
@@ -45,6 +46,8 @@ from skymagic.wire.store import (
 
 LOCK = ".value-server"
 """A file in the store: its lock is held by the store's server."""
+HOLDER = 40
+"""Bytes in which the holder names itself there."""
 HEARTBEAT_INTERVAL = 2.0
 """Seconds between heartbeats."""
 
@@ -255,26 +258,36 @@ def _send_heartbeats(sender: Sender, directory: Path, end: threading.Event) -> N
         sender.send(Heartbeat())
 
 
+def _kill_holder(descriptor: int) -> None:
+    """Kill the server that has written its process into a lock's file: its number, and when it was started."""
+    holder = os.pread(descriptor, HOLDER, 0).split()
+    if len(holder) == 2 and all(map(bytes.isdigit, holder)):
+        pids.send(int(holder[0]), int(holder[1]), signal.SIGKILL)
+
+
 @contextlib.contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Hold the store's lock: kill an older server, which has lost its notebook and does not know it yet."""
+    """Hold the store's lock: kill an older server, which has lost its notebook and does not know it yet.
+
+    On a file system without locks (NFS where no lockd runs) nothing but the older server's number tells of it.
+    """
     path = directory / LOCK
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(descriptor, 20, 0).strip()
-            if holder.isdigit():  # the holder lives, for its lock does, and has written its process id
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(holder), signal.SIGKILL)
+            _kill_holder(descriptor)
             time.sleep(0.01)
+        except OSError:
+            _kill_holder(descriptor)
+            break
         else:
             # The older server may have unlinked the file between our open and our lock: then the lock is nobody's.
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 break
         os.close(descriptor)
-    os.pwrite(descriptor, f"{os.getpid():<20}".encode(), 0)
+    os.pwrite(descriptor, f"{os.getpid()} {pids.started(os.getpid())}".ljust(HOLDER).encode(), 0)
     try:
         yield
     finally:
