@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -235,6 +239,48 @@ def test_a_failure_in_the_middle_of_training_leaves_a_working_group(pool: Any) -
     with pytest.raises(ValueError, match="planted"):
         fails() @ pool
     assert reduced() @ pool == [10.0] * 4
+
+
+DIFFERENCES = {
+    "MASTER_PORT": "each launch has its own",
+    "TORCHELASTIC_RUN_ID": "each launch has its own",
+    "TORCHELASTIC_RESTART_COUNT": "how often the group was formed anew, on this pool after failures",
+    "TORCHELASTIC_ERROR_FILE": "where a worker tells torchrun's agent its error; a rank's error goes to the notebook",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "torchrun's agent tells itself",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "torchrun's 1 ends the process of a collective that fails; a rank lives on, and keeps its variables",
+    "OMP_NUM_THREADS": "torchrun says 1; a pool shares the cores among its ranks",
+}
+"""Variables of torchrun's that a rank does not have, or not with the same value."""
+TELL = "import json, os, pathlib, sys; pathlib.Path(sys.argv[1], os.environ['RANK']).write_text(json.dumps(dict(os.environ)))"
+
+
+def workers_of_torchrun(folder: Path) -> list[dict[str, str]]:
+    """What torchrun's own four workers on two nodes have that this process has not, by rank."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    command = f"-m torch.distributed.run --nnodes=2 --nproc_per_node=2 --master_addr=127.0.0.1 --master_port={port} --no_python"
+    started = [
+        subprocess.Popen(
+            [sys.executable, *command.split(), f"--node_rank={node}", sys.executable, "-c", TELL, folder],
+            stderr=subprocess.DEVNULL,
+        )
+        for node in range(2)
+    ]
+    assert [process.wait(timeout=60) for process in started] == [0, 0]
+    told = [json.loads((folder / str(rank)).read_text()) for rank in range(4)]
+    return [{name: value for name, value in env.items() if os.environ.get(name) != value} for env in told]
+
+
+def test_the_environment_is_that_of_torchruns_workers(pool: Any, tmp_path: Path) -> None:
+    @sky.function
+    def environment() -> dict[str, str]:
+        return dict(os.environ)
+
+    workers = workers_of_torchrun(tmp_path)
+    for rank, worker in zip(environment() @ pool, workers, strict=True):
+        differing = {name for name, value in worker.items() if rank.get(name) != value}
+        assert differing - set(DIFFERENCES) == set(), differing
+    assert set(DIFFERENCES) <= {name for worker in workers for name in worker}, "a difference that is none any more"
 
 
 # ------------------------------------------------------------------------------------------ who takes part

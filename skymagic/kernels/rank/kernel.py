@@ -24,7 +24,7 @@ from skymagic.kernels.rank import context, tracebacks, waiting
 from skymagic.kernels.rank.lending import lend
 from skymagic.kernels.rank.namespace import BindError, Namespace
 from skymagic.kernels.rank.own_modules import OwnModules
-from skymagic.kernels.rank.refusals import INPUT_REFUSED, refuse_debuggers
+from skymagic.kernels.rank.refusals import INPUT_REFUSED, refuse_debuggers, refuse_launchers
 from skymagic.kernels.rank.shell import Flusher, RankShell, flush_text, views
 from skymagic.kernels.rank.stdio import Stdio
 from skymagic.runtime import info as runtime
@@ -74,6 +74,7 @@ class RankKernel(IPythonParallelKernel):
         """Counts orders, so that what belongs to one does not fall into the next."""
         self.shell.events.register("post_run_cell", self._keep_result)
         refuse_debuggers()
+        refuse_launchers()
 
     def _keep_result(self, result: Any) -> None:
         self._result = result

@@ -11,5 +11,6 @@ groups       the default process group of a rank
 membership   who is in a group, and what its members tell each other before it is used
 unblock      a rank let out of a collective that will never end
 carryover    what hung on the old group: carried over to the new one, or named as lost
+launched     what programs look for that torchrun, accelerate or Lightning would have started
 guard        collectives refused where ranks do not take part in the run
 """

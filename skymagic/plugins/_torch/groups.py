@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from skymagic.plugins._torch import carryover, guard, membership
+from skymagic.plugins._torch import carryover, guard, launched, membership
 from skymagic.plugins._torch.unblock import Connections
 from skymagic.runtime import rendezvous
 from skymagic.runtime.info import InstanceInfo
@@ -126,7 +126,7 @@ class Group:
                 )
                 return
             # torch keys what it stores by this number, so that a second group on one store does not meet the first one's
-            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1)
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "-1")) + 1)
             init(*args, **kwargs)
 
         def destroy_process_group(group: Any = None) -> None:
@@ -192,9 +192,7 @@ def open_store(info: InstanceInfo) -> tuple[Any, str]:
     else:
         port, secret = rendezvous.get("torch")
         store = make(port, is_master=False)
-    os.environ["MASTER_PORT"] = str(port)
-    # env:// rendezvous by the user's own code joins this store instead of binding its port again
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    os.environ.update(launched.environment(info, port))
     return store, secret
 
 

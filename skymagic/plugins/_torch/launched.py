@@ -1,0 +1,157 @@
+"""What programs look for that a launcher would have started: torchrun's variables, accelerate's CPU flag, Lightning's devices and nodes.
+
+Lightning takes a rank for one of torchrun's workers by these variables, and then starts no processes of its own. What torchrun
+leaves to the program, ``Trainer(devices=…, num_nodes=…)``, the pool knows.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from skymagic.runtime import info as runtime
+from skymagic.runtime.info import InstanceInfo
+from skymagic.runtime.on_import import when_imported
+
+CONNECTORS = {
+    "lightning.pytorch.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
+    "pytorch_lightning.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
+    "lightning.fabric.connector": "_Connector",
+    "lightning_fabric.connector": "_Connector",
+}
+"""Lightning's modules → the class in which ``Trainer`` or ``Fabric`` chooses devices, nodes and strategy."""
+CALLBACKS = (
+    "lightning.pytorch.trainer.connectors.callback_connector",
+    "pytorch_lightning.trainer.connectors.callback_connector",
+)
+"""Where ``Trainer`` chooses its progress bar."""
+INTERACTIVE = ("lightning.fabric.utilities.imports", "lightning_fabric.utilities.imports")
+"""Where Lightning looks for sys.ps1, which IPython sets on a rank as well."""
+AUTO = "auto"
+
+
+def environment(info: InstanceInfo, port: int) -> dict[str, str]:
+    """What torchrun tells its workers of the launch, for a rank whose store is at `port`; who is who stands there already."""
+    return {
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": info.job_id,
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        # env:// rendezvous by the user's own code joins this store instead of binding its port again
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+@functools.cache  # once in a process: what wraps would be wrapped again
+def adapt_libraries() -> None:
+    """Let programs of torch, accelerate and Lightning train on the pool as they are written; each library when a cell imports it."""
+    when_imported("torch.distributed.rendezvous", _stores)
+    when_imported("accelerate.state", _partial_state)
+    for module, name in CONNECTORS.items():
+        when_imported(module, functools.partial(_connector, name=name))
+    for module in INTERACTIVE:
+        when_imported(module, _not_interactive)
+    for module in CALLBACKS:
+        when_imported(module, _progress_bar)
+
+
+def _stores(module: types.ModuleType) -> None:
+    """A store at another port than the pool's, ``init_rpc(init_method="tcp://…")``, is served by rank 0.
+
+    Where torchrun's agent serves a store, torch takes each address for that store, and all ranks wait for somebody to serve it.
+    """
+    create, of_agent = module._create_c10d_store, module._torchelastic_use_agent_store
+
+    @functools.wraps(create)
+    def create_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
+        if str(port) != os.environ.get("MASTER_PORT"):
+            module._torchelastic_use_agent_store = lambda: False  # type: ignore[attr-defined]
+        try:
+            return create(hostname, port, *args, **kwargs)
+        finally:
+            module._torchelastic_use_agent_store = of_agent  # type: ignore[attr-defined]
+
+    module._create_c10d_store = create_store  # type: ignore[attr-defined]
+
+
+def _partial_state(module: types.ModuleType) -> None:
+    """``PartialState()`` heeds ACCELERATE_USE_CPU as ``Accelerator()`` does; made first, it would leave a group on CPUs alone for both."""
+    make = module.PartialState.__init__
+
+    @functools.wraps(make)
+    def init(state: Any, cpu: bool = False, **kwargs: Any) -> None:
+        make(state, cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"), **kwargs)
+
+    module.PartialState.__init__ = init
+
+
+def _not_interactive(module: types.ModuleType) -> None:
+    """A rank starts no processes, which is what Lightning cannot do from a notebook."""
+    module._IS_INTERACTIVE = False  # type: ignore[attr-defined]
+
+
+def _progress_bar(module: types.ModuleType) -> None:
+    """tqdm's bar in the place of rich's, which moves a terminal's cursor; a cell has none, and shows each step below the last."""
+    module._RICH_AVAILABLE = False  # type: ignore[attr-defined]
+
+
+def _connector(module: types.ModuleType, name: str) -> None:
+    kind = getattr(module, name)
+    kind.__init__ = placed(kind.__init__)
+
+
+def placed(choose: Callable[..., None]) -> Callable[..., None]:
+    """The constructor of Lightning's connector, with the pool's devices and nodes where the program names none."""
+    signature = inspect.signature(choose)
+
+    @functools.wraps(choose)
+    def init(connector: Any, /, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(connector, *args, **kwargs)
+        given.apply_defaults()
+        asked = given.arguments
+        info, together = runtime.instance_info(), runtime.everyone()
+        asked.update(place(asked["devices"], asked["num_nodes"], asked["strategy"], info, together, _gpu(info)))
+        choose(*given.args, **given.kwargs)
+        if together and info.rank == 0 < info.world_size - 1 and _alone(connector.strategy):
+            print(
+                f"Lightning trains on each rank alone with devices={asked['devices']!r}, num_nodes={asked['num_nodes']}: "
+                f"leave both out to train one model on all {info.world_size} ranks",
+                file=sys.stderr,
+            )
+
+    return init
+
+
+def place(
+    devices: Any, num_nodes: int, strategy: Any, info: InstanceInfo, together: bool, gpu: int | None
+) -> dict[str, Any]:
+    """What a rank passes to Lightning in the place of what the program left open.
+
+    Args:
+        devices, num_nodes, strategy: as the program gives them; ``"auto"``, 1 and ``"auto"`` are Lightning's defaults.
+        info: the rank's place.
+        together: whether all ranks take part in the run; a rank of a run of some trains by itself.
+        gpu: the rank's GPU, None without.
+    """
+    named = not (isinstance(devices, str) and devices == AUTO)
+    if not together or info.world_size == 1:
+        return {} if named else {"devices": 1 if gpu is None else [gpu]}
+    chosen: dict[str, Any] = {} if named else {"devices": info.local_world_size}
+    parallel = not (isinstance(strategy, str) and strategy == AUTO)
+    if num_nodes == 1 and (parallel or not named):  # a strategy of several ranks on one node alone cannot be meant
+        chosen["num_nodes"] = info.total_nodes
+    return chosen
+
+
+def _gpu(info: InstanceInfo) -> int | None:
+    import torch
+
+    return info.local_rank % torch.cuda.device_count() if torch.cuda.is_available() else None
+
+
+def _alone(strategy: object) -> bool:
+    return type(strategy).__name__ == "SingleDeviceStrategy"

@@ -1,0 +1,106 @@
+"""Lightning on a pool: Trainer and Fabric train over all ranks as they are written, or say what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from skymagic.jobs.hints import hints
+from skymagic.plugins._torch.launched import place
+from skymagic.run.results import Failure
+from skymagic.runtime.info import InstanceInfo
+from tests.lab.notebook import Notebook, opened
+from tests.programs.test_programs import ran
+
+needs_lightning = pytest.mark.skipif(
+    find_spec("lightning") is None or find_spec("torch") is None,
+    reason="lightning is not installed: pip install lightning",
+)
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with opened(tmp_path_factory.mktemp("lightning"), "%sky_pool --nodes 2 --plugin torch") as one:
+        yield one
+
+
+@needs_lightning
+def test_trainer_trains_twice_over_all_ranks_and_keeps_a_checkpoint(notebook: Notebook) -> None:
+    first, second = ran(notebook, "lightning_trainer")
+    assert first["world"] == [(2, 0, 1, 2)] * 2
+    assert second["world"] == [(2, 1, 1, 2)] * 2
+    assert first["strategy"] == "DDPStrategy"
+    assert first["steps"] == [8, 16], (
+        "64 examples, 8 a batch on 2 ranks: 4 steps an epoch; the second fit goes on with the third"
+    )
+    assert first["weights"] == second["weights"]
+    assert first["kept"] == second["kept"]
+    assert (notebook.folder / first["kept"]).is_file()
+    assert first["loss"] < 0.5
+
+
+@needs_lightning
+def test_its_progress_bar_ends_at_100_percent(notebook: Notebook) -> None:
+    cell = (
+        "L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_model_summary=False).fit(model, data)"
+    )
+    shown = notebook.run(f"%%sky_broadcast\n{cell}")
+    assert "Epoch 0: 100%" in shown.text
+    assert "\x1b[1A" not in shown.text, "nothing moves a terminal's cursor"
+
+
+@needs_lightning
+def test_fabric_trains_over_all_ranks(notebook: Notebook) -> None:
+    first, second = ran(notebook, "lightning_fabric")
+    assert (first["world"], first["batches"]) == (2, 4)
+    assert first == second
+
+
+@needs_lightning
+def test_a_rank_that_runs_alone_trains_alone(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast -t 1 -o alone\nlone = L.Trainer(logger=False)\n[lone.world_size, type(lone.strategy).__name__]"
+    )
+    assert notebook.value("alone") == [[1, "SingleDeviceStrategy"]]
+
+
+@needs_lightning
+def test_one_device_on_each_rank_is_pointed_out(notebook: Notebook) -> None:
+    shown = notebook.run("%%sky_broadcast\nL.Trainer(devices=1, logger=False)")
+    assert "trains on each rank alone with devices=1, num_nodes=1: leave both out" in shown.stderr
+
+
+NODES = InstanceInfo(total_nodes=2, world_size=8, local_world_size=4)
+NODE = InstanceInfo(world_size=4, local_world_size=4)
+ALONE = InstanceInfo()
+
+
+@pytest.mark.parametrize(
+    ("asked", "info", "together", "gpu", "expected"),
+    [
+        (("auto", 1, "auto"), NODES, True, 0, {"devices": 4, "num_nodes": 2}),
+        (("auto", 1, "auto"), NODE, True, None, {"devices": 4, "num_nodes": 1}),
+        (("auto", 2, "fsdp"), NODES, True, 0, {"devices": 4}),
+        ((4, 1, "ddp"), NODES, True, 0, {"num_nodes": 2}),
+        ((4, 2, "ddp"), NODES, True, 0, {}),
+        ((1, 1, "auto"), NODES, True, 0, {}),
+        (("auto", 1, "auto"), NODES, False, 3, {"devices": [3]}),
+        (("auto", 1, "ddp"), NODES, False, None, {"devices": 1}),
+        ((2, 1, "ddp"), NODES, False, None, {}),
+        (("auto", 1, "auto"), ALONE, True, 0, {"devices": [0]}),
+    ],
+)
+def test_what_is_filled_in(
+    asked: tuple[Any, int, str], info: InstanceInfo, together: bool, gpu: int | None, expected: dict[str, Any]
+) -> None:
+    assert place(*asked, info, together, gpu) == expected
+
+
+def test_a_pool_without_a_process_group_hints_at_the_plugin() -> None:
+    words = "`Trainer(strategy='ddp')` is not compatible with an interactive environment. Run your code as a script"
+    failure = Failure(0, "host", ename="MisconfigurationException", evalue=words)
+    assert "--plugin torch" in hints([failure], [])[0]
+    assert hints([failure], ["torch"]) == []

@@ -1,0 +1,65 @@
+"""Programs in the shapes of other people's, which know nothing of skymagic: each file here is the text of a cell, unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.notebook import Notebook, opened, seen
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
+needs_accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+
+
+def program(name: str) -> str:
+    return (HERE / f"{name}.py").read_text()
+
+
+def ran(notebook: Notebook, name: str) -> Any:
+    """The values of a program's last expression, by rank."""
+    return seen(notebook, program(name))
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with opened(tmp_path_factory.mktemp("programs"), "%sky_pool --nodes 2 --plugin torch") as one:
+        yield one
+
+
+def test_a_function_that_forms_and_destroys_the_group(notebook: Notebook) -> None:
+    for _ in range(2):
+        (world, weight), (_, other) = ran(notebook, "tutorial_ddp")
+        assert (world, weight) == (2, other)
+
+
+@needs_accelerate
+def test_a_state_that_is_made_before_the_accelerator(notebook: Notebook) -> None:
+    first, second = ran(notebook, "accelerate_states")
+    assert first["world"] == second["world"] == (2, 2)
+    assert (first["mine"], second["mine"]) == ([0, 1, 2, 3], [4, 5, 6, 7])
+    assert first["weights"] == second["weights"]
+
+
+@needs_accelerate
+def test_what_would_start_processes_on_each_rank_is_refused_with_what_to_write(notebook: Notebook) -> None:
+    failed = notebook.fail(f"%%sky_broadcast\n{program('launched_from_a_cell')}")
+    assert failed.evalue.startswith("notebook_launcher() would start processes on each of the 2 ranks")
+    assert "call train(…) itself" in failed.evalue
+    shown = notebook.run("%%sky_broadcast --only all\nnotebook_launcher(train, (0.2,), 1)")
+    assert shown.text.count("trained at 0.2") == 2, "one process is the rank itself"
+
+
+def test_processes_that_would_know_nothing_of_the_cell_are_refused(notebook: Notebook) -> None:
+    failed = notebook.fail(f"%%sky_broadcast\n{program('spawned')}")
+    assert "call work() itself" in failed.evalue
+    forked = "mp.start_processes(work, nprocs=1, start_method='fork')"
+    assert "worked as 0" in notebook.run(f"%%sky_broadcast\n{forked}").text
+
+
+def test_remote_calls_meet_at_an_address_of_their_own(notebook: Notebook) -> None:
+    assert ran(notebook, "remote_calls") == [1.0, 2.0]
