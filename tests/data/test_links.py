@@ -76,6 +76,33 @@ def test_an_optimizer_trains_through_ddp(notebook: Notebook) -> None:
     assert sums[0][1] is True
 
 
+IN_THE_NOTEBOOK = {
+    "nothing": "pass",
+    "eval": "net[0].eval()",
+    "a forward pass": "with torch.no_grad(): net[0](torch.ones(4, 3))",
+    "one of them": "net = net[0]",
+}
+
+
+@pytest.mark.parametrize("what", IN_THE_NOTEBOOK)
+def test_a_model_that_came_from_the_ranks_does_not_replace_theirs(notebook: Notebook, what: str) -> None:
+    notebook.run(
+        f"{MODEL}class Normed(Net):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.norm = nn.BatchNorm1d(3)\n    def forward(self, x): return self.big(self.norm(self.small(x))).mean()"
+    )
+    notebook.run(
+        "%%sky_broadcast -g net\nnet = nn.parallel.DistributedDataParallel(Normed())\n"
+        "sgd = torch.optim.SGD(net.parameters(), lr=0.1)\ntrain(net, sgd)"
+    )
+    notebook.run(IN_THE_NOTEBOOK[what])
+    cell = "linked(net, sgd), net.training, type(net).__name__, any(train(net, sgd))"
+    shown = notebook.run(f"%%sky_broadcast -o seen\n{cell}")
+    assert notebook.value("seen") == [(True, True, "DistributedDataParallel", True)] * 2
+    said = "[net: the ranks keep their own (DistributedDataParallel); --push net sends the notebook's]\n"
+    assert shown.text == ("" if what == "nothing" else said)
+    assert notebook.run("%%sky_broadcast\nnet.training").text == ""
+
+
 def test_a_model_that_was_moved_under_its_name_stays_linked(notebook: Notebook) -> None:
     notebook.run(MODEL)
     seen(notebook, "model = model.to('cpu').train()")
@@ -211,6 +238,16 @@ def test_kinds_of_links(notebook: Notebook, kind: str) -> None:
     seen(notebook, f"{changed}\nNone")
     notebook.run(refers)
     assert seen(notebook, cell) == [expected] * 2
+
+
+def test_what_was_shown_here_and_there_is_not_linked(notebook: Notebook) -> None:
+    """Both sides have a `_` of their own; the notebook's is what the value that travels is a part of."""
+    notebook.run("whole = {'part': [1]}\nwhole")
+    seen(notebook, "whole['part'].append(2)\n5")
+    notebook.run("part = whole['part']")
+    shown = notebook.run("%%sky_broadcast -o seen\npart.append(3)\npart is whole['part'], part")
+    assert notebook.value("seen") == [(True, [1, 2, 3])] * 2
+    assert shown.text == ""
 
 
 def test_what_has_the_same_class_is_not_linked(notebook: Notebook) -> None:

@@ -143,8 +143,7 @@ class Shipper(Unpacking):
             packed = self._pack(names, ranks, values, lacking, frozenset(extra))
             if note is not None:
                 self._note_apart(packed, note)
-                if self.store.remote:
-                    self._note_maps(values, lacking, note)
+                self._note_maps(values, lacking, note)
             manifest = self._load(
                 names, ranks, values, lacking, packed, sources, items, frozenset(extra), unbound, progress, warn
             )
@@ -366,6 +365,8 @@ class Shipper(Unpacking):
         if not moved:
             return {}
         held = set().union(*(self.bindings.fingerprints(rank) for rank in ranks)) - values.keys() - kept
+        # what the ranks have shown themselves is theirs: their `_5` has nothing to do with the notebook's
+        held -= {name for name in held if is_output(name) and any(self.bindings.has_rebound(r, name) for r in ranks)}
         names = [name for name in sorted(held & self.namespace.keys()) if type(self.namespace[name]) not in FIXED_TYPES]
 
         def open(name: str) -> Variable | None:
@@ -384,15 +385,16 @@ class Shipper(Unpacking):
         kept: frozenset[str],
         ranks: Sequence[int],
     ) -> bool:
-        """Take these names in as if the cell used them; whether they can be."""
+        """Take these names in as if the cell used them; whether there are more of them now."""
         try:
             more, reasons = self._collect(set(related), set(), self.namespace, kept, (), ranks)
         except CaptureError:  # the cell did not ask for them
             return False
-        for name in more.keys() - values.keys():
+        new = more.keys() - values.keys()
+        for name in new:
             values[name] = more[name]
             why[name] = f"used by {related[name]}" if name in related else reasons[name]
-        return True
+        return bool(new)
 
     def _pack(
         self,
@@ -412,9 +414,8 @@ class Shipper(Unpacking):
         self, values: Mapping[str, Variable], lacking: Mapping[str, list[int]], note: Callable[[str], None]
     ) -> None:
         for name, value in values.items():
-            if lacking[name] and mapped.is_map(value.value):
-                path = getattr(value.value, "filename", None) or "a file"
-                note(f"{name}: its contents travel as an array, for it maps {path}, which is on this machine")
+            if lacking[name] and (why := mapped.why_as_array(value.value)):
+                note(f"{name}: its contents travel as an array, for {why}")
 
     def _note_apart(self, packed: Packed, note: Callable[[str], None]) -> None:
         for name, other in packed.apart:

@@ -58,3 +58,14 @@ def again(
 def is_map(value: object) -> bool:
     """Whether a value is a memory map of a file; numpy is not imported for it."""
     return type(value).__name__ == "memmap" and isinstance(getattr(value, "base", None), mmap.mmap)
+
+
+def why_as_array(value: object) -> str:
+    """Why a map of a file arrives as an array, where its user may not expect that; "" where it does not, or is none."""
+    if not is_map(value):
+        return ""
+    path = getattr(value, "filename", None) or "a file"
+    if not here.same_files:
+        return f"it maps {path}, which is on this machine"
+    mode = getattr(value, "mode", None)
+    return "" if mode not in _MODES or reduce_map(value) else f"it maps {path}, which is not there any more"
