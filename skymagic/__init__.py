@@ -19,9 +19,14 @@ _EXPORTS = {
     "Compute": "api.compute:Compute",
     "ComputePool": "api.compute:ComputePool",
     "Image": "plan.image:Image",
+    "InstanceInfo": "runtime.info:InstanceInfo",
     "Local": "providers:Local",
+    "Options": "api.specs:Options",
+    "PipIndex": "plan.image:PipIndex",
     "SSH": "providers:SSH",
     "Slurm": "providers:Slurm",
+    "Spec": "api.specs:Spec",
+    "Worker": "api.specs:Worker",
     "accelerators": "plan.accelerators",
     "compute": "api.compute:compute",
     "errors": "errors",
@@ -49,9 +54,19 @@ def __getattr__(name: str) -> Any:
         if attribute:
             value = getattr(value, attribute)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise _absent(name)
     globals()[name] = value
     return value
+
+
+def _absent(name: str) -> Exception:
+    """Why there is no such name: an AttributeError, but for what Skyward has and skymagic has not a sentence that says so."""
+    if not name.startswith("_"):
+        names: dict[str, str] = import_module(f"{__name__}.plan.absent").NAMES
+        if name in names:
+            error: Exception = import_module(f"{__name__}.errors").RequestError(names[name])
+            return error
+    return AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -211,9 +211,9 @@ def test_runtime_is_light() -> None:
 def test_public_names() -> None:
     assert sorted(skymagic.__all__) == sorted(
         """
-        AWS Compute ComputePool Image Local SSH Slurm __version__ accelerators compute errors find function gather
-        instance_info integrations load_ipython_extension plugins shard silent stderr stdout
-        unload_ipython_extension
+        AWS Compute ComputePool Image InstanceInfo Local Options PipIndex SSH Slurm Spec Worker __version__ accelerators
+        compute errors find function gather instance_info integrations load_ipython_extension plugins shard silent stderr
+        stdout unload_ipython_extension
         """.split()
     )
     assert set(skymagic.__all__) <= set(dir(skymagic))

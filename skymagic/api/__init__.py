@@ -3,5 +3,6 @@
 compute    Compute, @function, gather, find
 running    what of the user's pools runs on hosts, and its end
 command    the console command
+specs      what a pool is asked for: Spec, Options, Worker
 calls      lazy calls, and the operators @, >> and &
 """

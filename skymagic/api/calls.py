@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from skymagic.jobs.streams import Stream
 from skymagic.jobs.task import Task, on_all, on_one
-from skymagic.jobs.workers import side_by_side
+from skymagic.jobs.workers import Results
 from skymagic.pool import Pool
 from skymagic.runtime import info
 
@@ -22,17 +23,29 @@ class Call(Task):
     ``call @ pool`` runs it on every rank and gives a list by rank; ``call >> pool`` runs it on one rank and gives its
     value; ``a & b`` joins calls that are to run side by side. What the function raises is raised here with its own type
     (and is a `RankError` too).
+
+    Of a function that yields, ``>>`` gives an iterator over the values, and ``@`` one over lists by rank, None where a rank
+    has ended: `skymagic.jobs.streams.Stream`.
     """
 
     def with_timeout(self, seconds: float) -> Call:
         """The same call, stopped with a `RunTimeout` when it takes longer than this."""
         return replace(self, timeout=positive(seconds))
 
-    def __matmul__(self, pool: Any) -> list[Any]:
-        return on_all(self, pool_of(pool, f"{self.name}(…) @"))
+    @property
+    def yields(self) -> bool:
+        """Whether it is a generator function that is called."""
+        return inspect.isgeneratorfunction(self.function)
+
+    def __matmul__(self, pool: Any) -> Any:
+        there = pool_of(pool, f"{self.name}(…) @")
+        return Stream(self, there, range(there.world_size), together=True) if self.yields else on_all(self, there)
 
     def __rshift__(self, pool: Any) -> Any:
-        return on_one(self, pool_of(pool, f"{self.name}(…) >>"))
+        there = pool_of(pool, f"{self.name}(…) >>")
+        if self.yields:
+            return Stream(self, there, there.scheduler.least_loaded(there.world_size), together=False)
+        return on_one(self, there)
 
     def __and__(self, other: Any) -> Calls:
         joined: Calls = Calls((self,)) & other
@@ -48,26 +61,41 @@ class Calls:
 
     With more calls than ranks, each rank takes the next call when it is free. ``@`` runs each of them on all ranks, one
     after the other. The first that fails stops the others.
+
+    Attributes:
+        stream: ``>>`` and ``@`` give an iterator over the values in place of a tuple. With ``>>`` all calls begin at
+            once, with ``@`` each when its value is asked for.
+        ordered: values of a stream come in the order of the calls, else in that in which the calls end.
     """
 
     calls: tuple[Call, ...] = ()
+    stream: bool = False
+    ordered: bool = True
 
     def with_timeout(self, seconds: float) -> Calls:
         """The same calls, each stopped when it takes longer than this."""
-        return Calls(tuple(call.with_timeout(seconds) for call in self.calls))
+        return replace(self, calls=tuple(call.with_timeout(seconds) for call in self.calls))
 
-    def __rshift__(self, pool: Any) -> tuple[Any, ...]:
-        return tuple(side_by_side(self.calls, pool_of(pool, "(… & …) >>")))
+    def __rshift__(self, pool: Any) -> Any:
+        there = pool_of(pool, "(… & …) >>")
+        for call in self.calls:
+            if call.yields:
+                raise TypeError(
+                    f"{call.name} yields its values: write `for value in {call.name}(…) >> pool`, by itself"
+                )
+        values = Results(self.calls, there, ordered=self.ordered or not self.stream)
+        return values if self.stream else tuple(values)
 
-    def __matmul__(self, pool: Any) -> tuple[list[Any], ...]:
+    def __matmul__(self, pool: Any) -> Any:
         there = pool_of(pool, "(… & …) @")
-        return tuple(on_all(call, there) for call in self.calls)
+        values = (call @ there for call in self.calls)
+        return values if self.stream else tuple(values)
 
     def __and__(self, other: Any) -> Calls:
         if isinstance(other, Call):
-            return Calls((*self.calls, other))
+            return replace(self, calls=(*self.calls, other))
         if isinstance(other, Calls):
-            return Calls((*self.calls, *other.calls))
+            return replace(self, calls=(*self.calls, *other.calls))
         raise TypeError(
             f"& joins calls that have not run, and {other!r} is not one; >> and @ bind closer than &, so write "
             "(a() & b()) >> pool"

@@ -16,31 +16,32 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import math
 import operator
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import Any, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, Literal, overload
 
-from skymagic import plugins
 from skymagic.api.calls import Call, Calls, Function, positive
+from skymagic.api.specs import ELSEWHERE, Options, Spec, Worker
 from skymagic.display.screen import print_note
-from skymagic.errors import PoolStateError, RequestError
+from skymagic.errors import PoolStateError, ProvisionError, RequestError
 from skymagic.jobs.clone import clone
 from skymagic.jobs.task import Task
 from skymagic.jobs.workers import side_by_side
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
 from skymagic.plan.keywords import suggesting
-from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest, plugin_specs
+from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest
 from skymagic.plan.selection import Selection
-from skymagic.plan.units import at_least, duration
 from skymagic.plugins import Plugin
 from skymagic.pool import Pool, registry
 from skymagic.pool.states import State
 from skymagic.providers import Choice
 
 _numbers = itertools.count(1)
+_SHARED = frozenset(each.name for each in fields(Spec))
 
 
 @overload
@@ -76,19 +77,18 @@ def _lazy(body: Any, timeout: float | None) -> Function:
     return Function(body, None if timeout is None else positive(timeout))
 
 
-def gather(*calls: Call | Calls) -> Calls:
-    """Join calls to run side by side: ``sky.gather(*(score(x) for x in models)) >> pool``, a tuple in their order."""
-    return functools.reduce(operator.and_, calls, Calls())
+@suggesting("sky.gather")
+def gather(*calls: Call | Calls, stream: bool = False, ordered: bool = True) -> Calls:
+    """Join calls to run side by side: ``sky.gather(*(score(x) for x in models)) >> pool``, a tuple in their order.
+
+    Args:
+        stream: give an iterator instead, which has each value as soon as it is there.
+        ordered: with `stream`: in the order of the calls; False for the order in which they end.
+    """
+    return functools.reduce(operator.and_, calls, Calls(stream=stream, ordered=ordered))
 
 
-_ELSEWHERE = {
-    "gpu": "accelerator", "gpus": "accelerator", "accelerators": "accelerator", "num_nodes": "nodes",
-    "packages": "pip", "requirements": "pip", "lifetime": "max_lifetime",
-}  # fmt: skip
-"""Keywords as the magics and other tools have them."""
-
-
-@suggesting("sky.Compute", _ELSEWHERE)
+@suggesting("sky.Compute", ELSEWHERE)
 class Compute:
     """A pool as Python code makes it. ``with sky.Compute(…) as pool:`` starts it, and ends it whatever happens.
 
@@ -96,6 +96,7 @@ class Compute:
     way back. Nothing is started before ``with`` or `start`.
 
     Args:
+        specs: alternatives, the first that can be met is taken; all other keywords hold for each that says nothing of them.
         provider: ``sky.Local()``, ``sky.SSH(hosts)``, ``sky.AWS()``, ``sky.Slurm()``, or a name; this machine where it
             satisfies the request.
         nodes: machines (on this machine: ranks, or groups of them); 1.
@@ -105,11 +106,14 @@ class Compute:
         image: packages, variables and files of the nodes.
         name: what magics call it; with a name, a pool that runs and fits is used again and not ended by ``with``.
         procs_per_node: ranks on each node; one for each accelerator, else 1.
+        worker: the slots of each node, ``sky.Worker(concurrency=4)``: the same as `procs_per_node`.
         cpus, memory: of each node; a number, or ``"8+"`` for at least 8. Memory in GB.
+        vcpus, memory_gb: the same, at least so much. A machine that has less is refused before anything starts.
         pip, env, secrets: packages, variables, and names of variables whose values are kept secret.
         hosts, region, spot, max_price: for providers that have these; max_price in dollars per hour.
         idle, max_lifetime: ``"30m"``, or seconds: when the pool ends by itself.
         timeout: seconds for each call that has no limit of its own; None for none.
+        selection, options: which of `specs` is taken, and how pools are made and used: `Options`.
 
     Raises:
         RequestError: everything that is wrong with the arguments.
@@ -117,7 +121,7 @@ class Compute:
 
     def __init__(
         self,
-        *,
+        *specs: Spec,
         provider: str | Choice | None = None,
         nodes: int | None = None,
         ranks: int | None = None,
@@ -126,8 +130,11 @@ class Compute:
         image: Image | None = None,
         name: str | None = None,
         procs_per_node: int | None = None,
+        worker: Worker | None = None,
         cpus: float | str | None = None,
         memory: float | str | None = None,
+        vcpus: float | None = None,
+        memory_gb: float | None = None,
         pip: Iterable[str] = (),
         env: Mapping[str, str] | None = None,
         secrets: Iterable[str] = (),
@@ -138,46 +145,20 @@ class Compute:
         idle: float | str | None = None,
         max_lifetime: float | str | None = None,
         timeout: float | None = None,
+        selection: Literal["first", "cheapest"] | None = None,
+        options: Options | None = None,
     ) -> None:
+        unsaid = (None, (), False)
+        given = {k: v for k, v in locals().items() if k in _SHARED and not any(v is each for each in unsaid)}
         self._namespace = sys._getframe(2).f_globals  # 1 is the check of keywords
-        mistakes: list[str] = []
-
-        def read(name: str, reader: Callable[[Any], Any], value: Any) -> Any:
-            """What a reader makes of a value; None for None and for a mistake: all of them are raised at once."""
-            try:
-                return None if value is None else reader(value)
-            except RequestError as wrong:
-                mistakes.extend(f"{name}: {mistake}" for mistake in wrong.mistakes)
-                return None
-
-        said = {
-            "nodes": read("nodes", _count, nodes) or read("ranks", _count, ranks),
-            "gpu": read("accelerator", _accelerator, accelerator),
-            "plugins": read("plugins", _plugins, plugins),
-            "image": image,
-            "procs_per_node": read("procs_per_node", _count, procs_per_node),
-            "cpus": read("cpus", lambda value: at_least(f"{value}", ""), cpus),
-            "memory": read("memory", lambda value: at_least(f"{value}", "GB"), memory),
-            "pip": tuple(pip),
-            "env": tuple((env or {}).items()),
-            "secrets": tuple(secrets),
-            "hosts": tuple(hosts),
-            "region": region,
-            "spot": spot,
-            "max_price": max_price,
-            "idle": read("idle", lambda value: duration(f"{value}"), idle),
-            "max_lifetime": read("max_lifetime", lambda value: duration(f"{value}"), max_lifetime),
-        }
-        choice = provider if isinstance(provider, Choice) else Choice(provider or "auto")
-        if nodes is not None and ranks is not None:
-            mistakes.append(f"nodes and ranks are the same ({nodes} and {ranks}); keep one of them")
-        if mistakes:
-            raise RequestError(mistakes)
-        fields = {**{key: value for key, value in said.items() if value}, **choice.fields}
-        self._request = PoolRequest(provider=choice.name, yes=True, **fields)
-        if ranks is not None and (mistakes := self._request.ranks_mistakes("ranks")):
-            raise RequestError(mistakes)
-        self._defaults = Defaults(timeout=None if timeout is None else positive(timeout))
+        self._options = options or Options()
+        if selection is not None:
+            self._options = replace(self._options, selection=selection)
+        if self._options.worker is not None:
+            given = {"worker": self._options.worker, **given}
+        self._requests = [spec.or_else(given).request() for spec in _specs(specs)]
+        limit = self._options.default_compute_timeout if timeout is None else timeout
+        self._defaults = Defaults(timeout=None if limit is None else positive(limit))
         self._name = name
         self._pool: Pool | None = None
         self._own = True
@@ -186,7 +167,8 @@ class Compute:
     def of(cls, pool: Pool) -> Compute:
         """A pool that runs already, with the methods of this class; leaving it does not end it."""
         found = cls.__new__(cls)
-        found._request, found._name, found._pool, found._own = pool.plan.request, pool.name, pool, False
+        found._requests, found._name, found._pool, found._own = [pool.plan.request], pool.name, pool, False
+        found._options = Options()
         found._namespace, found._defaults = pool.namespace, pool.defaults
         return found
 
@@ -205,7 +187,7 @@ class Compute:
         """Make the pool ready; returns this object. Twice is safe.
 
         Raises:
-            RequestError: the pool cannot be made as it is asked for.
+            RequestError: the pool cannot be made as it is asked for, or as none of its specs asks.
             ProvisionError: machines or ranks did not come up; nothing is left running.
         """
         if self._pool is not None and self._pool.state is not State.STOPPED:
@@ -213,8 +195,25 @@ class Compute:
         running = {pool.name for pool in registry.every()}
         name = self._name or next(n for i in _numbers if (n := f"compute-{i}") not in running)
         self._own = name not in running
-        self._pool = registry.ensure(replace(self._request, name=name), self._namespace, self._defaults, print_note)
+        self._pool = self._first([replace(request, name=name) for request in self._requests])
         return self
+
+    def _first(self, requests: Sequence[PoolRequest]) -> Pool:
+        """The pool of the first request that can be met."""
+        tell = print_note if self._options.console else _say_nothing
+        if len(requests) == 1:
+            return registry.ensure(requests[0], self._namespace, self._defaults, tell)
+        mistakes: list[str] = []
+        numbered = list(enumerate(requests, 1))
+        if self._options.selection == "cheapest":
+            numbered.sort(key=lambda one: _price(one[1]))
+        for number, request in numbered:
+            try:
+                return registry.ensure(request, self._namespace, self._defaults, tell)
+            except (RequestError, ProvisionError) as problem:
+                mistakes.append(f"spec {number}: {problem}")
+                tell(mistakes[-1])
+        raise RequestError(mistakes)
 
     def stop(self) -> None:
         """End the ranks and give the machines back; twice is safe."""
@@ -262,6 +261,26 @@ class Compute:
         return "<Compute, not started>" if self._pool is None else repr(self._pool)
 
 
+def _specs(specs: Sequence[Spec]) -> Sequence[Spec]:
+    """The alternatives; one that says nothing where there are none. Raises TypeError for something else."""
+    for each in specs:
+        if not isinstance(each, Spec):
+            raise TypeError(f"sky.Compute takes sky.Spec(…) or keywords, not {each!r}")
+    return specs or [Spec()]
+
+
+def _price(request: PoolRequest) -> float:
+    """Dollars per hour of what would be made; what cannot be made comes last."""
+    try:
+        return registry.preview(request, _say_nothing).price
+    except (RequestError, ProvisionError):
+        return math.inf
+
+
+def _say_nothing(_: str) -> None:
+    """For who asks for no notes."""
+
+
 ComputePool = Compute
 """Another name of `Compute`."""
 
@@ -273,39 +292,3 @@ def find(name: str | None = None) -> Compute:
         PoolError: there is none; the message says how to make one.
     """
     return Compute.of(registry.find(name))
-
-
-# -- arguments -------------------------------------------------------------------------------------------------------
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise RequestError(f"{value!r} is not a number above 0")
-    return value
-
-
-def _accelerator(value: Any) -> Accelerator:
-    if isinstance(value, str):
-        return Accelerator.parse(value)
-    made = value() if callable(value) else value
-    if not isinstance(made, Accelerator):
-        raise RequestError(f'{value!r} is not an accelerator: write "A100", "A100:8" or sky.accelerators.A100()')
-    return made
-
-
-def _plugins(values: Any) -> tuple[Plugin | PluginSpec, ...]:
-    found: list[Plugin | PluginSpec] = []
-    if isinstance(values, str | Plugin):
-        values = [values]
-    for value in values:
-        if isinstance(value, str):
-            found += plugin_specs(value)
-        elif isinstance(value, Plugin):
-            found.append(value.spec or value)
-        elif isinstance(value, PluginSpec):
-            found.append(value)
-        else:
-            hint = ": write it with parentheses" if callable(value) else ""
-            raise RequestError(f"{value!r} is not a plugin{hint}")
-    plugins.resolve(found)
-    return tuple(found)

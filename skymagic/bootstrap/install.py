@@ -231,6 +231,7 @@ def _requirements(plan: InstallPlan, facts: Facts) -> str:
     files = {
         "requirements.txt": [*indexes, *requirements.packages, *uploaded],
         "versions.txt": requirements.preferences,
+        **{f"scoped-{n}.txt": [f"--index-url {url}", *served] for n, (url, served) in enumerate(requirements.scoped)},
     }
     return "\n".join(
         ["requirements() {", *(line for name, lines in files.items() for line in _written(name, lines)), "}"]

@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -23,7 +23,7 @@ from skymagic.bootstrap.quoting import MARK, any_shell, any_shell_word
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.versions import pinned, preferred
 from skymagic.errors import HostError, RequestError
-from skymagic.plan.image import Image, is_place, project
+from skymagic.plan.image import Image, PipIndex, is_place, project
 from skymagic.ssh.connection import ScriptResult
 
 RANK_DEPENDENCIES = {
@@ -134,18 +134,28 @@ def requirements_of(image: Image, commands: Sequence[str] = (), hidden: Collecti
     else:
         own = [name for name in RANK_DEPENDENCIES if name not in given]
     packages = [*own, *packages]
+    wanted = tuple(packages) if prepared else pinned(packages)
     return Requirements(
         python=python if prepared else minor,
         minor=minor,
-        packages=tuple(packages) if prepared else pinned(packages),
+        packages=wanted,
         preferences=() if prepared else preferred(packages),
-        indexes=image.pip_indexes,
+        indexes=tuple(index for index in image.pip_indexes if isinstance(index, str)),
+        scoped=tuple(_scoped(image.pip_indexes, wanted)),
         files=tuple(files),
         commands=tuple(commands),
         code=wheel.running()[0],
         folder=image.env.get("SKYMAGIC_HOME"),
         hidden=frozenset(hidden),
     )
+
+
+def _scoped(indexes: Iterable[str | PipIndex], packages: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(URL, what comes from there) of each index that is for certain packages."""
+    for index in indexes:
+        served = () if isinstance(index, str) else tuple(filter(index.serves, packages))
+        if served:
+            yield str(index), served
 
 
 # ------------------------------------------------------------------------------------ looking and making

@@ -17,6 +17,7 @@ class Requirements:
         packages: requirements; those that name a file of the notebook's machine are in `files` instead.
         preferences: pins that hold where `packages` allow them.
         indexes: URLs of package indexes beside the node's own; they may hold passwords.
+        scoped: indexes for certain packages alone, as (URL, those of `packages` that come from there).
         files: wheels and source archives to upload, as (path here, sha256 of the content).
         commands: shell commands that run once packages are there.
         code: digest of skymagic's own code.
@@ -29,6 +30,7 @@ class Requirements:
     packages: tuple[str, ...] = ()
     preferences: tuple[str, ...] = ()
     indexes: tuple[str, ...] = field(default=(), repr=False)
+    scoped: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), repr=False)
     files: tuple[tuple[str, str], ...] = ()
     commands: tuple[str, ...] = field(default=(), repr=False)
     code: str = ""
@@ -44,6 +46,6 @@ class Requirements:
     def key(self) -> str:
         """Names the environment; skymagic's own code is not in it and does not count."""
         digests = [digest for _, digest in self.files]
-        parts = [self.python, self.packages, self.preferences, self.indexes, digests, self.commands]
+        parts = [self.python, self.packages, self.preferences, self.indexes, digests, self.commands, *self.scoped]
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         return f"{digest[:16]}-py{self.minor}"

@@ -7,6 +7,7 @@ script            a shell script on every node, to how it ended there
 workdir           the folder of a script, on the nodes
 task              a function with its arguments, on all ranks or on one
 workers           a worker pool over ranks: tasks side by side
+streams           what a generator function yields on the ranks, value by value
 joblib_backend    joblib's backend: each batch of its tasks is a task here
 """
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextvars
 import queue
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any, NoReturn
 
 from skymagic.display.screen import NotebookScreen
 from skymagic.errors import RunInterrupted
@@ -100,35 +100,84 @@ class RankWorkers:
         self._threads.shutdown(wait=True, cancel_futures=stop)
 
 
+class Results(Iterator[Any]):
+    """Values of tasks that run side by side, each on one rank, as many at a time as there are ranks.
+
+    They begin at once. The first that fails stops the others, and its error is raised by the next ``next``.
+
+    Args:
+        ordered: values come in the order of the tasks, else in that in which the tasks end.
+    """
+
+    def __init__(self, tasks: Sequence[Task], pool: Pool, *, ordered: bool = True) -> None:
+        self._pending: list[Future[Any]] = []
+        self._ordered, self._stopped = ordered, False
+        if tasks:
+            ranks = sorted(pool.scheduler.least_loaded(pool.world_size, min(len(tasks), pool.world_size)))
+            self._screen = LockedScreen(ranks)
+            self._workers = RankWorkers(pool, ranks, self._screen)
+            self._pending = [self._workers.submit(task) for task in tasks]
+
+    def __next__(self) -> Any:
+        if not self._pending:
+            raise StopIteration
+        try:
+            future = self._wait()
+        except KeyboardInterrupt:
+            future, self._stopped = None, True
+        except BaseException:
+            self.close()
+            raise
+        if future is None:
+            self._fail()
+        self._pending.remove(future)
+        if not self._pending:
+            self._end()
+        return future.result()
+
+    def _wait(self) -> Future[Any] | None:
+        """The next task that has ended well; None where one has failed."""
+        while True:
+            candidates = self._pending[:1] if self._ordered else self._pending
+            done = next((future for future in candidates if future.done()), None)
+            if self._workers.failures:  # looked at after the futures: a task fails before its future does
+                return None
+            if done is not None:
+                return done
+            wait([future for future in self._pending if not future.done()], None, FIRST_COMPLETED)
+
+    def _fail(self) -> NoReturn:
+        """Stop what runs, and raise what failed first."""
+        self.close()
+        causes = [problem for problem in self._workers.failures if not isinstance(problem, RunInterrupted)]
+        for problem in () if self._stopped and not causes else causes or self._workers.failures:
+            raise problem
+        raise RunInterrupted("interrupted")
+
+    def close(self) -> None:
+        """Stop what runs, begin nothing more, and wait for the ranks; a second interrupt kills. Twice is safe."""
+        while any(not future.done() for future in self._pending):
+            self._workers.stop()
+            try:
+                wait(self._pending)
+            except KeyboardInterrupt:
+                self._stopped = True
+        if self._pending:
+            self._pending = []
+            self._end()
+
+    def _end(self) -> None:
+        self._workers.close(stop=False)
+        self._screen.finish()
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def side_by_side(tasks: Sequence[Task], pool: Pool) -> list[Any]:
     """Each task on one rank, as many at a time as there are ranks; the values in the order of the tasks.
 
     Raises:
         RunError: of the first that failed; the others are stopped.
     """
-    if not tasks:
-        return []
-    ranks = sorted(pool.scheduler.least_loaded(pool.world_size, min(len(tasks), pool.world_size)))
-    screen = LockedScreen(ranks)
-    workers = RankWorkers(pool, ranks, screen)
-    under_way, stopped = True, False
-    try:
-        futures = [workers.submit(task) for task in tasks]
-        while under_way:
-            try:
-                under_way = bool(wait(futures, None, ALL_COMPLETED if stopped else FIRST_EXCEPTION).not_done)
-                if not under_way or stopped:
-                    continue
-            except KeyboardInterrupt:
-                pass
-            stopped = True
-            workers.stop()
-    finally:
-        workers.close(stop=under_way)
-    screen.finish()
-    causes = [problem for problem in workers.failures if not isinstance(problem, RunInterrupted)]
-    for problem in causes or workers.failures:
-        raise problem
-    if stopped:
-        raise RunInterrupted("interrupted")
-    return [future.result() for future in futures]
+    return list(Results(tasks, pool))

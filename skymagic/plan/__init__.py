@@ -6,6 +6,7 @@ or with every reason why not.
 units           durations and amounts, read and written; numbers and ranks in words
 suggest         the nearest name to one that is misspelt
 keywords        keywords that a function does not take, and the nearest that it does
+absent          names of Skyward that stand for what is not here, with a sentence for each
 accelerators    accelerators by name
 masking         what is shown of text that may hold secrets
 image           packages, environment and files that ranks need

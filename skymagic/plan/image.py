@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,49 @@ LATEST = ">=0"
 """A constraint that every release satisfies: behind a name it says that the newest is meant, and not the notebook's."""
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PROJECT = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?")
 _PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?|/[^\0\n]+")
 _LISTS = ("pip", "pip_indexes", "apt", "includes", "excludes")
+
+
+@dataclass(frozen=True)
+class PipIndex:
+    """An index for certain packages: they come from there, and nothing else does.
+
+    ``sky.PipIndex("https://download.pytorch.org/whl/cu128", packages=["torch"])``, in `Image.pip_indexes`. They are installed
+    first, and what they depend on comes with the other packages, from the other indexes.
+
+    Args:
+        url: of the index.
+        packages: names of projects; an index without is searched for everything, as its URL alone would be.
+
+    Raises:
+        RequestError: what is no list of names.
+    """
+
+    url: str
+    packages: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        mistakes: list[str] = []
+        object.__setattr__(self, "packages", _tuple("packages", self.packages, mistakes))
+        mistakes += [
+            f"packages: {name!r} is not a project's name" for name in self.packages if not _PROJECT.fullmatch(name)
+        ]
+        if mistakes:
+            raise RequestError(mistakes)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __repr__(self) -> str:
+        return f"PipIndex({masked(self.url)!r}, packages={self.packages!r})"
+
+    def serves(self, requirement: str) -> bool:
+        """Whether this requirement is to come from here."""
+        from packaging.utils import canonicalize_name
+
+        return project(requirement) in [str(canonicalize_name(name)) for name in self.packages]
 
 
 @suggesting("sky.Image", {"packages": "pip", "requirements": "pip", "environment": "env", "indexes": "pip_indexes"})
@@ -32,7 +73,7 @@ class Image:
             packages already; None for the notebook's own version.
         pip: requirements as pip takes them (``"torch>=2.3"``), also URLs and paths of wheels; no options. On other
             machines a name alone gets the version that the notebook has; ``"torch>=0"`` is the newest there is.
-        pip_indexes: URLs of package indexes, searched beside pip's own.
+        pip_indexes: URLs of package indexes, searched beside pip's own; a `PipIndex` for those of certain packages alone.
         apt: names of system packages, for machines that skymagic acquires.
         env: environment variables.
         includes: local files and folders that travel with the notebook.
@@ -44,7 +85,7 @@ class Image:
 
     python: str | None = None
     pip: tuple[str, ...] = ()
-    pip_indexes: tuple[str, ...] = ()
+    pip_indexes: tuple[str | PipIndex, ...] = ()
     apt: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
     includes: tuple[str, ...] = ()
@@ -66,7 +107,7 @@ class Image:
     def __repr__(self) -> str:
         """Without passwords in URLs and values of variables: it stands in saved notebooks."""
         shown = {each.name: getattr(self, each.name) for each in fields(self)}
-        shown |= {name: tuple(map(masked, shown[name])) for name in _LISTS}
+        shown |= {name: tuple(i if isinstance(i, PipIndex) else masked(i) for i in shown[name]) for name in _LISTS}
         shown["env"] = dict.fromkeys(self.env, MASK)
         return f"Image({', '.join(f'{name}={value!r}' for name, value in shown.items() if value)})"
 
@@ -141,21 +182,24 @@ def lacking(pip: Iterable[str], installed: Mapping[str, str]) -> Iterator[tuple[
             yield requirement, version
 
 
-def _install(requirement: Requirement, indexes: Iterable[str]) -> str:
+def _install(requirement: Requirement, indexes: Iterable[str | PipIndex]) -> str:
     text = masked(str(requirement))
     quoted = text if re.fullmatch(r"[\w.=-]+", text) else '"' + text.replace('"', "'") + '"'
-    return " ".join(["`%pip install", quoted, *(f"--extra-index-url {masked(url)}" for url in indexes)]) + "`"
+    serving = [index for index in indexes if isinstance(index, str) or index.serves(str(requirement))]
+    return " ".join(["`%pip install", quoted, *(f"--extra-index-url {masked(str(each))}" for each in serving)]) + "`"
 
 
-def _tuple(name: str, value: object, mistakes: list[str]) -> tuple[str, ...]:
-    """`value` as a tuple of strings without repetitions; one string alone is the usual slip."""
-    if isinstance(value, str) or not isinstance(value, Iterable):
+def _tuple(name: str, value: object, mistakes: list[str]) -> tuple[Any, ...]:
+    """`value` as a tuple of strings without repetitions; one string alone is the usual slip. Indexes may be `PipIndex`."""
+    if isinstance(value, str | PipIndex) or not isinstance(value, Iterable):
         mistakes.append(f"{name} is a list of strings, not {value!r}")
         return ()
+    kinds = (str, PipIndex) if name == "pip_indexes" else (str,)
     items = tuple(value)
-    if wrong := [item for item in items if not isinstance(item, str)]:
+    if wrong := [item for item in items if not isinstance(item, kinds)]:
         mistakes.append(f"{name} is a list of strings, and {wrong[0]!r} is not one")
-    return tuple(dict.fromkeys(item.strip() for item in items if isinstance(item, str)))
+    kept = (item if isinstance(item, PipIndex) and item.packages else str(item).strip() for item in items)
+    return tuple(dict.fromkeys(kept))
 
 
 def _malformed(image: Image) -> list[str]:
@@ -165,7 +209,7 @@ def _malformed(image: Image) -> list[str]:
     elif not isinstance(image.python, str | None):
         mistakes.append("python is a string, '3.12', not a number: 3.10 would be 3.1")
     for name in ("pip_indexes", "apt", "includes", "excludes"):
-        for item in getattr(image, name):
+        for item in map(str, getattr(image, name)):
             if not item or item.startswith("-") or not item.isprintable():
                 mistakes.append(f"{name}: {item!r} cannot be used")
     for key, value in image.env.items():

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
 from skymagic.errors import RequestError
-from skymagic.plan import masking
+from skymagic.plan import absent, masking
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
 from skymagic.plan.masking import is_secret_name
@@ -76,6 +76,8 @@ def no_provider(name: str, known: Iterable[str]) -> str:
     """Why there is no provider of this name, with what there is; `known` are the names that exist."""
     if name in PLANNED_PROVIDERS:
         return f"{name} is not there yet: pools are of this machine (local) or of hosts that you name (ssh, --hosts)"
+    if name.lower() in absent.PROVIDERS:
+        return absent.PROVIDERS[name.lower()]
     nearest = did_you_mean(name, known) or f"; known are {', '.join(known)}"
     return f"no provider is called {name!r}{nearest}"
 

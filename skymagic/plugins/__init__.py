@@ -10,6 +10,7 @@ packing         a plugin on its way to a rank; the image that a pool's plugins w
 integrations    ``@sky.integrations.torch``: a process group for one function
 _torch/         PyTorch: its wheels, a process group per pool, freed and formed anew after a failure
 _keras/         Keras 3: one model trained on all ranks
+_accelerate     Accelerate: the environment of ``accelerate launch``
 _jax            JAX: one global device mesh
 _huggingface    HuggingFace: its packages, and the hub's token
 _joblib         joblib's tasks on the pool's ranks

@@ -79,6 +79,7 @@ class Plugin:
         preload: modules that each node imports once, before it forks its ranks. Importing them must start no thread
             and touch no GPU.
         before: names of plugins whose `around_app` must come later than this one's, whatever the user's order.
+        needs: names of plugins that are set up too, without options, where the user has not named them; before this one.
         options: what the factory was called with, which is how a rank makes the same plugin again; None for a plugin
             that was built by hand. Never shown, for a token may be among them.
     """
@@ -95,6 +96,7 @@ class Plugin:
     collectives: Callable[[], int | None] = _uncounted
     preload: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     options: Mapping[str, Any] | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:

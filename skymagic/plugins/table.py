@@ -14,6 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from skymagic.errors import RequestError
+from skymagic.plan.absent import PLUGINS
 from skymagic.plan.keywords import check
 from skymagic.plan.requests import PluginSpec
 from skymagic.plan.suggest import did_you_mean
@@ -26,6 +27,7 @@ TABLE: dict[str, str] = {
     "torch": "skymagic.plugins._torch.plugin:torch",
     "jax": "skymagic.plugins._jax:jax",
     "keras": "skymagic.plugins._keras.plugin:keras",
+    "accelerate": "skymagic.plugins._accelerate:accelerate",
     "huggingface": "skymagic.plugins._huggingface:huggingface",
     "joblib": "skymagic.plugins._joblib:joblib",
     "sklearn": "skymagic.plugins._sklearn:sklearn",
@@ -96,7 +98,7 @@ def load(spec: PluginSpec) -> Plugin:
 
 
 def resolve(asked: Iterable[Plugin | PluginSpec]) -> tuple[Plugin, ...]:
-    """The plugins of a pool: each loaded, and in the order in which their hooks run.
+    """The plugins of a pool: each loaded, with those that it needs, and in the order in which their hooks run.
 
     Raises RequestError for what `load` refuses, one plugin asked for twice, an order that cannot be; all at once.
     """
@@ -112,23 +114,28 @@ def resolve(asked: Iterable[Plugin | PluginSpec]) -> tuple[Plugin, ...]:
     mistakes += [f"the plugin {name!r} is asked for twice: write it once, with all its options" for name in twice]
     if mistakes:
         raise RequestError(mistakes)
-    return order(found)
+    missing = dict.fromkeys(name for plugin in found for name in plugin.needs if name not in every)
+    return order([*(load(PluginSpec(name)) for name in missing), *found])
 
 
 def order(plugins: Iterable[Plugin]) -> tuple[Plugin, ...]:
-    """The user's order, changed only as far as `Plugin.before` asks: JAX must be set up before Keras sees it.
+    """The user's order, changed only as far as `Plugin.before` and `Plugin.needs` ask: JAX must be set up before Keras sees it.
 
     Raises RequestError for plugins that each want to be before the other.
     """
     waiting, done = list(plugins), list[Plugin]()
     while waiting:
-        first = next((p for p in waiting if not any(p.name in other.before for other in waiting)), None)
+        first = next((p for p in waiting if not any(_precedes(other, p) for other in waiting)), None)
         if first is None:
             circle = " and ".join(plugin.name for plugin in waiting)
             raise RequestError(f"the plugins {circle} each want to be set up before the other: use one of them")
         waiting.remove(first)
         done.append(first)
     return tuple(done)
+
+
+def _precedes(one: Plugin, other: Plugin) -> bool:
+    return other.name in one.before or one.name in other.needs
 
 
 def attribute(name: str) -> Factory:
@@ -138,6 +145,8 @@ def attribute(name: str) -> Factory:
     try:
         return factory(name)
     except RequestError as unknown:
+        if name in PLUGINS:
+            raise  # it is known, and not here: no mere mistake in writing
         raise AttributeError(str(unknown)) from unknown.__cause__
 
 
@@ -178,6 +187,8 @@ def _find(name: str) -> Factory:
     for point in points:
         if point.name == name:
             return point.load()  # type: ignore[no-any-return]
+    if name in PLUGINS:
+        raise RequestError(PLUGINS[name])
     known = [*TABLE, *(point.name for point in points)]
     nearest = did_you_mean(name, known) or f"; there are {', '.join(sorted(known))}"
     raise RequestError(f"no plugin is called {name!r}{nearest}")

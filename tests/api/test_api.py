@@ -472,7 +472,7 @@ def test_all_mistakes_at_once() -> None:
     ids=str,
 )
 def test_accelerators(given: Any, name: str, count: int) -> None:
-    asked = sky.Compute(accelerator=given)._request.gpu
+    asked = sky.Compute(accelerator=given)._requests[0].gpu
     assert asked is not None
     assert (asked.name, asked.count) == (name, count)
 
@@ -486,24 +486,24 @@ def test_an_accelerator_that_is_not_here_says_what_to_add() -> None:
 
 
 def test_providers_and_what_they_say_of_the_pool() -> None:
-    assert sky.Compute()._request.provider == "auto"
-    assert sky.Compute(provider="local")._request.provider == "local"
-    assert sky.Compute(provider=sky.Local())._request.provider == "local"
-    assert sky.Compute(provider=sky.SSH(["a", "b"]))._request.hosts == ("a", "b")
-    assert sky.Compute(provider=sky.SSH("a", "b"))._request.hosts == ("a", "b")
-    aws = sky.Compute(provider=sky.AWS(region="eu-central-1", spot=True), nodes=2)._request
+    assert sky.Compute()._requests[0].provider == "auto"
+    assert sky.Compute(provider="local")._requests[0].provider == "local"
+    assert sky.Compute(provider=sky.Local())._requests[0].provider == "local"
+    assert sky.Compute(provider=sky.SSH(["a", "b"]))._requests[0].hosts == ("a", "b")
+    assert sky.Compute(provider=sky.SSH("a", "b"))._requests[0].hosts == ("a", "b")
+    aws = sky.Compute(provider=sky.AWS(region="eu-central-1", spot=True), nodes=2)._requests[0]
     assert (aws.provider, aws.region, aws.spot, aws.nodes) == ("aws", "eu-central-1", True, 2)
-    assert sky.Compute(provider=sky.Slurm())._request.provider == "slurm"
+    assert sky.Compute(provider=sky.Slurm())._requests[0].provider == "slurm"
     for name, choice in {"aws": sky.AWS(region="eu-central-1", spot=True), "slurm": sky.Slurm()}.items():
         with pytest.raises(RequestError) as refused:
             sky.Compute(provider=choice).start()
         assert str(refused.value).startswith(f"{name} is not there yet: pools are of this machine")
-    with pytest.raises(RequestError, match="no provider is called 'gcp'"), sky.Compute(provider="gcp"):
+    with pytest.raises(RequestError, match="no provider is called 'gpc'"), sky.Compute(provider="gpc"):
         pass
 
 
 def test_times_and_amounts() -> None:
-    asked = sky.Compute(idle="30m", max_lifetime=60, cpus="8+", memory=32)._request
+    asked = sky.Compute(idle="30m", max_lifetime=60, cpus="8+", memory=32)._requests[0]
     assert (asked.idle, asked.max_lifetime) == (1800.0, 60.0)
     assert (str(asked.cpus), str(asked.memory)) == ("8+", "32")
 
@@ -755,7 +755,7 @@ def test_keywords_are_still_known_to_editors() -> None:
 
 
 def test_ranks_are_nodes_of_this_machine() -> None:
-    assert sky.Compute(ranks=2)._request.nodes == 2
+    assert sky.Compute(ranks=2)._requests[0].nodes == 2
     for wrong in ({"ranks": 2, "nodes": 2}, {"ranks": 2, "provider": sky.SSH("a")}, {"ranks": 0}):
         with pytest.raises(RequestError, match="ranks"):
             sky.Compute(**wrong)

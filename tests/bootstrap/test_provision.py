@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -21,7 +23,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from skymagic.bootstrap import wheel
-from skymagic.bootstrap.facts import Facts
+from skymagic.bootstrap.facts import Facts, Python
 from skymagic.bootstrap.provision import (
     RANK_DEPENDENCIES,
     probe,
@@ -30,7 +32,7 @@ from skymagic.bootstrap.provision import (
 )
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.errors import HostError, RequestError
-from skymagic.plan.image import Image
+from skymagic.plan.image import Image, PipIndex
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
@@ -114,6 +116,56 @@ def test_an_environment_gets_packages_and_commands(home: Path, cache: Path, tmp_
     runs = host.runs
     setup(host, requirements, print)
     assert host.runs == runs + 1
+
+
+@contextmanager
+def index(folder: Path, wheels: dict[str, str]) -> Iterator[str]:
+    """A package index with these wheels, as name → version, that holds nothing else."""
+    for name, number in wheels.items():
+        place = folder / name.replace("_", "-")
+        place.mkdir(parents=True)
+        file = f"{name}-{number}-py3-none-any.whl"
+        (place / file).write_bytes(wheel.build({f"{name}.py": f"print({number!r})\n".encode()}, number, name))
+        (place / "index.html").write_text(f'<a href="{file}">{file}</a>')
+    handler = functools.partial(SilentHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class SilentHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+@pytest.mark.parametrize("by", ["uv", "pip"])
+def test_an_index_serves_its_packages_and_no_others(by: str, home: Path, uv: str, tmp_path: Path) -> None:
+    """Both indexes have both packages, each the newest of one: what is not listed comes from the host's own index."""
+    with (
+        index(tmp_path / "own", {"tiny_own": "1.0", "tiny_common": "2.0"}) as own,
+        index(tmp_path / "general", {"tiny_own": "9.0", "tiny_common": "1.0"}) as general,
+    ):
+        (home / ".config/pip").mkdir(parents=True)
+        (home / ".config/pip/pip.conf").write_text(f"[global]\nindex-url = {general}\ntrusted-host = 127.0.0.1\n")
+        host = ShellHost(home, env=dict.fromkeys(pip_settings(), ""))
+        image = Image(pip=("tiny-own", "tiny-common"), pip_indexes=(PipIndex(own, packages=("tiny_own",)),))
+        asked = requirements_of(image)
+        assert asked.scoped == ((own, ("tiny-own",)),)
+        assert asked.key != replace(asked, scoped=()).key
+        asked = replace(asked, packages=("tiny-own", "tiny-common"))
+        facts = without_pip(host, asked, uv)
+        if by == "pip":
+            facts = replace(facts, pythons=(Python(MINOR, sys.executable, True, True),), uv=None)
+        told: list[str] = []
+        ready = setup(host, asked, told.append, facts)
+    assert "installing packages from their own index" in told
+    assert through("sh", host, ready.command("tiny_own")) == "1.0\n"
+    assert through("sh", host, ready.command("tiny_common")) == "1.0\n"
 
 
 def test_a_host_makes_an_environment_by_itself(home: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
 from skymagic.errors import RequestError
-from skymagic.plan.image import Image, missing
+from skymagic.plan.image import Image, PipIndex, missing
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -252,3 +252,22 @@ def test_an_image_without_packages_does_not_import_packaging() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert result.stdout == "False\n"
+
+
+def test_an_index_for_certain_packages() -> None:
+    scoped = PipIndex("https://me:hidden@example.org/whl/cpu", packages=["Torch", "torch.vision"])
+    image = Image(pip=("torch==2.99", "numpy"), pip_indexes=(scoped, PipIndex(" https://a "), "https://b"))
+    assert image.pip_indexes == (scoped, "https://a", "https://b")
+    assert image.merge(Image(pip_indexes=(scoped, "https://c"))).pip_indexes == (*image.pip_indexes, "https://c")
+    assert scoped.serves("torch>=2")
+    assert scoped.serves("Torch-Vision")
+    assert not scoped.serves("numpy")
+    assert "hidden" not in repr(image)
+    torch, numpy = missing(image, {})
+    assert "--extra-index-url https://****@example.org/whl/cpu" in torch
+    assert "example.org" not in numpy
+    for wrong in (["torch>=2"], "torch", [3]):
+        with pytest.raises(RequestError, match="packages"):
+            PipIndex("https://a", packages=wrong)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="pip_indexes"):
+        Image(pip_indexes=(PipIndex("--no-index", packages=["torch"]),))

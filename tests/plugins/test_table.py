@@ -19,7 +19,7 @@ from skymagic.plan.requests import PluginSpec
 from skymagic.plugins import Cluster, Plugin
 from skymagic.runtime.info import InstanceInfo
 
-OURS = {"torch", "jax", "keras", "huggingface", "joblib", "sklearn"}
+OURS = {"torch", "jax", "keras", "huggingface", "accelerate", "joblib", "sklearn"}
 
 THIRD_PARTY = """
 from __future__ import annotations
@@ -92,7 +92,7 @@ def test_asking_for_a_plugin_loads_no_framework() -> None:
 
 def test_unknown_plugins_name_the_nearest() -> None:
     assert mistakes_of(PluginSpec("torhc")) == ("no plugin is called 'torhc'; did you mean 'torch'?",)
-    assert "there are huggingface, jax" in mistakes_of(PluginSpec("zzzz"))[0]
+    assert "there are accelerate, huggingface, jax" in mistakes_of(PluginSpec("zzzz"))[0]
     with pytest.raises(AttributeError, match="did you mean 'torch'"):
         _ = sky.plugins.torhc
 

@@ -11,7 +11,7 @@ from skymagic.plan.requests import plugin_specs
 from skymagic.plan.selection import Selection
 from skymagic.plan.units import at_least, memory
 
-PLUGINS = ("torch", "jax", "keras", "huggingface", "joblib", "sklearn")
+PLUGINS = ("torch", "jax", "keras", "huggingface", "accelerate", "joblib", "sklearn")
 
 
 @dataclass(frozen=True)

@@ -153,20 +153,38 @@ with_pip() {
         if by_uv; then return; fi
         tell instead
     fi
-    set -- "$made/bin/python" -m pip install --progress-bar off -r "$drop/requirements.txt"
-    attempt "installing packages with pip" "$@" -c "$drop/versions.txt" && return
-    tell instead
-    attempt "installing packages with pip, without the notebook's versions of what they need" "$@"
+    by_steps "installing packages with pip" "$made/bin/python" -m pip install --progress-bar off
 }
 
 quick="--quiet --retries 1 --timeout 15 --only-binary :all:"
 
 # versions.txt holds what is preferred; compiled, it holds what is taken
 by_uv() {
+    if [ -f "$drop/scoped-0.txt" ]; then
+        by_steps "installing packages with uv" "$uv" pip install --python "$made/bin/python"
+        return
+    fi
     attempt "choosing versions with uv" "$uv" pip compile --quiet --no-header --no-annotate --python "$made/bin/python" \
         "$drop/requirements.txt" -o "$drop/versions.txt" || return 1
     attempt "installing packages with uv" "$uv" pip install --python "$made/bin/python" \
         -r "$drop/requirements.txt" -c "$drop/versions.txt"
+}
+
+# WORDS INSTALLER…: packages that have an index of their own come first, without what they need: nothing else is to come
+# from there, and they do not come from elsewhere.
+by_steps() {
+    words=$1
+    shift
+    for list in "$drop"/scoped-*.txt; do
+        if [ -f "$list" ]; then
+            attempt "installing packages from their own index" \
+                env -u UV_DEFAULT_INDEX -u UV_INDEX -u UV_EXTRA_INDEX_URL "$@" --no-deps -r "$list" || return 1
+        fi
+    done
+    set -- "$@" -r "$drop/requirements.txt"
+    attempt "$words" "$@" -c "$drop/versions.txt" && return
+    tell instead
+    attempt "$words, without the notebook's versions of what they need" "$@"
 }
 
 # uv reads no configuration of pip; what this host says of indexes and certificates is passed on.

@@ -1,0 +1,159 @@
+"""What a pool may be asked for in Python code beside keywords: specs, options, workers; and names that are not here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skymagic as sky
+from skymagic.errors import RequestError, RunTimeout
+from skymagic.pool import registry
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@sky.function
+def rank() -> int:
+    return sky.instance_info().rank
+
+
+def test_the_first_spec_that_can_be_met_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    """What stands beside the specs holds for those that say nothing of it."""
+    with sky.Compute(
+        sky.Spec(provider=sky.AWS(), nodes=4),
+        sky.Spec(vcpus=4000, nodes=1),
+        sky.Spec(nodes=2),
+        env={"FROM": "all"},
+    ) as pool:
+        assert rank() @ pool == [0, 1]
+        assert pool.plan.image.env == {"FROM": "all"}
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("spec 1: aws is not there yet")
+    assert said[1].startswith("spec 2: --cpus 4000+ needs more than this machine has")
+
+
+def test_the_cheapest_spec_is_taken_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [sky.Spec(nodes=2), sky.Spec(nodes=1), sky.Spec(vcpus=4000)]
+    prices = {2: 3.0, 1: 1.0}
+    real = registry.preview
+
+    def priced(request: Any, tell: Callable[[str], None]) -> Any:
+        """The plans of this machine, at prices that it has not."""
+        from dataclasses import replace
+
+        plan = real(request, tell)
+        return replace(plan, price=prices[plan.topology.nodes])
+
+    monkeypatch.setattr(registry, "preview", priced)
+    with sky.Compute(*asked, selection="cheapest") as pool:
+        assert rank() @ pool == [0]
+    with sky.Compute(*asked, options=sky.Options(selection="first", console=False)) as pool:
+        assert rank() @ pool == [0, 1]
+
+
+def test_when_no_spec_can_be_met_each_says_why() -> None:
+    with pytest.raises(RequestError) as refused:
+        sky.Compute(sky.Spec(vcpus=4000), sky.Spec(memory_gb=40_000)).start()
+    assert [text.partition(" needs")[0] for text in refused.value.mistakes] == [
+        "spec 1: --cpus 4000+",
+        "spec 2: --memory 40000+",
+    ]
+
+
+@pytest.mark.parametrize(("keyword", "option"), [("vcpus", "--cpus"), ("memory_gb", "--memory")])
+def test_a_machine_that_has_less_is_refused(keyword: str, option: str) -> None:
+    asked = sky.Compute(**{keyword: 1})._requests[0]
+    assert str(asked.cpus or asked.memory) == "1+"
+    with pytest.raises(RequestError, match=f"{option} 1e\\+06\\+ needs more than this machine has|{option} 1000000\\+"):
+        sky.Compute(**{keyword: 1_000_000}).start()
+
+
+def test_slots_are_ranks() -> None:
+    with sky.Compute(nodes=1, worker=sky.Worker(concurrency=2, executor="process")) as pool:
+        assert rank() @ pool == [0, 1]
+        assert len(set(pool.map(lambda _: sky.instance_info().local_rank, range(8)))) == 2
+    assert sky.Compute(options=sky.Options(worker=sky.Worker(3)))._requests[0].procs_per_node == 3
+    spec = sky.Spec(worker=sky.Worker(2))
+    assert sky.Compute(spec, options=sky.Options(worker=sky.Worker(3)))._requests[0].procs_per_node == 2
+
+
+def test_options_act(capsys: pytest.CaptureFixture[str]) -> None:
+    @sky.function
+    def slow() -> None:
+        import time
+
+        time.sleep(600)
+
+    options = sky.Options(default_compute_timeout=0.3, console=False)
+    with sky.Compute(nodes=1, options=options) as pool, pytest.raises(RunTimeout):
+        slow() >> pool
+    assert "starting" not in capsys.readouterr().err
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "threads": (lambda: sky.Worker(executor="thread"), "each slot is a process of its own"),
+    "no slots": (lambda: sky.Worker(concurrency=0), "concurrency: 0 is not a number above 0"),
+    "slots twice": (lambda: sky.Compute(worker=sky.Worker(2), procs_per_node=2), "procs_per_node and worker are the same"),
+    "cores twice": (lambda: sky.Spec(cpus=2, vcpus=2), "cpus and vcpus are the same"),
+    "selection": (lambda: sky.Options(selection="nearest"), 'write "first" or "cheapest"'),
+    "a provider of elsewhere": (lambda: sky.Compute(provider="runpod").start(), "there is no provider sky.RunPod"),
+    "a plugin of elsewhere": (lambda: sky.Compute(plugins=["cuml"]), "there is no plugin cuml"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused_in_words(name: str) -> None:
+    call, words = REFUSED[name]
+    with pytest.raises(RequestError, match=words):
+        call()
+
+
+MISSPELT: dict[str, tuple[Callable[[], Any], str]] = {
+    "an option of rented machines": (lambda: sky.Options(provision_timeout=60), "rented machines, which are not there yet"),
+    "volumes": (lambda: sky.Compute(volumes=[]), "%sky_put"),
+    "allocation": (lambda: sky.Spec(allocation="spot"), "spot=True"),
+    "a word": (lambda: sky.Spec(vcpu=2), "did you mean 'vcpus'"),
+    "no spec": (lambda: sky.Compute("A100"), r"takes sky.Spec\(…\) or keywords"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISSPELT)
+def test_keywords_of_elsewhere_say_what_to_write(name: str) -> None:
+    call, words = MISSPELT[name]
+    with pytest.raises(TypeError, match=words):
+        call()
+
+
+@pytest.mark.parametrize(
+    "name", ["RunPod", "VastAI", "Hyperstack", "Verda", "Container", "Volume", "storage", "GCP", "dict", "App"]
+)
+def test_what_is_not_here_gives_a_sentence(name: str) -> None:
+    with pytest.raises(RequestError, match=f"there is no .*sky.{name}"):
+        getattr(sky, name)
+    with pytest.raises(RequestError):
+        exec(f"from skymagic import {name}", {})
+    assert name not in dir(sky)
+
+
+@pytest.mark.parametrize("name", ["cuml", "mig"])
+def test_plugins_that_are_not_here_give_a_sentence(name: str) -> None:
+    with pytest.raises(RequestError, match=f"there is no plugin {name}"):
+        getattr(sky.plugins, name)
+
+
+def test_a_name_that_nobody_has_is_an_attribute_error() -> None:
+    for module, name in ((sky, "nonsense"), (sky.plugins, "nonsense"), (sky, "_storage")):
+        with pytest.raises(AttributeError):
+            getattr(module, name)
+    assert not hasattr(sky, "__wrapped__")
+
+
+def test_new_names_cost_nothing_until_they_are_used() -> None:
+    code = "import sys, skymagic; skymagic.InstanceInfo; print('skymagic.api.compute' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "False\n"
