@@ -42,12 +42,22 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument(
             "--hosts", required=True, action="append", metavar="HOSTS", help="as in gpu1,user@gpu2 or gpu[1-4]"
         )
+    clean = commands.add_parser(
+        "clean", help="remove what skymagic keeps on hosts' disks, and no pool has used for 30 days"
+    )
+    clean.add_argument(
+        "--hosts", required=True, action="append", metavar="HOSTS", help="as in gpu1,user@gpu2 or gpu[1-4]"
+    )
+    clean.add_argument("--all", action="store_true", help="all of it that no pool uses now")
+    clean.add_argument("--dry-run", action="store_true", help="say what would be removed")
+    status.add_argument("--disk", action="store_true", help="what skymagic keeps on their disks instead")
     down.add_argument("--all", action="store_true", help="every pool of yours there")
     for one in (pools, status):
         one.add_argument("--json", action="store_true", help="for programs")
     pools.set_defaults(call=_pools)
     status.set_defaults(call=_status)
     down.set_defaults(call=_down)
+    clean.set_defaults(call=_clean)
     return parser
 
 
@@ -66,8 +76,12 @@ def _pools(line: argparse.Namespace) -> int:
 
 
 def _status(line: argparse.Namespace) -> int:
-    from skymagic.api import running
+    from skymagic.api import disk, running
 
+    if line.disk:
+        disks = disk.look(line.hosts)
+        print(json.dumps(disk.plain(disks)) if line.json else disk.text(disks))
+        return 1 if disks[1] else 0
     found = running.look(line.hosts, line.name)
     print(json.dumps(running.plain(found)) if line.json else running.status_text(found))
     return 1 if found.unreached else 0
@@ -80,3 +94,13 @@ def _down(line: argparse.Namespace) -> int:
         raise RequestError(f"say {line.name} or --all, not both")
     print("\n".join(running.stop(line.hosts, line.name, line.all)))
     return 0
+
+
+def _clean(line: argparse.Namespace) -> int:
+    from skymagic.api import disk
+
+    lines, problems = disk.clean(line.hosts, line.all, line.dry_run)
+    print("\n".join(lines))
+    for host, reason in problems.items():
+        print(f"skymagic clean: {host}: {reason}", file=sys.stderr)
+    return 1 if problems else 0

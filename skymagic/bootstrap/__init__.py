@@ -14,6 +14,7 @@ A host keeps everything in one folder, `Facts.folder`: ``env/KEY/``, an environm
 mark); ``code/DIGEST/``, skymagic as it runs in the notebook, on PYTHONPATH, so that an edit installs nothing anew;
 ``incoming/``, uploads; ``python/``, interpreters that uv fetched.
 
+disk          sh that lists and removes what skymagic keeps on a host, and what of it may go
 facts         a probe's answer as a value
 install       prepare.sh and install.sh
 messages      why a host cannot be set up, and what to do

@@ -9,7 +9,7 @@ from shlex import quote
 from skymagic.bootstrap.quoting import MARK, TELL
 from skymagic.wire.record import AgentRecord, read
 
-_RECORDS = r"""
+MACHINE = r"""
 uid=$(id -u)
 records() {
     for parent in /tmp "${HOME-}/.skymagic/run" "${TMPDIR:-/var/tmp}"; do
@@ -33,16 +33,17 @@ lives() {
     if [ -n "$now" ] && [ "$now" != "$3" ]; then return 1; fi
     kill -0 "$1" 2>/dev/null && { [ "$2" = 0 ] || [ "$(ticks "$1")" = "$2" ]; }
 }
-"""
 
-_LIST = r"""
-tell clock "$(date +%s)"
-records '*' | while IFS= read -r file; do
-    read -r pid ticks boot <"$file"
-    if lives "$pid" "$ticks" "$boot"; then tell record "$(sed -n 2p "$file")"; fi
-done
-tell end
+running() {
+    tell clock "$(date +%s)"
+    records '*' | while IFS= read -r file; do
+        read -r pid ticks boot <"$file"
+        if lives "$pid" "$ticks" "$boot"; then tell record "$(sed -n 2p "$file")"; fi
+    done
+}
 """
+"""Functions that know of the agents on a machine; ``running`` says what `parse_list` reads."""
+
 
 _END = r"""
 end() {
@@ -80,7 +81,7 @@ class Running:
 
 def list_script() -> str:
     """POSIX sh that says what `parse_list` reads; it changes nothing."""
-    return f"{TELL}\n{_RECORDS}{_LIST}"
+    return f"{TELL}\n{MACHINE}running\ntell end\n"
 
 
 def end_script(jobs: Sequence[str]) -> str:
@@ -88,7 +89,7 @@ def end_script(jobs: Sequence[str]) -> str:
 
     SIGTERM, upon which an agent ends its ranks and removes what it has written; SIGKILL after ten seconds.
     """
-    return f"{TELL}\njobs={quote(' '.join(jobs))}\n{_RECORDS}{_END}"
+    return f"{TELL}\njobs={quote(' '.join(jobs))}\n{MACHINE}{_END}"
 
 
 def parse_list(out: str) -> Running:
@@ -97,9 +98,9 @@ def parse_list(out: str) -> Running:
     Raises:
         ValueError: it did not come to its end.
     """
-    said = _said(out)
-    records = [read(text) for what, text in said if what == "record"]
-    clock = next((float(text) for what, text in said if what == "clock" and text.isdigit()), 0.0)
+    lines = said(out)
+    records = [read(text) for what, text in lines if what == "record"]
+    clock = next((float(text) for what, text in lines if what == "clock" and text.isdigit()), 0.0)
     found = {(one.job_id, one.node, one.pid): one for one in records if one is not None}
     return Running(clock, tuple(found.values()), records.count(None))
 
@@ -110,11 +111,16 @@ def parse_end(out: str) -> tuple[int, int]:
     Raises:
         ValueError: it did not come to its end.
     """
-    words = [what for what, _ in _said(out)]
+    words = [what for what, _ in said(out)]
     return words.count("ended"), words.count("left")
 
 
-def _said(out: str) -> list[tuple[str, str]]:
+def said(out: str) -> list[tuple[str, str]]:
+    """(what, text) of each line that a script of ours has said, the last one "end".
+
+    Raises:
+        ValueError: it did not come to its end.
+    """
     lines = [line.removeprefix(MARK).partition(" ") for line in out.splitlines() if line.startswith(MARK)]
     if not any(what == "end" for what, _, _ in lines):
         raise ValueError("its shell did not run the script to its end")

@@ -12,11 +12,11 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
 from skymagic import plugins, providers
-from skymagic.api import running
+from skymagic.api import disk, running
 from skymagic.api.compute import Compute
 from skymagic.display import text as display
 from skymagic.display.screen import Copying, print_note
-from skymagic.errors import RequestError, SkyError
+from skymagic.errors import PoolError, RequestError, SkyError
 from skymagic.files.messages import summary
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import clone, script
@@ -120,6 +120,9 @@ class SkyMagics(Magics):
     def sky_status(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_status(line))
         name = request.name
+        if request.disk:
+            print(disk.text(usage(lambda: disk.look(request.hosts))))
+            return
         if request.hosts:
             found = usage(lambda: running.look(request.hosts, name))
             print(running.status_text(found, self._own_jobs()))
@@ -171,6 +174,14 @@ class SkyMagics(Magics):
         name = usage(lambda: line_magics.parse_name("sky_cost", line))
         chosen = [registry.find(name)] if name else registry.every()
         print(display.cost([(one.name, one.plan.price, one.started_at) for one in chosen], now()))
+
+    @line_magic
+    def sky_clean(self, line: str) -> None:
+        request = usage(lambda: line_magics.parse_clean(line))
+        lines, problems = usage(lambda: disk.clean(request.hosts, request.all, request.dry_run))
+        print("\n".join(lines))
+        if problems:
+            raise PoolError("; ".join(f"{host}: {reason}" for host, reason in problems.items()))
 
     @line_magic
     def sky_auto(self, line: str) -> None:

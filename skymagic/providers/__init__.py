@@ -6,6 +6,7 @@ choice    a provider as Python code names it
 local     ranks on this machine
 room      what this machine has left for more processes
 ssh       machines of your own
+asking    one script on many hosts
 found     the user's pools on such machines, found and ended without knowing of them
 """
 

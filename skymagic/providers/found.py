@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from skymagic.bootstrap.running import end_script, list_script, parse_end, parse_list
-from skymagic.errors import HostError, HostsError, RequestError
-from skymagic.providers.ssh import side_by_side
-from skymagic.ssh import connecting, hostlist
-from skymagic.ssh.config import Endpoint, SshConfig
-from skymagic.ssh.connection import Connection
+from skymagic.errors import RequestError
+from skymagic.providers.asking import ask
 from skymagic.wire.record import AgentRecord
-
-SCRIPT_TIMEOUT = 60.0
-"""Seconds that listing, or ending, may take on a host."""
 
 
 @dataclass(frozen=True)
@@ -73,19 +66,13 @@ def find(hosts: Iterable[str]) -> Found:
     Raises:
         RequestError: a host's name is none.
     """
-    connections, unreached = _connect(hosts)
-    try:
-        said = side_by_side(lambda one: parse_list(_run(one, list_script())), connections)
-    finally:
-        _close(connections)
+    said, unreached = ask(hosts, lambda _: list_script(), parse_list)
     nodes: dict[tuple[str, str, int], FoundNode] = {}
-    for connection, running in zip(connections, said, strict=True):
+    for host, running in said.items():
         for record in running.records:  # a machine may have been asked by two names
-            nodes.setdefault(
-                (record.boot, record.job_id, record.node), FoundNode(connection.label, running.clock, record)
-            )
-    unread = {one.label: running.unread for one, running in zip(connections, said, strict=True) if running.unread}
-    return Found(_pools(nodes.values()), tuple(one.label for one in connections), unreached, unread)
+            nodes.setdefault((record.boot, record.job_id, record.node), FoundNode(host, running.clock, record))
+    unread = {host: running.unread for host, running in said.items() if running.unread}
+    return Found(_pools(nodes.values()), tuple(said), unreached, unread)
 
 
 def _pools(nodes: Iterable[FoundNode]) -> tuple[FoundPool, ...]:
@@ -124,35 +111,8 @@ def end(pools: Sequence[FoundPool]) -> dict[str, str]:
     for pool in pools:
         for node in pool.nodes:
             jobs.setdefault(node.host, []).append(pool.job_id)
-    connections, problems = _connect(jobs)
-    try:
-        said = side_by_side(lambda one: parse_end(_run(one, end_script(jobs[one.label]))), connections)
-    finally:
-        _close(connections)
-    for connection, (_, left) in zip(connections, said, strict=True):
+    said, problems = ask(jobs, lambda host: end_script(jobs[host]), parse_end)
+    for host, (_, left) in said.items():
         if left:
-            problems[connection.label] = "it does not end, not even by SIGKILL: a process that hangs in the system"
+            problems[host] = "it does not end, not even by SIGKILL: a process that hangs in the system"
     return problems
-
-
-def _connect(hosts: Iterable[str]) -> tuple[list[Connection], dict[str, str]]:
-    """Connections to the hosts that can be reached, and why the others cannot."""
-    config = SshConfig()
-    left: list[Endpoint] = [config.endpoint(spec) for spec in hostlist.expand(hosts)]
-    unreached: dict[str, str] = {}
-    while left:
-        try:
-            return connecting.connect_all(left, getpass.getpass), unreached
-        except (HostError, HostsError) as problem:
-            failures = problem.failures if isinstance(problem, HostsError) else [problem]
-            unreached |= {one.host: one.reason for one in failures}
-            left = [one for one in left if one.label not in unreached]
-    return [], unreached
-
-
-def _run(connection: Connection, script: str) -> str:
-    return connection.run(script, timeout=SCRIPT_TIMEOUT).out
-
-
-def _close(connections: Sequence[Connection]) -> None:
-    side_by_side(Connection.close, connections)

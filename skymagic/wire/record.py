@@ -43,6 +43,8 @@ class AgentRecord(FrozenMessage):
     """Rank → process id."""
     devices: tuple[int, ...] = ()
     """The GPUs that its ranks see, as their machine counts them."""
+    uses: tuple[str, ...] = ()
+    """Folders on its disk that must stay: its environment, skymagic's code."""
     idle_timeout: float | None = None
     max_lifetime: float | None = None
     detached_timeout: float | None = None

@@ -19,7 +19,7 @@ NOW = 100_000.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def node(number: int = 0, job: str = "lab-0a1b2c3d", **times: float) -> FoundNode:
+def node(number: int = 0, job: str = "lab-0a1b2c3d", **times: Any) -> FoundNode:
     record = AgentRecord(
         "0.1", "lab", job, node=number, nodes=2, client="ann@laptop", hostname=f"gpu{number + 1}", boot=f"b{number}", pid=7,
         started=NOW - 10_800, ranks={str(2 * number): 70, str(2 * number + 1): 71}, devices=(0, 1),

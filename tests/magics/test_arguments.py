@@ -16,13 +16,16 @@ from skymagic.errors import RequestError
 from skymagic.magics.arguments.cell_magics import parse_broadcast, parse_run, parse_sh
 from skymagic.magics.arguments.help import CompletionNames, complete, help_text
 from skymagic.magics.arguments.line_magics import (
+    CleanRequest,
     CloneRequest,
     DownRequest,
     FilesRequest,
     LogsRequest,
     NamesRequest,
     RestartRequest,
+    StatusRequest,
     parse_auto,
+    parse_clean,
     parse_clone,
     parse_down,
     parse_files,
@@ -31,6 +34,7 @@ from skymagic.magics.arguments.line_magics import (
     parse_name,
     parse_names,
     parse_restart,
+    parse_status,
 )
 from skymagic.magics.arguments.options import MAGICS
 from skymagic.magics.arguments.pool_magic import parse_pool
@@ -42,7 +46,7 @@ from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import AtLeast
 
-parse_status, parse_cost = (partial(parse_name, f"sky_{name}") for name in ("status", "cost"))
+parse_cost = partial(parse_name, "sky_cost")
 parse_push, parse_pull = partial(parse_names, "sky_push"), partial(parse_names, "sky_pull")
 parse_put, parse_get = partial(parse_files, "sky_put"), partial(parse_files, "sky_get")
 PARSERS: dict[str, Callable[[str], Any]] = {name: globals()[name.replace("sky_", "parse_")] for name in MAGICS}
@@ -737,7 +741,14 @@ def test_lifecycle() -> None:
 
 
 def test_looking() -> None:
-    assert (parse_status("# all"), parse_status("train"), parse_cost("")) == (None, "train", None)
+    assert (parse_status("# all"), parse_status("train")) == (StatusRequest(), StatusRequest("train"))
+    assert parse_status("lab --hosts gpu1,gpu2") == StatusRequest("lab", ("gpu1", "gpu2"))
+    assert parse_status("--hosts gpu[1-2] --disk") == StatusRequest(None, ("gpu[1-2]",), True)
+    assert parse_down("lab --hosts gpu1,gpu2") == DownRequest("lab", hosts=("gpu1", "gpu2"))
+    assert parse_clean("--hosts gpu1 --all --dry-run") == CleanRequest(("gpu1",), True, True)
+    assert mistakes(parse_clean, "--all") == ["say where: %sky_clean --hosts gpu1,gpu2"]
+    assert len(mistakes(parse_status, "lab --disk")) == 2
+    assert parse_cost("") is None
     assert (parse_gpus(""), parse_gpus("a100-80gb")) == (None, "A100-80GB")
     assert "did you mean 'A100'?" in mistakes(parse_gpus, "a1oo")[0]
 

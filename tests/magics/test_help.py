@@ -53,14 +53,24 @@ VALUES = {
 """By its field, or by what help calls it: a value that is right."""
 WORDS = {"RANKS NAMES": "2 model", "NAMES": "model", "SRC DST": "a b", "on|off": "on"}
 """What a magic's line needs beside its options."""
-BESIDE = {"--head": "-o r", "--hosts": "--provider ssh"}
-"""What goes with an option."""
+NEEDED = {
+    ("", "--head"): "-o r",
+    ("sky_pool", "--hosts"): "--provider ssh",
+    ("sky_broadcast", "--hosts"): "--provider ssh",
+    ("sky_clone", ""): "--from 0",
+    ("sky_clone", "--from"): "",
+    ("sky_status", "--disk"): "--hosts gpu1",
+    ("sky_clean", ""): "--hosts gpu1",
+    ("sky_clean", "--hosts"): "",
+}
+"""(magic or any, option or any other) → what stands beside it."""
 
 
-def line_with(option: Option, name: str, value: str = "") -> str:
-    """A line on which an option has this value, or one that is right."""
+def line_with(magic: str, option: Option, name: str, value: str = "") -> str:
+    """A line on which an option has this value, or one that is right, and what it cannot be without."""
     wanted = "" if option.read is None else value or VALUES.get(option.field) or VALUES.get(option.metavar, "model")
-    return " ".join(filter(None, (name, wanted, BESIDE.get(option.names[0], ""))))
+    beside = NEEDED.get((magic, name), NEEDED.get((magic, ""), NEEDED.get(("", name), "")))
+    return f"{name} {wanted} {beside}"
 
 
 @pytest.mark.parametrize("magic", MAGICS)
@@ -71,12 +81,10 @@ def test_every_completion_is_accepted(magic: str) -> None:
     for mark in ("-", "--"):
         for name in complete(magic, mark, NAMES):
             assert known[name].offered
-            needed = "--from 0" if magic == "sky_clone" and name != "--from" else ""
-            PARSERS[magic](f"{line_with(known[name], name)} {needed} {words}")
+            PARSERS[magic](f"{line_with(magic, known[name], name)} {words}")
     for name, option in known.items():
         for value in complete(magic, f"{name} ", NAMES) if option.read is not None else ():
-            needed = "--from 0" if magic == "sky_clone" and name != "--from" else ""
-            PARSERS[magic](f"{line_with(option, name, value)} {needed} {words}")
+            PARSERS[magic](f"{line_with(magic, option, name, value)} {words}")
             assert complete(magic, f"{name} {value}", NAMES)[0] == value, "and it stays when more is typed"
     for word in complete(magic, "", NAMES):
         PARSERS[magic](word)

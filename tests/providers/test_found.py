@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,6 +63,9 @@ def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path
         ranks = [process for host in hosts for process in host.processes()]
         assert len(ranks) > 4
 
+        kept = command(other, "clean", "--hosts", "h1,h2", "--all")
+        assert kept.stdout == "h1: nothing removed\nh2: nothing removed\n", kept.stderr  # a pool uses it
+
         # the next notebook here is told of it; one elsewhere sees it all the same, and ends it
         with opened(tmp_path / "again", env=mine) as notebook:
             told = notebook.run("%reload_ext skymagic").text
@@ -78,7 +82,12 @@ def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path
         assert "no pool of yours runs there" in command(other, "status", "--hosts", "h1,h2").stdout
         assert still_there(ranks, 30.0) == []
 
+        disk = command(other, "status", "--hosts", "h1", "--disk").stdout
+        assert re.search(r"^skymagic's code +\d.* ago$", disk, re.MULTILINE), disk
+        assert "skymagic's code (" in command(other, "clean", "--hosts", "h1", "--all", "--dry-run").stdout
         with opened(tmp_path / "again", env=mine) as notebook:
+            assert re.match(r"h1: skymagic's code \(.*\) removed$", notebook.run("%sky_clean --hosts h1 --all").stdout)
+            assert "h1: nothing in /" in notebook.run("%sky_status --hosts h1 --disk").stdout
             assert "no pool of yours runs there" in notebook.run("%sky_status --hosts h[1-2]").stdout
             assert "was left" not in notebook.run("%reload_ext skymagic").text
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import skymagic
 from skymagic.plan.lifetime import Lifetime
 from skymagic.wire import agent as wire
 from skymagic.wire.boot import boot_id
 from skymagic.wire.record import RECORD, AgentRecord, identity
 
+CODE = Path(skymagic.__file__).parents[1]
+"""The folder that skymagic is imported from."""
 WRITE_INTERVAL = 1.0
 """Seconds between two writes: cells may follow each other faster."""
 
@@ -38,7 +42,7 @@ class RecordFile:
         self._record = AgentRecord(
             version=spec.version, pool=spec.pool, job_id=spec.job_id, node=spec.node, nodes=spec.nodes, client=spec.client,
             hostname=socket.gethostname(), boot=boot_id(), pid=os.getpid(), started=now, idle_since=now,
-            devices=spec.devices, idle_timeout=spec.idle_timeout, max_lifetime=spec.max_lifetime, detached_timeout=spec.detached_timeout,
+            devices=spec.devices, uses=used() if path else (), idle_timeout=spec.idle_timeout, max_lifetime=spec.max_lifetime, detached_timeout=spec.detached_timeout,
         )  # fmt: skip
         if self._path is not None:
             self._write(self._path)
@@ -74,3 +78,14 @@ class RecordFile:
             with open(descriptor, "wb") as file:
                 file.write(f"{self._identity}\n".encode() + RECORD.encode(self._record))
             part.replace(path)
+
+
+def used() -> tuple[str, ...]:
+    """The folders that this process needs. What skymagic has made of them is marked as used now."""
+    prefix = Path(sys.prefix)
+    marks = [prefix / ".ready"] if prefix.parent.name == "env" else []
+    marks += [CODE] if CODE.parent.name == "code" else []
+    for mark in marks:
+        with contextlib.suppress(OSError):
+            os.utime(mark)
+    return (str(prefix), str(CODE))

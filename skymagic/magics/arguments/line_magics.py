@@ -75,10 +75,20 @@ class DownRequest:
 
 @dataclass(frozen=True)
 class StatusRequest:
-    """%sky_status: one pool by name, or all of them; of those on hosts where any are named."""
+    """%sky_status: one pool by name, or all of them; of those on hosts where any are named, or what is on their disks."""
 
     name: str | None = None
     hosts: tuple[str, ...] = ()
+    disk: bool = False
+
+
+@dataclass(frozen=True)
+class CleanRequest:
+    """%sky_clean: on which hosts, whether all that no pool uses, whether to say only what would be removed."""
+
+    hosts: tuple[str, ...] = ()
+    all: bool = False
+    dry_run: bool = False
 
 
 def parse_name(magic: str, line: str, what: str = "name of a pool", reader: Reader = pool_name) -> str | None:
@@ -147,11 +157,22 @@ def parse_files(magic: str, line: str) -> FilesRequest:
 
 
 def parse_status(line: str) -> StatusRequest:
-    """``%sky_status [NAME] [--hosts HOSTS]``. Raises RequestError with all mistakes."""
+    """``%sky_status [NAME] [--hosts HOSTS [--disk]]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_status", line)
     name = parsed.word("name of a pool", pool_name)
+    disk = bool(parsed.values.get("disk"))
+    parsed.check(disk and "hosts" not in parsed.values, "--disk says what is on hosts: name them with --hosts")
+    parsed.check(disk and name, "--disk is not of one pool: leave its name out")
     parsed.done()
-    return StatusRequest(name, parsed.values.get("hosts", ()))
+    return StatusRequest(name, parsed.values.get("hosts", ()), disk)
+
+
+def parse_clean(line: str) -> CleanRequest:
+    """``%sky_clean --hosts HOSTS [--all] [--dry-run]``. Raises RequestError with all mistakes."""
+    parsed = ParsedLine("sky_clean", line)
+    parsed.check("hosts" not in parsed.values, "say where: %sky_clean --hosts gpu1,gpu2")
+    parsed.done()
+    return CleanRequest(**parsed.values)
 
 
 def parse_down(line: str) -> DownRequest:

@@ -100,6 +100,8 @@ _FOLLOW = Option(("-f", "--follow"), "follow", help="go on as the log grows, unt
 _NODE = Option(("--node",), "nodes", Selection, "NODES", "which nodes: all, head, 0,2 or 0:4", choices="ranks")
 _ALL = Option(("--all",), "all", help="every pool of this notebook; with --hosts, every pool of yours there")
 _AT_HOSTS = Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "pools of yours on these machines, whoever started them", "list")
+_DISK = Option(("--disk",), "disk", help="with --hosts: what skymagic keeps on their disks instead")
+_CLEAN_ALL = Option(("--all",), "all", help="all of it that no pool uses now")
 # fmt: on
 
 
@@ -152,7 +154,7 @@ MAGICS: dict[str, Magic] = {
     "sky_broadcast": Magic("Run the cell on every rank; without a pool, options of a pool make one.", (*RUN, *POOL), examples=_BROADCAST_EXAMPLES, cell=True),
     "sky_run": Magic("Run the cell on one rank: the next in turn unless --rank says which.", (_RANK, _POOL_NAME, _OUTPUT, *_SHIPPING, _NOBLOCK, DRY_RUN), examples=("%%sky_run -o value", "%%sky_run --rank 1 --timeout 30s"), cell=True),
     "sky_sh": Magic("Run the cell as a shell script, once on each node.", SH, examples=_SH_EXAMPLES, cell=True),
-    "sky_status": Magic("Show the pools and what they do.", (_AT_HOSTS,), "[NAME]", "pools", ("%sky_status", "%sky_status --hosts gpu1,gpu2      # also of notebooks that are gone")),
+    "sky_status": Magic("Show the pools and what they do.", (_AT_HOSTS, _DISK), "[NAME]", "pools", ("%sky_status", "%sky_status --hosts gpu1,gpu2      # also of notebooks that are gone", "%sky_status --hosts gpu1,gpu2 --disk")),
     "sky_logs": Magic("Show what ranks wrote, also what the cell did not show.", (_RANK, _LINES, _FOLLOW, _POOL_NAME), examples=("%sky_logs --rank 1 -n 200", "%sky_logs -f")),
     "sky_push": Magic("Send variables to the ranks.", (_TARGETS, _POOL_NAME), "NAMES", "variables", ("%sky_push model, data",)),
     "sky_pull": Magic("Bring variables back from the ranks, as a list by rank.", (_OUTPUT, _HEAD, _TARGETS, _POOL_NAME), "NAMES", "theirs", examples=("%sky_pull loss, accuracy", "%sky_pull model --head -o trained")),
@@ -163,6 +165,7 @@ MAGICS: dict[str, Magic] = {
     "sky_cost": Magic("Show what pools have cost, and cost now.", (), "[NAME]", "pools", ("%sky_cost",)),
     "sky_restart": Magic("Start ranks again; their variables are gone.", (_RANK, _POOL_NAME), examples=("%sky_restart", "%sky_restart --rank 2")),
     "sky_down": Magic("Stop a pool and release its machines.", (_ALL, _AT_HOSTS), "[NAME]", "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone")),
+    "sky_clean": Magic("Remove what skymagic keeps on the disks of hosts, and no pool has used for 30 days.", (_AT_HOSTS, _CLEAN_ALL, DRY_RUN), examples=("%sky_clean --hosts gpu1,gpu2", "%sky_clean --hosts gpu1,gpu2 --all --dry-run")),
     "sky_auto": Magic("Run every plain cell on the ranks, or no longer.", (), "on|off", "switch", ("%sky_auto on",)),
 }
 # fmt: on
