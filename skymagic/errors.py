@@ -6,6 +6,7 @@
     ├── RequestError             bad input, refused before anything starts; holds all mistakes
     ├── CellSyntaxError          a cell that is not Python, refused before anything is sent
     ├── CaptureError             names that cannot travel, or cannot be bound on a rank
+    ├── PackagesError            packages that a cell needs are missing on nodes, and cannot be installed there
     ├── PoolError                a pool cannot be made, found or used
     │   ├── ProvisionError       machines or ranks did not come up
     │   │   ├── HostError        a host could not be reached or used: which, why, and what to try
@@ -62,6 +63,10 @@ class CellSyntaxError(SkyError):
 
 class CaptureError(SkyError):
     """Variables that cannot travel to the ranks; the message names each with its type and a remedy."""
+
+
+class PackagesError(SkyError):
+    """Packages are missing on nodes and were not installed there; the message says why, and how it is done. Nothing was sent."""
 
 
 class PoolError(SkyError):

@@ -15,6 +15,7 @@ mark); ``code/DIGEST/``, skymagic as it runs in the notebook, on PYTHONPATH, so 
 ``incoming/``, uploads; ``python/``, interpreters that uv fetched.
 
 disk          sh that lists and removes what skymagic keeps on a host, and what of it may go
+additions     more packages for an environment that is in use
 facts         a probe's answer as a value
 install       prepare.sh and install.sh
 messages      why a host cannot be set up, and what to do

@@ -42,7 +42,7 @@ class InstallPlan:
     files: tuple[str, ...] = ()
 
 
-_COMMON = r"""
+COMMON = r"""
 # A step is a command; when it fails, nothing half-made stays.
 step() { attempt "$@" || fail; }
 
@@ -77,7 +77,7 @@ main() {
 main </dev/null 2>&1
 """
 
-_INSTALL = r"""
+_MAIN = r"""
 main() {
     umask 077
     cd /  # a home may hold a random.py
@@ -96,7 +96,9 @@ main() {
     tell done
     leave 0
 }
+"""
 
+WATCHED = r"""
 # Nobody listens any more when the connection is gone: then this process group ends, with pip and all.
 watch() {
     trap '' PIPE
@@ -142,7 +144,9 @@ try_lock() {
     if [ "$host" = "$(uname -n)" ] && ! kill -0 "$pid" 2>/dev/null; then rm -rf "$folder/env/$env.held"; fi
     return 1
 }
+"""
 
+_INSTALL = r"""
 environment() {
     made=$folder/env/$env
     if [ -f "$made/.ready" ] && "$made/bin/python" -c '' 2>/dev/null; then
@@ -218,7 +222,7 @@ def install_script(plan: InstallPlan, facts: Facts) -> str:
         "wheel": plan.wheel,
         "code": plan.requirements.code,
     }
-    functions = [_COMMON + _INSTALL + PACKAGES, _requirements(plan, facts), _commands(plan)]
+    functions = [COMMON + _MAIN + WATCHED + _INSTALL + PACKAGES, _requirements(plan, facts), _commands(plan)]
     return "\n".join([TELL, *assignments(names), *functions, "main </dev/null 2>&1\n"])
 
 
@@ -234,11 +238,11 @@ def _requirements(plan: InstallPlan, facts: Facts) -> str:
         **{f"scoped-{n}.txt": [f"--index-url {url}", *served] for n, (url, served) in enumerate(requirements.scoped)},
     }
     return "\n".join(
-        ["requirements() {", *(line for name, lines in files.items() for line in _written(name, lines)), "}"]
+        ["requirements() {", *(line for name, lines in files.items() for line in written(name, lines)), "}"]
     )
 
 
-def _written(name: str, lines: Iterable[str]) -> list[str]:
+def written(name: str, lines: Iterable[str]) -> list[str]:
     """sh that writes a file of uploads: by a builtin, for a program's arguments are seen by other users."""
     writes = (f"        printf '%s\\n' {quote(line)}" for line in lines)
     return ["    {", *writes, "        :", f'    }} >"$drop/{name}"']

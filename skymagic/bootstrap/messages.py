@@ -47,13 +47,8 @@ class Failure:
 
     def remedy(self, facts: Facts) -> str:
         """What to do, as far as the last lines tell."""
-        text = "\n".join(self.last).lower()
-        full = self.free_kb is not None and self.free_kb < DISK_FULL_KB
-        for pattern, advice in ADVICE:
-            if re.search(pattern, text) or full:  # the first is about full disks
-                free = _free(self.free_kb)
-                return advice.format(folder=facts.folder, free=free, host=facts.hostname, minor=self.minor)
-        return "Nothing half-made was left there; once this is mended, make the pool again."
+        left = "Nothing half-made was left there; once this is mended, make the pool again."
+        return advice(self, facts) or left
 
 
 ADVICE = (
@@ -84,6 +79,17 @@ ADVICE = (
         "The packages contradict each other: the lines above say which. Change --pip or the plugins' versions.",
     ),
 )
+
+
+def advice(failure: Failure, facts: Facts) -> str:
+    """What to do about what the last lines tell; empty where they tell nothing that is known."""
+    text = "\n".join(failure.last).lower()
+    full = failure.free_kb is not None and failure.free_kb < DISK_FULL_KB
+    for pattern, words in ADVICE:
+        if re.search(pattern, text) or full:  # the first is about full disks
+            free = _free(failure.free_kb)
+            return words.format(folder=facts.folder, free=free, host=facts.hostname, minor=failure.minor)
+    return ""
 
 
 def _free(kb: int | None) -> str:

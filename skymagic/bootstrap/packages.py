@@ -13,8 +13,9 @@ with_uv() {
     as_pip
     attempt "making an environment with Python ${python:-$want}" \
         "$uv" venv --no-project --python "${python:-$want}" "$made" && by_uv || return 1
-    # for who installs something more in a cell; nothing depends on it
+    # for what is installed later, by a cell or by hand; nothing depends on it
     "$uv" pip install --quiet --python "$made/bin/python" pip </dev/null >/dev/null 2>&1 || :
+    if [ "$uv" = "$drop/uv" ]; then mv "$uv" "$made/bin/uv" || :; fi
 }
 
 with_pip() {

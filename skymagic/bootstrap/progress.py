@@ -20,10 +20,16 @@ class InstallProgress:
     Args:
         report: gets each step in words.
         hidden: values that are shown nowhere.
+        words: gets each line that an installer prints.
     """
 
-    def __init__(self, report: Callable[[str], None], hidden: Collection[str] = ()) -> None:
-        self._report, self._hidden = report, hidden
+    def __init__(
+        self,
+        report: Callable[[str], None],
+        hidden: Collection[str] = (),
+        words: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._report, self._hidden, self._words = report, hidden, words
         self.done = False
         self._step, self._command = "starting", ""
         self._free: int | None = None
@@ -36,6 +42,7 @@ class InstallProgress:
             text = self._masked(without_colours(line).rstrip())
             if text:
                 self._last.append(text)
+                self._words(text)
             if text.lstrip().startswith(SHOWN_PREFIXES):
                 self._report(text.strip())
             return

@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -201,18 +201,7 @@ def setup(host: RemoteShell, requirements: Requirements, report: Report, facts: 
 
 def _install(host: RemoteShell, requirements: Requirements, facts: Facts, report: Report) -> None:
     plan = plan_install(requirements, facts, secrets.token_hex(8), wheel.running()[1])
-    files = _files(host, plan, facts)
-    place = _prepared(host, requirements, plan.incoming)
-    try:
-        for name, content in files.items():
-            if len(content) > UPLOAD_NOTICE_BYTES:
-                report(f"uploading {name} ({len(content) / 1e6:.0f} MB)")
-            starts, view = range(0, len(content), CHUNK_BYTES), memoryview(content)
-            host.upload(f"{place}/{name}", (view[start : start + CHUNK_BYTES] for start in starts), len(content))
-    except BaseException:
-        with contextlib.suppress(Exception):  # then the next one to install removes it, after a day
-            host.run(f"rm -rf {quote(place)}", timeout=10.0)
-        raise
+    upload(host, prepare_script(requirements, plan.incoming), _files(host, plan, facts), report)
     progress = InstallProgress(report, requirements.hidden)
     done = host.run(install_script(plan, facts), lines=progress.feed)
     if not progress.done:
@@ -233,9 +222,24 @@ def _files(host: RemoteShell, plan: InstallPlan, facts: Facts) -> dict[str, byte
     return files
 
 
-def _prepared(host: RemoteShell, requirements: Requirements, token: str) -> str:
+def upload(host: RemoteShell, prepare: str, files: Mapping[str, bytes], report: Report) -> None:
+    """Make the folder of uploads (`prepare` is the script), and fill it; what went half is removed."""
+    place = _prepared(host, prepare)
+    try:
+        for name, content in files.items():
+            if len(content) > UPLOAD_NOTICE_BYTES:
+                report(f"uploading {name} ({len(content) / 1e6:.0f} MB)")
+            starts, view = range(0, len(content), CHUNK_BYTES), memoryview(content)
+            host.upload(f"{place}/{name}", (view[start : start + CHUNK_BYTES] for start in starts), len(content))
+    except BaseException:
+        with contextlib.suppress(Exception):  # then the next one to install removes it, after a day
+            host.run(f"rm -rf {quote(place)}", timeout=10.0)
+        raise
+
+
+def _prepared(host: RemoteShell, prepare: str) -> str:
     """Make the folder of uploads; where it is."""
-    done = host.run(prepare_script(requirements, token), timeout=60.0)
+    done = host.run(prepare, timeout=60.0)
     for line in done.out.splitlines():
         if line.startswith(f"{MARK}prepared "):
             return line.removeprefix(f"{MARK}prepared ")

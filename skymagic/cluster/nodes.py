@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from skymagic.wire import agent as wire
 from skymagic.wire.transport import Transport
+
+if TYPE_CHECKING:
+    from skymagic.bootstrap.additions import Addition
 
 
 @dataclass
@@ -38,6 +42,10 @@ class Node:
         forward: an address and port on that machine → a port of 127.0.0.1 here that leads there; None where the
             machine is this one.
         address: where the other nodes reach it; empty until the nodes have met.
+        install: ``install(addition, words, cancelled)`` installs packages into the environment of its ranks; `words` gets each
+            line that the installer prints, and it ends soon once `cancelled` says so. None where the environment is the
+            notebook's own, or an interpreter that is used as it is.
+        python: that interpreter; empty where there is none.
         hostname: its own name for itself; empty until the nodes have met.
     """
 
@@ -46,6 +54,10 @@ class Node:
     start_agent: Callable[[Callable[[str], None]], Transport] = field(repr=False, compare=False)
     run: Callable[..., Transport] = field(repr=False, compare=False)
     forward: Callable[[str, int], int] | None = field(default=None, repr=False, compare=False)
+    install: Callable[[Addition, Callable[[str], None], Callable[[], bool]], None] | None = field(
+        default=None, repr=False, compare=False
+    )
+    python: str = ""
     address: str = ""
     hostname: str = ""
 

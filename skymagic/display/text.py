@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from skymagic.plan import accelerators
+from skymagic.plan.distributions import Environment
 from skymagic.plan.units import duration_text, rank_words, size
 
 Write = Callable[[str, str], None]
@@ -107,6 +108,23 @@ def gpus(name: str | None, here: Sequence[str]) -> str:
     rows.sort(key=lambda row: -row[2])  # what is here comes first
     known = table([("--gpu", "memory", "on this machine"), *((*row[:2], row[2] or "-") for row in rows)])
     return f"on this machine: {devices}\n\n{known}"
+
+
+def packages(nodes: Mapping[str, Environment], here: Environment) -> str:
+    """What is installed on nodes, a row for each distribution, beside the notebook's version.
+
+    Args:
+        nodes: by name. Nodes that have the same share a column.
+    """
+    alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for name, there in nodes.items():
+        alike.setdefault(tuple(sorted(there.versions.items())), []).append(name)
+    columns = [dict(versions) for versions in alike]
+    rows = [
+        (name, *(column.get(name, "-") for column in columns), here.versions.get(name, "-"))
+        for name in sorted({name for column in columns for name in column})
+    ]
+    return table([("package", *(", ".join(names) for names in alike.values()), "notebook"), *rows])
 
 
 def cost(pools: Sequence[tuple[str, float, float]], now: float) -> str:

@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from traitlets import Any as AnyTrait
-from traitlets import Bool, Float, Int, List, TraitError, Unicode, Union, validate
+from traitlets import Bool, Enum, Float, Int, List, TraitError, Unicode, Union, validate
 from traitlets.config import Configurable
 
 from skymagic.errors import RequestError
@@ -58,6 +58,12 @@ class SkyMagic(Configurable):
     keep_values = Bool(
         _BUILT_IN.keep_values,
         help="Whether other machines keep values of 1 MB and more on their disks, for later pools (4 GB, 30 days).",
+    ).tag(config=True)
+
+    packages = Enum(
+        ("sync", "ask", "off"),
+        _BUILT_IN.packages,
+        help="Packages that the notebook has and other machines lack: installed there, asked for, or left alone.",
     ).tag(config=True)
 
     @validate("plugins")

@@ -14,6 +14,7 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 from skymagic import plugins, providers
 from skymagic.api import disk, running
 from skymagic.api.compute import Compute
+from skymagic.data.capture import installed
 from skymagic.display import text as display
 from skymagic.display.screen import Copying, print_note
 from skymagic.errors import PoolError, RequestError, SkyError
@@ -163,6 +164,17 @@ class SkyMagics(Magics):
             copy = getattr(one.files(), direction)
             copied = copy(request.source, request.target, nodes, progress)
         progress.end(summary(copied, progress.seconds, to_nodes=direction == "put"))
+
+    @line_magic
+    def sky_pip(self, line: str) -> None:
+        request = usage(lambda: line_magics.parse_pip(line))
+        for one in registry.every() if request.all else [registry.find(request.pool)]:
+            if not request.packages:
+                print(display.packages(one.packages.listed(), installed.here()))
+                continue
+            notes = one.packages.install(request.packages, lambda node, said: print(f"[{node}] {said}", flush=True))
+            for note in notes:
+                print_note(note)
 
     @line_magic
     def sky_gpus(self, line: str) -> None:

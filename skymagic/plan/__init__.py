@@ -10,6 +10,7 @@ absent          names of Skyward that stand for what is not here, with a sentenc
 accelerators    accelerators by name
 masking         what is shown of text that may hold secrets
 image           packages, environment and files that ranks need
+distributions   distributions by what is imported from them; what a node lacks
 selection       some of a pool's ranks or nodes: head, all, 0,2
 requests        a pool, a run or a plugin as it was asked for, and the configured defaults
 capacity        how many ranks a machine has room for

@@ -216,6 +216,8 @@ class Defaults:
         stall_after: seconds without progress until one line says who waits for whom.
         grace: seconds that an interrupted rank has before it is ended.
         screen_limit: bytes of output that one cell may show; the logs hold all of it.
+        packages: what is done where a node of another machine lacks a package that a cell needs: "sync" installs it, "ask" says how,
+            "off" leaves it to the cell to fail.
         keep_values: whether other machines keep large values on their disks, for later pools.
     """
 
@@ -230,6 +232,7 @@ class Defaults:
     grace: float = 2.0
     screen_limit: int = 1_000_000
     keep_values: bool = True
+    packages: str = "sync"
 
 
 @dataclass(frozen=True)

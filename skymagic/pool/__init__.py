@@ -4,6 +4,7 @@
 
     magics, api → Pool ─┬─ Runs ── Scheduler   reserve ranks, ship, carry out
                         ├─ Dispatch            orders under way ←──┐ a rank's death reaches its run
+                        ├─ Packages            what a run needs is installed before it is sent
                         ├─ Recovery            ranks anew     ←────┤ between runs
                         ├─ AgentEvents ────────────────────────────┘ ← agents, on their links' threads
                         └─ Resources           machines, agents, engine, store
@@ -12,6 +13,7 @@ agent_events  what agents report: deaths, lost nodes, notes, limits
 cloning       names of one rank copied to others
 dispatch      orders on their way to ranks, and who waits for them
 messages      what is shown of its ranks
+packages      which packages the nodes have, and how they get more
 pool          the public class
 recovery      ranks started anew, process groups formed again, another number of nodes
 records       which pools on other machines were started from here, on disk

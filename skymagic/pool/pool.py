@@ -16,6 +16,7 @@ from skymagic.pool.agent_events import AgentEvents
 from skymagic.pool.cloning import Cloned, Cloning
 from skymagic.pool.dispatch import Dispatch
 from skymagic.pool.messages import rows
+from skymagic.pool.packages import Packages
 from skymagic.pool.recovery import Recovery
 from skymagic.pool.release import Step, run_steps
 from skymagic.pool.resources import Resources
@@ -70,7 +71,8 @@ class Pool(Status):
         dispatch = Dispatch(self, self._resources)
         self._recovery = Recovery(self, self._resources, self.scheduler, dispatch.send)
         self._events = AgentEvents(self, self._resources, dispatch, self._recovery, self.close)
-        self._runs = Runs(self, self._resources, dispatch, self.scheduler, self._recovery)
+        self.packages = Packages(self, self._resources)
+        self._runs = Runs(self, self._resources, dispatch, self.scheduler, self._recovery, self.packages)
         self._cloning = Cloning(self, self._resources, dispatch, self.scheduler, self._recovery, self._runs)
 
     @property

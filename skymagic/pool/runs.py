@@ -9,11 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from skymagic.data.capture.imports import ModulesNeeded
 from skymagic.display.screen import NullScreen, Progress, print_note
 from skymagic.errors import PoolStateError, RunInterrupted
 from skymagic.plan.units import agreeing, count, rank_words
 from skymagic.pool import messages, replaced
 from skymagic.pool.dispatch import Dispatch
+from skymagic.pool.packages import Packages
 from skymagic.pool.recovery import Recovery
 from skymagic.pool.resources import Resources
 from skymagic.pool.scheduling import Reservation, Scheduler
@@ -44,6 +46,7 @@ class Runs:
     _dispatch: Dispatch
     _scheduler: Scheduler
     _recovery: Recovery
+    _packages: Packages
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held for moments, while what follows is changed."""
@@ -58,7 +61,7 @@ class Runs:
             for note in self._status.take_notes():
                 screen.note(f"[{note}]\n")
             with self.counted():
-                manifest = self._prepare(spec, screen)
+                manifest = self._prepare(spec, screen, stop)
                 # those of the store, on where the values went, are shown with the cell that sent them
                 for note in [*self._status.take_notes(), *replaced.sent_instead(manifest, bindings, spec.ranks)]:
                     screen.note(f"[{note}]\n")
@@ -90,7 +93,7 @@ class Runs:
 
     def preview(self, spec: RunSpec) -> Manifest:
         """What a run would ship; nothing is written or sent."""
-        return self._prepare(spec, NullScreen(), dry_run=True)
+        return self._prepare(spec, NullScreen(), StopSignal(), dry_run=True)
 
     def _check_present(self, ranks: Sequence[int]) -> None:
         """Raises PoolStateError if the pool has released or lost some of these ranks."""
@@ -129,8 +132,16 @@ class Runs:
                     if self._resources.agents.gone:
                         self._status.move(Event.DEGRADE)
 
-    def _prepare(self, spec: RunSpec, screen: Screen, *, dry_run: bool = False) -> Manifest:
-        """What the run needs on its ranks, written into the store; shows a line when it takes long."""
+    def _prepare(self, spec: RunSpec, screen: Screen, stop: StopSignal, *, dry_run: bool = False) -> Manifest:
+        """What the run needs on its ranks, written into the store; what packages it needs, the nodes get before."""
+        while True:
+            try:
+                return self._prepare_once(spec, screen, dry_run=dry_run)
+            except ModulesNeeded as needed:
+                self._packages.settle(needed, screen, lambda: stop.sent > 0)
+
+    def _prepare_once(self, spec: RunSpec, screen: Screen, *, dry_run: bool = False) -> Manifest:
+        """The same, or what it says that it needs; shows a line when it takes long."""
         progress = Progress(screen.status)
 
         def note(said: str) -> None:
@@ -140,6 +151,7 @@ class Runs:
             return self._resources.shipper.prepare(
                 spec.source_without_magics, spec.ranks, push=spec.push, no_push=spec.no_push, fresh=spec.fresh,
                 extra=spec.extra, compiler_flags=spec.compiler_flags, dry_run=dry_run, progress=progress, warn=note, note=note,
+                unsettled=self._packages.unsettled,
             )  # fmt: skip
 
     def _carry_out(self, spec: RunSpec, manifest: Manifest, screen: Screen, limits: Limits, stop: StopSignal) -> Report:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from skymagic import plugins
+from skymagic.bootstrap.additions import Addition, add
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.provision import Installation, probe, requirements_of, setup
 from skymagic.bootstrap.requirements import Requirements
@@ -118,8 +119,15 @@ class Machine:
             self.name,
             start_agent=lambda state: self._open(daemon, state),
             run=self._run,
+            install=None if self._used_as_it_is else self._install,
+            python=self._installation.python if self._installation is not None and self._used_as_it_is else "",
             forward=lambda address, port: self._current().forward(address, port),
         )
+
+    @property
+    def _used_as_it_is(self) -> bool:
+        """Whether its ranks run in an interpreter that the user has named."""
+        return self._installation is None or self._installation.requirements.prepared
 
     def _command(self, module: str, *args: str) -> str:
         assert self._installation is not None
@@ -151,11 +159,18 @@ class Machine:
 
     def _run(self, module: str, *args: str) -> Transport:
         """A process beside the agent, over a connection of its own for such."""
+        return self._beside().open(self._command(module, *args))
+
+    def _install(self, addition: Addition, words: Callable[[str], None], cancelled: Callable[[], bool]) -> None:
+        """Install more packages into the environment of its ranks."""
+        assert self._installation is not None
+        add(self._beside(), self._installation, addition, words, cancelled)
+
+    def _beside(self) -> Connection:
         with self._lock:
             if self._bulk is None or not self._bulk.alive:
                 self._bulk = connecting.connect(self.endpoint)
-            bulk = self._bulk
-        return bulk.open(self._command(module, *args))
+            return self._bulk
 
     def close(self) -> None:
         """End the tunnel and all connections; twice is safe."""

@@ -14,11 +14,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skymagic.bootstrap import wheel
+from skymagic.bootstrap.additions import Addition, addition_script
 from skymagic.bootstrap.facts import Facts, Python, parse
 from skymagic.bootstrap.install import UPLOADED, InstallPlan, install_script, plan_install, prepare_script
 from skymagic.bootstrap.messages import Failure, lacks_python, refusals
 from skymagic.bootstrap.probe import PACKAGES_PROBE, PYTHON_PROBE, probe_script
 from skymagic.bootstrap.progress import InstallProgress
+from skymagic.bootstrap.provision import Installation
 from skymagic.bootstrap.quoting import any_shell, any_shell_word
 from skymagic.bootstrap.requirements import Requirements
 
@@ -45,6 +47,11 @@ SCRIPTS = {
     "probe.sh": probe_script(WANTED),
     "prepare.sh": prepare_script(replace(WANTED, folder="/scratch/it's"), "token"),
     "install.sh": install_script(RECIPE, FACTS),
+    "add.sh": addition_script(
+        Installation("/p", FACTS, "/c", WANTED),
+        Addition(("pandas==3.0", "it's"), ("numpy==2.0",), ("six==1.0",), {"my x-1.whl": b""}),
+        "token",
+    ),
 }
 
 

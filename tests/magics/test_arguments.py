@@ -22,6 +22,7 @@ from skymagic.magics.arguments.line_magics import (
     FilesRequest,
     LogsRequest,
     NamesRequest,
+    PipRequest,
     RestartRequest,
     StatusRequest,
     parse_auto,
@@ -33,6 +34,7 @@ from skymagic.magics.arguments.line_magics import (
     parse_logs,
     parse_name,
     parse_names,
+    parse_pip,
     parse_restart,
     parse_status,
 )
@@ -716,6 +718,22 @@ def test_files() -> None:
     for line in ("", "a", "a b c"):
         assert "needs SRC and DST" in mistakes(parse_put, line)[0]
     assert "a path is empty" in mistakes(parse_get, "a ''")[0]
+
+
+def test_pip() -> None:
+    assert parse_pip("list") == PipRequest()
+    assert parse_pip("install pandas 'pillow>=12' --pool p") == PipRequest(("pandas", "pillow>=12"), "p")
+    assert parse_pip("install pandas --all").all
+    for wrong in (
+        "",
+        "pandas",
+        "install",
+        "list pandas",
+        "install x --index-url=x",
+        "install ;",
+        "list --all --pool p",
+    ):
+        assert len(mistakes(parse_pip, wrong)) == 1, wrong
 
 
 def test_lifecycle() -> None:

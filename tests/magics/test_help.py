@@ -51,7 +51,7 @@ VALUES = {
     "LINES": "5",
 }
 """By its field, or by what help calls it: a value that is right."""
-WORDS = {"RANKS NAMES": "2 model", "NAMES": "model", "SRC DST": "a b", "on|off": "on"}
+WORDS = {"RANKS NAMES": "2 model", "NAMES": "model", "SRC DST": "a b", "on|off": "on", "install NAMES|list": "list"}
 """What a magic's line needs beside its options."""
 NEEDED = {
     ("", "--head"): "-o r",
@@ -87,7 +87,7 @@ def test_every_completion_is_accepted(magic: str) -> None:
             PARSERS[magic](f"{line_with(magic, option, name, value)} {words}")
             assert complete(magic, f"{name} {value}", NAMES)[0] == value, "and it stays when more is typed"
     for word in complete(magic, "", NAMES):
-        PARSERS[magic](word)
+        PARSERS[magic](f"{word} pandas" if word == "install" else word)
     if magic == "sky_clone":
         assert complete(magic, "2 mo", NAMES) == ["model"]
 

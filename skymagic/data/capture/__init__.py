@@ -10,6 +10,8 @@ strings      names in string literals: code, templates, IPython's calls, keys of
 annotations  names in annotations that are strings
 scripts      what the files need that a cell runs with %run
 cells        the cells that code comes from, for tracebacks
+imports      names of modules in source: all that it may import, and those that it cannot do without
+installed    the distributions of this environment, and what is imported from them
 modules      the user's own modules, with those that they import
 paths        folders of the user's own modules
 staleness    modules whose file was edited after the notebook had imported them

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from skymagic.data.capture.imports import imported_names, required_names
 from skymagic.data.capture.paths import is_own
 from skymagic.data.store.store import digest
 
@@ -38,6 +39,8 @@ class _Parsed:
     source: str
     hash: str
     imports: frozenset[str]
+    required: frozenset[str]
+    """Those of them that it does not do without when it is imported."""
 
 
 class Found(NamedTuple):
@@ -48,51 +51,8 @@ class Found(NamedTuple):
     """Name → file, line, and what is wrong there."""
     imports: frozenset[str]
     """Dotted names that the sources may import."""
-
-
-def imported_names(tree: ast.AST, package: str = "") -> frozenset[str]:
-    """Dotted names that a piece of code may import; ``from a import b`` counts as ``a`` and ``a.b``.
-
-    Args:
-        package: the package that relative imports start from.
-    """
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = package.split(".")
-                parents = parents[: len(parents) - node.level + 1]
-                base = ".".join([*parents, base] if base else parents)
-            if base:
-                names.add(base)
-                names.update(f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
-        elif isinstance(node, ast.Call) and (name := _imported_by_call(node)):
-            names.add(name)
-    return frozenset(names)
-
-
-_IMPORTING = {
-    "import_module",
-    "__import__",
-    "files",
-    "get_data",
-    "read_text",
-    "read_binary",
-    "open_text",
-    "open_binary",
-}
-
-
-def _imported_by_call(call: ast.Call) -> str:
-    """The module that a call imports by a literal name: ``import_module("a.b")``, ``importlib.resources.files("a")``."""
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    first = call.args[0] if call.args else None
-    if name not in _IMPORTING or not isinstance(first, ast.Constant) or not isinstance(first.value, str):
-        return ""
-    return first.value if all(part.isidentifier() for part in first.value.split(".")) else ""
+    required: frozenset[str]
+    """Those of them without which they cannot be imported."""
 
 
 def collect(names: Iterable[str], folder: str) -> dict[str, ModuleSource]:
@@ -108,9 +68,13 @@ def search(names: Iterable[str], folder: str) -> Found:
     found: dict[str, ModuleSource] = {}
     problems: dict[str, str] = {}
     imports: set[str] = set()
-    todo = list(names)
+    required: set[str] = set()
+    todo, optional = list(names), list[str]()
+    surely = True  # what is found first is needed; then comes what may be
     seen: set[str] = set()
-    while todo:
+    while todo or optional:
+        if not todo:
+            todo, optional, surely = optional, [], False
         name = todo.pop()
         if name in seen or not name:
             continue
@@ -126,8 +90,11 @@ def search(names: Iterable[str], folder: str) -> Found:
         elif parsed is not None:
             found[name] = ModuleSource(name, parsed.source, package, path, parsed.hash)
             imports |= parsed.imports
-            todo.extend(parsed.imports)
-    return Found(found, problems, frozenset(imports))
+            if surely:
+                required |= parsed.required
+                todo.extend(parsed.required)
+            optional.extend(parsed.imports)
+    return Found(found, problems, frozenset(imports), frozenset(required))
 
 
 def is_local(module: str, folder: str) -> bool:
@@ -190,7 +157,7 @@ _cache: dict[str, tuple[tuple[int, int, int], _Parsed | str]] = {}
 def _read(path: str, name: str, package: bool) -> _Parsed | str | None:
     """A module's text and imports, read again only when the file has changed; what is wrong with it if it is not Python."""
     if os.path.isdir(path):
-        return _Parsed("", "", frozenset())
+        return _Parsed("", "", frozenset(), frozenset())
     try:
         status = os.stat(path)
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
@@ -211,7 +178,9 @@ def _parse(data: bytes, path: str, name: str, package: bool) -> _Parsed | str:
         return f"{path}, line {wrong.lineno or 1}: {wrong.msg}"
     except (ValueError, RecursionError, MemoryError) as wrong:
         return f"{path}: {wrong}"
-    return _Parsed(source, digest([data]), imported_names(tree, name if package else name.rpartition(".")[0]))
+    above = name if package else name.rpartition(".")[0]
+    names = imported_names(tree, above), required_names(tree, above, functions=False)
+    return _Parsed(source, digest([data]), *names)
 
 
 def as_plain(module: ModuleSource) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from skymagic.data.capture.annotations import annotated_names, value_names
 from skymagic.data.capture.bytecode import code_names
 from skymagic.data.capture.dataflow import Flow, Script
 from skymagic.data.capture.functions import mentioned_names
-from skymagic.data.capture.modules import imported_names
+from skymagic.data.capture.imports import imported_names, required_names
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class CellNames:
     """Bound on every path to the cell's end."""
     imports: frozenset[str] = frozenset()
     """Dotted names of modules that the cell may import."""
+    required: frozenset[str] = frozenset()
+    """Those of them that it does not do without: not in a ``try``."""
     attributes: frozenset[str] = frozenset()
     """All attribute names in the cell; they tell which submodules it reaches through a package."""
     hints: frozenset[str] = frozenset()
@@ -77,12 +79,14 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
     except RecursionError:
         # Expressions nested deeper than this visitor can go: the order is lost, the names are not.
         names = code_names(code)
-        return CellNames(names.loads, frozenset(code.co_names), frozenset(), names.imports, names.attributes)
+        stores = frozenset(code.co_names)
+        return CellNames(names.loads, stores, frozenset(), names.imports, names.required, names.attributes)
     return CellNames(
         loads=frozenset(flow.loads),
         stores=frozenset(flow.stores),
         certain=certain,
         imports=imports,
+        required=required_names(tree) if imports else frozenset(),
         attributes=frozenset(attributes),
         hints=frozenset(hints - flow.loads - flow.stores),
         probes=frozenset(flow.probes - flow.loads),

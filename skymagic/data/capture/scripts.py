@@ -21,6 +21,7 @@ def with_scripts(names: CellNames) -> CellNames:
             loads=names.loads | loads,
             hints=names.hints | (inner.hints if script.interactive else frozenset()),
             imports=names.imports | inner.imports,
+            required=names.required | inner.required,
             attributes=names.attributes | inner.attributes,
         )
     return names

@@ -10,6 +10,7 @@ from typing import Any
 
 from skymagic.data.capture import cells, modules
 from skymagic.data.capture.annotations import is_type
+from skymagic.data.capture.imports import ModulesNeeded
 from skymagic.data.capture.names import CellNames, cell_names, interactive, is_output, reach
 from skymagic.data.capture.resources import READERS
 from skymagic.data.capture.scripts import with_scripts
@@ -82,6 +83,7 @@ class Shipper(Unpacking):
         progress: Progress | None = None,
         warn: Callable[[str], None] | None = None,
         note: Callable[[str], None] | None = None,
+        unsettled: Callable[[frozenset[str]], frozenset[str]] | None = None,
     ) -> Manifest:
         """Find what a cell needs, and write what some rank has not got into the store.
 
@@ -98,9 +100,12 @@ class Shipper(Unpacking):
             progress: called with the bytes to write, by names, and the bytes written so far.
             warn: called with a sentence for each large variable that must travel to other machines, once per value.
             note: called with a sentence where the ranks' binding of a name may surprise, once per name.
+            unsettled: called with the dotted names of all modules that must be on the nodes; those of which it is not known
+                that they are.
 
         Raises:
             SyntaxError: the cell does not compile.
+            ModulesNeeded: there are such; no rank has got anything.
             CaptureError: variables cannot travel, all of them named, or there is no room for them. No rank has got
                 anything.
         """
@@ -137,6 +142,8 @@ class Shipper(Unpacking):
             )
             if dry_run:
                 return Manifest({}, 0, items, names=names)
+            if unsettled is not None and (needed := unsettled(self._required(names, values, lacking))):
+                raise ModulesNeeded(needed, frozenset(sources))
             unbound = self._shadowed(ranks)
             if note is not None:
                 self._note_deleted(names, ranks, note)
@@ -350,6 +357,13 @@ class Shipper(Unpacking):
                 note(self._pulled[name].stays(name, any(name in self.bindings.names(rank) for rank in ranks)))
             lacking[name] = []
         return lacking, sources, staying
+
+    def _required(
+        self, names: CellNames, values: Mapping[str, Variable], lacking: Mapping[str, list[int]]
+    ) -> frozenset[str]:
+        """Dotted names of modules that must be on the nodes, the notebook's own among them."""
+        moved = (value.pickled.required for name, value in values.items() if lacking[name])
+        return names.required.union(self.sources.required, *moved)
 
     def _related(
         self,

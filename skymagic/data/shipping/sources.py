@@ -30,6 +30,8 @@ class Sources:
     def __init__(self, folder: str, bindings: Bindings, *, remote: bool) -> None:
         self.folder = folder
         self.remote = remote
+        self.required: frozenset[str] = frozenset()
+        """Dotted names without which the modules that were found last cannot be imported."""
         self._bindings = bindings
         self._imported = Imported()
         self._too_large: set[str] = set()
@@ -47,8 +49,10 @@ class Sources:
         """
         wanted = sorted(names)
         if not wanted:
+            self.required = frozenset()
             return {}
         found = modules.search(wanted, self.folder)
+        self.required = found.required
         problems = [
             problem
             for name, problem in found.problems.items()

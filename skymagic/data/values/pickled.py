@@ -24,6 +24,8 @@ class Pickled(NamedTuple):
     """Modules of the notebook's folder that it refers to."""
     packages: frozenset[str] = frozenset()
     """Top-level packages that it refers to."""
+    required: frozenset[str] = frozenset()
+    """Modules of elsewhere, dotted, without which it cannot be rebuilt and used: no ``try`` is around them."""
     uses: Mapping[str, str] = types.MappingProxyType({})
     """Names of the namespace that its functions use, with the name of a function that does."""
     hints: Mapping[str, str] = types.MappingProxyType({})

@@ -158,6 +158,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.folder = folder
         self.tracker = tracker
         self.referred: set[str] = set()
+        self.required: set[str] = set()
         self.uses: dict[str, str] = {}
         self.hints: dict[str, str] = {}
         self.attributes: set[str] = set()
@@ -182,6 +183,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             buffers=tuple(self._buffers.kept),
             modules=frozenset(local),
             packages=frozenset(name.partition(".")[0] for name in self.referred - local),
+            required=frozenset(self.required - local),
             uses=self.uses,
             hints=self.hints,
             attributes=frozenset(self.attributes),
@@ -245,6 +247,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _refer(self, module: str | None) -> None:
         if module and not module.startswith("skymagic."):
             self.referred.add(module)
+            self.required.add(module)
 
     def _class(self, cls: type) -> Any:
         foreign = is_foreign(cls)
@@ -291,6 +294,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             names = code_names(code)
             self.attributes |= names.attributes
             self.referred |= names.imports
+            self.required |= names.required
             for name in sorted(names.loads | mentioned_names(code)):
                 self.uses.setdefault(name, function.__qualname__)
             self._annotated(function)

@@ -8,6 +8,7 @@ namespace       the rank's variables: values are bound, and packed for the way b
 lending         the rank's own values, packed for other ranks
 held            the objects made of the notebook's values, for values that refer to them
 importer        the remote importer: modules from sources that the notebook sent
+packages        what can be imported here, for the notebook, which installs what is missing
 missing         the name that an exception says is missing
 control         the control socket to the agent, with a thread of its own
 refusals        what a cell may ask of a notebook and not of a rank: input, debuggers, skymagic itself

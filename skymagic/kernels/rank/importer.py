@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.data.capture import resources
-from skymagic.data.capture.modules import ModuleSource, imported_names
+from skymagic.data.capture.imports import imported_names
+from skymagic.data.capture.modules import ModuleSource
 
 
 class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):

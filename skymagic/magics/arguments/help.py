@@ -77,6 +77,7 @@ class CompletionNames:
     gpus: tuple[str, ...] = GPU_NAMES
     ranks: tuple[str, ...] = ("head", "all")
     switch: tuple[str, ...] = ("on", "off")
+    pip: tuple[str, ...] = ("install", "list")
 
 
 def complete(magic: str, text: str, names: CompletionNames | None = None) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from skymagic.errors import RequestError
-from skymagic.magics.arguments.readers import Reader, identifiers, one_of, pool_name
+from skymagic.magics.arguments.readers import Reader, identifiers, one_of, packages, pool_name
 from skymagic.magics.arguments.reading import ParsedLine
 from skymagic.plan.accelerators import canonical
 from skymagic.plan.selection import Selection
@@ -54,6 +54,15 @@ class FilesRequest:
     target: str = ""
     nodes: Selection | None = None
     pool: str | None = None
+
+
+@dataclass(frozen=True)
+class PipRequest:
+    """%sky_pip: packages to install, none to list what is there; in one pool, the current one (None), or in all."""
+
+    packages: tuple[str, ...] = ()
+    pool: str | None = None
+    all: bool = False
 
 
 @dataclass(frozen=True)
@@ -173,6 +182,23 @@ def parse_clean(line: str) -> CleanRequest:
     parsed.check("hosts" not in parsed.values, "say where: %sky_clean --hosts gpu1,gpu2")
     parsed.done()
     return CleanRequest(**parsed.values)
+
+
+def parse_pip(line: str) -> PipRequest:
+    """``%sky_pip install NAMES``, ``%sky_pip list``, each with ``--pool NAME`` or ``--all``. Raises RequestError with all mistakes."""
+    parsed = ParsedLine("sky_pip", line)
+    word, wanted, found = (parsed.words or [""])[0], parsed.words[1:], tuple[str, ...]()
+    parsed.check(word not in ("install", "list"), "say first what: %sky_pip install NAME or %sky_pip list")
+    parsed.check(word == "install" and not wanted, "%sky_pip install needs the names of packages")
+    parsed.check(word == "list" and wanted, f"%sky_pip list takes no names ({' '.join(wanted)})")
+    parsed.check(parsed.values.get("all") and parsed.values.get("name"), "say --pool NAME or --all, not both")
+    for text in wanted if word == "install" else ():
+        try:
+            found += packages(text)
+        except RequestError as wrong:
+            parsed.mistakes += wrong.mistakes
+    parsed.done()
+    return PipRequest(found, parsed.values.get("name"), bool(parsed.values.get("all")))
 
 
 def parse_down(line: str) -> DownRequest:

@@ -1,0 +1,143 @@
+"""More packages for an environment that is in use: installed beside the ranks that run in it, under its lock."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import quote as escaped
+
+from skymagic.bootstrap.install import COMMON, WATCHED, prepare_script, written
+from skymagic.bootstrap.messages import advice
+from skymagic.bootstrap.packages import PACKAGES
+from skymagic.bootstrap.progress import InstallProgress
+from skymagic.bootstrap.provision import Installation, RemoteShell, upload
+from skymagic.bootstrap.quoting import TELL, assignments
+from skymagic.errors import HostError
+
+_ADD = r"""
+main() {
+    umask 077
+    cd /  # a home may hold a random.py
+    unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
+    PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_USER=0
+    export PIP_NO_INPUT PIP_DISABLE_PIP_VERSION_CHECK PIP_USER
+    half= ticker= held= drop=$folder/incoming/$incoming
+    trap 'leave 1' HUP INT TERM PIPE
+    watch &
+    ticker=$!
+    lock
+    made=$folder/env/$env
+    if [ ! -w "$HOME" ]; then
+        UV_CACHE_DIR=$folder/cache/uv PIP_CACHE_DIR=$folder/cache/pip
+        export UV_CACHE_DIR PIP_CACHE_DIR
+    fi
+    step "writing the list of packages" requirements
+    set -- -r "$drop/requirements.txt" -c "$drop/kept.txt"
+    install "$@" -c "$drop/versions.txt" || install "$@" || fail
+    tell done
+    leave 0
+}
+
+# What cannot be had, pip would not find either, and takes longer.
+install() {
+    if find_uv; then
+        as_pip
+        attempt "installing with uv" shown "$uv" pip install --python "$made/bin/python" "$@" && return
+        if grep -q "No solution found" "$drop/said"; then return 1; fi
+        tell instead
+    fi
+    attempt "installing with pip" "$made/bin/python" -m pip install --progress-bar off "$@"
+}
+
+shown() {
+    { "$@" 2>&1; echo $? >"$drop/status"; } | tee "$drop/said"
+    return "$(cat "$drop/status")"
+}
+
+find_uv() {
+    for one in "$made/bin/uv" uv "$HOME/.local/bin/uv" "$HOME/.cargo/bin/uv"; do
+        uv=$(command -v "$one" 2>/dev/null) && "$uv" --version >/dev/null 2>&1 && return
+    done
+    uv=
+    return 1
+}
+"""
+
+
+@dataclass(frozen=True)
+class Addition:
+    """Packages to be installed into an environment that is there.
+
+    Attributes:
+        packages: requirements.
+        kept: what must stay as it is there: ``numpy==2.1.0``.
+        preferences: the notebook's versions of what the packages need; they hold where all of them can.
+        files: wheels that go along, name → bytes.
+    """
+
+    packages: tuple[str, ...]
+    kept: tuple[str, ...] = ()
+    preferences: tuple[str, ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+
+def add(
+    host: RemoteShell,
+    installation: Installation,
+    addition: Addition,
+    words: Callable[[str], None],
+    cancelled: Callable[[], bool] = lambda: False,
+) -> None:
+    """Install more packages into the environment of an installation; one that has them already is left as it is.
+
+    Args:
+        words: called with each line that the installer prints.
+        cancelled: asked about once a second; then the installer is killed.
+
+    Raises:
+        HostError: what failed, with the installer's last lines and what can be done.
+        KeyboardInterrupt: it was cancelled.
+    """
+    requirements, facts, token = installation.requirements, installation.facts, secrets.token_hex(8)
+    upload(host, prepare_script(requirements, token), addition.files, words)
+    progress = InstallProgress(lambda step: None, requirements.hidden, words)
+
+    def feed(line: str) -> None:
+        if cancelled():
+            raise KeyboardInterrupt
+        progress.feed(line)
+
+    done = host.run(addition_script(installation, addition, token), lines=feed)
+    if not progress.done:
+        failure = progress.failure(done.status, done.err, requirements.minor)
+        what = ", ".join(addition.packages)
+        said = "\n".join(f"  | {line}" for line in failure.last)
+        raise HostError(
+            host.label, f"{what} could not be installed: {failure.step} failed\n{said}", advice(failure, facts)
+        )
+
+
+def addition_script(installation: Installation, addition: Addition, incoming: str) -> str:
+    """sh that installs them.
+
+    Args:
+        incoming: name of the folder of uploads, which is there, and is removed at the end.
+    """
+    facts, requirements = installation.facts, installation.requirements
+    names = {"folder": facts.folder, "env": facts.env, "incoming": incoming}
+    functions = [
+        COMMON + _ADD + WATCHED + PACKAGES,
+        _lists(addition, requirements.indexes, f"{facts.folder}/incoming/{incoming}"),
+    ]
+    return "\n".join([TELL, *assignments(names), *functions, "main </dev/null 2>&1\n"])
+
+
+def _lists(addition: Addition, indexes: tuple[str, ...], place: str) -> str:
+    """A shell function that writes both lists; passwords in URLs are on no command line."""
+    uploaded = [f"file://{escaped(f'{place}/{name}')}" for name in addition.files]
+    wanted = [*(f"--extra-index-url {url}" for url in indexes), *addition.packages, *uploaded]
+    files = {"requirements.txt": wanted, "kept.txt": addition.kept, "versions.txt": addition.preferences}
+    return "\n".join(
+        ["requirements() {", *(line for name, lines in files.items() for line in written(name, lines)), "}"]
+    )

@@ -1,0 +1,288 @@
+"""Packages of a pool's nodes: what a run needs and they lack is installed beside the running ranks, before anything is sent."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from skymagic.bootstrap.additions import Addition
+from skymagic.bootstrap.versions import pinned, preferred
+from skymagic.data.capture import installed
+from skymagic.data.capture.imports import ModulesNeeded
+from skymagic.errors import PackagesError
+from skymagic.plan import distributions
+from skymagic.plan.distributions import Distribution, Environment, canonical, differs, lacks
+from skymagic.pool.resources import Resources
+from skymagic.pool.status import Status
+from skymagic.run.run import Screen
+from skymagic.wire.threads import failures, run_all
+
+if TYPE_CHECKING:
+    from skymagic.cluster import Node
+
+ANSWER_TIMEOUT = 10.0
+"""Seconds in which a rank must tell what is installed."""
+
+Words = Callable[[str, str], None]
+"""Gets each line that an installer prints, after the name of its node."""
+
+
+@dataclass(eq=False, repr=False)
+class Packages:
+    """Knows what the nodes of one pool have; nothing is asked of them before a run needs it."""
+
+    _status: Status
+    _resources: Resources
+    _settled: set[str] = field(default_factory=set)
+    """Dotted names of modules that the nodes have, or with which nothing can be done."""
+    _unknown: dict[str, tuple[object, ...]] = field(default_factory=dict)
+    """Names that no distribution here has, with the state of this environment when that was looked up."""
+    _nodes: dict[int, Environment] = field(default_factory=dict)
+    """By index of the machine, what is there."""
+    _noted: set[Distribution] = field(default_factory=set)
+    """What the user knows to be of another version there."""
+    _imported: set[str] = field(default_factory=set)
+    """Modules that ranks had imported when something was installed last."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held by who installs."""
+
+    # -- what runs need ----------------------------------------------------------------------------------------------
+
+    def unsettled(self, names: frozenset[str]) -> frozenset[str]:
+        """Those of these names of modules of which it is not known that the nodes have them; microseconds where there are none."""
+        if names <= self._settled or not self._status.plan.remote or self._status.defaults.packages == "off":
+            return frozenset()
+        now = installed.stamp()
+        return frozenset(name for name in names - self._settled if self._unknown.get(name) != now)
+
+    def settle(self, needed: ModulesNeeded, screen: Screen, cancelled: Callable[[], bool]) -> None:
+        """See that all nodes have what a run needs.
+
+        Args:
+            screen: where it is said that something is installed, or is of another version there.
+            cancelled: whether the user has stopped the run.
+
+        Raises:
+            PackagesError: something is missing on a node and cannot be installed, or shall not be; nothing was sent.
+        """
+        own = {name.partition(".")[0] for name in needed.own}
+        foreign = {name for name in needed.names if name.partition(".")[0] not in own}
+        found, unknown = distributions.distributions(foreign, installed.here())
+        with self._lock:
+            if found:
+                self._look()
+                self._provide(found, screen, cancelled)
+                self._note_versions(found, screen)
+            self._unknown.update(dict.fromkeys(unknown, installed.stamp()))
+            self._settled |= needed.names - unknown
+
+    def _look(self, *, again: bool = False) -> None:
+        """Ask the nodes of which it is not known what is there, or all of them."""
+        agents = self._resources.agents
+        wanted = [index for index in range(len(agents.nodes)) if again or index not in self._nodes]
+        ranks = [next((rank for rank in agents.ranks_of(index) if agents.ranks[rank].ready), None) for index in wanted]
+        asked = {rank: index for rank, index in zip(ranks, wanted, strict=True) if rank is not None}
+        for rank, told in agents.ask(asked, "installed", ANSWER_TIMEOUT).items() if asked else ():
+            if told and "versions" in told:
+                self._nodes[asked[rank]] = Environment(told["versions"], dict.fromkeys(told["modules"], ()))
+
+    def _provide(self, found: Sequence[Distribution], screen: Screen, cancelled: Callable[[], bool]) -> None:
+        missing = {
+            index: lacking
+            for index, there in sorted(self._nodes.items())
+            if (lacking := [one for one in found if lacks(one, there)])
+        }
+        if not missing:
+            return
+        wanted = sorted({one for lacking in missing.values() for one in lacking})
+        names = [self._resources.agents.nodes[index].name for index in missing]
+        foreign = [
+            self._resources.agents.nodes[index]
+            for index in missing
+            if self._resources.agents.nodes[index].install is None
+        ]
+        if foreign:
+            raise PackagesError(refused(wanted, names, [node.python for node in foreign]))
+        if self._status.defaults.packages == "ask":
+            raise PackagesError(asks(wanted, names))
+        what = f"installing {', '.join(map(str, wanted))} on {', '.join(names)} …"
+        screen.status(f"[{what}]")
+        begun = time.monotonic()
+        additions = {index: addition(lacking, self._nodes[index]) for index, lacking in missing.items()}
+        problems = self._install(additions, lambda node, line: None, cancelled)
+        if problems:
+            screen.status(f"[{what} failed]", last=True)
+            raise PackagesError(
+                "\n".join([f"{', '.join(map(str, wanted))} cannot be installed; nothing was sent:", *problems])
+            )
+        screen.status(f"[{what} {time.monotonic() - begun:.1f} s]", last=True)
+        self._look(again=True)
+
+    def _note_versions(self, found: Iterable[Distribution], screen: Screen) -> None:
+        for one in found:
+            others: dict[str, list[str]] = {}
+            for index, there in sorted(self._nodes.items()):
+                if theirs := differs(one, there):
+                    others.setdefault(theirs, []).append(self._resources.agents.nodes[index].name)
+            if others and one not in self._noted:
+                self._noted.add(one)
+                ours = all(node.install is not None for node in self._resources.agents.nodes)
+                screen.note(f"[{other_version(one, others, ours=ours)}]\n")
+
+    # -- what users ask for ------------------------------------------------------------------------------------------
+
+    def install(self, packages: Sequence[str], words: Words) -> list[str]:
+        """Install packages on all nodes; the ranks can import them at once.
+
+        Args:
+            packages: requirements as pip takes them.
+            words: gets what the installer prints.
+
+        Returns:
+            Sentences on what ranks have imported of another version.
+
+        Raises:
+            PackagesError: it could not be done, or is not for skymagic to do; with the command that does it.
+        """
+        nodes = self._resources.agents.nodes
+        if not self._status.plan.remote:
+            raise PackagesError(notebooks_own(self._status.name, " ".join(["install", *packages])))
+        if named := [node for node in nodes if node.install is None]:
+            raise PackagesError(named_interpreter([node.name for node in named], named[0].python, packages))
+        with self._lock:
+            self._look()
+            before = dict(self._nodes)
+            problems = self._install(dict.fromkeys(range(len(nodes)), by_hand(packages)), words, lambda: False)
+            self._look(again=True)
+            self._settled.clear()
+            if problems:
+                raise PackagesError("\n".join(problems))
+            return self._replaced(before)
+
+    def listed(self) -> dict[str, Environment]:
+        """By name of node, what is installed there; nodes that do not answer are left out.
+
+        Raises:
+            PackagesError: it is the notebook's own environment.
+        """
+        if not self._status.plan.remote:
+            raise PackagesError(notebooks_own(self._status.name, "list"))
+        with self._lock:
+            self._look(again=True)
+            return {self._resources.agents.nodes[index].name: there for index, there in sorted(self._nodes.items())}
+
+    def _install(self, additions: Mapping[int, Addition], words: Words, cancelled: Callable[[], bool]) -> list[str]:
+        """Install on some nodes, side by side, and let the ranks look again; what went wrong, by node."""
+        interrupted = threading.Event()
+
+        def stopped() -> bool:
+            return interrupted.is_set() or cancelled()
+
+        def one(node: Node, addition: Addition) -> None:
+            assert node.install is not None
+            node.install(addition, partial(words, node.name), stopped)
+
+        agents = self._resources.agents
+        try:
+            outcomes = run_all([partial(one, agents.nodes[index], addition) for index, addition in additions.items()])
+        except BaseException:
+            interrupted.set()  # the threads see it within a second
+            raise
+        self._imported = self._rescan()
+        problems = failures(outcomes)
+        if stop := next((problem for problem in problems if isinstance(problem, KeyboardInterrupt)), None):
+            raise stop
+        return [str(problem) for problem in problems]
+
+    def _rescan(self) -> set[str]:
+        """Let all ranks find what was installed; the names of modules that some rank had imported before."""
+        agents = self._resources.agents
+        ready = [rank for rank, state in agents.ranks.items() if state.ready]
+        return {name for told in agents.ask(ready, "rescan", ANSWER_TIMEOUT).values() for name in told or ()}
+
+    def _replaced(self, before: Mapping[int, Environment]) -> list[str]:
+        """Sentences on distributions that are of another version now, where ranks have imported the earlier one."""
+        modules: dict[str, set[str]] = {}
+        for module, names in installed.here().modules.items():
+            for name in names:
+                modules.setdefault(canonical(name), set()).add(module.partition(".")[0])
+        changed = {
+            (name, old, self._nodes[index].versions[name])
+            for index, there in before.items()
+            for name, old in there.versions.items()
+            if self._nodes[index].versions.get(name, old) != old
+        }
+        return [
+            f"{name} {old} is imported on the ranks already: {new} counts after %sky_restart"
+            for name, old, new in sorted(changed)
+            if self._imported & modules.get(name, {name.replace("-", "_")})
+        ]
+
+
+# -- words -----------------------------------------------------------------------------------------------------------
+
+
+def requirement(needed: Distribution) -> str:
+    """What an installer is asked for: the notebook's version, whatever the build."""
+    return f"{needed.name}=={needed.version.partition('+')[0]}"
+
+
+def addition(needed: Iterable[Distribution], there: Environment) -> Addition:
+    """What a node gets for a run: nothing changes of what is there already, and perhaps imported."""
+    kept = [f"{name}=={version}" for name, version in sorted(there.versions.items())]
+    preferences = [
+        text for text in preferred([one.name for one in needed]) if text.partition("==")[0] not in there.versions
+    ]
+    return Addition(tuple(map(requirement, needed)), tuple(kept), tuple(preferences))
+
+
+def by_hand(packages: Sequence[str]) -> Addition:
+    """What a user has asked for; names without a version get the notebook's."""
+    return Addition(pinned(packages), (), preferred(packages))
+
+
+def refused(needed: Sequence[Distribution], nodes: Sequence[str], pythons: Sequence[str]) -> str:
+    """Why a run is not begun whose packages are missing in interpreters that are used as they are; pure."""
+    wanted, where = " ".join(map(requirement, needed)), ", ".join(nodes)
+    commands = dict.fromkeys(f"{python} -m pip install {wanted}" for python in pythons)
+    return (
+        f"the cell needs {', '.join(map(str, needed))}, which {where} {'lack' if len(nodes) > 1 else 'lacks'}; nothing was sent.\n"
+        f"The interpreter there is used as it is, and skymagic does not change it. Run there: {'; '.join(commands)}\n"
+        '(%config SkyMagic.packages = "off" runs the cell all the same)'
+    )
+
+
+def asks(needed: Sequence[Distribution], nodes: Sequence[str]) -> str:
+    """Why a run is not begun where the user wants to be asked; pure."""
+    return (
+        f"the cell needs {', '.join(map(str, needed))}, which {', '.join(nodes)} {'lack' if len(nodes) > 1 else 'lacks'}; "
+        f"nothing was sent. Install it with: %sky_pip install {' '.join(map(requirement, needed))}\n"
+        '(%config SkyMagic.packages = "sync" installs without asking)'
+    )
+
+
+def other_version(needed: Distribution, nodes: Mapping[str, Sequence[str]], *, ours: bool) -> str:
+    """That a package is of another version on nodes; pure.
+
+    Args:
+        nodes: version there → names of nodes.
+        ours: whether skymagic may install there.
+    """
+    there = ", ".join(f"{version} on {', '.join(names)}" for version, names in nodes.items())
+    said = f"{needed.name} is {needed.version} here and {there}"
+    return f"{said}: %sky_pip install {requirement(needed)}, then %sky_restart, makes them equal" if ours else said
+
+
+def notebooks_own(pool: str, command: str) -> str:
+    """That a pool of this machine needs no such thing; pure."""
+    return f"the ranks of pool {pool!r} run in the notebook's own environment: %pip {command}"
+
+
+def named_interpreter(nodes: Sequence[str], python: str, packages: Sequence[str]) -> str:
+    """That skymagic does not change an interpreter that the user has named; pure."""
+    command = f"{python} -m pip install {' '.join(packages)}"
+    return f"{python} on {', '.join(nodes)} is used as it is, and skymagic does not change it. Run there: {command}"

@@ -1,0 +1,257 @@
+tell() { printf '@sky %s\n' "$*"; }
+folder='/home/it'"'"'s me/.skymagic'
+env=KEY-Linux-x86_64
+incoming=token
+
+# A step is a command; when it fails, nothing half-made stays.
+step() { attempt "$@" || fail; }
+
+attempt() {
+    name=$1
+    shift
+    tell step "$name"
+    "$@" </dev/null && return
+    status=$?
+    command=$*
+    return 1
+}
+
+fail() {
+    tell free "$(df -Pk "$folder" 2>/dev/null | sed -n '2,$s/.* \([0-9][0-9]*\)  *[0-9-]*%.*/\1/p')"
+    tell command "$command"
+    tell failed "$status"
+    leave 1
+}
+
+main() {
+    umask 077
+    cd /  # a home may hold a random.py
+    unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
+    PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_USER=0
+    export PIP_NO_INPUT PIP_DISABLE_PIP_VERSION_CHECK PIP_USER
+    half= ticker= held= drop=$folder/incoming/$incoming
+    trap 'leave 1' HUP INT TERM PIPE
+    watch &
+    ticker=$!
+    lock
+    made=$folder/env/$env
+    if [ ! -w "$HOME" ]; then
+        UV_CACHE_DIR=$folder/cache/uv PIP_CACHE_DIR=$folder/cache/pip
+        export UV_CACHE_DIR PIP_CACHE_DIR
+    fi
+    step "writing the list of packages" requirements
+    set -- -r "$drop/requirements.txt" -c "$drop/kept.txt"
+    install "$@" -c "$drop/versions.txt" || install "$@" || fail
+    tell done
+    leave 0
+}
+
+# What cannot be had, pip would not find either, and takes longer.
+install() {
+    if find_uv; then
+        as_pip
+        attempt "installing with uv" shown "$uv" pip install --python "$made/bin/python" "$@" && return
+        if grep -q "No solution found" "$drop/said"; then return 1; fi
+        tell instead
+    fi
+    attempt "installing with pip" "$made/bin/python" -m pip install --progress-bar off "$@"
+}
+
+shown() {
+    { "$@" 2>&1; echo $? >"$drop/status"; } | tee "$drop/said"
+    return "$(cat "$drop/status")"
+}
+
+find_uv() {
+    for one in "$made/bin/uv" uv "$HOME/.local/bin/uv" "$HOME/.cargo/bin/uv"; do
+        uv=$(command -v "$one" 2>/dev/null) && "$uv" --version >/dev/null 2>&1 && return
+    done
+    uv=
+    return 1
+}
+
+# Nobody listens any more when the connection is gone: then this process group ends, with pip and all.
+watch() {
+    trap '' PIPE
+    while sleep 1 </dev/null >/dev/null 2>&1; do
+        kill -0 $$ 2>/dev/null && tell tick 2>/dev/null || kill -TERM 0
+    done
+}
+
+leave() {
+    trap '' HUP INT TERM PIPE
+    if [ -n "$half" ]; then rm -rf "$half"; fi
+    if [ -n "$held" ]; then rm -rf "$held"; fi
+    rm -rf "$drop"
+    if [ -n "$ticker" ]; then kill "$ticker" 2>/dev/null; fi
+    exit "$1"
+}
+
+# One at a time makes this environment. Where flock is missing or its file system has none, a folder is the lock.
+lock() {
+    exec 9>>"$folder/env/$env.lock"
+    told=
+    until try_lock; do
+        if [ -z "$told" ]; then tell waiting; fi
+        told=yes
+        sleep 1
+    done
+}
+
+try_lock() {
+    if command -v flock >/dev/null 2>&1; then
+        flock -n 9 2>/dev/null
+        case $? in
+            0) return 0 ;;
+            1) return 1 ;;
+        esac
+    fi
+    if mkdir "$folder/env/$env.held" 2>/dev/null; then
+        held=$folder/env/$env.held
+        echo "$(uname -n) $$" >"$held/by"
+        return 0
+    fi
+    read -r host pid 2>/dev/null <"$folder/env/$env.held/by" || return 1
+    if [ "$host" = "$(uname -n)" ] && ! kill -0 "$pid" 2>/dev/null; then rm -rf "$folder/env/$env.held"; fi
+    return 1
+}
+
+# uv is many times faster than pip, but knows fewer ways to reach an index: where it fails, pip tries.
+with_uv() {
+    [ -n "$uv" ] || return 1
+    if [ "$uv" = uploaded ]; then
+        attempt "unpacking uv" unpack_uv || return 1
+        uv=$drop/uv
+    fi
+    as_pip
+    attempt "making an environment with Python ${python:-$want}" \
+        "$uv" venv --no-project --python "${python:-$want}" "$made" && by_uv || return 1
+    # for what is installed later, by a cell or by hand; nothing depends on it
+    "$uv" pip install --quiet --python "$made/bin/python" pip </dev/null >/dev/null 2>&1 || :
+    if [ "$uv" = "$drop/uv" ]; then mv "$uv" "$made/bin/uv" || :; fi
+}
+
+with_pip() {
+    [ -n "$pip" ] || return 1
+    rm -rf "$made"
+    attempt "making an environment with $python" "$python" -m venv "$made" || return 1
+    if [ -z "$uv" ] && attempt "installing uv" "$made/bin/python" -m pip install $quick uv; then
+        uv=$made/bin/uv
+        as_pip
+        if by_uv; then return; fi
+        tell instead
+    fi
+    by_steps "installing packages with pip" "$made/bin/python" -m pip install --progress-bar off
+}
+
+quick="--quiet --retries 1 --timeout 15 --only-binary :all:"
+
+# versions.txt holds what is preferred; compiled, it holds what is taken
+by_uv() {
+    if [ -f "$drop/scoped-0.txt" ]; then
+        by_steps "installing packages with uv" "$uv" pip install --python "$made/bin/python"
+        return
+    fi
+    attempt "choosing versions with uv" "$uv" pip compile --quiet --no-header --no-annotate --python "$made/bin/python" \
+        "$drop/requirements.txt" -o "$drop/versions.txt" || return 1
+    attempt "installing packages with uv" "$uv" pip install --python "$made/bin/python" \
+        -r "$drop/requirements.txt" -c "$drop/versions.txt"
+}
+
+# WORDS INSTALLER…: packages that have an index of their own come first, without what they need: nothing else is to come
+# from there, and they do not come from elsewhere.
+by_steps() {
+    words=$1
+    shift
+    for list in "$drop"/scoped-*.txt; do
+        if [ -f "$list" ]; then
+            attempt "installing packages from their own index" \
+                env -u UV_DEFAULT_INDEX -u UV_INDEX -u UV_EXTRA_INDEX_URL "$@" --no-deps -r "$list" || return 1
+        fi
+    done
+    set -- "$@" -r "$drop/requirements.txt"
+    attempt "$words" "$@" -c "$drop/versions.txt" && return
+    tell instead
+    attempt "$words, without the notebook's versions of what they need" "$@"
+}
+
+# uv reads no configuration of pip; what this host says of indexes and certificates is passed on.
+as_pip() {
+    UV_PYTHON_INSTALL_DIR=$folder/python UV_NO_PROGRESS=1 UV_COMPILE_BYTECODE=1
+    export UV_PYTHON_INSTALL_DIR UV_NO_PROGRESS UV_COMPILE_BYTECODE
+    for one in "${SSL_CERT_FILE-}" "$(pip_says cert "${PIP_CERT-}")" \
+        /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt; do
+        if [ -f "$one" ]; then
+            SSL_CERT_FILE=$one
+            export SSL_CERT_FILE
+            break
+        fi
+    done
+    : "${UV_INDEX_STRATEGY=unsafe-best-match}"
+    export UV_INDEX_STRATEGY
+    if [ -f "$HOME/.config/uv/uv.toml" ] || [ -f /etc/uv/uv.toml ]; then return 0; fi
+    pass UV_DEFAULT_INDEX "$(pip_says index-url "${PIP_INDEX_URL-}")"
+    pass UV_INDEX "$(pip_says extra-index-url "${PIP_EXTRA_INDEX_URL-}")"
+    pass UV_FIND_LINKS "$(links $(pip_says find-links "${PIP_FIND_LINKS-}"))"
+    pass UV_NO_INDEX "$(pip_says no-index "${PIP_NO_INDEX-}")"
+    pass UV_INSECURE_HOST "$(pip_says trusted-host "${PIP_TRUSTED_HOST-}")"
+}
+
+# With commas between; what is not there, pip passes over, and uv does not.
+links() {
+    among=
+    for one; do
+        case $one in *://*) ;; *) [ -e "$one" ] || continue ;; esac
+        among=$among,$one
+    done
+    echo "${among#,}"
+}
+
+pass() {
+    eval "already=\${$1-}"
+    if [ -n "$2" ] && [ -z "$already" ]; then export "$1=$2"; fi
+}
+
+# KEY OF-ENVIRONMENT: pip's setting, on one line; the environment's wins, and later files.
+pip_says() {
+    if [ -n "$2" ]; then
+        echo $2
+        return
+    fi
+    if [ "${PIP_CONFIG_FILE-}" = /dev/null ]; then return; fi  # as pip has it
+    for one in /etc/xdg/pip/pip.conf /etc/pip.conf "$HOME/.pip/pip.conf" "$HOME/.config/pip/pip.conf" "${PIP_CONFIG_FILE-}"; do
+        if [ -f "$one" ]; then cat "$one"; echo; fi
+    done | awk -v key="$1" '
+        /^[ \t]*[#;]/ { next }
+        /^\[/ { on = /^\[(global|install)\]/; hit = 0; next }
+        on && /^[A-Za-z]/ {
+            name = $0; sub(/[ \t]*[=:].*/, "", name); gsub(/_/, "-", name); hit = tolower(name) == key
+            if (hit) { said = $0; sub(/^[^=:]*[=:][ \t]*/, "", said) }
+            next
+        }
+        hit { said = said " " $0 }
+        END { $0 = said; $1 = $1; print }'
+}
+
+unpack_uv() {
+    gzip -dc "$drop/uv.gz" >"$drop/uv" && chmod 700 "$drop/uv"
+}
+
+requirements() {
+    {
+        printf '%s\n' '--extra-index-url https://user:pa$$'"'"'word@example.org/simple'
+        printf '%s\n' pandas==3.0
+        printf '%s\n' 'it'"'"'s'
+        printf '%s\n' file:///home/it%27s%20me/.skymagic/incoming/token/my%20x-1.whl
+        :
+    } >"$drop/requirements.txt"
+    {
+        printf '%s\n' numpy==2.0
+        :
+    } >"$drop/kept.txt"
+    {
+        printf '%s\n' six==1.0
+        :
+    } >"$drop/versions.txt"
+}
+main </dev/null 2>&1

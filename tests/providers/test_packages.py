@@ -1,0 +1,169 @@
+"""Nodes get what the notebook has: packages that a cell needs are there before anything of it is sent."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.distributions import Shelf, own_environments
+from tests.lab.hosts import Host, Hosts, loopback
+from tests.lab.notebook import Notebook, Shown, opened
+from tests.lab.shells import bootstrapped_home
+
+__all__ = ["bootstrapped_home"]
+pytestmark = pytest.mark.needs("sshd")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, bootstrapped_home: Path) -> Iterator[tuple[Hosts, Notebook, Shelf]]:
+    """Two hosts with an environment of their own each, and a notebook that has packages which they lack."""
+    folder = tmp_path_factory.mktemp("packages")
+    shelf = Shelf(folder / "shelf")
+    shelf.add("tiny-data", "1.2", {"tinydata.py": "class Frame:\n    def __init__(self, n): self.n = n\n"})
+    shelf.add("tiny-data", "1.3", {"tinydata.py": "newer = True\n"}, here=False)
+    shelf.add("tiny-models", "2.0", {"tinymodels/__init__.py": "def fit(): return 'fitted'\n"})
+    shelf.add("tiny-optional", "3.0", {"tinyoptional.py": ""})
+    shelf.add("tiny-plots", "0.1", {"tinyplots.py": ""}, here=False)
+    shelf.add("tiny-space-one", "1.0", {"tinyspace/one/__init__.py": "number = 1\n"})
+    shelf.add("tiny-space-two", "1.0", {"tinyspace/two/__init__.py": "number = 2\n"})
+    with loopback(folder / "hosts", 2, env=shelf.of_hosts, names=("gpu1", "gpu2")) as hosts:
+        for host in hosts:
+            own_environments(host.home, bootstrapped_home)
+        (folder / "client/.ssh").mkdir(parents=True)
+        shutil.copy(hosts.config, folder / "client/.ssh/config")
+        (folder / "notebook").mkdir()
+        env = {"HOME": str(folder / "client"), **shelf.of_notebook}
+        with opened(folder / "notebook", "%sky_pool lab --provider ssh --hosts gpu[1-2]", env=env) as notebook:
+            yield hosts, notebook, shelf
+
+
+def there(host: Host, name: str) -> bool:
+    """Whether a distribution is in a host's environment."""
+    return any(host.home.glob(f".skymagic/env/*/lib/python*/site-packages/{name}-*.dist-info"))
+
+
+def said(shown: Shown) -> str:
+    """All that a cell shows, in order of kind."""
+    return shown.text + "".join(data.get("text/plain", "") for data in shown.rich)
+
+
+def test_a_value_brings_its_package_along(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+    hosts, notebook, _ = lab
+    notebook.run("import tinydata\nframe = tinydata.Frame(3)")
+    shown = notebook.run("%%sky_broadcast -o seen\nframe.n, type(frame).__module__")
+    assert notebook.value("seen") == [(3, "tinydata")] * 2
+    assert re.search(r"installing tiny_data 1\.2 on gpu1, gpu2 … \d+\.\d s", said(shown))
+    assert all(there(host, "tiny_data") for host in hosts)
+    again = notebook.run("%%sky_broadcast -o seen\nframe.n")
+    assert "installing" not in said(again)
+
+
+def test_a_module_beside_the_notebook_brings_what_it_imports(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+    """Not what it can do without, and not what only its functions import."""
+    hosts, notebook, _ = lab
+    (notebook.folder / "helper.py").write_text(
+        "from tinymodels import fit\n"
+        "try:\n    import tinyoptional\nexcept ImportError:\n    tinyoptional = None\n"
+        "def later():\n    import tinyspace.two\n"
+    )
+    shown = notebook.run("%%sky_broadcast -o seen\nimport helper\nhelper.fit(), helper.tinyoptional")
+    assert notebook.value("seen") == [("fitted", None)] * 2
+    assert "installing tiny_models 2.0 on gpu1, gpu2" in said(shown)
+    assert not any(there(host, name) for host in hosts for name in ("tiny_optional", "tiny_space"))
+
+
+def test_a_function_brings_what_it_imports_when_it_is_called(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+    """Of a namespace package that part alone."""
+    hosts, notebook, _ = lab
+    notebook.run("def one():\n    from tinyspace.one import number\n    return number")
+    notebook.run("%%sky_broadcast -o seen\none()")
+    assert notebook.value("seen") == [1, 1]
+    assert all(there(host, "tiny_space_one") for host in hosts)
+    assert not any(there(host, "tiny_space_two") for host in hosts)
+
+
+def test_what_is_in_a_try_installs_nothing(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+    hosts, notebook, _ = lab
+    notebook.run(
+        "%%sky_broadcast -o seen\ntry:\n    import tinyoptional\n    got = True\nexcept ImportError:\n    got = False\ngot"
+    )
+    assert notebook.value("seen") == [False, False]
+    assert not any(there(host, "tiny_optional") for host in hosts)
+
+
+def test_who_wants_to_be_asked_gets_the_command(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+    hosts, notebook, _ = lab
+    notebook.run("sent = 'sent'")
+    notebook.run("%config SkyMagic.packages = 'ask'")
+    failed = notebook.fail("%%sky_broadcast\nimport tinyspace.two\nsent")
+    assert failed.ename == "PackagesError"
+    assert "%sky_pip install tiny_space_two==1.0" in failed.text
+    notebook.run("%config SkyMagic.packages = 'off'")
+    assert notebook.fail("%%sky_broadcast --no-push\nsent").ename == "NameError"  # nothing was sent
+    assert notebook.fail("%%sky_broadcast\nimport tinyspace.two").ename == "ModuleNotFoundError"
+    assert not any(there(host, "tiny_space_two") for host in hosts)
+    notebook.run("%config SkyMagic.packages = 'sync'")
+    notebook.run("%%sky_broadcast -o seen\nimport tinyspace.two\ntinyspace.two.number")
+    assert notebook.value("seen") == [2, 2]
+
+
+def test_packages_are_installed_by_hand_and_seen_at_once(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+    hosts, notebook, _ = lab
+    assert notebook.fail("%%sky_broadcast\nimport tinyplots").ename == "ModuleNotFoundError"
+    shown = notebook.run("%sky_pip install tiny_plots")
+    assert re.search(r"^\[gpu1\] .*tiny[-_]plots[-=]+0\.1", shown.text, re.MULTILINE), shown.text
+    assert "[gpu2] " in shown.text
+    notebook.run("%%sky_broadcast -o seen\nimport tinyplots\ntinyplots.__name__")
+    assert notebook.value("seen") == ["tinyplots"] * 2
+    table = notebook.run("%sky_pip list").text
+    assert re.search(r"^package +gpu1, gpu2 +notebook$", table, re.MULTILINE)
+    assert re.search(r"^tiny-plots +0\.1 +-$", table, re.MULTILINE)
+
+
+def test_a_version_that_is_imported_already_needs_a_restart(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+    _, notebook, _ = lab
+    notebook.run("import tinydata\nframe = tinydata.Frame(4)")
+    notebook.run("%%sky_broadcast\nframe")
+    shown = notebook.run("%sky_pip install tiny_data==1.3")
+    assert "tiny-data 1.2 is imported on the ranks already: 1.3 counts after %sky_restart" in shown.text
+    notebook.run("%sky_restart")
+    shown = notebook.run("%%sky_broadcast -o seen\nimport tinydata\ntinydata.newer")
+    assert notebook.value("seen") == [True, True]
+    assert "tiny_data is 1.2 here and 1.3 on gpu1, gpu2" in said(shown)
+
+
+def test_what_cannot_be_had_is_said(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+    _, notebook, shelf = lab
+    shelf.add("tiny-private", "1.0", {"tinyprivate.py": ""})
+    for wheel in shelf.links.glob("tiny_private*"):
+        wheel.unlink()
+    failed = notebook.fail("%%sky_broadcast\nimport tinyprivate")
+    assert failed.ename == "PackagesError"
+    assert "nothing was sent" in failed.text
+    assert all(word in failed.text for word in ("tiny_private", "gpu1", "gpu2", "No solution found"))
+    failed = notebook.fail("%sky_pip install no_such_thing_anywhere")
+    assert "no_such_thing_anywhere" in failed.text.replace("-", "_")
+
+
+def test_an_interpreter_of_the_users_own_is_left_alone(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+    hosts, notebook, shelf = lab
+    shelf.add("tiny-late", "1.0", {"tinylate.py": ""})
+    notebook.run(f"%sky_pool own --provider ssh --hosts gpu1 --python {sys.executable}")
+    failed = notebook.fail("%%sky_broadcast --pool own\nimport tinylate")
+    assert failed.ename == "PackagesError"
+    assert f"{sys.executable} -m pip install tiny_late==1.0" in failed.text
+    failed = notebook.fail("%sky_pip install tiny_late --pool own")
+    assert f"{sys.executable} -m pip install tiny_late" in failed.text
+    notebook.run("%sky_down own")
+
+
+def test_a_pool_of_this_machine_has_the_notebooks_packages(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+    _, notebook, _ = lab
+    notebook.run("%sky_pool here --ranks 1")
+    assert "%pip install tiny_late" in notebook.fail("%sky_pip install tiny_late --pool here").text
+    notebook.run("%sky_down here")
