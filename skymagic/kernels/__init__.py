@@ -21,6 +21,5 @@ store/      a node's value server
 files       a node's end of copying files
 fork        a function in a forked process
 network     interfaces, and the environment that frameworks read
-pids        signals to processes that are known by their number
 stacks      the user's frames on a rank's main thread, read from another thread or from a signal handler
 """

@@ -5,13 +5,13 @@ The file is two lines: ``PID TICKS BOOT`` of the agent, by which a shell sees wh
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from dataclasses import field, fields
 
 from skymagic.wire.boot import boot_id
 from skymagic.wire.codec import Codec, FrozenMessage
+from skymagic.wire.pids import started
 
 FILE = "record"
 """Its name in a daemon's run directory."""
@@ -66,7 +66,4 @@ def read(line: str) -> AgentRecord | None:
 def identity(pid: int | None = None) -> str:
     """``PID TICKS BOOT``: a process (this one by default), told from a later one of the same number. TICKS is 0 outside Linux."""
     pid = os.getpid() if pid is None else pid
-    ticks = 0
-    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat") as file:
-        ticks = int(file.read().rpartition(")")[2].split()[19])  # field 22: when it started, in ticks since boot
-    return f"{pid} {ticks} {boot_id().replace(' ', '-')}"
+    return f"{pid} {started(pid)} {boot_id().replace(' ', '-')}"

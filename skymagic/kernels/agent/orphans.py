@@ -14,7 +14,7 @@ import sys
 from collections.abc import Collection, Iterable
 
 from skymagic.kernels.fork import prctl
-from skymagic.kernels.pids import started
+from skymagic.wire.pids import started
 
 PR_SET_CHILD_SUBREAPER = 36
 IDENT = b"SKYMAGIC_IDENT"

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skymagic.kernels import pids, stacks
+from skymagic.kernels import stacks
 from skymagic.kernels.agent import logs
 from skymagic.kernels.agent.children import Forkserver, Sink
 from skymagic.kernels.agent.iopub import Iopub
@@ -24,6 +24,7 @@ from skymagic.kernels.agent.oom import oom_kills
 from skymagic.kernels.agent.output import Pipe, RankOutput, enlarge
 from skymagic.plan.lifetime import Lifetime
 from skymagic.wire import agent as wire
+from skymagic.wire import pids
 
 STACK_DUMP_TIMEOUT = 0.1
 """Seconds for which a rank may write its stack."""

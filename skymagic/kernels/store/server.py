@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.data.store.store import overflow, private
-from skymagic.kernels import pids
 from skymagic.kernels.store.cache import ValueCache, cache_folder, read_pieces
 from skymagic.kernels.store.incoming import IncomingValue, StoreFolder, renamed
 from skymagic.kernels.store.outgoing import FileReader, Sender
+from skymagic.wire import pids
 from skymagic.wire.store import (
     CancelRead,
     Delete,

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.kernels import pids
 from skymagic.kernels.agent.ranks import Rank
 from skymagic.kernels.daemon import rundir
 from skymagic.kernels.script.supervisor import Supervisor
 from skymagic.kernels.store.server import LOCK, exclusive
+from skymagic.wire import pids
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="start times and pidfds are Linux's")
 SLEEP = [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(100)"]
