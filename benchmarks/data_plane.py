@@ -98,12 +98,12 @@ class Bench:
         self.shipper = Shipper(NodeStore(self.directory), self.space, str(Path.cwd()))
         self.ranks = Ranks(self.directory)
 
-    def cell(self, source: str, push: Sequence[str] = ()) -> Manifest:
-        """Broadcast a cell."""
+    def cell(self, source: str, push: Sequence[str] = (), deleted: Sequence[str] = ()) -> Manifest:
+        """Broadcast a cell, which deletes these names."""
         manifest = self.shipper.prepare(source, range(RANKS), push=push)
         self.ranks.ask("bind", manifest.orders)
         for rank in range(RANKS):
-            self.shipper.bound(manifest, rank, completed=True)
+            self.shipper.bound(manifest, rank, deleted=deleted, completed=True)
         self.ranks.ask("run", source)
         return manifest
 
@@ -163,7 +163,7 @@ def ship(bench: Bench, megabytes: int) -> dict[str, float]:
         """A value that nobody has seen; the one before it is gone everywhere."""
         space.pop("a", None)
         bench.ranks.ask("run", "a = None")
-        bench.cell("pass")
+        bench.cell("del a", deleted=["a"])
         bench.cell("pass")
         space["a"] = np.random.default_rng().random(size, dtype="f4")
 

@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skymagic.data.store import store as module
-from skymagic.data.store.store import OVERFLOW, NodeStore, create, digest, overflow, remove
+from skymagic.data.store.index import ContentIndex, Part
+from skymagic.data.store.store import LARGE, OVERFLOW, NodeStore, create, digest, overflow, remove
 
 
 @pytest.fixture
@@ -87,6 +88,23 @@ def test_content_is_written_once(directory: Path) -> None:
     inode = next(directory.iterdir()).stat().st_ino
     assert store.put(key, [b"abc"], 3) == key
     assert next(directory.iterdir()).stat().st_ino == inode
+
+
+def test_what_is_surely_new_is_hashed_as_it_is_written(directory: Path) -> None:
+    index = ContentIndex(NodeStore(directory))
+    first = Part(bytes(2 * LARGE), blob=True)
+    assert not index.identify([first], lazily=True)
+    index.put(first)
+    other, changed, same = (
+        Part(data, blob=True) for data in (b"x" * 2 * LARGE, bytearray(2 * LARGE), bytes(2 * LARGE))
+    )
+    changed.data[LARGE + 100] = 1  # type: ignore[index]
+    assert not index.identify([other], lazily=True)
+    assert other.hash is None
+    assert index.identify([changed, same], lazily=True)
+    assert changed.hash != first.hash
+    assert same.hash == first.hash
+    assert index.find(same) is not None
 
 
 def test_mapping_is_writable_private_and_needs_no_descriptor(directory: Path) -> None:

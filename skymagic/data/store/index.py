@@ -6,9 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import xxhash
+
 from skymagic.data.store.base import Buffer, Store
 from skymagic.data.store.bundle import align
 from skymagic.data.store.store import LARGE, digest
+
+_SAMPLES = 64
+_SAMPLED = 64
+"""Bytes of each sample."""
 
 
 class Extent(NamedTuple):
@@ -47,7 +53,8 @@ class ContentIndex:
         self.store = store
         self._known: frozenset[str] = frozenset()
         self._extents: dict[str, Extent] = {}
-        self._lengths: set[int] = set()
+        self._samples: set[bytes] = set()
+        """Of the large parts that were put."""
         self._needs: dict[str, frozenset[str]] = {}
         self._gone: frozenset[str] = frozenset()
 
@@ -55,13 +62,13 @@ class ContentIndex:
         """Hash the blobs among the parts; whether all have a hash now.
 
         Args:
-            lazily: leave out large blobs of a length that was never here: they cannot be here, and are hashed as they
-                are written.
+            lazily: leave out large blobs whose sample was never here: they cannot be here, and are hashed as they are
+                written.
         """
         complete = True
         for part in parts:
             if part.blob and part.hash is None:
-                if lazily and part.nbytes >= LARGE and part.nbytes not in self._lengths:
+                if lazily and part.nbytes >= LARGE and _sample(part.data) not in self._samples:
                     complete = False
                 else:
                     part.hash = digest([part.data])
@@ -92,7 +99,7 @@ class ContentIndex:
         """Write a large part as a file of its own; its hash becomes that of the bytes that were written."""
         key = self.store.put(part.hash, [part.data], part.nbytes, progress)
         part.hash = key
-        self._lengths.add(part.nbytes)
+        self._samples.add(_sample(part.data))
         extent = self._extents[key] = Extent(key, 0, part.nbytes)
         return extent
 
@@ -130,3 +137,11 @@ class ContentIndex:
         self.store.drop(key for key in here - needed if not self.store.pinned(key))
         here = self.store.keys()
         self._extents = {content: extent for content, extent in self._extents.items() if extent.key in here}
+
+
+def _sample(data: Buffer) -> bytes:
+    """A hash of a few bytes from all over: contents where it differs are different ones."""
+    view = memoryview(data)
+    step = view.nbytes // _SAMPLES
+    picked = b"".join(view[start : start + _SAMPLED] for start in range(0, view.nbytes, step))
+    return xxhash.xxh3_128_digest(picked + view.nbytes.to_bytes(8, "little"))
