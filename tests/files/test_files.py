@@ -593,8 +593,8 @@ def test_the_magics(tmp_path: Path) -> None:
         shown = notebook.run("%sky_put data copy")
         assert shown.stdout.startswith("2 files (3 bytes) to ")
         assert (tmp_path / "copy/b.txt").read_text() == "bb"
-        assert "0 files (0 bytes) to" in notebook.run("%sky_put data/ copy").stdout
-        assert notebook.run("%sky_get copy/a.txt back.txt --node all").stdout.startswith("1 file (1 byte")
+        assert "0 files (0 bytes) to" in notebook.run("%sky_put data/ copy").said
+        assert notebook.run("%sky_get copy/a.txt back.txt --node all").said.startswith("1 file (1 byte")
         assert (tmp_path / "back.txt").read_text() == "a"
         error = notebook.fail("%sky_put data/ data/")
         assert error.ename == "FilesError"
@@ -610,4 +610,4 @@ def test_the_magics(tmp_path: Path) -> None:
         assert put.error is not None
         assert put.error.ename == "KeyboardInterrupt"
         assert not [path for path in tmp_path.iterdir() if path.name.startswith((".skymagic", "large."))]
-        assert notebook.run("%sky_put data/a.txt c.txt").stdout.startswith("1 file")
+        assert notebook.run("%sky_put data/a.txt c.txt").said.startswith("1 file")

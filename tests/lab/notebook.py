@@ -56,6 +56,12 @@ class Shown:
         return self._text("stdout", "stderr")
 
     @property
+    def said(self) -> str:
+        """All that stands on the screen as plain text: what took longer was a display that changed."""
+        plain = (o["text"] if o["kind"] == "stream" else o.get("data", {}).get("text/plain", "") for o in self.outputs)
+        return "\n".join(filter(None, (text.rstrip("\n") for text in plain)))
+
+    @property
     def lines(self) -> list[str]:
         return self.stdout.splitlines()
 

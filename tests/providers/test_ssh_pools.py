@@ -162,9 +162,9 @@ def test_files_go_to_all_hosts_and_come_back(two: tuple[Hosts, Notebook]) -> Non
     (folder / "data/sub").mkdir(parents=True)
     (folder / "data/sub/a.txt").write_text("a")
     (folder / "data/big.bin").write_bytes(os.urandom(3_000_000))
-    assert notebook.run("%sky_put data ~/copied").stdout.startswith("2 files (3.0 MB) to 2 nodes each in ")
+    assert notebook.run("%sky_put data ~/copied").said.startswith("2 files (3.0 MB) to 2 nodes each in ")
     again = notebook.run("%sky_put data/ copied")
-    assert again.stdout == "0 files (0 bytes) to 2 nodes each; 2 files there already\n"
+    assert again.said == "0 files (0 bytes) to 2 nodes each; 2 files there already"
     for host in hosts:
         assert (host.home / "copied/big.bin").read_bytes() == (folder / "data/big.bin").read_bytes()
     (hosts[1].home / "copied/sub/a.txt").write_text("of the second")
@@ -214,8 +214,8 @@ def test_a_copy_that_loses_its_connection_says_so_and_can_go_on(two: tuple[Hosts
     with (folder / "large").open("wb") as file:
         file.truncate(1 << 20)
     shown = notebook.run("%sky_put lossy lossy")
-    assert shown.stdout.startswith("1 file (1.0 MB) to 2 nodes each")
-    assert "1 file there already" in shown.stdout
+    assert shown.said.startswith("1 file (1.0 MB) to 2 nodes each")
+    assert "1 file there already" in shown.said
 
 
 def test_a_scripts_folder_goes_along_and_is_kept_in_step(two: tuple[Hosts, Notebook]) -> None:
@@ -238,7 +238,7 @@ def test_a_scripts_folder_goes_along_and_is_kept_in_step(two: tuple[Hosts, Noteb
     (project / "say.py").write_text("print('then')")
     (project / "unused.py").unlink()
     shown = notebook.run(cell)
-    assert "1 file there already; 1 file removed" in shown.lines[0]
+    assert "1 file there already; 1 file removed" in shown.said.splitlines()[0]
     assert sorted(shown.lines[1:]) == sorted(
         f"[{node}] {line}" for node in (0, 1) for line in ("then", "made.there", "say.py")
     )
