@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -163,6 +164,14 @@ def _describe(process: psutil.Process) -> str:
         return f"process {process.pid}: {' '.join(process.cmdline())}"
     except psutil.Error:
         return f"process {process.pid}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_arrive() -> Iterator[None]:
+    """Shells and CI systems start what runs in the background with SIGINT ignored, which all children inherit; tests press stop."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -64,6 +64,9 @@ class DeferredInterrupts:
     stays pending, and raises `RunInterrupted` when the block ends, so that a loop of cells ends too. Blocks may be
     nested: the outermost counts.
 
+    Where SIGINT is ignored, as in a script after ``nohup`` or ``&`` in a shell without job control, it stays so: nothing stops
+    its cells but their own time limits. A notebook's kernel sets a handler for each cell, however it was started.
+
     Args:
         installs: whether SIGINT is to be handled: Python lets only the main thread do so.
 
@@ -90,7 +93,9 @@ class DeferredInterrupts:
         self._depth += 1
         if self._depth == 1 and self._installs:
             self._previous_handler = signal.getsignal(signal.SIGINT)
-            if self._previous_handler is not None:  # None: it was not set from Python
+            if self._previous_handler in (None, signal.SIG_IGN):
+                self._previous_handler = None  # it was not set from Python, or whoever started this process wants none
+            else:
                 signal.signal(signal.SIGINT, self._on_sigint)
         return self
 

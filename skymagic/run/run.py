@@ -16,6 +16,7 @@ others one grace period after it, and killed after one more. A second press kill
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import signal
 import time
@@ -124,6 +125,12 @@ class Run:
                 rank.ended = True
         self._check_stall(now)
 
+    def _take_events(self) -> None:
+        """Handle what has come already."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._handle(self._submission.events.get_nowait())
+
     def _next_timeout(self) -> float:
         now = time.monotonic()
         times = [*self._due.values(), *(rank.output_deadline for rank in self.report.ranks.values())]
@@ -146,7 +153,7 @@ class Run:
         rank.last_event_at = time.monotonic()
         if event.kind == "output":
             self._show(event.rank, rank, event.content)
-        elif event.kind == "outcome":
+        elif event.kind == "outcome" and not rank.killed:  # else its end comes, too late for any other
             rank.outcome = event.content
         elif event.kind == "died" and rank.outcome is None:
             rank.died, rank.died_at = event.content["exited"], time.monotonic()
@@ -228,6 +235,8 @@ class Run:
 
     def _kill(self, open_ranks: Sequence[int]) -> None:
         self._locate(open_ranks)
+        self._take_events()  # while they were asked, some may have ended their cells
+        open_ranks = [number for number in open_ranks if number in self._unfinished()]
         for number in open_ranks:
             self.report.ranks[number].killed = True
         self._disturbed.update(open_ranks)

@@ -76,6 +76,19 @@ def test_a_late_press_is_told_at_the_end() -> None:
         late()
 
 
+def test_where_interrupts_are_ignored_they_stay_so() -> None:
+    """A script that was started with ``nohup script &`` is not to be stopped by a Ctrl-C that is meant for others."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        submission = Submission([0])
+        with interrupt.deferred() as one, one.sent_to(submission):
+            signal.raise_signal(signal.SIGINT)
+            assert presses(submission) == 0
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_afterwards_all_is_as_it_was() -> None:
     before = signal.getsignal(signal.SIGINT)
     with interrupt.deferred() as one, one.sent_to(Submission([0])):

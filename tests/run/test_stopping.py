@@ -64,6 +64,20 @@ def stopped(notebook: Notebook, cell: Shown) -> Failed:
     return cell.error
 
 
+# ------------------------------------------------------------------------------------ two presses
+
+
+def test_a_second_press_at_once_does_not_spoil_the_next_cell(module_notebook: Notebook) -> None:
+    """Ranks that have ended their cell by the first press are not killed by the second; those that are killed are known to be."""
+    module_notebook.run(f"%%sky_broadcast\n{SETUP}")
+    for _ in range(4):
+        cell = begun(module_notebook, "begin()\nwhile True: pass")
+        module_notebook.interrupt()
+        stopped(module_notebook, cell)
+        module_notebook.run(ALIVE)
+        assert [row[0] for row in module_notebook.value("found")] == [3.0] * 3
+
+
 # ------------------------------------------------------------------------------------ where ranks wait in native code
 
 HANGS = {
