@@ -1,32 +1,36 @@
-"""Rounds of random faults in one pool: after each the pool works, and in the end nothing is left over.
+"""Rounds of random faults (`benchmarks/faults.py`) in one pool: after each the pool works, and in the end nothing is left over.
 
-    ROUNDS=200 SEED=7 python benchmarks/soak.py
+    python benchmarks/soak.py --seeds 7,8 --rounds 200 --faults "kill -9,stop at once"
 
-Ends with 1 when a fault is not told as it should be, when the next cell does not work, when a rank loses variables that it
-should keep, or when processes, descriptors, threads, shared memory or the notebook's memory have grown.
+Ends with 1 when a fault is not told as it should be, when the next cell does not work within 10 s, when a rank loses variables that
+it should keep, or when processes, descriptors, threads, shared memory or the notebook's memory have grown. Where users may have
+mounts of their own, /dev/shm is one of 256 MB, which a fault fills.
 """
 
 from __future__ import annotations
 
+import argparse
 import faulthandler
 import gc
 import os
 import random
 import signal
 import statistics
+import subprocess
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from benchmarks import cluster
-from skymagic.errors import RankDied, RankError, RunInterrupted, RunTimeout
+from benchmarks.faults import FAULTS, TRAIN, Fault
+from skymagic.errors import RankDied, RankError, SkyError
 from skymagic.pool import Pool
 from skymagic.run import interrupt
 
@@ -35,112 +39,19 @@ WARM = 20
 """Rounds after which what there is counts as normal."""
 HANG = 90.0
 """Seconds after which a round counts as hanging: every thread's stack is printed, and the soak ends."""
+NEXT_CELL = 10.0
+"""Seconds within which the next cell works."""
 GONE = 10.0
 """Seconds that what was ended may take to go."""
 MARK = "SKYMAGIC_SOAK"
 """In the environment of all processes of this soak, however far down."""
+REMEDY = "%sky_restart"
 
 ALL_REDUCE = """\
 import torch, torch.distributed as dist
 _t = torch.full((1,), dist.get_rank() + 1.0); dist.all_reduce(_t)
 _t.item(), globals().get("keepsake")
 """
-TRAIN = """\
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-_have = torch.tensor([int("model" in globals())]); dist.all_reduce(_have)
-if _have.item() < dist.get_world_size():
-    torch.manual_seed(0)
-    model = DDP(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-def step():
-    optimizer.zero_grad()
-    loss = model(torch.randn(8, 64)).pow(2).mean()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
-"""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Something that goes wrong in a cell.
-
-    ``{victim}`` in the body is the rank that it happens to; ``{other}`` is another one.
-    """
-
-    body: str
-    expect: type[BaseException] | None = None
-    """What the cell raises; None if it only takes its time."""
-    before: str = ""
-    """A cell of its own, which goes well: the first DDP wrapper of a rank imports for seconds, which a stop leaves whole."""
-    lost: bool = False
-    """Whether the victim loses its variables."""
-    press: tuple[float, float] | None = None
-    """When the stop button is pressed: seconds after the start, somewhere in between."""
-    timeout: float | None = None
-    pause: float = 0.0
-    """Seconds for which the victim is stopped by SIGSTOP."""
-    may: bool = False
-    """Whether the cell may also end before the fault comes."""
-    status: int | None = None
-    """How a dead victim ended."""
-
-
-ME = "import torch, torch.distributed as dist\nme = dist.get_rank()\n"
-FAULTS: dict[str, Fault] = {
-    "raise before a collective": Fault(
-        ME + "if me == {victim}: raise ValueError('planted')\nt = torch.ones(9); dist.all_reduce(t)", RankError
-    ),
-    "raise in DDP backward": Fault(
-        TRAIN + "def planted(grad): raise ValueError('planted')\n"
-        "handle = next(model.parameters()).register_hook(planted) if dist.get_rank() == {victim} else None\n"
-        "try:\n    step()\nfinally:\n    handle and handle.remove()",
-        RankError,
-    ),
-    "kill -9": Fault(
-        ME + "import os\nif me == {victim}: os.kill(os.getpid(), 9)\nt = torch.ones(9); dist.all_reduce(t)",
-        RankDied, lost=True, status=-9,
-    ),
-    "segfault": Fault(
-        ME + "import ctypes\nif me == {victim}: ctypes.string_at(0)\nt = torch.ones(9); dist.all_reduce(t)",
-        RankDied, lost=True, status=-11,
-    ),
-    "os._exit(3)": Fault(
-        ME + "import os\nif me == {victim}: os._exit(3)\nt = torch.ones(9); dist.all_reduce(t)",
-        RankDied, lost=True, status=3,
-    ),
-    "stop in a collective": Fault(
-        ME + "t = torch.ones(9)\nif me != {victim}: dist.all_reduce(t)\nelse:\n    import time; time.sleep(60)",
-        RunInterrupted, press=(0.1, 0.4),
-    ),
-    "stop in time.sleep": Fault("import time\ntime.sleep(60)", RunInterrupted, press=(0.1, 0.4)),
-    "stop in a loop": Fault("while True: pass", RunInterrupted, press=(0.1, 0.4)),
-    "stop in training": Fault("while True: step()", RunInterrupted, before=TRAIN, press=(0.1, 0.4)),
-    "stop at once": Fault(
-        ME + "t = torch.ones(9)\nif me != {victim}: dist.all_reduce(t)\nelse:\n    import time; time.sleep(60)",
-        RunInterrupted, press=(0.0, 0.02),
-    ),
-    "stop at the end": Fault("import time\ntime.sleep(0.1)", RunInterrupted, press=(0.095, 0.13), may=True),
-    "timeout": Fault(
-        ME + "t = torch.ones(9)\nif me != {victim}: dist.all_reduce(t)\nelse:\n    import time; time.sleep(60)",
-        RunTimeout, timeout=0.5,
-    ),
-    "destroy_process_group": Fault("import torch.distributed as dist\ndist.destroy_process_group()"),
-    "collectives out of step": Fault(
-        ME + "if me == {victim}: raise ValueError('planted')\nw = dist.all_reduce(torch.ones(9), async_op=True); del w", RankError
-    ),
-    "the GIL held for 5 s": Fault(
-        ME + "import ctypes\nif me == {victim}: ctypes.PyDLL(None).sleep(5)\nt = torch.ones(9); dist.all_reduce(t)"
-    ),
-    "raise while the GIL is held": Fault(
-        ME + "if me == {victim}: sum(range(10**12))\nif me == {other}: raise ValueError('planted')",
-        RankError, lost=True,
-    ),
-    "SIGSTOP for 3 s": Fault(
-        ME + "import time\nfor _ in range(40):\n    t = torch.ones(9); dist.all_reduce(t); time.sleep(0.01)", pause=3.0
-    ),
-}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ one round
@@ -179,12 +90,16 @@ class Soak:
 
     def round(self, name: str) -> Round:
         """One fault, and whether the pool works after it."""
-        victim = self.chance.randrange(RANKS)
-        this = Round(name, victim)
+        fault = FAULTS[name]
+        this = Round(name, self.chance.randrange(RANKS))
         self.keep()
-        cluster.run(self.pool, FAULTS[name].before, timeout=60)
-        self._fail(FAULTS[name], this)
-        self._go_on(FAULTS[name], this)
+        cluster.run(self.pool, fault.before, timeout=60)
+        self._fail(fault, this)
+        if fault.fatal:
+            self._repair(this)
+        self._go_on(fault, this)
+        if fault.poisoned:
+            self.pool.restart([this.victim])
         return this
 
     def _fail(self, fault: Fault, this: Round) -> None:
@@ -197,20 +112,33 @@ class Soak:
             return
         if fault.expect is None or not isinstance(problem, fault.expect):
             this.wrong.append(f"raised {problem!r}, not {fault.expect and fault.expect.__name__}")
-        elif isinstance(problem, RankDied) and (problem.rank, problem.status) != (this.victim, fault.status):
-            this.wrong.append(f"names rank {problem.rank} with status {problem.status}, not {fault.status}")
-        elif isinstance(problem, RankError) and "planted" not in str(problem):
+        elif fault.status is not None and isinstance(problem, RankDied):
+            if (problem.rank, problem.status) != (this.victim, fault.status):
+                this.wrong.append(f"names rank {problem.rank} with status {problem.status}, not {fault.status}")
+        elif fault.expect is RankError and "planted" not in str(problem):
             this.wrong.append(f"hides the cause: {problem}")
 
     def _run(self, fault: Fault, body: str, after: float, victim: int) -> None:
-        with paused(self.pool, victim, fault.pause):
+        with signalled(self.pool, fault, victim):
             if not fault.press:
                 cluster.run(self.pool, body, timeout=fault.timeout)
                 return
-            with interrupt.deferred(), cluster.stop_button(after):
+            with interrupt.deferred(), ExitStack() as buttons:
+                for number in range(fault.presses):
+                    buttons.enter_context(cluster.stop_button(after + number * self.chance.uniform(0.0, 0.3)))
                 cluster.run(self.pool, body, timeout=fault.timeout)
                 if fault.may:
                     time.sleep(1.0)  # here the press comes when the cell is over
+
+    def _repair(self, this: Round) -> None:
+        """The pool is lost: that is said with the remedy, which works."""
+        problem = cluster.problem_of(lambda: cluster.run(self.pool, "1", timeout=30))
+        if not isinstance(problem, SkyError) or REMEDY not in str(problem):
+            this.wrong.append(f"a lost pool says {problem!r}")
+        begun = time.perf_counter()
+        self.pool.restart()
+        this.seconds = time.perf_counter() - begun
+        self.keepsakes = [None] * RANKS
 
     def _go_on(self, fault: Fault, this: Round) -> None:
         begun = time.perf_counter()
@@ -220,23 +148,43 @@ class Soak:
             this.wrong.append(f"the next cell fails: {problem!r}")
             return
         this.next_seconds = time.perf_counter() - begun
+        if this.next_seconds > NEXT_CELL:
+            this.wrong.append(f"the next cell takes {this.next_seconds:.0f} s")
         total = RANKS * (RANKS + 1) / 2
-        kept = [None if fault.lost and rank == this.victim else word for rank, word in enumerate(self.keepsakes)]
-        if found != [(total, word) for word in kept]:
-            this.wrong.append(f"the next cell finds {found}, not {[(total, word) for word in kept]}")
+        for rank, (sum_, kept) in enumerate(found):
+            if sum_ != total:
+                this.wrong.append(f"rank {rank} finds the sum {sum_}, not {total}")
+            if kept not in self._may_find(fault, this.victim, rank):
+                this.wrong.append(f"rank {rank} has {kept!r}, not {self.keepsakes[rank]!r}")
+
+    def _may_find(self, fault: Fault, victim: int, rank: int) -> tuple[str | None, ...]:
+        if fault.everyone or (rank == victim and fault.lost is None):
+            return (self.keepsakes[rank], None)
+        return (None if rank == victim and fault.lost else self.keepsakes[rank],)
+
+
+def process_of(pool: Pool, whom: str, rank: int) -> int:
+    """The number of a process of a local pool: of the agent, the controller, the forkserver or a rank."""
+    pid = pool.agents.ranks[rank].pid
+    assert pid is not None
+    if whom == "rank":
+        return pid
+    forkserver = psutil.Process(psutil.Process(pid).ppid())
+    agent = psutil.Process(forkserver.ppid())
+    controller = next(one for one in agent.children() if one != forkserver)
+    return {"forkserver": forkserver, "agent": agent, "controller": controller}[whom].pid
 
 
 @contextmanager
-def paused(pool: Pool, rank: int, seconds: float) -> Iterator[None]:
-    """SIGSTOP for a rank, and SIGCONT after so many seconds, while the block goes on."""
-    pid = pool.agents.ranks[rank].pid
-    if not seconds or pid is None:
+def signalled(pool: Pool, fault: Fault, rank: int) -> Iterator[None]:
+    """The fault's signal from outside, and SIGCONT after it, while the block goes on."""
+    if not fault.whom:
         yield
         return
-    signals = [
-        threading.Timer(0.1, os.kill, (pid, signal.SIGSTOP)),
-        threading.Timer(0.1 + seconds, os.kill, (pid, signal.SIGCONT)),
-    ]
+    pid = process_of(pool, fault.whom, rank)
+    signals = [threading.Timer(0.1, os.kill, (pid, fault.signum))]
+    if fault.pause:
+        signals.append(threading.Timer(0.1 + fault.pause, os.kill, (pid, signal.SIGCONT)))
     for each in signals:
         each.start()
     try:
@@ -364,17 +312,20 @@ def watch_for_hang() -> None:
     faulthandler.dump_traceback_later(HANG, exit=True)
 
 
-def soak(rounds: int, seed: int, names: list[str]) -> int:
-    """All rounds; the exit code."""
+def soak(rounds: int, seed: int, names: Sequence[str]) -> int:
+    """All rounds, each fault before one comes again; the exit code."""
+    print(f"{rounds} rounds with seed {seed}", flush=True)
     chance = random.Random(seed)
     done: list[Round] = []
     before: Inventory | None = None
     wrong: list[str] = []
     with cluster.started(RANKS, "torch") as pool:
         one = Soak(pool, chance)
+        waiting: list[str] = []
         for number in range(1, rounds + 1):
+            waiting = waiting or chance.sample(names, len(names))
             watch_for_hang()
-            done.append(one.round(chance.choice(names)))
+            done.append(one.round(waiting.pop()))
             print(f"{number:>4}  {done[-1]}", flush=True)
             if number == min(WARM, rounds):
                 before = take(pool)
@@ -384,29 +335,38 @@ def soak(rounds: int, seed: int, names: list[str]) -> int:
     faulthandler.cancel_dump_traceback_later()
     wrong += left_over(pool)
     bad = [each for each in done if each.wrong]
-    print("\n".join(summary(done)))
+    print("\n".join([*summary(done), *wrong]))
     print(
-        "\n".join(
-            [
-                f"{len(bad)} of {rounds} rounds went wrong (seed {seed})"
-                if bad
-                else f"{rounds} rounds, all well (seed {seed})",
-                *wrong,
-            ]
-        )
+        f"{len(bad)} of {rounds} rounds went wrong (seed {seed})"
+        if bad
+        else f"{rounds} rounds, all well (seed {seed})",
+        flush=True,
     )
     return 1 if bad or wrong else 0
 
 
-def main(choose: Callable[[], int] = lambda: random.randrange(10**6)) -> int:
-    """Read the environment, and soak."""
+def own_shared_memory() -> None:
+    """Go on in a process whose /dev/shm is small and its own, where the system lets us."""
+    if os.environ.get(MARK) or subprocess.run(["unshare", "-Urm", "true"], capture_output=True).returncode:
+        return
     os.environ[MARK] = uuid.uuid4().hex
-    seed = int(os.environ.get("SEED") or choose())
-    rounds = int(os.environ.get("ROUNDS") or 200)
-    wanted = os.environ.get("FAULTS")
-    names = [name for name in FAULTS if not wanted or wanted in name]
-    print(f"{rounds} rounds with seed {seed}: SEED={seed} repeats them", flush=True)
-    return soak(rounds, seed, names)
+    mount = 'mount -t tmpfs -o size=256m none /dev/shm && exec "$@"'
+    os.execvp("unshare", ["unshare", "-Urm", "sh", "-c", mount, "sh", sys.executable, *sys.orig_argv[1:]])
+
+
+def main() -> int:
+    """Read the arguments, and soak."""
+    parser = argparse.ArgumentParser(description="Random faults in one pool.")
+    parser.add_argument(
+        "--seeds", default=str(random.randrange(10**6)), help="each makes a pool and rounds of its own: 7,8,9"
+    )
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--faults", default="", help=f"some of: {', '.join(FAULTS)}")
+    given = parser.parse_args()
+    names = given.faults.split(",") if given.faults else list(FAULTS)
+    own_shared_memory()
+    os.environ.setdefault(MARK, uuid.uuid4().hex)
+    return max(soak(given.rounds, int(seed), names) for seed in given.seeds.split(","))
 
 
 if __name__ == "__main__":
