@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from IPython.core.error import UsageError
@@ -75,7 +76,11 @@ class SkyMagics(Magics):
     def sky_pool(self, line: str, cell: str | None = None) -> Compute | None:
         request = usage(lambda: pool_magic.parse_pool(line, self.settings.defaults(), body=cell, **EXISTING_NAMES))
         if request.dry_run:
-            print(usage(lambda: registry.preview(request, print_note)).text())
+            print(
+                usage(
+                    lambda: registry.preview(request, print_note, self.shell.user_ns, self.settings.defaults())
+                ).text()
+            )
             return None
         return Compute.of(self._ensure(request, resize=True))
 
@@ -172,8 +177,8 @@ class SkyMagics(Magics):
             if not request.packages:
                 print(display.packages(one.packages.listed(), installed.here()))
                 continue
-            notes = one.packages.install(request.packages, lambda node, said: print(f"[{node}] {said}", flush=True))
-            for note in notes:
+            install = partial(one.packages.install, request.packages)
+            for note in usage(partial(install, lambda node, said: print(f"[{node}] {said}", flush=True))):
                 print_note(note)
 
     @line_magic

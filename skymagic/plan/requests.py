@@ -93,6 +93,8 @@ class PoolRequest:
         max_price: dollars per hour for the whole pool.
         idle, max_lifetime: seconds.
         image: what `python`, `pip` and `env` are added to.
+        imports: dotted names of modules that the notebook uses: other machines get the distributions that they are from, in
+            the notebook's versions.
         stated: fields that the user wrote, where the others hold configured defaults; None when what differs
             from the dataclass's own defaults was written.
     """
@@ -118,13 +120,20 @@ class PoolRequest:
     yes: bool = False
     dry_run: bool = False
     image: Image = field(default_factory=Image)
+    imports: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     stated: frozenset[str] | None = field(default=None, compare=False, repr=False)
 
     def given(self) -> frozenset[str]:
         """Which fields the user stated of the pool itself: not its name, and not how to go about it."""
         blank = PoolRequest()
         differ = {f.name for f in fields(self) if getattr(self, f.name) != getattr(blank, f.name)}
-        return frozenset(differ if self.stated is None else self.stated) - {"name", "yes", "dry_run", "stated"}
+        return frozenset(differ if self.stated is None else self.stated) - {
+            "name",
+            "yes",
+            "dry_run",
+            "stated",
+            "imports",
+        }
 
     def secret_values(self, environ: Mapping[str, str]) -> frozenset[str]:
         """What no message may show: values of secrets, and of variables and plugins' options that are named like one.

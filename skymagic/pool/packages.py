@@ -7,15 +7,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skymagic.bootstrap.additions import Addition
-from skymagic.bootstrap.versions import pinned, preferred
+from skymagic.bootstrap.versions import notebook, pinned, preferred
 from skymagic.data.capture import installed
 from skymagic.data.capture.imports import ModulesNeeded
-from skymagic.errors import PackagesError
+from skymagic.errors import PackagesError, RequestError
 from skymagic.plan import distributions
 from skymagic.plan.distributions import Distribution, Environment, canonical, differs, lacks
+from skymagic.plan.image import is_place
 from skymagic.pool.resources import Resources
 from skymagic.pool.status import Status
 from skymagic.run.run import Screen
@@ -107,6 +109,8 @@ class Packages:
         ]
         if foreign:
             raise PackagesError(refused(wanted, names, [node.python for node in foreign]))
+        if own := [one for one in wanted if (has := notebook(one.name)) is not None and has.own]:
+            raise PackagesError(no_index(own, names))
         if self._status.defaults.packages == "ask":
             raise PackagesError(asks(wanted, names))
         what = f"installing {', '.join(map(str, wanted))} on {', '.join(names)} …"
@@ -241,8 +245,16 @@ def addition(needed: Iterable[Distribution], there: Environment) -> Addition:
 
 
 def by_hand(packages: Sequence[str]) -> Addition:
-    """What a user has asked for; names without a version get the notebook's."""
-    return Addition(pinned(packages), (), preferred(packages))
+    """What a user has asked for; names without a version get the notebook's, and files go along.
+
+    Raises:
+        RequestError: there is no such file.
+    """
+    paths = [Path(text).expanduser() for text in packages if is_place(text) and "://" not in text]
+    if lost := [str(path) for path in paths if not path.is_file()]:
+        raise RequestError([f"{path} is not a file here" for path in lost])
+    names = [text for text in packages if not is_place(text) or "://" in text]
+    return Addition(pinned(names), (), preferred(names), {path.name: path.read_bytes() for path in paths})
 
 
 def refused(needed: Sequence[Distribution], nodes: Sequence[str], pythons: Sequence[str]) -> str:
@@ -262,6 +274,16 @@ def asks(needed: Sequence[Distribution], nodes: Sequence[str]) -> str:
         f"the cell needs {', '.join(map(str, needed))}, which {', '.join(nodes)} {'lack' if len(nodes) > 1 else 'lacks'}; "
         f"nothing was sent. Install it with: %sky_pip install {' '.join(map(requirement, needed))}\n"
         '(%config SkyMagic.packages = "sync" installs without asking)'
+    )
+
+
+def no_index(needed: Sequence[Distribution], nodes: Sequence[str]) -> str:
+    """Why a run is not begun that needs what the notebook has from a folder or a repository; pure."""
+    what = ", ".join(map(str, needed))
+    return (
+        f"the cell needs {what}, which {', '.join(nodes)} {'lack' if len(nodes) > 1 else 'lacks'}; nothing was sent. It is installed "
+        "here from a folder or a repository, and an index may have something else of this name: build a wheel of it "
+        "(%pip wheel --no-deps -w wheels FOLDER), and %sky_pip install wheels/NAME.whl"
     )
 
 

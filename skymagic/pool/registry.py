@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from skymagic import providers
+from skymagic.data.capture.namespace import imported
 from skymagic.display.screen import print_note
 from skymagic.errors import PoolError, RequestError
 from skymagic.plan.planning import fits
@@ -72,6 +74,7 @@ def ensure(
     Raises:
         RequestError: all mistakes of the request; or a pool of this name runs and is another.
     """
+    request = _with_imports(request, namespace, defaults)
     name = request.name or DEFAULT_NAME
     there = next((pool for pool in every() if pool.name == name), None)
     if request.name is None:
@@ -145,15 +148,27 @@ def _make(pool: Pool, tell: Callable[[str], None]) -> Pool:
     return pool
 
 
-def preview(request: PoolRequest, tell: Callable[[str], None]) -> Plan:
+def preview(
+    request: PoolRequest,
+    tell: Callable[[str], None],
+    namespace: Mapping[str, object] = MappingProxyType({}),
+    defaults: Defaults = Defaults(),  # noqa: B008  # it is frozen
+) -> Plan:
     """What `ensure` would make; nothing is started.
 
     Raises:
         RequestError: all mistakes of the request.
     """
-    _, survey = _surveyed(request, tell)
+    _, survey = _surveyed(_with_imports(request, namespace, defaults), tell)
     survey.close()
     return survey.plan
+
+
+def _with_imports(request: PoolRequest, namespace: Mapping[str, object], defaults: Defaults) -> PoolRequest:
+    """The request with what the notebook uses by now, where other machines are to have it."""
+    if request.here or defaults.packages != "sync":
+        return request
+    return replace(request, imports=imported(namespace, str(Path.cwd())))
 
 
 def _surveyed(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provider, Survey]:

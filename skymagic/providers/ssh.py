@@ -15,9 +15,13 @@ from skymagic.bootstrap.additions import Addition, add
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.provision import Installation, probe, requirements_of, setup
 from skymagic.bootstrap.requirements import Requirements
+from skymagic.bootstrap.versions import notebook
 from skymagic.cluster import Node
 from skymagic.cluster.tunnel import Tunnel
+from skymagic.data.capture import installed
 from skymagic.errors import ProvisionError, RequestError
+from skymagic.plan import distributions
+from skymagic.plan.image import Image, project
 from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import topology
 from skymagic.plan.requests import PoolRequest
@@ -56,7 +60,7 @@ class SSH:
         endpoints = _endpoints(request)
         shape = topology(replace(request, nodes=request.nodes or len(endpoints)))
         cluster = plugins.Cluster(shape.nodes, shape.procs_per_node, request.gpu)
-        image = packing.image_for(request.plugins, request.whole_image(), cluster)
+        image = with_imports(packing.image_for(request.plugins, request.whole_image(), cluster), request.imports)
         commands = tuple(command for one in plugins.resolve(request.plugins) for command in one.bootstrap(cluster))
         requirements = requirements_of(image, commands, request.secret_values(os.environ))
         chosen = endpoints[: shape.nodes]
@@ -82,6 +86,19 @@ class SSH:
             say(f"two nodes on one machine: {shared}")
         # two nodes may be one machine: each has a daemon of its own
         return [machine.node(index, f"{job_id}-{index}") for index, machine in enumerate(machines)]
+
+
+def with_imports(image: Image, imports: frozenset[str]) -> Image:
+    """An image with what these modules are from; an interpreter that is used as it is has what it has.
+
+    What the notebook has from a folder or a repository is left out: an index may have something else of this name.
+    """
+    if not imports or (image.python or "").startswith("/"):
+        return image
+    found, _ = distributions.distributions(imports, installed.here())
+    named = set(map(project, image.pip))
+    here = [one for one in found if one.key not in named and (has := notebook(one.name)) is not None and not has.own]
+    return image.replace(pip=(*image.pip, *(one.name for one in here)))
 
 
 class Machine:

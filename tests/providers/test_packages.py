@@ -162,6 +162,22 @@ def test_an_interpreter_of_the_users_own_is_left_alone(lab: tuple[Hosts, Noteboo
     notebook.run("%sky_down own")
 
 
+def test_what_a_folder_holds_comes_from_no_index(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+    """An index may have something else of this name."""
+    hosts, notebook, shelf = lab
+    shelf.add("tiny-own", "1.0", {"tinyown.py": "mine = True\n"})
+    (shelf.site / "tiny_own-1.0.dist-info/direct_url.json").write_text(
+        '{"url": "file:///src", "dir_info": {"editable": true}}'
+    )
+    failed = notebook.fail("%%sky_broadcast --pool lab\nimport tinyown")
+    assert "tiny_own 1.0" in failed.text
+    assert not any(there(host, "tiny_own") for host in hosts)
+    notebook.run(f"%sky_pip install {shelf.links}/tiny_own-1.0-py3-none-any.whl --pool lab")
+    notebook.run("%%sky_broadcast --pool lab -o seen\nimport tinyown\ntinyown.mine")
+    assert notebook.value("seen") == [True, True]
+    assert "is not a file here" in notebook.fail("%sky_pip install ./none.whl --pool lab").text
+
+
 def test_a_pool_of_this_machine_has_the_notebooks_packages(lab: tuple[Hosts, Notebook, Shelf]) -> None:
     _, notebook, _ = lab
     notebook.run("%sky_pool here --ranks 1")

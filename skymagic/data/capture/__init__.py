@@ -11,6 +11,7 @@ annotations  names in annotations that are strings
 scripts      what the files need that a cell runs with %run
 cells        the cells that code comes from, for tracebacks
 imports      names of modules in source: all that it may import, and those that it cannot do without
+namespace    modules behind the notebook's names
 installed    the distributions of this environment, and what is imported from them
 modules      the user's own modules, with those that they import
 paths        folders of the user's own modules
