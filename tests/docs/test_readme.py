@@ -30,11 +30,20 @@ class Example:
     shown: str = ""
 
 
-def examples(page: Path) -> list[Example]:
-    """The cells of a page (blocks of kind ``python``), each with the ``text`` block that follows it."""
+def examples(page: Path, *, on_hosts: bool = False) -> list[Example]:
+    """The cells of a page (blocks of kind ``python``), each with the ``text`` block that follows it.
+
+    Args:
+        on_hosts: those that need a pool of hosts, instead of all others.
+    """
     found: list[Example] = []
+    chosen = not on_hosts
     for block in BLOCK.finditer(page.read_text()):
         mark = block["mark"] or ""
+        if block["kind"] == "python":
+            chosen = (mark == "on hosts") == on_hosts
+        if not chosen:
+            continue
         if block["kind"] == "python" and mark != "not run":
             found.append(Example(block["text"], mark.removeprefix("fails: ") if mark.startswith("fails: ") else ""))
         elif block["kind"] == "text" and found and mark != "not compared":

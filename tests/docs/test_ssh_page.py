@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.docs.test_readme import examples, follow
+from tests.lab.distributions import own_environments
 from tests.lab.hosts import loopback
 from tests.lab.notebook import ROOT, opened
-from tests.lab.shells import bootstrapped_home, make_home, pip_settings
+from tests.lab.shells import bootstrapped_home, pip_settings
 
 __all__ = ["bootstrapped_home"]
 PAGE = ROOT / "docs" / "ssh.md"
@@ -20,7 +21,7 @@ PAGE = ROOT / "docs" / "ssh.md"
 def test_a_first_run(tmp_path: Path, bootstrapped_home: Path) -> None:
     with loopback(tmp_path / "hosts", env=pip_settings(), names=("gpu1", "gpu2")) as hosts:
         for host in hosts:
-            make_home(host.home, bootstrapped_home)
+            own_environments(host.home, bootstrapped_home)
         ssh = tmp_path / "client" / ".ssh"
         ssh.mkdir(parents=True)
         shutil.copy(hosts.config, ssh / "config")
@@ -33,5 +34,8 @@ def test_a_first_run(tmp_path: Path, bootstrapped_home: Path) -> None:
             assert "2 of 2 hosts could not be used" in error
             assert "accept it once in a terminal: ssh gpu2" in error
             hosts.known_hosts.write_text(keys)  # as two logins in a terminal do
-            for example in others:
+            for example in others[:-1]:
                 follow(notebook, example)
+            for example in examples(ROOT / "README.md", on_hosts=True):
+                follow(notebook, example)
+            follow(notebook, others[-1])
