@@ -591,7 +591,7 @@ def test_the_magics(tmp_path: Path) -> None:
     grow(tmp_path, {"data/a.txt": "a", "data/b.txt": "bb"})
     with opened(tmp_path, "%sky_pool --nodes 2") as notebook:
         shown = notebook.run("%sky_put data copy")
-        assert shown.stdout.startswith("2 files (3 bytes) to ")
+        assert shown.said.startswith("2 files (3 bytes) to ")
         assert (tmp_path / "copy/b.txt").read_text() == "bb"
         assert "0 files (0 bytes) to" in notebook.run("%sky_put data/ copy").said
         assert notebook.run("%sky_get copy/a.txt back.txt --node all").said.startswith("1 file (1 byte")

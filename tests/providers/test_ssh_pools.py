@@ -230,18 +230,14 @@ def test_a_scripts_folder_goes_along_and_is_kept_in_step(two: tuple[Hosts, Noteb
     }.items():
         (project / name).write_text(text)
     cell = "%%sky_sh --workdir project --only all\npython3 say.py && ls && touch made.there"
-    shown = notebook.run(cell)
-    assert shown.lines[0].startswith("[project: 3 files (")
-    assert sorted(shown.lines[1:]) == sorted(
-        f"[{node}] {line}" for node in (0, 1) for line in ("first", "say.py", "unused.py")
-    )
+    copied, *lines = notebook.run(cell).said.splitlines()
+    assert copied.startswith("[project: 3 files (")
+    assert sorted(lines) == sorted(f"[{node}] {line}" for node in (0, 1) for line in ("first", "say.py", "unused.py"))
     (project / "say.py").write_text("print('then')")
     (project / "unused.py").unlink()
-    shown = notebook.run(cell)
-    assert "1 file there already; 1 file removed" in shown.said.splitlines()[0]
-    assert sorted(shown.lines[1:]) == sorted(
-        f"[{node}] {line}" for node in (0, 1) for line in ("then", "made.there", "say.py")
-    )
+    copied, *lines = notebook.run(cell).said.splitlines()
+    assert "1 file there already; 1 file removed" in copied
+    assert sorted(lines) == sorted(f"[{node}] {line}" for node in (0, 1) for line in ("then", "made.there", "say.py"))
     assert "project:" not in notebook.run(cell).text
 
 
