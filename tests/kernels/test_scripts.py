@@ -195,6 +195,33 @@ def test_on_one_machine_torchrun_guesses_right_unless_the_script_meets_at_a_port
     assert environment.torchrun(cluster, "torchrun --rdzv_backend='c10d'") == {"PET_RDZV_CONF": "is_host=0"}
 
 
+STATIC = {"NNODES": "2", "NPROC_PER_NODE": "4", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "1234"}
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "expected"),
+    [
+        ("torchrun main.py", [0, 1], STATIC),
+        ("set -e\npython -m torch.distributed.run --nnodes=$N main.py", [0, 1], STATIC),
+        (
+            "torchrun --rdzv_backend=c10d main.py",
+            [0, 1],
+            {"NNODES": "2", "NPROC_PER_NODE": "4", "RDZV_ENDPOINT": "10.0.0.4:1234", "RDZV_ID": "task"},
+        ),
+        ("torchrun main.py", [1], {"NPROC_PER_NODE": "4"}),
+        ("torchrun --standalone main.py", [0, 1], {}),
+        ("torchrun --nnodes=1 main.py", [0, 1], {}),
+        ("torchrun --nnodes '1:1' main.py", [0, 1], {}),
+        ("torchrun --nnodes=16 main.py", [0, 1], STATIC),
+        ("bash train.sh", [0, 1], {}),
+    ],
+)
+def test_torchrun_finds_the_nodes_without_options(text: str, nodes: list[int], expected: dict[str, str]) -> None:
+    info = InstanceInfo(peers=(Peer(0, "10.0.0.4"), Peer(1, "10.0.0.5")), node=1)
+    cluster = environment.cluster_of(info, nodes, "task", 1234)
+    assert environment.launch(cluster, 4, text) == {f"PET_{name}": value for name, value in expected.items()}
+
+
 # ------------------------------------------------------------------------------------------ what is shown
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import socket
@@ -22,6 +23,11 @@ RANK_VARIABLES = re.compile(
 C10D_RENDEZVOUS = re.compile(r"--rdzv[-_]backend[= ]+[\"']?c10d")
 STANDALONE = "--standalone"
 """A script with both has torchruns that each need a store of their own."""
+LAUNCHER = re.compile(r"\btorchrun\b|torch\.distributed\.(run|launch)\b")
+ALONE = re.compile(rf"{STANDALONE}|--nnodes[= ]+[\"']?1(:1)?(?!\d)")
+"""A script with one of these in it has a launcher for which its node is all there is."""
+GPU_DEVICES = ("nvidia[0-9]*", "kfd", "accel*", "davinci*", "dxg", "dri/render*")
+"""Device files of NVIDIA's, AMD's, Habana's, Ascend's, WSL's and Intel's GPUs."""
 
 
 def cluster_of(info: InstanceInfo, nodes: Sequence[int], task: str, port: int) -> InstanceInfo:
@@ -62,6 +68,8 @@ def environment(
     return {
         "PYTHONUNBUFFERED": "1",
         **torchrun(cluster, text),
+        **launch(cluster, processes, text),
+        **accelerate(cluster),
         **kept,
         **cluster_variables,
         **interfaces(cluster, kept),
@@ -90,6 +98,31 @@ def torchrun(cluster: InstanceInfo, text: str) -> dict[str, str]:
     elif not on_one_machine and not resolves(socket.gethostname()):
         defaults["PET_RDZV_CONF"] = "is_host=0"  # torchrun fails over such a name, unless it need not look
     return defaults
+
+
+def launch(cluster: InstanceInfo, processes: int, text: str) -> dict[str, str]:
+    """The nodes, the processes and the meeting point of a torchrun in the script, as the defaults of its options.
+
+    Only where the text calls it: a torchrun in a file that the script calls may be one for its node alone, and would wait for others.
+    """
+    if not LAUNCHER.search(text) or ALONE.search(text):
+        return {}
+    defaults: dict[str, object] = {"NPROC_PER_NODE": processes}
+    if cluster.total_nodes > 1:  # one node alone meets at a port of torchrun's own choice
+        defaults["NNODES"] = cluster.total_nodes
+        if C10D_RENDEZVOUS.search(text):
+            defaults |= {"RDZV_ENDPOINT": f"{cluster.head_addr}:{cluster.head_port}", "RDZV_ID": cluster.job_id}
+        else:
+            defaults |= {
+                "NODE_RANK": cluster.node, "MASTER_ADDR": cluster.head_addr, "MASTER_PORT": cluster.head_port,
+            }  # fmt: skip
+    return {f"PET_{name}": str(value) for name, value in defaults.items()}
+
+
+def accelerate(cluster: InstanceInfo) -> dict[str, str]:
+    """Without it accelerate, and HuggingFace's Trainer with it, would train each process by itself where there are no GPUs."""
+    seen = sys.platform != "linux" or any(glob.glob(f"/dev/{device}") for device in GPU_DEVICES)
+    return {} if cluster.accelerators or seen else {"ACCELERATE_USE_CPU": "true"}
 
 
 def resolves(hostname: str) -> bool:

@@ -1,0 +1,42 @@
+"""The examples of docs/shell.md: launchers in a script find the nodes of the pool."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.lab.notebook import ROOT, Notebook, opened
+
+HERE = Path(__file__).parent
+EXAMPLES = dict(
+    re.findall(r"<!-- tested: (.*?) -->\n```python\n(.*?)```", (ROOT / "docs/shell.md").read_text(), re.DOTALL)
+)
+NEEDS = {"accelerate": "accelerate", "trainer": "transformers"}
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """In a folder with the scripts that the examples name, on a pool of two nodes."""
+    folder = tmp_path_factory.mktemp("launchers")
+    for name in ("train", "train_accelerate", "run_trainer"):
+        shutil.copy(HERE / f"{name}.py", folder)
+    env = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    with opened(folder, "%sky_pool --nodes 2", env=env) as one:
+        yield one
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_trains_on_all_nodes(notebook: Notebook, name: str) -> None:
+    if find_spec(NEEDS.get(name, "torch")) is None:
+        pytest.skip(f"{NEEDS[name]} is not installed")
+    magic, _, script = EXAMPLES[name].partition("\n")
+    shown = notebook.run(f"{magic.partition(' ')[0]} --only all\n{script}")
+    ends = {"trainer": "DistributedDataParallel"}.get(name, "2 took part")
+    said = [line.partition("] ")[2] for line in shown.lines if re.search(r"rank \d local", line)]
+    assert sorted(said) == [f"rank {rank} local 0 of 2: {ends}" for rank in range(2)], shown.text
