@@ -6,7 +6,7 @@ A rank keeps a table of the objects that each bundle has made there; here it is 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -220,9 +220,9 @@ class SentLinks:
         variable = contents.variable
         self._seen[variable.name] = _Seen(id(variable.value), contents.numbers, variable.pickled.spans)
 
-    def forget_names(self) -> None:
+    def forget_names(self, namespace: Container[str]) -> None:
         """Forget names that the notebook has lost."""
-        for name in [name for name in self._seen if name not in self.namespace]:
+        for name in [name for name in self._seen if name not in namespace]:
             del self._seen[name]
 
     # -- what is sent ------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from skymagic.data.shipping.bundles import Bundle, Variable, groups, in_rebuild_order, merge_plain, parts_of, submodules
 from skymagic.data.shipping.links import Inventory, Sent, SentLinks
+from skymagic.data.shipping.request import Needs, Request
 from skymagic.data.store.index import ContentIndex
 from skymagic.data.values import numbered, pickling
 from skymagic.data.values.links import LISTED, Links, Ref
@@ -37,40 +38,39 @@ class Packer:
     """Packs the values of one run.
 
     Args:
-        values: all that the cell needs.
-        lacking: name → ranks that have not got its value.
-        used: names that the cell itself uses.
-        temporary: names that are for this run alone.
+        needs: all that the cell needs, with the ranks that have not got it.
     """
 
     links: SentLinks
     index: ContentIndex
     folder: str
-    ranks: Sequence[int]
-    values: Mapping[str, Variable]
-    lacking: Mapping[str, list[int]]
-    used: frozenset[str]
-    temporary: frozenset[str]
-    attributes: frozenset[str]
+    request: Request
+    needs: Needs
     packed: Packed = field(default_factory=Packed)
+
+    def __post_init__(self) -> None:
+        found = (value.pickled.attributes for value in self.needs.moved)
+        self._attributes = self.request.names.attributes.union(*found)
 
     def pack(self) -> Packed:
         """Make the bundles."""
-        moved = [value for name, value in self.values.items() if self.lacking[name]]
+        moved = self.needs.moved
         if not moved:
             return self.packed
         contents = {value.name: Inventory(value) for value in moved}
         held = [
             Inventory(value)
-            for name, value in self.values.items()
-            if len(self.lacking[name]) < len(self.ranks) and not value.fixed and name not in self.temporary
+            for name, value in self.needs.values.items()
+            if len(self.needs.lacking[name]) < len(self.request.ranks)
+            and not value.fixed
+            and name not in self.request.temporary
         ]
         shared = groups(moved)
         related = {}
         for group in shared if held else ():
             if found := self._related(group, contents, held):
                 related[group[0].name] = found
-        for group in in_rebuild_order(merge_plain(shared, self.lacking, related), self.values):
+        for group in in_rebuild_order(merge_plain(shared, self.needs.lacking, related), self.needs.values):
             found = next((related[value.name] for value in group if value.name in related), [])
             self._add([contents[value.name] for value in group], found)
         return self.packed
@@ -79,7 +79,7 @@ class Packer:
         self, group: list[Variable], contents: Mapping[str, Inventory], held: Iterable[Inventory]
     ) -> list[Inventory]:
         """What some ranks hold and has something in common with these values; nothing where one is for this run alone."""
-        if not self.temporary.isdisjoint(value.name for value in group):
+        if not self.request.temporary.isdisjoint(value.name for value in group):
             return []
         mine = [contents[value.name] for value in group if not value.fixed]
         names = {each.name for each in mine}
@@ -89,10 +89,10 @@ class Packer:
         """A bundle for the ranks that lack the same of these values, and hold the same of what they refer to."""
         everything = {each.name: each for each in (*related, *group)}
         alike: dict[tuple[Any, ...], list[int]] = {}
-        for rank in self.ranks:
-            lacks = frozenset(each.name for each in group if rank in self.lacking[each.name])
+        for rank in self.request.ranks:
+            lacks = frozenset(each.name for each in group if rank in self.needs.lacking[each.name])
             if lacks:
-                there = [each for each in everything.values() if rank not in self.lacking[each.name]]
+                there = [each for each in everything.values() if rank not in self.needs.lacking[each.name]]
                 linked = frozenset(each.name for each in there if self.links.holds(rank, each))
                 own = frozenset(each.name for each in there) - linked
                 alike.setdefault((lacks, linked, own, self.links.view(rank, linked) if linked else ()), []).append(rank)
@@ -100,7 +100,7 @@ class Packer:
             links = self.links.links(ranks[0], [everything[name] for name in sorted(linked)]) if linked else None
             mine = [each for each in group if each.name in lacks]
             self._bundle(mine, ranks, links)
-            if own and not self.temporary.intersection(lacks):
+            if own and not self.request.temporary.intersection(lacks):
                 self._note([each for each in everything.values() if each.name in own], mine, links or Links())
 
     def _note(self, own: Sequence[Inventory], group: Sequence[Inventory], links: Links) -> None:
@@ -108,7 +108,8 @@ class Packer:
         for each in group:
             apart = {
                 other.name: len(
-                    self.links.common(other, each) - (set() if other.name in self.used else links.objects.keys())
+                    self.links.common(other, each)
+                    - (set() if other.name in self.request.names.loads else links.objects.keys())
                 )
                 for other in own
             }
@@ -130,15 +131,15 @@ class Packer:
             self.index.identify(parts, lazily=True)
         names = [each.name for each in group]
         kept = [each for each in group if not each.variable.fixed]
-        sent = {} if self.temporary.intersection(names) or not kept else self.links.sent(group, pickled, links)
+        sent = {} if self.request.temporary.intersection(names) or not kept else self.links.sent(group, pickled, links)
         self.packed.sent.append((ranks, sent))
         self.packed.bundles.append(
             Bundle(
                 names=names,
-                ranks=None if len(ranks) == len(self.ranks) else sorted(ranks),
+                ranks=None if len(ranks) == len(self.request.ranks) else sorted(ranks),
                 pickled=pickled,
                 parts=parts,
-                imports=submodules((each.variable.value for each in group), self.attributes),
+                imports=submodules((each.variable.value for each in group), self._attributes),
                 table=next((each.table for each in sent.values()), None),
                 links=_numbered(links, spare) if links is not None else [],
                 spare=spare,

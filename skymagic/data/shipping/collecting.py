@@ -1,0 +1,151 @@
+"""The values that a run needs: pickled, and followed to the further names that functions in them use."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+from skymagic.data.capture.names import CellNames, is_output, reach
+from skymagic.data.shipping.bindings import Bindings
+from skymagic.data.shipping.bundles import Variable
+from skymagic.data.shipping.links import Inventory, SentLinks
+from skymagic.data.shipping.refusal import Refusal, message, refusal
+from skymagic.data.shipping.request import Needs, Request
+from skymagic.data.store.bundle import INLINE
+from skymagic.data.values import pickling
+from skymagic.data.values.links import FIXED_TYPES
+from skymagic.errors import CaptureError
+
+
+class Collector:
+    """Pickles the notebook's values.
+
+    Args:
+        namespace: the notebook's global names.
+        folder: the notebook's folder.
+        bindings: of the ranks.
+    """
+
+    def __init__(self, namespace: dict[str, Any], folder: str, bindings: Bindings) -> None:
+        self.namespace = namespace
+        self.folder = folder
+        self.bindings = bindings
+        self._immutables: dict[str, Variable] = {}
+        self._unpicklable: dict[str, tuple[object, str]] = {}
+
+    def collect(self, request: Request) -> Needs:
+        """Pickle the names that a cell needs, and follow the functions in them to further names.
+
+        Raises:
+            CaptureError: variables cannot travel.
+        """
+        needed = request.wanted
+        values: dict[str, Variable] = {}
+        failed: dict[str, BaseException] = {}
+
+        def uses(name: str, value: object) -> Mapping[str, str]:
+            if is_output(name) and self._ranks_keep_theirs(name, value, request.ranks):
+                return {}
+            try:
+                values[name] = variable = self.variable(name, value)
+            except Exception as problem:
+                if not self._ranks_keep_theirs(name, value, request.ranks):
+                    failed[name] = problem
+                return {}
+            found, annotated = variable.pickled.uses, variable.pickled.hints
+            if not found and not annotated:
+                return found
+            needed.update(found)
+            if annotated:
+                found = {**{each: f"an annotation of {where}" for each, where in annotated.items()}, **found}
+            return {used: where for used, where in found.items() if used not in request.kept}
+
+        why = reach(request.wanted | request.hints, request.space, uses)
+        why.update({name: "--push" for name in request.push if name in why})
+        refusals = [
+            refusal(name, request.space[name], why[name], problem, self._attempt)
+            for name, problem in failed.items()
+            if name in needed
+        ]
+        refusals += [Refusal.missing(name) for name in request.push if name not in self.namespace]
+        failed.clear()  # the tracebacks hold the values
+        if refusals:
+            raise CaptureError(message(refusals))
+        return Needs(values, why)
+
+    def add(self, request: Request, needs: Needs, related: Mapping[str, str]) -> bool:
+        """Take in further names as if the cell used them; whether there are more of them now.
+
+        Args:
+            related: name → that of a value which has something in common with it.
+        """
+        try:
+            names = CellNames(loads=frozenset(related))
+            more = self.collect(Request(names, request.ranks, self.namespace, kept=request.kept))
+        except CaptureError:  # the cell did not ask for them
+            return False
+        new = more.values.keys() - needs.values.keys()
+        for name in new:
+            needs.values[name] = more.values[name]
+            needs.why[name] = f"used by {related[name]}" if name in related else more.why[name]
+        return bool(new)
+
+    def related(self, request: Request, needs: Needs, links: SentLinks) -> dict[str, str]:
+        """Names of which ranks hold something that values refer to which are about to travel: name → one that does."""
+        moved = [
+            Inventory(value)
+            for value in needs.moved
+            if not value.fixed and value.name not in request.temporary | request.kept
+        ]
+        if not moved:
+            return {}
+        ranks = request.ranks
+        held = set().union(*(self.bindings.fingerprints(rank) for rank in ranks)) - needs.values.keys() - request.kept
+        # what the ranks have shown themselves is theirs: their `_5` has nothing to do with the notebook's
+        held -= {name for name in held if is_output(name) and any(self.bindings.has_rebound(r, name) for r in ranks)}
+        names = [name for name in sorted(held & self.namespace.keys()) if type(self.namespace[name]) not in FIXED_TYPES]
+
+        def open(name: str) -> Variable | None:
+            try:
+                return self.variable(name, self.namespace[name])
+            except Exception:
+                return None
+
+        return links.related(moved, names, open)
+
+    def variable(self, name: str, value: object) -> Variable:
+        """A value, pickled.
+
+        Raises:
+            Exception: it cannot be.
+        """
+        known = self._immutables.get(name)
+        if known is not None and known.value is value:
+            return known
+        made = Variable(name, value, pickling.dumps(value, self.namespace, folder=self.folder))
+        if type(value) in FIXED_TYPES and made.pickled.nbytes < INLINE:
+            self._immutables[name] = made
+        return made
+
+    def identity(self, name: str, value: object) -> str:
+        """A fingerprint of a value whose contents are not looked at."""
+        known = self._unpicklable.get(name)
+        if known is None or known[0] is not value:
+            known = self._unpicklable[name] = (value, f"object {id(value)}")
+        return known[1]
+
+    def forget_names(self, namespace: Container[str]) -> None:
+        """Forget names that the notebook has lost."""
+        for known in (self._immutables, self._unpicklable):
+            for name in [name for name in known if name not in namespace]:
+                del known[name]
+
+    def _attempt(self, part: object) -> object:
+        return pickling.dumps(part, self.namespace, folder=self.folder)
+
+    def _ranks_keep_theirs(self, name: str, value: object, ranks: Sequence[int]) -> bool:
+        """Whether all ranks have their own binding of a name whose value here cannot travel, and is the same still."""
+        known = self._unpicklable.get(name)
+        if known is None or known[0] is not value:
+            return False
+        return all(self.bindings.fingerprints(rank).get(name) == known[1] for rank in ranks)

@@ -1,0 +1,151 @@
+"""The notebook's values beside what the ranks have: which of them must travel, and which stay because they came from there."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Container, Iterable, Mapping, Sequence
+
+from skymagic.data.capture import modules
+from skymagic.data.capture.names import interactive, is_output
+from skymagic.data.capture.resources import READERS
+from skymagic.data.shipping.bindings import Bindings
+from skymagic.data.shipping.collecting import Collector
+from skymagic.data.shipping.fingerprints import Fingerprints
+from skymagic.data.shipping.notes import Notes
+from skymagic.data.shipping.pulled import Pulled
+from skymagic.data.shipping.request import Needs, Request
+from skymagic.data.shipping.sources import Sources
+from skymagic.data.store.index import ContentIndex
+
+_BUILTIN_NAMES = vars(builtins).keys()
+
+
+class Comparison:
+    """Takes fingerprints of the notebook's values, and compares them with those of the ranks' bindings.
+
+    Args:
+        collector: pickles the values.
+        index: hashes their parts.
+        sources: finds the modules that they refer to.
+    """
+
+    def __init__(self, collector: Collector, index: ContentIndex, sources: Sources, notes: Notes) -> None:
+        self._namespace = collector.namespace
+        self._folder = collector.folder
+        self._bindings: Bindings = collector.bindings
+        self._collector = collector
+        self._index = index
+        self._sources = sources
+        self._notes = notes
+        self._fingerprints = Fingerprints(collector.namespace, collector.folder, index)
+        self._pulled: dict[str, Pulled] = {}
+
+    def compare(self, request: Request, needs: Needs) -> None:
+        """Find which ranks lack which of the values, and the modules that are needed."""
+        values, ranks = needs.values, request.ranks
+        pickles = [value.pickled for value in values.values() if not value.pickled.plain]
+        imported = request.names.imports.union(*(each.modules | (each.packages & READERS) for each in pickles))
+        needs.sources = self._sources.find(imported, ranks, dry_run=request.dry_run, note=request.note)
+        note = None if request.dry_run else request.note
+        self._identify(request, needs)
+        pulled = {name for name in self._pulled.keys() & values.keys() if self._is_pulled(name, values[name].value)}
+        pulled -= request.temporary
+        unstable = set() if request.fresh else self._unstable(request, needs)
+        always = values if request.fresh else {*request.temporary, *((pulled | unstable) & set(request.push))}
+        fingerprints = {name: value.fingerprint for name, value in values.items()}
+        lacking = self._bindings.ranks_without_value(fingerprints, ranks, always)
+        for name in unstable.difference(always):
+            lacking[name] = [rank for rank in lacking[name] if name not in self._bindings.fingerprints(rank)]
+        if note is not None:
+            self._notes.unstable(unstable.difference(always), note)
+        staying = {name for name in pulled.difference(always) if lacking[name]}
+        for name in sorted(staying):  # what came from the ranks does not go back by itself
+            if note is not None and not self._pulled[name].noted:
+                self._pulled[name].noted = True
+                note(self._pulled[name].stays(name, any(name in self._bindings.names(rank) for rank in ranks)))
+            lacking[name] = []
+        needs.lacking, needs.staying = lacking, frozenset(staying)
+
+    def finish(self, request: Request, needs: Needs) -> dict[str, str]:
+        """Fingerprints of all values by name, once those that travel are written and have their hashes."""
+        hashes = needs.hashes
+        for value in needs.moved:
+            if not value.pickled.plain and value.name not in request.temporary:
+                self._index.identify(value.parts)
+                self._fingerprints.take(value, hashes)
+        return {name: value.fingerprint or "" for name, value in needs.values.items() if name not in request.temporary}
+
+    def present(self, names: Iterable[str]) -> dict[str, str]:
+        """Fingerprints of the notebook's present values of names that ranks bind themselves."""
+        fingerprints = {}
+        for name in names:
+            if name not in self._namespace or interactive(name, self._namespace[name]):
+                continue
+            value = self._namespace[name]
+            if is_output(name):  # of whatever size, and another with every cell
+                fingerprints[name] = self._collector.identity(name, value)
+                continue
+            try:
+                variable = self._collector.variable(name, value)
+                if variable.fingerprint is None:
+                    self._index.identify(variable.parts)
+                    local = modules.collect(variable.pickled.modules, self._folder)
+                    self._fingerprints.take(variable, {each: module.hash for each, module in local.items()})
+                fingerprints[name] = variable.fingerprint or ""
+            except Exception:  # it cannot travel, so its identity must do
+                fingerprints[name] = self._collector.identity(name, value)
+        return fingerprints
+
+    def gathered(self, types: Mapping[str, str]) -> None:
+        """The notebook's present values of these names came from the ranks: name → type there."""
+        self._pulled.update({name: Pulled.of(self._namespace[name], kind) for name, kind in types.items()})
+
+    def shadowed(self, ranks: Sequence[int]) -> frozenset[str]:
+        """Names of Python's own that the notebook has taken back, and ranks have from it: `list` after ``list = 5; del list``."""
+        return frozenset(
+            name
+            for rank in ranks
+            for name in self._bindings.fingerprints(rank).keys() & _BUILTIN_NAMES
+            if name not in self._namespace and not self._bindings.has_rebound(rank, name)
+        )
+
+    def deleted(self, request: Request) -> frozenset[str]:
+        """Names that the cell uses, that some rank holds, and that the notebook has not."""
+        held = set().union(*(self._bindings.fingerprints(rank) for rank in request.ranks))
+        return (request.names.loads & held) - self._namespace.keys() - _BUILTIN_NAMES
+
+    def forget_names(self, namespace: Container[str]) -> None:
+        """Forget names that the notebook has lost."""
+        known = self._fingerprints.known
+        for name in [name for name in known if name not in namespace]:
+            del known[name]
+
+    def _identify(self, request: Request, needs: Needs) -> None:
+        """Give all values their fingerprints, except those that nobody can have, and those that travel anyhow."""
+        held = [self._bindings.fingerprints(rank) for rank in request.ranks]
+        hashes = needs.hashes
+        for name, value in needs.values.items():
+            if value.fingerprint is not None or name in request.temporary:
+                continue
+            if value.pickled.plain or self._index.identify(value.parts, lazily=not any(name in each for each in held)):
+                self._fingerprints.take(value, hashes)
+
+    def _unstable(self, request: Request, needs: Needs) -> set[str]:
+        """Names whose values seem to have changed, but are the same objects and look different each time."""
+        held = [self._bindings.fingerprints(rank) for rank in request.ranks]
+        return {
+            name
+            for name, value in needs.values.items()
+            if value.same_object
+            and name not in request.temporary
+            and any(known.get(name, value.fingerprint) != value.fingerprint for known in held)
+            and self._fingerprints.is_unstable(value, needs.hashes)
+        }
+
+    def _is_pulled(self, name: str, value: object) -> bool:
+        """Whether the notebook's value of a name is what came from the ranks under this name, changed or not, or a part of it."""
+        known = self._pulled.get(name)
+        if known is not None and not known.holds(value):
+            del self._pulled[name]
+            known = None
+        return known is not None
