@@ -51,6 +51,13 @@ class Cell:
         return "".join(f"# {line}\n" for line in self.above) + dedented(self.body)
 
 
+def number_in(shell: Any) -> int:
+    """The number of the cell that an IPython shell runs."""
+    inputs = shell.history_manager.input_hist_raw if shell.history_manager else [""]
+    # some versions count up before a cell runs, some after
+    return int(min(shell.execution_count, len(inputs) - 1))
+
+
 @dataclass
 class Values:
     """What came back of a run that ended well.

@@ -22,8 +22,8 @@ from skymagic.run.interrupt import StopSignal
 from skymagic.run.report import Limits
 from skymagic.run.run import Screen
 from skymagic.run.spec import RunSpec
+from skymagic.wire.order import FUNCTION_NAME
 
-FUNCTION_NAME = "_sky_call"
 ARGUMENT_PREFIX = "_sky_arg_"
 _ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -114,4 +114,4 @@ def execution_count() -> int:
     """The number of the cell that the notebook is in; 1 elsewhere."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
-    return getattr(shell, "execution_count", 1)
+    return cell.number_in(shell) if shell is not None else 1

@@ -317,10 +317,8 @@ class SkyMagics(Magics):
         """The body in its place in the cell that the user sees."""
         shell = self.shell
         inputs = shell.history_manager.input_hist_raw if shell.history_manager else [""]
-        # some versions count up before a cell runs, some after
-        number = min(shell.execution_count, len(inputs) - 1)
         flags = broadcast.future_flags(shell.compile.flags)
-        return broadcast.Cell(body, broadcast.above_body(inputs[-1], body), number, flags)
+        return broadcast.Cell(body, broadcast.above_body(inputs[-1], body), broadcast.number_in(shell), flags)
 
     def _keep(
         self, values: broadcast.Values | None, request: RunRequest, renamed: dict[str, str | None] | None = None

@@ -20,6 +20,8 @@ from typing import Any
 from skymagic.wire.codec import Codec
 
 PREFIX = "#%sky "
+FUNCTION_NAME = "_sky_call"
+"""The name under which the function of a call travels; the line that calls it is no code of the user's."""
 LAST_VALUE = "the value of the last expression"
 """Among the variables that come back; no variable can be called so."""
 NOT_DEFINED = "is not defined"

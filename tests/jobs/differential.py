@@ -1562,14 +1562,14 @@ CASES["long: a thousand names of the notebook"] = Case(
 )
 
 KNOWN = {
-    "expressions 37: 5;": "-o has the value of the last expression also where ; keeps it from being shown",
-    "numpy 4: a.resize(5); a": "an array that came from the notebook looks at mapped memory, which cannot be resized in place",
-    "magics 25: get_ipython().ev('items[0]')": "a name that stands in a text alone does not travel; it does with --push",
-    "magics 28: %who_ls list": "a rank has the names that its cells use, not all of the notebook's",
-    "magics 29: items?": "a name that stands in a magic's words alone does not travel; it does with --push",
-    "magics 37: %pinfo items": "a name that stands in a magic's words alone does not travel; it does with --push",
-    "torch 5: loss = (w * 3).sum()": "of a tensor that is part of a computation, its numbers come back",
-    "torch 28: h = net.register_forward_hook": "of a tensor that is part of a computation, its numbers come back",
-    "in place 29: stream.write('more')": "a stream cannot travel, nor can one in memory",
+    "expressions 37: 5;": "`-o` has the value of the last expression also where `;` keeps it from being shown",
+    "numpy 4: a.resize(5); a": "an array that came from the notebook looks at mapped memory: `a.resize(5)` is refused",
+    "magics 25: get_ipython().ev('items[0]')": "or in a text that code puts together does not travel",
+    "magics 28: %who_ls list": "show the names that the rank's cells have used, not all of the notebook's",
+    "magics 29: items?": "a name that stands only in a magic's words (`items?`, `%pinfo items`)",
+    "magics 37: %pinfo items": "a name that stands only in a magic's words (`items?`, `%pinfo items`)",
+    "torch 5: loss = (w * 3).sum()": "on its way back, its numbers",
+    "torch 28: h = net.register_forward_hook": "on its way back, its numbers",
+    "in place 29: stream.write('more')": "streams cannot travel, nor can one in memory (`io.StringIO`)",
 }
-"""Cases that differ, by their first words, with the reason; docs/variables.md lists them."""
+"""Cases that differ, by their first words, with what docs/variables.md says of it."""

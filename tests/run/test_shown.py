@@ -179,6 +179,17 @@ def test_no_frame_of_the_product_is_shown(notebook: Notebook, body: str) -> None
     assert not [line for line in shown.splitlines() if "skymagic" in line or "ipykernel" in line or "IPython/" in line]
 
 
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_call_of_a_function_shows_the_functions_own_lines(notebook: Notebook, kind: str) -> None:
+    defined = number_of(notebook)
+    notebook.run(f"import skymagic as sky\n@sky.function\n{kind} ratio(x):\n    print('called')\n    return 1 / x")
+    called = number_of(notebook)
+    error = notebook.fail("ratio(0) @ sky.find('main')")
+    assert frames(error) == [f"Cell In[{defined}], line 5, in ratio(x)"]
+    assert "_sky" not in error.text
+    assert f"── cell {called}, " in notebook.run("%sky_logs --rank 1 -n 2").stdout
+
+
 def test_torchs_call_wrappers_fold(notebook: Notebook) -> None:
     body = "import torch\nnet = torch.nn.Sequential(torch.nn.Linear(2, 2))\nnet(torch.ones(3, 3))"
     error = notebook.fail(f"%%sky_broadcast -t 0\n{body}")

@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Iterator, Mapping
 from types import FrameType, TracebackType
 
+from skymagic.wire.order import FUNCTION_NAME
+
 MACHINERY = ("skymagic", "IPython", "ipykernel", "ipyparallel")
 """Packages whose frames tell a user nothing."""
 WRAPPERS = {"_wrapped_call_impl", "_call_impl"}
@@ -71,7 +73,7 @@ def walk(tb: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def telling(tb: TracebackType | None, *others: str) -> TracebackType | None:
-    """The traceback without frames of the machinery, of torch's call wrappers, and of the files `others`."""
+    """The traceback without frames of the machinery, of torch's call wrappers, of calls' own lines, and of the files `others`."""
     folders = tuple(
         os.path.join(os.path.dirname(sys.modules[name].__file__ or ""), "") for name in MACHINERY if name in sys.modules
     )
@@ -80,7 +82,8 @@ def telling(tb: TracebackType | None, *others: str) -> TracebackType | None:
         code = link.tb_frame.f_code
         file = code.co_filename
         wrapper = code.co_name in WRAPPERS and link.tb_frame.f_globals.get("__name__") == "torch.nn.modules.module"
-        if not (file.startswith(folders) or file in others or wrapper):
+        call = code.co_name == "<module>" and FUNCTION_NAME in code.co_names
+        if not (file.startswith(folders) or file in others or wrapper or call):
             kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
     return kept
 
