@@ -47,6 +47,10 @@ def _uncounted() -> None:
     return None
 
 
+def _no_groups() -> Mapping[str, int]:
+    return {}
+
+
 def _still_there() -> bool:
     return True
 
@@ -72,10 +76,15 @@ class Plugin:
             thing that could not be carried over. Called between cells, any number of times. When it raises, this rank is
             started anew, the others are let out by `release`, and it is called again. None where a process can join
             only once: then all ranks are started anew when one of them has died.
+        settle: ``() -> notes``: put in order what a failed cell has left half-done where nobody had to be freed, on all ranks
+            of the pool; a sentence for each thing that the user must know. Called between cells. When it raises, `rejoin`
+            follows. None where there is nothing to do.
         around_run: ``() -> context manager``: entered around each cell of a rank, when `runtime.participants` says who
             takes part. It must cost microseconds.
         joined: whether what `around_app` set up is still there; asked after each cell.
         collectives: how many collectives this rank has begun, None where nobody counts. Called on any thread, at any moment.
+        sequence: the same for each group of this rank, under names that are the same on all its members: where they differ
+            after a failed cell, the next collective would never match, and `rejoin` follows.
         preload: modules that each node imports once, before it forks its ranks. Importing them must start no thread
             and touch no GPU.
         before: names of plugins whose `around_app` must come later than this one's, whatever the user's order.
@@ -92,8 +101,10 @@ class Plugin:
     release: Callable[[], int] = _freed_nothing
     rejoin: Callable[[InstanceInfo], Sequence[str]] | None = _nothing_lost
     around_run: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    settle: Callable[[], Sequence[str]] | None = None
     joined: Callable[[], bool] = _still_there
     collectives: Callable[[], int | None] = _uncounted
+    sequence: Callable[[], Mapping[str, int]] = _no_groups
     preload: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()

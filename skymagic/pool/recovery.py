@@ -57,6 +57,8 @@ class Recovery:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held for moments, while what follows is changed."""
     _to_replace: set[int] = field(default_factory=set)
+    _to_form: bool = False
+    """Whether groups must be formed anew; else the ranks only go on together after a cell that failed."""
     _queued: bool = False
     _thread: threading.Thread | None = None
     _problem: Exception | None = None
@@ -64,10 +66,13 @@ class Recovery:
     _infos: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """The new places of ranks that live, which they get when they join the next group."""
 
-    def begin(self, dead: Iterable[int]) -> None:
+    def begin(self, dead: Iterable[int], *, form: bool = True) -> None:
         """Start ranks anew and form the process groups again; returns at once, and runs that wait go on after it.
 
         It needs all ranks, and so begins when the runs that have begun are over.
+
+        Args:
+            form: False where the groups are whole, and plugins only put in order what a failed cell has left.
 
         Raises:
             PoolStateError: not in this state.
@@ -75,6 +80,7 @@ class Recovery:
         self._status.check(Event.RECOVER)
         with self._lock:
             self._to_replace.update(dead)
+            self._to_form |= form
             if self._queued:
                 return
             self._queued = True
@@ -85,13 +91,14 @@ class Recovery:
             self._thread.start()
 
     def begin_after(self, report: Report) -> None:
-        """Begin if a run has left ranks dead, out of their group, or out of step with each other."""
+        """Begin if a run has left ranks dead, out of their group, or out of step with each other, or has failed otherwise."""
         dead = [number for number, rank in report.ranks.items() if rank.died is not None]
         outcomes = [rank.outcome for rank in report.ranks.values() if rank.outcome is not None]
         left_group = not all(outcome.get("joined", True) for outcome in outcomes)
-        broken = dead or left_group or report.freed or report.out_of_step
-        if broken and self._status.state in (State.READY, State.RUNNING):
-            self.begin(dead)
+        broken = bool(dead) or left_group or report.freed or report.out_of_step
+        settles = not report.good and any(plugin.settle is not None for plugin in self._status.plugins)
+        if (broken or settles) and self._status.state in (State.READY, State.RUNNING):
+            self.begin(dead, form=broken)
 
     def wait(self, timeout: float = TIMEOUT) -> bool:
         """Wait for the recovery begun last; False if it goes on after so many seconds, or there was none."""
@@ -167,12 +174,15 @@ class Recovery:
         with reservation:
             with self._lock:
                 dead, self._to_replace, self._queued = sorted(self._to_replace), set(), False
-            self._recover(list(range(self._status.world_size)) if dead and self._status.inseparable else dead)
+                form, self._to_form = self._to_form, False
+            everyone = list(range(self._status.world_size))
+            self._recover(everyone if dead and self._status.inseparable else dead, form=form)
 
-    def _recover(self, dead: list[int]) -> None:
+    def _recover(self, dead: list[int], *, form: bool = True) -> None:
         try:
             self._status.move(Event.RECOVER)
-            self._bring_back(dead)
+            if form or self._rejoin(range(self._status.world_size), form=False) is not None:
+                self._bring_back(dead)
         except Exception as problem:
             self._problem = problem
             # without the head, where the controller runs, all ranks are out of reach
@@ -199,14 +209,18 @@ class Recovery:
             replaced |= faulty
         raise PoolError(f"the ranks of pool {self._status.name!r} did not come back")
 
-    def _rejoin(self, alive: Sequence[int]) -> dict[int, str] | None:
-        """Let ranks that live form a new group; None if they did, else those that failed by themselves, each with what went wrong."""
+    def _rejoin(self, alive: Sequence[int], *, form: bool = True) -> dict[int, str] | None:
+        """Let ranks that live form a new group, or go on together in the one that they have.
+
+        None if they did, else those that failed by themselves, each with what went wrong.
+        """
         if not alive:
             return None
         # those that are being replaced take part too, from their side
         infos = {str(rank): info for rank, info in self._infos.items()}
-        order = Rejoin(ranks=tuple(range(self._status.world_size)), generation=self._generation, infos=infos)
-        limits = Limits(timeout=REJOIN_TIMEOUT, grace=REJOIN_GRACE)
+        everyone = tuple(range(self._status.world_size))
+        order = Rejoin(ranks=everyone, generation=self._generation, form=form, infos=infos)
+        limits = Limits(timeout=REJOIN_TIMEOUT, grace=REJOIN_GRACE, interrupt_grace=0.0)
         report = self._send(Submission(alive), order, "", NullScreen(), limits)
         if not report.good:
             return at_fault(report)

@@ -22,6 +22,9 @@ class Limits:
     timeout: float | None = None
     grace: float = Defaults.grace
     """Grace period: from an interrupt to releasing collectives, and from that to SIGKILL."""
+    interrupt_grace: float = 0.5
+    """From an interrupt because of another rank's failure, until the process groups of ranks that do not wait in native code
+    are released too."""
     stall_after: float = Defaults.stall_after
     """Without progress, until a stall is pointed out."""
 
@@ -86,6 +89,9 @@ class Report:
 
     @property
     def out_of_step(self) -> bool:
-        """Whether ranks have begun different numbers of collectives in a run that failed: the next would never match."""
-        begun = {rank.outcome.get("collectives") for rank in self.ranks.values() if rank.outcome is not None}
-        return not self.good and len(begun) > 1
+        """Whether ranks have begun different numbers of collectives on a group in a run that failed: the next would never match."""
+        begun: dict[str, set[int]] = {}
+        for rank in self.ranks.values():
+            for group, count in ((rank.outcome or {}).get("collectives") or {}).items():
+                begun.setdefault(group, set()).add(count)
+        return not self.good and any(len(counts) > 1 for counts in begun.values())

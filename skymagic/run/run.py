@@ -2,16 +2,20 @@
 
 When a rank has failed, the ranks whose cell goes on are stopped in steps::
 
-    failure            SIGINT, collectives released     SIGINT again        SIGKILL
-       │                            │                        │                 │
-    ───┼────────────────────────────┼────────────────────────┼─────────────────┼──▶ time
-       │◀─── OTHERS_FAIL_TIME, ────▶│◀──── grace / 2 ───────▶│                 │
-       │     or ROOT_CAUSE_TIME     │◀───────────────── grace ───────────────▶│  and again, for ranks that leave their
-                                                                                  cell: MAX_GRACE_EXTENSIONS times
+    failure            SIGINT, and those released     all released       SIGINT again        SIGKILL
+       │               that wait in native code             │                 │                 │
+    ───┼────────────────────────────┼───────────────────────┼─────────────────┼─────────────────┼──▶ time
+       │◀─── OTHERS_FAIL_TIME, ────▶│◀── interrupt_grace ──▶│                 │                 │
+       │     or ROOT_CAUSE_TIME     │◀──────────────── grace / 2 ────────────▶│                 │
+                                                            │◀───────────── grace ─────────────▶│  and again, for ranks that leave their
+                                                                                                   cell: MAX_GRACE_EXTENSIONS times
+
+Only ranks that wait in native code, such as a collective, cannot take the interrupt. Releasing costs all ranks their process groups, which
+are formed anew: where the others leave their cells in Python, the groups stay.
 
 The end of ``--timeout`` enters at the first SIGINT. So does the stop button, but it leaves ranks time for what the user's code does
-upon an interrupt: ranks that wait in native code, such as a collective, and so cannot take the interrupt, are released WAITS_AFTER it; all
-others one grace period after it, and killed after one more. A second press kills at once.
+upon an interrupt: ranks that wait in native code are released WAITS_AFTER it; all others one grace period after it, and killed after one
+more. A second press kills at once.
 """
 
 from __future__ import annotations
@@ -186,8 +190,9 @@ class Run:
     def _stop_others(self) -> None:
         """A rank has failed: interrupt the others, and release those that wait for it in a collective."""
         self._interrupt()
-        self._release()
-        self._due[Run._interrupt_again] = time.monotonic() + self._limits.grace / 2
+        now = time.monotonic()
+        self._due[Run._release_waiting], self._due[Run._release] = now, now + self._limits.interrupt_grace
+        self._due[Run._interrupt_again] = now + self._limits.grace / 2
 
     def _interrupt(self) -> None:
         open_ranks = self._unfinished()
@@ -231,6 +236,7 @@ class Run:
         self._grace_extensions += 1
         if len(stuck) < len(open_ranks):
             self._due[Run._kill_stuck] = time.monotonic() + self._limits.grace
+            self._shut_down([rank for rank in open_ranks if rank not in stuck])  # a collective that has begun since
         self._kill(stuck)
 
     def _kill(self, open_ranks: Sequence[int]) -> None:

@@ -219,7 +219,8 @@ class RankKernel(IPythonParallelKernel):
         if isinstance(order, Rejoin):
             self._forget_failure()
             self._update_info(order.infos.get(str(self._context.info.rank)))
-            return {"status": "ok", "notes": self._context.hooks.rejoin(order.generation)}
+            hooks = self._context.hooks
+            return {"status": "ok", "notes": hooks.rejoin(order.generation) if order.form else hooks.settle()}
         if isinstance(order, Lend):
             return {"status": "ok", **lend(self._namespace, order.names, order.held)}
         outcome: dict[str, Any] = {"status": "ok", "bound": False, "joined": True}
@@ -237,7 +238,7 @@ class RankKernel(IPythonParallelKernel):
         outcome["joined"] = self._context.hooks.joined()
         outcome.setdefault("interrupted", self._interrupted)
         outcome["stopped_at"] = self._stopped_at
-        outcome["collectives"] = stacks.collectives()
+        outcome["collectives"] = self._context.hooks.sequence()
         return outcome
 
     def _update_info(self, info: Mapping[str, Any] | None) -> None:
@@ -325,5 +326,6 @@ class RankKernel(IPythonParallelKernel):
             "missing": self._namespace.missing(problem) if phase == "run" else "",
             "freed": self._context.freed,
             "cause_timeout": getattr(problem, "cause_timeout", 0.0),
-            "interrupted": isinstance(problem, (KeyboardInterrupt, asyncio.CancelledError)),
+            # an error that came after an interrupt comes of it
+            "interrupted": self._interrupted or isinstance(problem, (KeyboardInterrupt, asyncio.CancelledError)),
         }

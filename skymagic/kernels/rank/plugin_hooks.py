@@ -52,6 +52,20 @@ class Hooks:
         rendezvous.set_generation(generation)
         return [note for plugin in self.plugins if plugin.rejoin is not None for note in plugin.rejoin(self.info)]
 
+    def settle(self) -> list[str]:
+        """Put in order what a failed cell has left half-done, with all ranks; what the user must know, in words."""
+        return [note for plugin in self.plugins if plugin.settle is not None for note in plugin.settle()]
+
+    def sequence(self) -> dict[str, int]:
+        """By group, how many collectives this rank has begun."""
+        found: dict[str, int] = {}
+        for plugin in self.plugins:
+            try:
+                found |= {f"{plugin.name} {name}": count for name, count in plugin.sequence().items()}
+            except Exception:  # a cell has broken what it needs
+                found[f"{plugin.name} groups"] = -1  # differs from the others' count, so that groups are formed anew
+        return found
+
     def joined(self) -> bool:
         """Whether each plugin still has what it set up (the user may have destroyed a group)."""
         try:

@@ -10,6 +10,8 @@ plugin       `Plugin` torch: wheels, options, hooks
 groups       the default process group of a rank
 membership   who is in a group, and what its members tell each other before it is used
 unblock      a rank let out of a collective that will never end
+subgroups    groups of the user and of device meshes, made again under their names
+sharded      FSDP, DTensor and device meshes: put in order after a failure, or named as lost
 carryover    what hung on the old group: carried over to the new one, or named as lost
 launched     what programs look for that torchrun, accelerate or Lightning would have started
 guard        collectives refused where ranks do not take part in the run

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from types import FunctionType
+from collections.abc import Iterable, Mapping
+from types import CellType, FunctionType
 from typing import Any
 
 from skymagic.plugins._torch import membership
@@ -14,25 +15,49 @@ DEFAULT = "default_pg"
 """How torch describes a default group, also one that is gone."""
 
 
-def rebind(new: Any) -> None:
-    """Put the default group in the place of earlier ones: in variables, and where they are the default of a parameter.
+def rebind(new: Any, before: list[Any], made: Mapping[int, Any]) -> None:
+    """Put groups in the place of earlier ones: in variables, in objects that hold them, and where they are the default of a parameter.
 
     ``def f(x, group=dist.group.WORLD)`` holds the group of the time when it was read. torch has such functions too, in
     modules that the first DDP wrapper imports; they would use a group that is gone, and keep its threads and connections.
+
+    Args:
+        new: the default group, for all that were before.
+        before: the groups that are gone.
+        made: by their ``id``: what is in their place.
     """
     kind = type(new)
 
-    def is_old(value: Any) -> bool:  # isinstance would ask any object for attributes
-        return type(value) is kind and value is not new and value.group_desc == DEFAULT
+    def now(value: Any) -> Any:  # isinstance would ask any object for attributes
+        if type(value) is not kind or value is new:
+            return value
+        return made.get(id(value), new if value.group_desc == DEFAULT else value)
 
-    namespaces = [namespace_of_rank()]
+    def update(names: dict[Any, Any]) -> None:
+        names.update({name: now(value) for name, value in list(names.items()) if now(value) is not value})
+
     for function in [each for each in gc.get_objects() if type(each) is FunctionType]:
-        if any(map(is_old, function.__defaults__ or ())):
-            function.__defaults__ = tuple(new if is_old(value) else value for value in function.__defaults__ or ())
-        if function.__kwdefaults__:
-            namespaces.append(function.__kwdefaults__)
-    for names in namespaces:
-        names.update({name: new for name, value in list(names.items()) if is_old(value)})
+        if any(now(value) is not value for value in function.__defaults__ or ()):
+            function.__defaults__ = tuple(map(now, function.__defaults__ or ()))
+        update(function.__kwdefaults__ or {})
+    update(namespace_of_rank())
+    for holder in gc.get_referrers(*before):
+        if holder is before or holder is made:
+            continue
+        if isinstance(holder, list):
+            holder[:] = map(now, holder)
+        elif isinstance(holder, CellType):
+            holder.cell_contents = now(holder.cell_contents)
+        elif isinstance(names := holder if isinstance(holder, dict) else _attributes(holder), dict):
+            update(names)
+
+
+def _attributes(holder: object) -> Any:
+    """An object's own attributes, of those kinds that hold groups; a frame has none."""
+    try:
+        return object.__getattribute__(holder, "__dict__")
+    except AttributeError:
+        return None
 
 
 def complete(wrapper: Any) -> None:
@@ -69,23 +94,20 @@ def name_of(value: object) -> str:
     return next((name for name, held in variables().items() if held is value and name[:1] != "_"), type(value).__name__)
 
 
-def lost_wrappers(wrappers: Any, kept: list[Any]) -> list[str]:
-    """DDP wrappers on groups of the user's own, and FSDP modules: they cannot be carried over."""
-    found = [f"{name_of(one)}: its process group is gone; wrap it again" for one in list(wrappers) if one not in kept]
-    for name, value in variables().items():
-        if any(kind.__name__ in ("FullyShardedDataParallel", "FSDPModule") for kind in type(value).__mro__):
-            found.append(f"{name}: an FSDP module cannot be carried over to the new process group; make it again")
-    return found
+def lost_wrappers(wrappers: Iterable[Any], kept: list[Any]) -> list[str]:
+    """DDP wrappers on groups of the user's own that are gone."""
+    return [f"{name_of(one)}: its process group is gone; wrap it again" for one in list(wrappers) if one not in kept]
 
 
-def groups_in_variables() -> list[str]:
-    """Variables that hold groups of the user's own: those groups end with the default one."""
+def lost_groups(variables: Mapping[str, Any]) -> list[str]:
+    """Variables that hold groups which could not be made again."""
     from torch.distributed import ProcessGroup
+    from torch.distributed import distributed_c10d as c10d
 
     return [
         f"{name}: this process group is gone; make it again with dist.new_group"
-        for name, value in sorted(variables().items(), key=lambda item: item[0])
-        if isinstance(value, ProcessGroup) and value.group_desc != DEFAULT and not name.startswith("_")
+        for name, value in sorted(variables.items(), key=lambda item: item[0])
+        if isinstance(value, ProcessGroup) and value not in c10d._world.pg_map and not name.startswith("_")
     ]
 
 

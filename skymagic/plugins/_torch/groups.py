@@ -9,12 +9,12 @@ import secrets
 import socket
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from skymagic.plugins._torch import carryover, guard, launched, membership
+from skymagic.plugins._torch import carryover, guard, launched, membership, sharded, subgroups
 from skymagic.plugins._torch.unblock import Connections
 from skymagic.runtime import rendezvous
 from skymagic.runtime.info import InstanceInfo
@@ -37,12 +37,20 @@ class Group:
         """Those of them that use the default group."""
         self._store: Any = None
         self._ours = False
-        self._reported: set[str] = set()
+        self._reported: set[tuple[str, int]] = set()
+        """Notes, each with the variable that it is about."""
+        self._size = 0
+        """Number of ranks in the default group."""
+        self._before: list[subgroups.Subgroup] = []
+        self._defaults: list[Any] = []
+        """Groups that are gone, while others are formed in their place."""
 
     def join(self, info: InstanceInfo) -> None:
-        """Form the group at a process's start; a rank that replaces another also takes part in the others' comparison."""
+        """Form the group at a process's start; a rank that replaces another also takes part in what the others agree on."""
         self.form(info)
+        self._size = info.world_size
         if rendezvous.generation() > 0:
+            subgroups.form_again([], alive=False)
             carryover.differing([])
 
     def form(self, info: InstanceInfo) -> None:
@@ -85,16 +93,45 @@ class Group:
         return self._connections.shut_down() + abort_nccl()
 
     def reform(self, info: InstanceInfo) -> list[str]:
-        """A new group with all ranks; DDP wrappers go on with it. Returns what the user must know, in sentences."""
+        """New groups with all ranks; models go on with them. Returns what the user must know, in sentences."""
         import torch.distributed as dist
 
-        kept = list(self._on_default)
-        lost = [*carryover.lost_wrappers(self._wrappers, kept), *carryover.groups_in_variables()]
         self.free()  # asynchronous work may be pending without anybody waiting for it
+        # after an attempt that failed, what variables hold is still of the time before it
+        self._before = list({one.key: one for one in (*subgroups.existing(), *self._before)}.values())
+        self._defaults += [dist.group.WORLD]
         self.leave()
         gc.collect()  # errors hold frames, and frames the old groups with their connections and threads
         self.form(info)
-        carryover.rebind(dist.group.WORLD)
+        formed = subgroups.form_again(self._before, alive=True)
+        gone = [*(one.group for one in self._before), *filter(None, self._defaults)]
+        carryover.rebind(dist.group.WORLD, gone, formed.made)
+        sharded.reset_steps(waits=False)
+        resized = info.world_size if info.world_size != self._size else None
+        self._size, self._before, self._defaults = info.world_size, [], []
+        return self._carry_models(formed.alive, resized)
+
+    def settle(self) -> list[str]:
+        """A cell has failed, and the groups are whole: begin the next step of models as after a whole one, on each rank alike."""
+        sharded.reset_steps(waits=True)
+        return self._carry_models(range(self._size), None)
+
+    def _carry_models(self, alive: Collection[int], resized: int | None) -> list[str]:
+        """Let models go on; what cannot, once for each, and whose parameters differ between ranks. See `sharded.lost`."""
+        variables = carryover.variables()
+        lost = [
+            *self._carry_wrappers(), *carryover.lost_groups(variables), *sharded.lost(variables, alive, resized),
+        ]  # fmt: skip
+        notes = {note: (note, id(variables.get(note.partition(":")[0]))) for note in lost}
+        fresh = [note for note, key in notes.items() if key not in self._reported]
+        self._reported.update(notes.values())
+        return [*fresh, *carryover.differing(list(self._on_default))]
+
+    def _carry_wrappers(self) -> list[str]:
+        """Give DDP wrappers new reducers, on the groups that are there now."""
+        import torch.distributed as dist
+
+        kept, lost = list(self._on_default), []
         for wrapper in kept:
             try:
                 # A new reducer: a wrapper that comes to a replaced rank begins with the buckets that the model's order gives,
@@ -103,9 +140,12 @@ class Group:
                 wrapper.__setstate__(wrapper.__getstate__())
             except Exception as problem:
                 lost.append(f"{carryover.name_of(wrapper)}: wrap it in DistributedDataParallel again ({problem})")
-        fresh = [note for note in lost if note not in self._reported]
-        self._reported.update(fresh)
-        return [*fresh, *carryover.differing(kept)]
+        for wrapper in [one for one in self._wrappers if one not in self._on_default]:
+            with contextlib.suppress(Exception):  # its group is gone
+                dist.get_process_group_ranks(wrapper.process_group)
+                wrapper._update_process_group(wrapper.process_group)
+                kept.append(wrapper)
+        return [*lost, *carryover.lost_wrappers(self._wrappers, kept)]
 
     @contextlib.contextmanager
     def patched(self) -> Iterator[None]:
@@ -213,6 +253,18 @@ def collectives() -> int | None:
         Exception
     ):  # a backend that does not count, or a cell has put something else in the place of torch's functions
         return None
+
+
+def sequence() -> dict[str, int]:
+    """By group, how many collectives this rank has begun on it, under a key that is the same on all members; and how many groups were made."""
+    from torch.distributed import distributed_c10d as c10d
+
+    counts = {"groups": c10d._world.group_count}
+    for group, ranks in c10d._world.pg_group_ranks.items():
+        with contextlib.suppress(Exception):  # a backend that does not count
+            key = f"{c10d._world.pg_names[group]} {membership.digest(repr(sorted(ranks))):x}"
+            counts[key] = int(group._get_sequence_number_for_group())
+    return counts
 
 
 def abort_nccl() -> int:

@@ -61,6 +61,17 @@ def tell_all(pairs: Sequence[tuple[str, str]]) -> list[dict[int, int]]:
     return [{name: value for name, value in table.tolist() if name >= 0} for table in received]
 
 
+def highest(value: int) -> int:
+    """The highest of all ranks' values; each rank takes part."""
+    import torch
+    import torch.distributed as dist
+
+    _, all_reduce = _collectives()
+    found = torch.tensor([value], device=_device() or torch.device("cpu"))
+    all_reduce(found, dist.ReduceOp.MAX)
+    return int(found.item())
+
+
 @cache
 def _collectives() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """torch's all_gather and all_reduce as they were at the rank's start: a cell may put others in their place."""

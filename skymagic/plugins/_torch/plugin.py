@@ -106,10 +106,17 @@ def hooks(backend: str | None) -> dict[str, Any]:
 
         return groups.collectives()
 
+    def sequence() -> dict[str, int]:
+        from skymagic.plugins._torch import groups
+
+        return groups.sequence() if made else {}
+
     return {
         "around_app": around_app,
         "collectives": collectives,
+        "sequence": sequence,
         "release": lambda: sum(group.free() for group in made),
         "rejoin": lambda info: [note for group in made for note in group.reform(info)],
+        "settle": lambda: [note for group in made for note in group.settle()],
         "joined": joined,
     }
