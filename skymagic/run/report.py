@@ -22,11 +22,11 @@ class Limits:
     timeout: float | None = None
     grace: float = Defaults.grace
     """Grace period: from an interrupt to releasing collectives, and from that to SIGKILL."""
-    interrupt_grace: float = 0.5
-    """From an interrupt because of another rank's failure, until the process groups of ranks that do not wait in native code
-    are released too."""
     stall_after: float = Defaults.stall_after
     """Without progress, until a stall is pointed out."""
+    interrupt_grace: float = 1.0
+    """From an interrupt because of another rank's failure, until the process groups of ranks that do not wait in native code
+    are released too."""
 
 
 @dataclass

@@ -48,7 +48,7 @@ def weights(model):
     values = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
     return [round(float(v.detach().double().sum()), 6) for v in values]
 """
-MAKE = "%%sky_broadcast\nmodel = made('{0}')\noptimizer = torch.optim.Adam(model.parameters(), lr=0.01)\nstep(0)"
+MAKE = "%%sky_broadcast\ntrouble = quiet\nmodel = made('{0}')\noptimizer = torch.optim.Adam(model.parameters(), lr=0.01)\nstep(0)"
 FAILS = """%%sky_broadcast
 def trouble(place):
     if place == '{place}':
@@ -63,9 +63,15 @@ PLACES = ["forward", "backward", "behind"]
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("sharded"), "%sky_pool --nodes 4 --plugin torch", SETUP) as one:
+def module_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with opened(tmp_path_factory.mktemp("sharded"), "%sky_pool --nodes 4 --plugin torch") as one:
         yield one
+
+
+@pytest.fixture
+def notebook(module_notebook: Notebook) -> Notebook:
+    module_notebook.run(SETUP)
+    return module_notebook
 
 
 def failed(notebook: Notebook, kind: str, place: str, others: str) -> str:
