@@ -14,12 +14,16 @@ A host keeps everything in one folder, `Facts.folder`: ``env/KEY/``, an environm
 mark); ``code/DIGEST/``, skymagic as it runs in the notebook, on PYTHONPATH, so that an edit installs nothing anew;
 ``incoming/``, uploads; ``python/``, interpreters that uv fetched.
 
+builds        which builds a host gets: CPU, or for its GPUs
 disk          sh that lists and removes what skymagic keeps on a host, and what of it may go
 additions     more packages for an environment that is in use
 facts         a probe's answer as a value
+indexes       what a host's package indexes answer and have, asked by its own Python
 install       prepare.sh and install.sh
+listing       what a new environment will hold, for a plan
 messages      why a host cannot be set up, and what to do
 packages      the part of install.sh that runs uv and pip
+pip_settings  what a host's pip is configured with, for uv too
 probe         probe.sh
 progress      the output of install.sh, parsed line by line
 provision     the steps above over a connection

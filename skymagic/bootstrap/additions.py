@@ -10,10 +10,13 @@ from urllib.parse import quote as escaped
 from skymagic.bootstrap.install import COMMON, WATCHED, prepare_script, written
 from skymagic.bootstrap.messages import advice
 from skymagic.bootstrap.packages import PACKAGES
+from skymagic.bootstrap.pip_settings import PIP_SETTINGS
 from skymagic.bootstrap.progress import InstallProgress
 from skymagic.bootstrap.provision import Installation, RemoteShell, upload
 from skymagic.bootstrap.quoting import TELL, assignments
+from skymagic.bootstrap.requirements import TORCH
 from skymagic.errors import HostError
+from skymagic.plan.image import project
 
 _ADD = r"""
 main() {
@@ -47,6 +50,7 @@ install() {
         if grep -q "No solution found" "$drop/said"; then return 1; fi
         tell instead
     fi
+    guard_pip
     attempt "installing with pip" "$made/bin/python" -m pip install --progress-bar off "$@"
 }
 
@@ -125,9 +129,17 @@ def addition_script(installation: Installation, addition: Addition, incoming: st
         incoming: name of the folder of uploads, which is there, and is removed at the end.
     """
     facts, requirements = installation.facts, installation.requirements
-    names = {"folder": facts.folder, "env": facts.env, "incoming": incoming}
+    backend = (requirements.backend or "auto") if facts.accelerated else "cpu"
+    there = any(project(pin) in TORCH for pin in addition.kept)
+    names = {
+        "folder": facts.folder,
+        "env": facts.env,
+        "incoming": incoming,
+        "backend": "" if there else backend,  # its index need not answer for what is there
+        "no_cuda": "" if there or facts.accelerated else "yes",
+    }
     functions = [
-        COMMON + _ADD + WATCHED + PACKAGES,
+        COMMON + _ADD + WATCHED + PIP_SETTINGS + PACKAGES,
         _lists(addition, requirements.indexes, f"{facts.folder}/incoming/{incoming}"),
     ]
     return "\n".join([TELL, *assignments(names), *functions, "main </dev/null 2>&1\n"])
@@ -137,7 +149,12 @@ def _lists(addition: Addition, indexes: tuple[str, ...], place: str) -> str:
     """A shell function that writes both lists; passwords in URLs are on no command line."""
     uploaded = [f"file://{escaped(f'{place}/{name}')}" for name in addition.files]
     wanted = [*(f"--extra-index-url {url}" for url in indexes), *addition.packages, *uploaded]
-    files = {"requirements.txt": wanted, "kept.txt": addition.kept, "versions.txt": addition.preferences}
+    files = {
+        "requirements.txt": wanted,
+        "builds.txt": (),
+        "kept.txt": addition.kept,
+        "versions.txt": addition.preferences,
+    }
     return "\n".join(
         ["requirements() {", *(line for name, lines in files.items() for line in written(name, lines)), "}"]
     )

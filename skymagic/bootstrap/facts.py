@@ -26,6 +26,29 @@ class Python:
 
 
 @dataclass(frozen=True)
+class Offer:
+    """A file that a package index of a host has, and that runs there.
+
+    Attributes:
+        name: of the project, canonical. version: with its label: ``"2.13.0+cpu"``.
+        kind: ``"cpu"``, ``"cuda"``, ``"rocm"``, … for what is built for one of them.
+        nbytes: its size; None where the index does not say.
+        source: the index's URL, without passwords, or a folder on the host.
+    """
+
+    name: str
+    version: str
+    kind: str = "cpu"
+    nbytes: int | None = None
+    source: str = ""
+
+    @property
+    def public(self) -> str:
+        """The version without its label."""
+        return self.version.partition("+")[0]
+
+
+@dataclass(frozen=True)
 class Facts:
     """Facts of a host, as the probe found them.
 
@@ -39,9 +62,12 @@ class Facts:
         refusal: why nothing can be written at `folder`; "" when it can.
         noexec: the folder whose file system runs no programs; "" when it does.
         foreign: `folder` as ls shows it when it belongs to another user. exposed: when others may write to it.
+        driver: version of NVIDIA's driver; "" without one. rocm: whether AMD's ROCm is there.
         addresses: (interface, address) of all interfaces that are up, loopback too; interface "-" where unknown.
         pythons: interpreters; not looked for when the environment is ready.
-        uv: path of a uv on the host.
+        uv: path of a uv on the host that chooses PyTorch's builds.
+        no_index: whether its pip may use no index, only links.
+        silent: (URL, why) of its package indexes that do not answer. offers: what the others have of what was asked.
         env: name of the environment for what is wanted. ready: whether it is there and its interpreter starts.
         code: whether skymagic's code is there.
         packages: name → version of those that are wanted and there, for an interpreter that is used as it is.
@@ -66,13 +92,23 @@ class Facts:
     foreign: str = ""
     exposed: str = ""
     gpus: tuple[str, ...] = ()
+    driver: str = ""
+    rocm: bool = False
     addresses: tuple[tuple[str, str], ...] = ()
     pythons: tuple[Python, ...] = ()
     uv: str | None = None
+    no_index: bool = False
+    silent: tuple[tuple[str, str], ...] = ()
+    offers: tuple[Offer, ...] = field(default=(), repr=False)
     env: str = ""
     ready: bool = False
     code: bool = False
     packages: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether it runs programs that are built for GPUs."""
+        return bool(self.gpus or self.driver) or self.rocm
 
     def inventory(self, python: str = "") -> Inventory:
         """The host as planning sees it."""
@@ -110,6 +146,11 @@ def parse(out: str) -> Facts:
         disk_kb=number("disk_kb"),
         shm_kb=number("shm_kb"),
         gpus=tuple(said.get("gpu", ())),
+        driver=one("driver"),
+        rocm="rocm" in said,
+        no_index="no_index" in said,
+        silent=tuple(_pair(value) for value in said.get("silent", ())),
+        offers=tuple(_offer(value, one("system")) for value in said.get("offer", ())),
         addresses=tuple(_pair(value) for value in said.get("address", ())),
         pythons=tuple(dict.fromkeys(map(_python, said.get("python", ())))),
         uv=one("uv") or None,
@@ -122,6 +163,16 @@ def parse(out: str) -> Facts:
 def _pair(value: str) -> tuple[str, str]:
     first, _, second = value.partition(" ")
     return first, second
+
+
+def _offer(value: str, system: str) -> Offer:
+    name, version, nbytes, kind, source = (value.split(" ", 4) + [""] * 5)[:5]
+    label = version.partition("+")[2]
+    if label:
+        kind = "cuda" if label.startswith("cu") else label.rstrip("0123456789.")
+    elif kind == "-":  # PyPI's wheels of torch are for CUDA on Linux
+        kind = "cuda" if system == "Linux" and name.startswith("torch") else "cpu"
+    return Offer(name, version, kind, int(nbytes) if nbytes.isdigit() else None, source)
 
 
 def _python(value: str) -> Python:

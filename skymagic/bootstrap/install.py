@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from shlex import quote
 from urllib.parse import quote as escaped
 
+from skymagic.bootstrap.builds import TORCH_INDEX, Builds, choose
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.packages import PACKAGES
+from skymagic.bootstrap.pip_settings import PIP_SETTINGS
 from skymagic.bootstrap.probe import folder_line
 from skymagic.bootstrap.quoting import TELL, assignments
 from skymagic.bootstrap.requirements import Requirements
@@ -30,6 +33,8 @@ class InstallPlan:
         uv: path of a uv on the host, ``"uploaded"`` for the one in `incoming`, or None.
         wheel: file name of skymagic's wheel in it; "" when its code is there already.
         files: names of uploaded packages in it.
+        builds: which builds of PyTorch's packages fit.
+        silent: URLs of indexes that do not answer.
     """
 
     requirements: Requirements
@@ -40,6 +45,8 @@ class InstallPlan:
     uv: str | None = None
     wheel: str = ""
     files: tuple[str, ...] = ()
+    builds: Builds = field(default_factory=lambda: Builds("auto"))
+    silent: tuple[str, ...] = ()
 
 
 COMMON = r"""
@@ -160,6 +167,7 @@ environment() {
         export UV_CACHE_DIR PIP_CACHE_DIR
     fi
     step "writing the list of packages" requirements
+    answering
     with_uv || with_pip || fail
     python=$made/bin/python
     PATH=$made/bin:$PATH VIRTUAL_ENV=$made
@@ -201,7 +209,9 @@ def plan_install(requirements: Requirements, facts: Facts, incoming: str, wheel:
     pip = bool(fitting) and fitting[0].venv and fitting[0].pip
     uv = facts.uv or (None if pip else UPLOADED)
     files = tuple(PurePath(path).name for path, _ in requirements.files)
-    return InstallPlan(requirements, facts.env, fitting[0].path if fitting else "", incoming, pip, uv, wheel, files)
+    python, silent = fitting[0].path if fitting else "", tuple(url for url, _ in facts.silent)
+    builds = choose(requirements, facts)
+    return InstallPlan(requirements, facts.env, python, incoming, pip, uv, wheel, files, builds, silent)
 
 
 def prepare_script(requirements: Requirements, token: str) -> str:
@@ -221,8 +231,16 @@ def install_script(plan: InstallPlan, facts: Facts) -> str:
         "incoming": plan.incoming,
         "wheel": plan.wheel,
         "code": plan.requirements.code,
+        "backend": plan.builds.backend,
+        "torch_index": TORCH_INDEX,
+        "no_cuda": "" if facts.accelerated or plan.builds.only_cuda else "yes",
+        "silent": " ".join(plan.silent),
     }
-    functions = [COMMON + _MAIN + WATCHED + _INSTALL + PACKAGES, _requirements(plan, facts), _commands(plan)]
+    functions = [
+        COMMON + _MAIN + WATCHED + _INSTALL + PIP_SETTINGS + PACKAGES,
+        _requirements(plan, facts),
+        _commands(plan),
+    ]
     return "\n".join([TELL, *assignments(names), *functions, "main </dev/null 2>&1\n"])
 
 
@@ -231,15 +249,21 @@ def _requirements(plan: InstallPlan, facts: Facts) -> str:
     requirements = plan.requirements
     # pip and uv split a path at spaces, but not a URL
     uploaded = [f"file://{escaped(f'{facts.folder}/incoming/{plan.incoming}/{name}')}" for name in plan.files]
-    indexes = [f"--extra-index-url {url}" for url in requirements.indexes]
+    indexes = [f"--extra-index-url {url}" for url in requirements.indexes if without_user(url) not in plan.silent]
     files = {
         "requirements.txt": [*indexes, *requirements.packages, *uploaded],
+        "builds.txt": plan.builds.constraints,
         "versions.txt": requirements.preferences,
         **{f"scoped-{n}.txt": [f"--index-url {url}", *served] for n, (url, served) in enumerate(requirements.scoped)},
     }
     return "\n".join(
         ["requirements() {", *(line for name, lines in files.items() for line in written(name, lines)), "}"]
     )
+
+
+def without_user(url: str) -> str:
+    """A URL as a probe names it: without what stands before its @."""
+    return re.sub(r"(?<=://)[^/]*@", "", url).rstrip("/")
 
 
 def written(name: str, lines: Iterable[str]) -> list[str]:

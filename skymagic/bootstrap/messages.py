@@ -48,7 +48,8 @@ class Failure:
     def remedy(self, facts: Facts) -> str:
         """What to do, as far as the last lines tell."""
         left = "Nothing half-made was left there; once this is mended, make the pool again."
-        return advice(self, facts) or left
+        silent = "".join(f" Its index {url} does not answer ({why})." for url, why in facts.silent)
+        return (advice(self, facts) or left) + silent
 
 
 ADVICE = (
@@ -56,6 +57,11 @@ ADVICE = (
         r"no space left|disk quota exceeded|errno 28|errno 122",
         "The disk is full ({free} free at {folder}). Make room there (environments that are not used any more are in "
         "{folder}/env), or name another folder with --env SKYMAGIC_HOME=/path.",
+    ),
+    (
+        r"only builds for cuda",
+        "Let {host} reach https://download.pytorch.org, or name an index that has CPU builds with "
+        "sky.Image(pip_indexes=[…]). To take the build for CUDA all the same, add --plugin torch and -y.",
     ),
     (
         r"no interpreter found|failed to download.*cpython|python-build-standalone",
@@ -69,7 +75,7 @@ ADVICE = (
     ),
     (
         r"connection (refused|reset|to .* timed out)|failed to establish|name or service not known|"
-        r"temporary failure in name resolution|network is unreachable|error sending request|certificate",
+        r"temporary failure in name resolution|network is unreachable|error sending request|failed to fetch|certificate",
         "{host} does not reach its package index. Check pip's configuration there (`pip config list`), name an index "
         "that it reaches with sky.Image(pip_indexes=[…]), or use an environment that is there already with "
         "sky.Image(python='/path/to/bin/python').",

@@ -20,6 +20,8 @@ with_uv() {
 
 with_pip() {
     [ -n "$pip" ] || return 1
+    cpu=
+    if [ "$backend" = cpu ]; then cpu=$torch_index; fi
     rm -rf "$made"
     attempt "making an environment with $python" "$python" -m venv "$made" || return 1
     if [ -z "$uv" ] && attempt "installing uv" "$made/bin/python" -m pip install $quick uv; then
@@ -28,7 +30,8 @@ with_pip() {
         if by_uv; then return; fi
         tell instead
     fi
-    by_steps "installing packages with pip" "$made/bin/python" -m pip install --progress-bar off
+    guard_pip
+    by_steps "installing packages with pip" "$made/bin/python" -m pip install ${cpu:+--extra-index-url "$cpu"} --progress-bar off
 }
 
 quick="--quiet --retries 1 --timeout 15 --only-binary :all:"
@@ -40,9 +43,10 @@ by_uv() {
         return
     fi
     attempt "choosing versions with uv" "$uv" pip compile --quiet --no-header --no-annotate --python "$made/bin/python" \
-        "$drop/requirements.txt" -o "$drop/versions.txt" || return 1
+        "$drop/requirements.txt" -c "$drop/builds.txt" -o "$drop/versions.txt" || return 1
+    if takes_cuda "$drop/versions.txt"; then refuse_cuda; fi
     attempt "installing packages with uv" "$uv" pip install --python "$made/bin/python" \
-        -r "$drop/requirements.txt" -c "$drop/versions.txt"
+        -r "$drop/requirements.txt" -c "$drop/builds.txt" -c "$drop/versions.txt"
 }
 
 # WORDS INSTALLER…: packages that have an index of their own come first, without what they need: nothing else is to come
@@ -56,69 +60,70 @@ by_steps() {
                 env -u UV_DEFAULT_INDEX -u UV_INDEX -u UV_EXTRA_INDEX_URL "$@" --no-deps -r "$list" || return 1
         fi
     done
-    set -- "$@" -r "$drop/requirements.txt"
+    set -- "$@" -r "$drop/requirements.txt" -c "$drop/builds.txt"
     attempt "$words" "$@" -c "$drop/versions.txt" && return
     tell instead
     attempt "$words, without the notebook's versions of what they need" "$@"
 }
 
-# uv reads no configuration of pip; what this host says of indexes and certificates is passed on.
+# Whether a host without GPUs would get PyTorch for CUDA, which nobody has agreed to.
+takes_cuda() {
+    [ -n "$no_cuda" ] && grep -q '^torch==' "$1" && grep -q -e '^nvidia-' -e '^cuda-' "$1"
+}
+
+refuse_cuda() {
+    tell step "looking for a build of torch without CUDA"
+    echo "torch is needed there, the host has no GPU, and its package indexes have only builds for CUDA"
+    command= status=1
+    fail
+}
+
+# Before pip, which would take any build: uv may have failed because PyTorch's own index did.
+guard_pip() {
+    if [ -z "$uv" ] || [ -z "$no_cuda" ]; then return; fi
+    if (
+        unset UV_TORCH_BACKEND
+        "$uv" pip compile --quiet --no-header --no-annotate --python "$made/bin/python" "$drop/requirements.txt" \
+            -c "$drop/builds.txt" -o "$drop/any.txt"
+    ) >/dev/null 2>&1 </dev/null && takes_cuda "$drop/any.txt"; then refuse_cuda; fi
+}
+
+# uv reads no configuration of pip; what this host says of indexes and certificates is passed on, without those
+# that do not answer: uv and pip would wait for each of them with every package.
 as_pip() {
     UV_PYTHON_INSTALL_DIR=$folder/python UV_NO_PROGRESS=1 UV_COMPILE_BYTECODE=1
     export UV_PYTHON_INSTALL_DIR UV_NO_PROGRESS UV_COMPILE_BYTECODE
-    for one in "${SSL_CERT_FILE-}" "$(pip_says cert "${PIP_CERT-}")" \
-        /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt; do
-        if [ -f "$one" ]; then
-            SSL_CERT_FILE=$one
-            export SSL_CERT_FILE
-            break
-        fi
-    done
+    certificates
+    if [ -n "$backend" ]; then UV_TORCH_BACKEND=$backend; export UV_TORCH_BACKEND; fi
     : "${UV_INDEX_STRATEGY=unsafe-best-match}"
     export UV_INDEX_STRATEGY
-    if [ -f "$HOME/.config/uv/uv.toml" ] || [ -f /etc/uv/uv.toml ]; then return 0; fi
+    if own_settings; then return 0; fi
     pass UV_DEFAULT_INDEX "$(pip_says index-url "${PIP_INDEX_URL-}")"
     pass UV_INDEX "$(pip_says extra-index-url "${PIP_EXTRA_INDEX_URL-}")"
     pass UV_FIND_LINKS "$(links $(pip_says find-links "${PIP_FIND_LINKS-}"))"
     pass UV_NO_INDEX "$(pip_says no-index "${PIP_NO_INDEX-}")"
     pass UV_INSECURE_HOST "$(pip_says trusted-host "${PIP_TRUSTED_HOST-}")"
+    pass ALL_PROXY "$(pip_says proxy "${PIP_PROXY-}")"
 }
 
-# With commas between; what is not there, pip passes over, and uv does not.
-links() {
-    among=
-    for one; do
-        case $one in *://*) ;; *) [ -e "$one" ] || continue ;; esac
-        among=$among,$one
+# The indexes that answer, for pip and uv: the first one takes the place of a default that does not.
+answering() {
+    if [ -z "$silent" ] || no_index || own_settings; then return 0; fi
+    first= more=
+    for one in $(default_index) $(more_indexes); do
+        case " $silent " in *" $(bare "$one") "*) continue ;; esac
+        if [ -z "$first" ]; then first=$one; else more="$more $one"; fi
     done
-    echo "${among#,}"
-}
-
-pass() {
-    eval "already=\${$1-}"
-    if [ -n "$2" ] && [ -z "$already" ]; then export "$1=$2"; fi
-}
-
-# KEY OF-ENVIRONMENT: pip's setting, on one line; the environment's wins, and later files.
-pip_says() {
-    if [ -n "$2" ]; then
-        echo $2
-        return
+    unset UV_DEFAULT_INDEX UV_INDEX
+    if [ -z "$first" ]; then
+        PIP_NO_INDEX=1
+        export PIP_NO_INDEX
     fi
-    if [ "${PIP_CONFIG_FILE-}" = /dev/null ]; then return; fi  # as pip has it
-    for one in /etc/xdg/pip/pip.conf /etc/pip.conf "$HOME/.pip/pip.conf" "$HOME/.config/pip/pip.conf" "${PIP_CONFIG_FILE-}"; do
-        if [ -f "$one" ]; then cat "$one"; echo; fi
-    done | awk -v key="$1" '
-        /^[ \t]*[#;]/ { next }
-        /^\[/ { on = /^\[(global|install)\]/; hit = 0; next }
-        on && /^[A-Za-z]/ {
-            name = $0; sub(/[ \t]*[=:].*/, "", name); gsub(/_/, "-", name); hit = tolower(name) == key
-            if (hit) { said = $0; sub(/^[^=:]*[=:][ \t]*/, "", said) }
-            next
-        }
-        hit { said = said " " $0 }
-        END { $0 = said; $1 = $1; print }'
+    PIP_INDEX_URL=${first:-file:///nowhere} PIP_EXTRA_INDEX_URL=${more:-$first}
+    export PIP_INDEX_URL PIP_EXTRA_INDEX_URL
 }
+
+bare() { printf '%s\n' "$1" | sed 's|://[^/]*@|://|; s|/*$||'; }
 
 unpack_uv() {
     gzip -dc "$drop/uv.gz" >"$drop/uv" && chmod 700 "$drop/uv"

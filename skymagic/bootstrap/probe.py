@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from shlex import quote
 
+from skymagic.bootstrap.builds import TORCH_INDEX
+from skymagic.bootstrap.indexes import ANSWER_SECONDS, INDEX_PROBE
+from skymagic.bootstrap.pip_settings import PIP_SETTINGS
 from skymagic.bootstrap.quoting import TELL, assignments
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.plan.image import project
@@ -107,10 +110,13 @@ place() {
 }
 
 gpus() {
+    if [ -e /dev/kfd ] || command -v rocm_agent_enumerator >/dev/null 2>&1; then accelerated=rocm; tell rocm; fi
+    if [ -r /sys/module/nvidia/version ]; then accelerated=cuda; tell driver "$(cat /sys/module/nvidia/version)"; fi
     command -v nvidia-smi >/dev/null 2>&1 || return 0
     bounded=
     if command -v timeout >/dev/null 2>&1; then bounded="timeout 20"; fi
-    $bounded nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | sed -n 's/^\(..*\)$/@sky gpu \1/p'
+    found=$($bounded nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | sed -n 's/^\(..*\)$/@sky gpu \1/p')
+    if [ -n "$found" ]; then accelerated=cuda; echo "$found"; fi
 }
 
 addresses() {
@@ -130,7 +136,8 @@ works() { [ -f "$folder/env/$1/.ready" ] && "$folder/env/$1/bin/python" -c '' 2>
 environment() {
     env=$key-$(uname -s)-$(uname -m)
     case $(libc) in musl) env=$env-musl ;; esac
-    # One home may serve several machines, and an environment's interpreter need not be on all of them.
+    if [ -n "$builds" ] && [ -n "$accelerated" ]; then env=$env-$accelerated; fi
+    # One home may serve several machines, with GPUs and without; and an environment's interpreter need not be on all of them.
     if [ -f "$folder/env/$env/.ready" ] && ! works "$env"; then env=$env-$(uname -n); fi
     tell env "$env"
     if works "$env"; then
@@ -141,8 +148,28 @@ environment() {
         found=$("$one" -c "$ask_python" 2>/dev/null) && tell python "$found"
     done
     for one in uv "$HOME/.local/bin/uv" "$HOME/.cargo/bin/uv"; do
-        found=$(command -v "$one" 2>/dev/null) && "$found" --version >/dev/null 2>&1 && tell uv "$found"
+        # an older one would take any build of PyTorch
+        found=$(command -v "$one" 2>/dev/null) && "$found" pip install --help 2>/dev/null </dev/null | grep -q -e --torch-backend && tell uv "$found"
     done
+    indexes
+}
+
+# A host whose uv has settings of its own is not asked: they say more than pip's.
+indexes() {
+    if own_settings; then return; fi
+    asker=$(interpreters | while IFS= read -r one; do
+        if "$one" -c 'import ssl, sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null; then echo "$one"; break; fi
+    done)
+    [ -n "$asker" ] || return 0
+    certificates
+    asked=
+    if no_index; then tell no_index; fi
+    no_index || asked="$(default_index) $(more_indexes) $further"
+    proxy=$(pip_says proxy "${PIP_PROXY-}")
+    pass http_proxy "$proxy"
+    pass https_proxy "$proxy"
+    SKY_INDEXES=$asked SKY_LINKS="${UV_FIND_LINKS-} $(pip_says find-links "${PIP_FIND_LINKS-}")" \
+        "$asker" -c "$ask_indexes" "$seconds" "$want" "$(uname -m)" $builds $sizes 2>/dev/null
 }
 
 interpreters() {
@@ -165,8 +192,13 @@ def folder_line(requirements: Requirements) -> str:
     return 'folder=${SKYMAGIC_HOME:-"${HOME-}/.skymagic"}'
 
 
-def probe_script(requirements: Requirements) -> str:
-    """POSIX sh that says what `parse` reads."""
+def probe_script(requirements: Requirements, sizes: bool = False) -> str:
+    """POSIX sh that says what `parse` reads.
+
+    Args:
+        sizes: whether the host's indexes are asked for all packages, and not only where builds differ.
+    """
+    pins = {} if requirements.prepared else requirements.pins
     projects = filter(None, map(project, requirements.packages)) if requirements.prepared else ()
     names = {
         "want": requirements.python,
@@ -175,5 +207,11 @@ def probe_script(requirements: Requirements) -> str:
         "ask_python": PYTHON_PROBE,
         "ask_packages": PACKAGES_PROBE,
         "names": " ".join(projects),
+        "seconds": str(ANSWER_SECONDS),
+        "further": " ".join([*requirements.indexes, *([TORCH_INDEX] if requirements.torch else ())]),
+        "builds": " ".join(pins[name] for name in requirements.torch),
+        "sizes": " ".join(pin for name, pin in pins.items() if name not in requirements.torch) if sizes else "",
+        "ask_indexes": INDEX_PROBE,
+        "accelerated": "",
     }
-    return "\n".join([TELL, folder_line(requirements), *assignments(names)]) + _BODY
+    return "\n".join([TELL, folder_line(requirements), *assignments(names)]) + PIP_SETTINGS + _BODY

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import sys
 import time
@@ -24,6 +25,7 @@ from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.versions import pinned, preferred
 from skymagic.errors import HostError, RequestError
 from skymagic.plan.image import Image, PipIndex, is_place, project
+from skymagic.plugins._torch.plugin import DEFAULT_CUDA, WHEELS
 from skymagic.ssh.connection import ScriptResult
 
 RANK_DEPENDENCIES = {
@@ -37,6 +39,8 @@ RANK_DEPENDENCIES = {
 """What ranks need of skymagic's dependencies. A new environment gets the notebook's own versions, for they talk to each
 other; an interpreter that is used as it is may have any of these."""
 
+TORCH_BUILD = re.compile(re.escape(WHEELS) + r"(cpu|xpu|cu\d+|rocm[\d.]+)/?")
+"""PyTorch's own indexes, each of one build: which of them fits is the node's matter."""
 CHUNK_BYTES = 1 << 20
 CLOCK_SKEW_SECONDS = 120
 """Clock skew above which it is reported."""
@@ -140,12 +144,14 @@ def requirements_of(image: Image, commands: Sequence[str] = (), hidden: Collecti
         minor=minor,
         packages=wanted,
         preferences=() if prepared else preferred(packages),
-        indexes=tuple(index for index in image.pip_indexes if isinstance(index, str)),
+        indexes=tuple(each for each in image.pip_indexes if isinstance(each, str) and not TORCH_BUILD.fullmatch(each)),
+        backend=_backend(each for each in image.pip_indexes if isinstance(each, str)),
         scoped=tuple(_scoped(image.pip_indexes, wanted)),
         files=tuple(files),
         commands=tuple(commands),
         code=wheel.running()[0],
         folder=image.env.get("SKYMAGIC_HOME"),
+        asked=frozenset(filter(None, given)),
         hidden=frozenset(hidden),
     )
 
@@ -158,16 +164,25 @@ def _scoped(indexes: Iterable[str | PipIndex], packages: Sequence[str]) -> Itera
             yield str(index), served
 
 
+def _backend(indexes: Iterable[str]) -> str:
+    """PyTorch's build that an image names by one of PyTorch's indexes; "" for what its plugin names where nobody has chosen."""
+    named = [found[1] for found in map(TORCH_BUILD.fullmatch, indexes) if found]
+    return next((each for each in named if each not in ("cpu", DEFAULT_CUDA)), "")
+
+
 # ------------------------------------------------------------------------------------ looking and making
 
 
-def probe(host: RemoteShell, requirements: Requirements) -> Facts:
+def probe(host: RemoteShell, requirements: Requirements, sizes: bool = False) -> Facts:
     """The host as it is; changes nothing.
+
+    Args:
+        sizes: whether its package indexes are asked for all packages, to list them.
 
     Raises:
         HostError: its shell did not run the probe.
     """
-    done = host.run(probe_script(requirements), timeout=60.0)
+    done = host.run(probe_script(requirements, sizes), timeout=60.0)
     try:
         return parse(done.out)
     except ValueError as problem:
@@ -191,6 +206,8 @@ def setup(host: RemoteShell, requirements: Requirements, report: Report, facts: 
     off = round(facts.clock - time.time())
     if facts.clock and abs(off) > CLOCK_SKEW_SECONDS:
         report(f"its clock is {abs(off) // 60} minutes {'ahead of' if off > 0 else 'behind'} this machine's")
+    for url, why in facts.silent:
+        report(f"its index {url} does not answer ({why}) and is left out")
     if problems := refusals(facts, requirements):
         raise HostError(host.label, "it cannot be set up: " + ";\n  ".join(problems))
     if not (facts.code and (facts.ready or requirements.prepared)):

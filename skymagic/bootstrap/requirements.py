@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
+
+from skymagic.plan.image import project
+
+TORCH = ("torch", "torchvision", "torchaudio")
+"""Projects that have a build for each kind of GPU under one name and version."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +24,8 @@ class Requirements:
         preferences: pins that hold where `packages` allow them.
         indexes: URLs of package indexes beside the node's own; they may hold passwords.
         scoped: indexes for certain packages alone, as (URL, those of `packages` that come from there).
+        asked: names of the projects that somebody asked for; not part of what is required.
+        backend: PyTorch's build for hosts with GPUs, as ``"cu124"``; "" for what fits the host's driver.
         files: wheels and source archives to upload, as (path here, sha256 of the content).
         commands: shell commands that run once packages are there.
         code: digest of skymagic's own code.
@@ -31,10 +39,12 @@ class Requirements:
     preferences: tuple[str, ...] = ()
     indexes: tuple[str, ...] = field(default=(), repr=False)
     scoped: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), repr=False)
+    backend: str = ""
     files: tuple[tuple[str, str], ...] = ()
     commands: tuple[str, ...] = field(default=(), repr=False)
     code: str = ""
     folder: str | None = None
+    asked: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     hidden: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
     @property
@@ -43,9 +53,34 @@ class Requirements:
         return self.python.startswith("/")
 
     @property
+    def pins(self) -> dict[str, str]:
+        """``name==version`` by name, or the name alone, of what a new environment will hold as far as that is known here."""
+        pins = {name: name for text in self.packages if (name := project(text))}
+        for text in (*self.preferences, *self.packages):
+            stated, _, version = text.partition("==")
+            if re.fullmatch(r"[\w.!]+", version) and (name := project(stated)):
+                pins[name] = f"{name}=={version}"
+        return pins
+
+    @property
+    def torch(self) -> tuple[str, ...]:
+        """The projects among its packages, and what they need, that have a build for each kind of GPU."""
+        names = set(map(project, (*self.packages, *self.preferences)))
+        return tuple(name for name in TORCH if name in names)
+
+    @property
     def key(self) -> str:
         """Names the environment; skymagic's own code is not in it and does not count."""
         digests = [digest for _, digest in self.files]
-        parts = [self.python, self.packages, self.preferences, self.indexes, digests, self.commands, *self.scoped]
+        parts = [
+            self.python,
+            self.packages,
+            self.preferences,
+            self.indexes,
+            self.backend,
+            digests,
+            self.commands,
+            *self.scoped,
+        ]
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         return f"{digest[:16]}-py{self.minor}"

@@ -183,7 +183,7 @@ def lacking(pip: Iterable[str], installed: Mapping[str, str]) -> Iterator[tuple[
 
 
 def _install(requirement: Requirement, indexes: Iterable[str | PipIndex]) -> str:
-    text = masked(str(requirement))
+    text = masked(str(requirement)).removesuffix(LATEST)
     quoted = text if re.fullmatch(r"[\w.=-]+", text) else '"' + text.replace('"', "'") + '"'
     serving = [index for index in indexes if isinstance(index, str) or index.serves(str(requirement))]
     return " ".join(["`%pip install", quoted, *(f"--extra-index-url {masked(str(each))}" for each in serving)]) + "`"

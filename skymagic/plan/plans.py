@@ -69,6 +69,7 @@ class Plan:
         price: dollars per hour for the whole pool.
         remote: whether the nodes are other machines than the notebook's, each with files of its own.
         set_up: what has to be done on the machines before they can be used, in words.
+        installs: lines on what is installed there: name, version, build, size, source.
         question: what the user has to confirm (-y) before it is made; "" for nothing.
     """
 
@@ -83,6 +84,7 @@ class Plan:
     price: float = 0.0
     remote: bool = False
     set_up: str = ""
+    installs: tuple[str, ...] = ()
     question: str = ""
 
     def devices_of(self, rank: int) -> tuple[int, ...]:
@@ -124,6 +126,7 @@ class Plan:
             "plugins": ", ".join(map(str, asked.plugins)),
             "packages": masked(", ".join(self.image.pip)),
             "set-up": self.set_up,
+            "installs": "\n".join(self.installs).replace("\n", f"\n{'':13}"),
             "note": "; ".join(self.image.repeated()),
             "variables": ", ".join([*self.image.env, *(f"{name} (secret)" for name in asked.secrets)]),
             "ends": " or ".join(filter(None, limits)) or f"{gone}, or by %sky_down",

@@ -12,7 +12,9 @@ from typing import TypeVar, cast
 
 from skymagic import plugins
 from skymagic.bootstrap.additions import Addition, add
+from skymagic.bootstrap.builds import choose, question
 from skymagic.bootstrap.facts import Facts
+from skymagic.bootstrap.listing import lines
 from skymagic.bootstrap.provision import Installation, probe, requirements_of, setup
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.versions import notebook
@@ -66,7 +68,7 @@ class SSH:
         chosen = endpoints[: shape.nodes]
         connections = connecting.connect_all(chosen, getpass.getpass)
         try:
-            found = side_by_side(lambda connection: probe(connection, requirements), connections)
+            found = side_by_side(lambda connection: probe(connection, requirements, request.dry_run), connections)
             machines = tuple(map(Machine, chosen, connections, found))
             inventories = [
                 replace(machine.facts.inventory(requirements.minor), hostname=machine.name, machine=machine.facts.boot)
@@ -76,7 +78,18 @@ class SSH:
         except BaseException:
             side_by_side(Connection.close, connections)
             raise
-        return Hosts(replace(plan, image=image, set_up=_set_up_words(machines, requirements)), machines, requirements)
+        fresh = {} if requirements.prepared else {each.name: each.facts for each in machines if not each.facts.ready}
+        questions = (
+            () if request.yes else (question(host, choose(requirements, facts)) for host, facts in fresh.items())
+        )
+        plan = replace(
+            plan,
+            image=image,
+            set_up=_set_up_words(machines, requirements),
+            installs=lines(requirements, fresh),
+            question="; ".join(filter(None, (plan.question, *questions))),
+        )
+        return Hosts(plan, machines, requirements)
 
     def acquire(self, survey: Hosts, job_id: str, say: Say) -> Sequence[Node]:
         """Set up the hosts that are not, side by side."""
@@ -223,6 +236,8 @@ def _set_up_words(machines: Sequence[Machine], requirements: Requirements) -> st
         step = "nothing to do" if facts.code else "skymagic's code is copied"
         if not (facts.ready or requirements.prepared):
             step = f"an environment with Python {requirements.minor} is made"
+        for url, why in facts.silent:
+            words.setdefault(f"{url} does not answer ({why})", []).append(machine.name)
         words.setdefault(step, []).append(machine.name)
     return "; ".join(f"{step} on {', '.join(names)}" for step, names in words.items())
 

@@ -119,7 +119,7 @@ def test_the_list_of_packages_is_what_was_asked_for(tmp_path: Path) -> None:
 
 def test_uv_hears_what_pip_is_configured_with(tmp_path: Path) -> None:
     text = SCRIPTS["install.sh"]
-    functions = text[text.index("as_pip() {") : text.index("requirements() {")]
+    functions = text[text.index("pip_says() {") : text.index("requirements() {")]
     (tmp_path / ".config/pip").mkdir(parents=True)
     (tmp_path / "own.conf").write_text("[install]\ntrusted-host: b\n[other]\nindex-url = no\n")
     (tmp_path / "cert").touch()

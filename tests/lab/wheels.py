@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 
 def make_wheel(folder: Path, name: str, version: str, requires: Sequence[str] = ()) -> Path:
@@ -34,3 +39,70 @@ def installed(folder: Path, name: str, version: str, requires: Sequence[str] = (
     for file, text in dist_info(name, version, requires).items():
         (folder / file).parent.mkdir(parents=True)
         (folder / file).write_text(text)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """A package index of the wheels in a folder; its URL."""
+
+    class Index(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            part = self.path.strip("/").split("/")
+            if part[0] == "simple":
+                files = [
+                    path.name for path in folder.glob("*.whl") if path.name.split("-")[0] == part[1].replace("-", "_")
+                ]
+                links = "".join(f'<a href="/files/{name.replace("+", "%2B")}">{name}</a>\n' for name in files)
+                self.answer(
+                    200 if files else 404, f"<!DOCTYPE html><html><body>{links}</body></html>".encode(), "text/html"
+                )
+            else:
+                self.answer(200, (folder / unquote(part[1])).read_bytes(), "application/octet-stream")
+
+        def answer(self, status: int, body: bytes, kind: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/simple"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def mute() -> Iterator[tuple[str, list[socket.socket]]]:
+    """An index that accepts connections and never answers: its URL, and the connections that it was asked over."""
+    taken: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            while True:
+                connection, _ = listener.accept()
+                taken.append(connection)
+                if not connection.recv(1, socket.MSG_PEEK):  # nobody asks anything: the end of this
+                    return
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/simple", taken
+        finally:
+            socket.create_connection(listener.getsockname()).close()
+            thread.join()
+            for connection in taken:
+                connection.close()

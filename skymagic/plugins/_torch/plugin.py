@@ -25,11 +25,13 @@ PRELOAD = (
     "torch.optim",
 )
 WHEELS = "https://download.pytorch.org/whl/"
+DEFAULT_CUDA = "cu128"
+"""The index that stands for "any CUDA": on other machines uv takes the one that fits the driver."""
 
 
 def torch(
     backend: str | None = None,
-    cuda: str = "cu128",
+    cuda: str | None = None,
     version: str | None = None,
     vision: str | None = None,
     audio: str | None = None,
@@ -38,7 +40,8 @@ def torch(
 
     Args:
         backend: ``"nccl"``, ``"gloo"``, another that torch knows, or None: nccl where CUDA is, else gloo.
-        cuda: suffix of the wheel index for pools with CUDA GPUs (``"cu128"``).
+        cuda: suffix of the wheel index for pools with CUDA GPUs (``"cu126"``); None for the one that fits each node's
+            driver.
         version: None for the notebook's, ``"latest"``, a version (``"2.3.0"`` means ``==2.3.0``) or a constraint
             (``">=2.3"``).
         vision, audio: torchvision and torchaudio, likewise; None leaves one out, ``"latest"`` is what fits the torch that
@@ -51,7 +54,7 @@ def torch(
     packages = tuple(name + constraint(text) for name, text in asked.items())
 
     def transform(image: Image, cluster: Cluster) -> Image:
-        index = WHEELS + (cuda if cluster.cuda else "cpu")
+        index = WHEELS + ((cuda or DEFAULT_CUDA) if cluster.cuda else "cpu")
         return image.replace(pip=(*image.pip, *packages), pip_indexes=(*image.pip_indexes, index))
 
     return Plugin(name="torch", transform=transform, preload=PRELOAD, **hooks(backend))

@@ -1,7 +1,7 @@
 tell() { printf '@sky %s\n' "$*"; }
 folder=${SKYMAGIC_HOME:-"${HOME-}/.skymagic"}
 want=3.11
-key=5ed5ee4c77cdb6ca-py3.11
+key=a16a0a14701dcf43-py3.11
 code=0123456789abcdef
 ask_python='import sys; m = __import__('"'"'importlib.util'"'"').util.find_spec; print('"'"'%d.%d %s %s %s'"'"' % (sys.version_info[0], sys.version_info[1], '"'"'venv'"'"' if m('"'"'venv'"'"') else '"'"'-'"'"', '"'"'pip'"'"' if m('"'"'ensurepip'"'"') else '"'"'-'"'"', sys.executable))'
 ask_packages='
@@ -22,6 +22,197 @@ for name in left.values():
         pass
 '
 names=''
+seconds=8
+further='https://user:pa$$'"'"'word@example.org/simple'
+builds=''
+sizes=''
+ask_indexes='
+import base64, json, os, re, ssl, sys, threading, time, zipfile
+from urllib import error, parse, request
+
+seconds, minor, machine = float(sys.argv[1]), sys.argv[2], sys.argv[3]
+wanted = [text.partition('"'"'=='"'"')[::2] for text in sys.argv[4:]]
+indexes = list(dict.fromkeys(os.environ.get('"'"'SKY_INDEXES'"'"', '"'"''"'"').split()))
+links = os.environ.get('"'"'SKY_LINKS'"'"', '"'"''"'"').replace('"'"','"'"', '"'"' '"'"').split()
+begun = time.time()
+silent, answered, offers = {}, set(), set()
+tag = '"'"'cp'"'"' + minor.replace('"'"'.'"'"', '"'"''"'"')
+
+def bare(url):
+    parts = parse.urlsplit(url)
+    return parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition('"'"'@'"'"')[2])).rstrip('"'"'/'"'"')
+
+def get(url, base=None):
+    if url.startswith('"'"'file:'"'"'):
+        path = request.url2pathname(parse.urlsplit(url).path)
+        if os.path.isdir(path):
+            path = os.path.join(path, '"'"'index.html'"'"')
+        with open(path, '"'"'rb'"'"') as file:
+            answered.add(base)
+            return file.read()
+    asked = request.Request(bare(url) + ('"'"'/'"'"' if url.endswith('"'"'/'"'"') else '"'"''"'"'))
+    asked.add_header('"'"'Accept'"'"', '"'"'application/vnd.pypi.simple.v1+json, text/html;q=0.5'"'"')
+    asked.add_header('"'"'User-Agent'"'"', '"'"'pip (skymagic)'"'"')
+    known = parse.urlsplit(base or url)
+    if known.username and known.hostname == parse.urlsplit(url).hostname:
+        words = parse.unquote(known.username) + '"'"':'"'"' + parse.unquote(known.password or '"'"''"'"')
+        asked.add_header('"'"'Authorization'"'"', '"'"'Basic '"'"' + base64.b64encode(words.encode()).decode())
+    with request.urlopen(asked, timeout=seconds) as reply:
+        answered.add(base)  # also when the rest takes too long to be read
+        return reply.read()
+
+def entries(page, base):
+    if page.lstrip()[:1] == b'"'"'{'"'"':
+        for one in json.loads(page.decode())['"'"'files'"'"']:
+            told = bool(one.get('"'"'core-metadata'"'"') or one.get('"'"'data-dist-info-metadata'"'"'))
+            yield one['"'"'filename'"'"'], parse.urljoin(base, one['"'"'url'"'"']), one.get('"'"'size'"'"'), told
+        return
+    for link, more in re.findall(r'"'"'<a\s[^>]*?href=["\'"'"']([^"\'"'"'#]+)([^>]*)>'"'"', page.decode('"'"'utf-8'"'"', '"'"'replace'"'"'), re.I):
+        url = parse.urljoin(base, link)
+        yield parse.unquote(url.rpartition('"'"'/'"'"')[2]), url, None, '"'"'-metadata'"'"' in more
+
+def fits(name):
+    python, abi, platform = (name[:-4].rsplit('"'"'-'"'"', 3) + ['"'"''"'"', '"'"''"'"', '"'"''"'"'])[1:4]
+    if not ({'"'"'py3'"'"', tag} & set(python.split('"'"'.'"'"')) or (abi == '"'"'abi3'"'"' and python.startswith('"'"'cp3'"'"'))):
+        return False
+    here = '"'"'macosx'"'"' if sys.platform == '"'"'darwin'"'"' else '"'"'linux'"'"'
+    return platform == '"'"'any'"'"' or (here in platform and ('"'"'universal'"'"' in platform or machine in platform))
+
+def cuda(name, url, base, told):
+    """Whether a build without a label is one for CUDA, as what it needs says; '"'"'-'"'"' where nobody tells."""
+    try:
+        if url.startswith('"'"'file:'"'"'):
+            with zipfile.ZipFile(request.url2pathname(parse.urlsplit(url).path)) as wheel:
+                text = wheel.read(next(n for n in wheel.namelist() if n.endswith('"'"'.dist-info/METADATA'"'"'))).decode()
+        elif told:
+            text = get(url + '"'"'.metadata'"'"', base).decode()
+        else:
+            return '"'"'-'"'"'
+    except Exception:
+        return '"'"'-'"'"'
+    return '"'"'cuda'"'"' if re.search(r'"'"'^Requires-Dist: (nvidia|cuda)-'"'"', text, re.M) else '"'"'cpu'"'"'
+
+def offered(name, version, page, base, source):
+    normal = re.sub(r'"'"'[-_.]+'"'"', '"'"'_'"'"', name).lower()
+    for file, url, size, told in entries(page, base):
+        if not file.endswith('"'"'.whl'"'"') or re.sub(r'"'"'[-_.]+'"'"', '"'"'_'"'"', file.split('"'"'-'"'"')[0]).lower() != normal or not fits(file):
+            continue
+        has = file.split('"'"'-'"'"')[1]
+        if version and has.partition('"'"'+'"'"')[0] != version:
+            continue
+        if size is None and url.startswith('"'"'file:'"'"'):
+            size = os.path.getsize(request.url2pathname(parse.urlsplit(url).path))
+        build = '"'"'-'"'"' if '"'"'+'"'"' in has or not normal.startswith('"'"'torch'"'"') or not version else cuda(file, url, source, told)
+        offers.add((normal.replace('"'"'_'"'"', '"'"'-'"'"'), has, str(size or '"'"'-'"'"'), build, bare(source)))
+
+def ask(index, name, version):
+    url = index.rstrip('"'"'/'"'"') + '"'"'/'"'"' + re.sub(r'"'"'[-_.]+'"'"', '"'"'-'"'"', name).lower() + '"'"'/'"'"'
+    try:
+        page = get(url, index)
+    except Exception as problem:
+        if index in answered or isinstance(problem, error.HTTPError) or isinstance(getattr(problem, '"'"'reason'"'"', problem), (ssl.SSLError, FileNotFoundError)):
+            answered.add(index)
+        elif '"'"'timed out'"'"' not in str(problem):
+            silent[index] = str(getattr(problem, '"'"'reason'"'"', problem))
+        return
+    offered(name, version, page, url, index)
+
+def look(place, name, version):
+    if '"'"'://'"'"' in place:
+        try:
+            offered(name, version, get(place), place, place)
+        except Exception:
+            pass
+    elif os.path.isdir(place):
+        page = json.dumps({'"'"'files'"'"': [{'"'"'filename'"'"': n, '"'"'url'"'"': n} for n in os.listdir(place)]}).encode()
+        offered(name, version, page, '"'"'file://'"'"' + request.pathname2url(place) + '"'"'/'"'"', place)
+
+def work(calls):
+    while True:
+        try:
+            call, *args = calls.pop(0)
+        except IndexError:
+            return  # another was faster
+        call(*args)
+
+queues = [[(ask, index, *one) for one in wanted or [('"'"'packaging'"'"', '"'"''"'"')]] for index in indexes]
+queues += [[(look, place, *one) for place in links for one in wanted]]
+threads = []
+for queue in queues:  # one for each index: none waits for another
+    for _ in range(min(6, len(queue))):
+        threads.append(threading.Thread(target=work, args=(queue,), daemon=True))
+        threads[-1].start()
+for each in threads:
+    each.join(max(0, begun + seconds - time.time()))
+for index in indexes:
+    if index not in answered:
+        print('"'"'@sky silent'"'"', bare(index), silent.get(index, '"'"'no answer in %.0f s'"'"' % seconds))
+for one in sorted(list(offers)):
+    print('"'"'@sky offer'"'"', *one)
+sys.stdout.flush()
+os._exit(0)  # those who still wait are not waited for
+'
+accelerated=''
+# KEY OF-ENVIRONMENT: pip's setting, on one line; the environment's wins, and later files.
+pip_says() {
+    if [ -n "$2" ]; then
+        echo $2
+        return
+    fi
+    if [ "${PIP_CONFIG_FILE-}" = /dev/null ]; then return; fi  # as pip has it
+    for one in /etc/xdg/pip/pip.conf /etc/pip.conf "$HOME/.pip/pip.conf" "$HOME/.config/pip/pip.conf" "${PIP_CONFIG_FILE-}"; do
+        if [ -f "$one" ]; then cat "$one"; echo; fi
+    done | awk -v key="$1" '
+        /^[ \t]*[#;]/ { next }
+        /^\[/ { on = /^\[(global|install)\]/; hit = 0; next }
+        on && /^[A-Za-z]/ {
+            name = $0; sub(/[ \t]*[=:].*/, "", name); gsub(/_/, "-", name); hit = tolower(name) == key
+            if (hit) { said = $0; sub(/^[^=:]*[=:][ \t]*/, "", said) }
+            next
+        }
+        hit { said = said " " $0 }
+        END { $0 = said; $1 = $1; print }'
+}
+
+certificates() {
+    for one in "${SSL_CERT_FILE-}" "$(pip_says cert "${PIP_CERT-}")" \
+        /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt; do
+        if [ -f "$one" ]; then
+            SSL_CERT_FILE=$one
+            export SSL_CERT_FILE
+            break
+        fi
+    done
+}
+
+# uv has settings of its own on this host, and reads them itself
+own_settings() { [ -f "$HOME/.config/uv/uv.toml" ] || [ -f /etc/uv/uv.toml ]; }
+
+no_index() { [ -n "${UV_NO_INDEX-}$(pip_says no-index "${PIP_NO_INDEX-}")" ]; }
+
+default_index() {
+    if [ -n "${UV_DEFAULT_INDEX-}" ]; then echo "$UV_DEFAULT_INDEX"; return; fi
+    said=$(pip_says index-url "${PIP_INDEX_URL-}")
+    echo "${said:-https://pypi.org/simple}"
+}
+
+more_indexes() { if [ -n "${UV_INDEX-}" ]; then echo $UV_INDEX; else pip_says extra-index-url "${PIP_EXTRA_INDEX_URL-}"; fi; }
+
+pass() {
+    eval "already=\${$1-}"
+    if [ -n "$2" ] && [ -z "$already" ]; then export "$1=$2"; fi
+}
+
+# With commas between; what is not there, pip passes over, and uv does not.
+links() {
+    among=
+    for one; do
+        case $one in *://*) ;; *) [ -e "$one" ] || continue ;; esac
+        among=$among,$one
+    done
+    echo "${among#,}"
+}
+
 main() {
     cd /  # a home may hold a random.py
     unset PYTHONHOME PYTHONPATH
@@ -91,10 +282,13 @@ place() {
 }
 
 gpus() {
+    if [ -e /dev/kfd ] || command -v rocm_agent_enumerator >/dev/null 2>&1; then accelerated=rocm; tell rocm; fi
+    if [ -r /sys/module/nvidia/version ]; then accelerated=cuda; tell driver "$(cat /sys/module/nvidia/version)"; fi
     command -v nvidia-smi >/dev/null 2>&1 || return 0
     bounded=
     if command -v timeout >/dev/null 2>&1; then bounded="timeout 20"; fi
-    $bounded nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | sed -n 's/^\(..*\)$/@sky gpu \1/p'
+    found=$($bounded nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | sed -n 's/^\(..*\)$/@sky gpu \1/p')
+    if [ -n "$found" ]; then accelerated=cuda; echo "$found"; fi
 }
 
 addresses() {
@@ -114,7 +308,8 @@ works() { [ -f "$folder/env/$1/.ready" ] && "$folder/env/$1/bin/python" -c '' 2>
 environment() {
     env=$key-$(uname -s)-$(uname -m)
     case $(libc) in musl) env=$env-musl ;; esac
-    # One home may serve several machines, and an environment's interpreter need not be on all of them.
+    if [ -n "$builds" ] && [ -n "$accelerated" ]; then env=$env-$accelerated; fi
+    # One home may serve several machines, with GPUs and without; and an environment's interpreter need not be on all of them.
     if [ -f "$folder/env/$env/.ready" ] && ! works "$env"; then env=$env-$(uname -n); fi
     tell env "$env"
     if works "$env"; then
@@ -125,8 +320,28 @@ environment() {
         found=$("$one" -c "$ask_python" 2>/dev/null) && tell python "$found"
     done
     for one in uv "$HOME/.local/bin/uv" "$HOME/.cargo/bin/uv"; do
-        found=$(command -v "$one" 2>/dev/null) && "$found" --version >/dev/null 2>&1 && tell uv "$found"
+        # an older one would take any build of PyTorch
+        found=$(command -v "$one" 2>/dev/null) && "$found" pip install --help 2>/dev/null </dev/null | grep -q -e --torch-backend && tell uv "$found"
     done
+    indexes
+}
+
+# A host whose uv has settings of its own is not asked: they say more than pip's.
+indexes() {
+    if own_settings; then return; fi
+    asker=$(interpreters | while IFS= read -r one; do
+        if "$one" -c 'import ssl, sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null; then echo "$one"; break; fi
+    done)
+    [ -n "$asker" ] || return 0
+    certificates
+    asked=
+    if no_index; then tell no_index; fi
+    no_index || asked="$(default_index) $(more_indexes) $further"
+    proxy=$(pip_says proxy "${PIP_PROXY-}")
+    pass http_proxy "$proxy"
+    pass https_proxy "$proxy"
+    SKY_INDEXES=$asked SKY_LINKS="${UV_FIND_LINKS-} $(pip_says find-links "${PIP_FIND_LINKS-}")" \
+        "$asker" -c "$ask_indexes" "$seconds" "$want" "$(uname -m)" $builds $sizes 2>/dev/null
 }
 
 interpreters() {

@@ -1,0 +1,138 @@
+"""What a host's package indexes answer, and which builds of which packages they have: asked on the host, by its own Python."""
+
+from __future__ import annotations
+
+ANSWER_SECONDS = 8
+"""How long all indexes of a host together have to answer; one that does not is left out."""
+
+INDEX_PROBE = r'''
+import base64, json, os, re, ssl, sys, threading, time, zipfile
+from urllib import error, parse, request
+
+seconds, minor, machine = float(sys.argv[1]), sys.argv[2], sys.argv[3]
+wanted = [text.partition('==')[::2] for text in sys.argv[4:]]
+indexes = list(dict.fromkeys(os.environ.get('SKY_INDEXES', '').split()))
+links = os.environ.get('SKY_LINKS', '').replace(',', ' ').split()
+begun = time.time()
+silent, answered, offers = {}, set(), set()
+tag = 'cp' + minor.replace('.', '')
+
+def bare(url):
+    parts = parse.urlsplit(url)
+    return parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition('@')[2])).rstrip('/')
+
+def get(url, base=None):
+    if url.startswith('file:'):
+        path = request.url2pathname(parse.urlsplit(url).path)
+        if os.path.isdir(path):
+            path = os.path.join(path, 'index.html')
+        with open(path, 'rb') as file:
+            answered.add(base)
+            return file.read()
+    asked = request.Request(bare(url) + ('/' if url.endswith('/') else ''))
+    asked.add_header('Accept', 'application/vnd.pypi.simple.v1+json, text/html;q=0.5')
+    asked.add_header('User-Agent', 'pip (skymagic)')
+    known = parse.urlsplit(base or url)
+    if known.username and known.hostname == parse.urlsplit(url).hostname:
+        words = parse.unquote(known.username) + ':' + parse.unquote(known.password or '')
+        asked.add_header('Authorization', 'Basic ' + base64.b64encode(words.encode()).decode())
+    with request.urlopen(asked, timeout=seconds) as reply:
+        answered.add(base)  # also when the rest takes too long to be read
+        return reply.read()
+
+def entries(page, base):
+    if page.lstrip()[:1] == b'{':
+        for one in json.loads(page.decode())['files']:
+            told = bool(one.get('core-metadata') or one.get('data-dist-info-metadata'))
+            yield one['filename'], parse.urljoin(base, one['url']), one.get('size'), told
+        return
+    for link, more in re.findall(r'<a\s[^>]*?href=["\']([^"\'#]+)([^>]*)>', page.decode('utf-8', 'replace'), re.I):
+        url = parse.urljoin(base, link)
+        yield parse.unquote(url.rpartition('/')[2]), url, None, '-metadata' in more
+
+def fits(name):
+    python, abi, platform = (name[:-4].rsplit('-', 3) + ['', '', ''])[1:4]
+    if not ({'py3', tag} & set(python.split('.')) or (abi == 'abi3' and python.startswith('cp3'))):
+        return False
+    here = 'macosx' if sys.platform == 'darwin' else 'linux'
+    return platform == 'any' or (here in platform and ('universal' in platform or machine in platform))
+
+def cuda(name, url, base, told):
+    """Whether a build without a label is one for CUDA, as what it needs says; '-' where nobody tells."""
+    try:
+        if url.startswith('file:'):
+            with zipfile.ZipFile(request.url2pathname(parse.urlsplit(url).path)) as wheel:
+                text = wheel.read(next(n for n in wheel.namelist() if n.endswith('.dist-info/METADATA'))).decode()
+        elif told:
+            text = get(url + '.metadata', base).decode()
+        else:
+            return '-'
+    except Exception:
+        return '-'
+    return 'cuda' if re.search(r'^Requires-Dist: (nvidia|cuda)-', text, re.M) else 'cpu'
+
+def offered(name, version, page, base, source):
+    normal = re.sub(r'[-_.]+', '_', name).lower()
+    for file, url, size, told in entries(page, base):
+        if not file.endswith('.whl') or re.sub(r'[-_.]+', '_', file.split('-')[0]).lower() != normal or not fits(file):
+            continue
+        has = file.split('-')[1]
+        if version and has.partition('+')[0] != version:
+            continue
+        if size is None and url.startswith('file:'):
+            size = os.path.getsize(request.url2pathname(parse.urlsplit(url).path))
+        build = '-' if '+' in has or not normal.startswith('torch') or not version else cuda(file, url, source, told)
+        offers.add((normal.replace('_', '-'), has, str(size or '-'), build, bare(source)))
+
+def ask(index, name, version):
+    url = index.rstrip('/') + '/' + re.sub(r'[-_.]+', '-', name).lower() + '/'
+    try:
+        page = get(url, index)
+    except Exception as problem:
+        if index in answered or isinstance(problem, error.HTTPError) or isinstance(getattr(problem, 'reason', problem), (ssl.SSLError, FileNotFoundError)):
+            answered.add(index)
+        elif 'timed out' not in str(problem):
+            silent[index] = str(getattr(problem, 'reason', problem))
+        return
+    offered(name, version, page, url, index)
+
+def look(place, name, version):
+    if '://' in place:
+        try:
+            offered(name, version, get(place), place, place)
+        except Exception:
+            pass
+    elif os.path.isdir(place):
+        page = json.dumps({'files': [{'filename': n, 'url': n} for n in os.listdir(place)]}).encode()
+        offered(name, version, page, 'file://' + request.pathname2url(place) + '/', place)
+
+def work(calls):
+    while True:
+        try:
+            call, *args = calls.pop(0)
+        except IndexError:
+            return  # another was faster
+        call(*args)
+
+queues = [[(ask, index, *one) for one in wanted or [('packaging', '')]] for index in indexes]
+queues += [[(look, place, *one) for place in links for one in wanted]]
+threads = []
+for queue in queues:  # one for each index: none waits for another
+    for _ in range(min(6, len(queue))):
+        threads.append(threading.Thread(target=work, args=(queue,), daemon=True))
+        threads[-1].start()
+for each in threads:
+    each.join(max(0, begun + seconds - time.time()))
+for index in indexes:
+    if index not in answered:
+        print('@sky silent', bare(index), silent.get(index, 'no answer in %.0f s' % seconds))
+for one in sorted(list(offers)):
+    print('@sky offer', *one)
+sys.stdout.flush()
+os._exit(0)  # those who still wait are not waited for
+'''
+"""Run by an interpreter of the host (3.6 or newer): says which indexes do not answer, and what the others have.
+
+Arguments: seconds, the minor version that is wanted, the machine, then names, or ``name==version``. URLs come in variables:
+they may hold passwords, and what is on a command line all users see.
+"""

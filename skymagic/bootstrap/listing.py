@@ -1,0 +1,84 @@
+"""What new environments will hold, for a plan: name, version, build, size and source of each package, as far as they are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from skymagic.bootstrap.builds import TORCH_INDEX, choose
+from skymagic.bootstrap.facts import Facts, Offer
+from skymagic.bootstrap.requirements import Requirements
+from skymagic.plan.units import count, size
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package of a new environment; what nobody knows yet is empty."""
+
+    name: str
+    version: str = ""
+    build: str = ""
+    nbytes: int | None = None
+    source: str = ""
+
+    @property
+    def text(self) -> str:
+        """It in a line: ``torch 2.13.0+cpu, CPU build, 184.2 MB, from https://download.pytorch.org/whl/cpu``."""
+        named = f"{self.name} {self.version or '(the newest)'}"
+        known = (self.build, size(self.nbytes) if self.nbytes else "", f"from {self.source}" if self.source else "")
+        return ", ".join(filter(None, (named, *known)))
+
+
+def packages(requirements: Requirements, facts: Facts) -> tuple[Package, ...]:
+    """What a new environment of this host will hold, what is asked for first."""
+    builds = choose(requirements, facts)
+    labelled = {text.partition("==")[0]: text.partition("==")[2].partition(",")[0] for text in builds.constraints}
+    found = []
+    for name, pin in requirements.pins.items():
+        version = labelled.get(name) or pin.partition("==")[2]
+        offers = [each for each in facts.offers if each.name == name and version in (each.version, each.public)]
+        offer = next(
+            (each for each in offers if each.version == version), offers[-1] if offers else Offer(name, version)
+        )
+        package = Package(name, version, "", offer.nbytes, offer.source)
+        if name in requirements.torch:
+            package = _torch(package, offer, builds.backend, facts)
+        found.append(package)
+    return tuple(found)
+
+
+def _torch(package: Package, offer: Offer, backend: str, facts: Facts) -> Package:
+    """One of PyTorch's packages: its build, and from where it comes."""
+    if backend and backend != "cpu":
+        fitting = "that fits " + (f"driver {facts.driver}" if facts.driver else "its GPUs")
+        source = TORCH_INDEX.replace("cpu", "…" if backend == "auto" else backend)
+        build = f"the build {fitting}" if backend == "auto" else f"{backend} build"
+        return Package(package.name, package.version, build, None, source)
+    kind = "cpu" if backend == "cpu" else offer.kind
+    source = package.source or (TORCH_INDEX if backend else "")
+    return Package(package.name, package.version, f"{kind.upper()} build", package.nbytes, source)
+
+
+def lines(requirements: Requirements, hosts: Mapping[str, Facts]) -> tuple[str, ...]:
+    """What is installed on hosts that are not ready: a line for each package that is asked for, one for what they need."""
+    asked, needed = dict[str, list[str]](), dict[tuple[Package, ...], list[str]]()
+    for host, facts in hosts.items():
+        every = packages(requirements, facts)
+        for package in every:
+            if package.name in requirements.asked:
+                asked.setdefault(package.text, []).append(host)
+        needed.setdefault(tuple(each for each in every if each.name not in requirements.asked), []).append(host)
+    everywhere = list(hosts)
+    found = [text + _on(where, everywhere) for text, where in asked.items()]
+    return (*found, *(_summary(rest) + _on(where, everywhere) for rest, where in needed.items() if rest))
+
+
+def _summary(rest: tuple[Package, ...]) -> str:
+    known = sum(each.nbytes or 0 for each in rest)
+    total = f" ({size(known)})" if known else ""
+    names = ", ".join(f"{each.name} {each.version}".strip() for each in rest)
+    return f"{count(len(rest), 'package')} that these and the ranks need{total}: {names}"
+
+
+def _on(hosts: list[str], everywhere: list[str]) -> str:
+    return "" if hosts == everywhere else f" (on {', '.join(hosts)})"

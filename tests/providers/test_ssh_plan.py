@@ -1,0 +1,44 @@
+"""A plan for hosts over SSH says what will be installed there, and asks before it is more than the hosts can use."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lab.hosts import loopback
+from tests.lab.notebook import opened
+from tests.lab.wheels import installed, make_wheel
+from tests.providers.test_ssh_pools import write_ssh_config
+
+pytestmark = pytest.mark.needs("sshd")
+POOL = "%sky_pool lab --provider ssh --hosts h1 --plugin torch --pip sky-more"
+
+
+def test_what_is_installed_is_listed_before_anything_happens(tmp_path: Path) -> None:
+    links, site = tmp_path / "links", tmp_path / "site"
+    make_wheel(links, "sky-more", "1.0", ["sky-needed"])
+    make_wheel(links, "sky-needed", "3.0")
+    for name, version in (("sky-more", "1.0"), ("sky-needed", "3.0"), ("torch", "2.13.0+cpu")):
+        installed(site, name, version, ["sky-needed"] if name == "sky-more" else ())
+    make_wheel(links, "torch", "2.13.0", ["nvidia-libs"])
+    with loopback(tmp_path / "hosts", env={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(links)}) as hosts:
+        home = write_ssh_config(tmp_path / "client", hosts)
+        with opened(tmp_path / "client", env={"HOME": str(home)}) as notebook:
+            notebook.run(f"import sys; sys.path.insert(0, {str(site)!r})")
+            plan = notebook.run(f"{POOL} --dry-run").text
+            size = (links / "sky_more-1.0-py3-none-any.whl").stat().st_size
+            assert f"sky-more 1.0, {size} bytes, from {links}\n" in plan
+            assert "sky-needed 3.0" in plan
+            question = "h1 has no GPU, and its indexes have only a build for CUDA of torch 2.13.0"
+            assert f"{question} ({(links / 'torch-2.13.0-py3-none-any.whl').stat().st_size} bytes" in plan
+            assert "torch 2.13.0, CUDA build, " in plan
+            assert question in notebook.fail(POOL).text
+            assert list(hosts[0].home.iterdir()) == []
+            assert "add -y" not in notebook.run(f"{POOL} --dry-run -y").text
+            make_wheel(links, "torch", "2.13.0+cpu")
+            plan = notebook.run(f"{POOL} --dry-run").text
+            assert "torch 2.13.0+cpu, CPU build, " in plan
+            assert "add -y" not in plan
+            print(plan, file=sys.stderr)
