@@ -1,6 +1,8 @@
 """Values as bytes and back: pickles with their buffers apart, memory that is shared, mappings; on both sides.
 
 pickling    values as a pickle (protocol 5) and its out-of-band buffers
+pickler     cloudpickle, with functions, classes and memory done differently
+reducers    Python's own types that pickle cannot take apart
 rebuild     what pickles call to make functions, classes and others again
 plain       the short way for what Python pickles all by itself
 numbered    the objects, storages and classes in a value that was pickled here

@@ -12,7 +12,7 @@ from skymagic.data.values import arrays, plain, tensors
 from skymagic.data.values.links import LISTED, ROOT, linkable, linkable_kinds, travels
 from skymagic.data.values.memory import Region
 from skymagic.data.values.pickled import Pickled
-from skymagic.data.values.pickling import ValuePickler
+from skymagic.data.values.pickler import ValuePickler
 
 
 def numbers(pickled: Pickled) -> dict[int, int]:

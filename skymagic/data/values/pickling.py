@@ -7,39 +7,20 @@ was defined is an instance of that very class, and does not change it.
 
 from __future__ import annotations
 
-import enum
-import functools
 import io
 import pickle
-import sys
 import types
-import typing
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import cloudpickle
-from cloudpickle import cloudpickle as _cloud
-
-from skymagic.data.capture.annotations import value_names
-from skymagic.data.capture.bytecode import code_names
-from skymagic.data.capture.functions import mentioned_names
-from skymagic.data.capture.modules import is_local
 from skymagic.data.store.base import Buffer
 from skymagic.data.values import plain, rebuild
-from skymagic.data.values.arrays import reducer_for
-from skymagic.data.values.exceptions import reduce_exception
-from skymagic.data.values.foreign import is_foreign, members_of, reduce_type
-from skymagic.data.values.identity import recognise
-from skymagic.data.values.kinds import changeable, is_a, made_by_python
 from skymagic.data.values.links import LISTED, Links
-from skymagic.data.values.memory import Layout, Tracker, layout
+from skymagic.data.values.memory import Tracker, layout
 from skymagic.data.values.pickled import Pickled, groups
+from skymagic.data.values.pickler import ValuePickler, pickler_for
 from skymagic.data.values.rebuild import here
-from skymagic.data.values.rope import Buffers, Pieces, Rope
-
-_MANY = 1 << 20
-"""Bytes of a pickle above which its objects are not listed one by one to find shared ones."""
+from skymagic.data.values.rope import Rope
 
 
 def dumps(
@@ -68,12 +49,12 @@ def dumps(
     known = plain.plainly(value) if links is None else None
     if known is not None:
         return known
-    first = _pickler(namespace, folder, links, None, between_ranks)
+    first = pickler_for(namespace, folder, links, None, between_ranks)
     first.dump(value)
     shared = layout(first.tracker.spans, first.tracker.whole)
     if shared is None:
         return first.result(value)
-    second = _pickler(namespace, folder, links, shared, between_ranks)
+    second = pickler_for(namespace, folder, links, shared, between_ranks)
     second.before = first  # its objects live on, so that no address means two things
     second.dump(value)
     return second.result(value)
@@ -123,10 +104,10 @@ def loads(
 
 def reducer(namespace: dict[str, Any]) -> Callable[[Any], Any]:
     """How ``dumps`` takes an object apart: a function that does so with one, as ``__reduce_ex__`` does; for one value."""
-    made: list[_Pickler] = []  # when it is needed: plain values need none
+    made: list[ValuePickler] = []  # when it is needed: plain values need none
 
     def reduce(value: Any) -> Any:
-        pickler = made[0] if made else _Pickler(namespace, "", Tracker())
+        pickler = made[0] if made else ValuePickler(namespace, "", Tracker())
         made[:] = [pickler]
         reduced = pickler.reducer_override(value)
         if reduced is NotImplemented and not isinstance(value, (type, types.FunctionType)):
@@ -142,277 +123,3 @@ class _Namespace:
 
     def __reduce__(self) -> Any:
         return rebuild.namespace, ()
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle with the notebook's functions, classes and memory done differently."""
-
-    before: object = None
-
-    def __init__(self, namespace: dict[str, Any], folder: str | None, tracker: Tracker) -> None:
-        # Nothing here may refer back to the pickler: it holds the value, which must go when the cell is done.
-        self._out = Pieces()
-        self._buffers = Buffers()
-        super().__init__(self._out, protocol=5, buffer_callback=self._buffers.add)
-        self.namespace = namespace
-        self.folder = folder
-        self.tracker = tracker
-        self.referred: set[str] = set()
-        self.required: set[str] = set()
-        self.uses: dict[str, str] = {}
-        self.hints: dict[str, str] = {}
-        self.attributes: set[str] = set()
-        self.files: set[str] = set()
-        self.marks: set[int] = set()
-        self.code = self.wrappers = self.active = False
-        self._kinds: dict[type, Callable[[_Pickler, Any], Any] | None] = {}
-
-    def result(self, value: object) -> Pickled:
-        pieces = self._out.pieces()
-        if sum(len(piece) for piece in pieces) < _MANY:
-            objects = [each for _, each in self.memo.copy().values()]
-            kinds = {kind for kind in set(map(type, objects)) if changeable(kind)}
-            self.marks.update(id(each) for each in objects if type(each) in kinds)
-        if changeable(type(value)):
-            self.marks.add(id(value))
-        local = {name for name in self.referred if self.folder is not None and is_local(name, self.folder)}
-        if self.tracker.between_ranks:
-            local = self.referred
-        return Pickled(
-            pieces=pieces,
-            buffers=tuple(self._buffers.kept),
-            modules=frozenset(local),
-            packages=frozenset(name.partition(".")[0] for name in self.referred - local),
-            required=frozenset(self.required - local),
-            uses=self.uses,
-            hints=self.hints,
-            attributes=frozenset(self.attributes),
-            files=frozenset(self.files),
-            marks=frozenset(self.marks),
-            spans=tuple(self.tracker.spans),
-            keep=(self, value),
-            code=self.code,
-            wrappers=self.wrappers,
-            active=self.active and bool(self.uses),
-        )
-
-    def reducer_override(self, obj: Any) -> Any:
-        kind = type(obj)
-        try:
-            reduce = self._kinds[kind]
-        except KeyError:
-            reduce = self._kinds[kind] = self._reducer(kind)
-        return NotImplemented if reduce is None else reduce(self, obj)
-
-    def _reducer(self, kind: type) -> Callable[[_Pickler, Any], Any] | None:
-        if issubclass(kind, type):
-            return _Pickler._class
-        if kind in (type(sys.stdout), type(sys.stderr), type(sys.stdin)):
-            return _Pickler._stream
-        own = _REDUCERS.get(kind)
-        if own is not None:
-            return own
-        if issubclass(kind, BaseException):
-            self.active = True
-            return lambda pickler, obj: reduce_exception(obj)
-        if is_a(kind, "IPython", "InteractiveShell"):
-            return lambda pickler, obj: (rebuild.shell, ())
-        if self.tracker.between_ranks and is_a(kind, "torch.nn.parallel", "DistributedDataParallel"):
-            return _Pickler._wrapper
-        if self.tracker.between_ranks and is_a(kind, "torch.distributed.fsdp", "FullyShardedDataParallel"):
-            return _Pickler._shard
-        if self.tracker.between_ranks and is_a(kind, "torch.distributed.fsdp", "FSDPModule"):
-            return _Pickler._shard
-        if is_a(kind, "torch.nn.parallel", "DistributedDataParallel"):
-            # The wrapper belongs to a process group; what it wraps is the user's.
-            return lambda pickler, obj: (rebuild.same, (obj.module,))
-        memory = reducer_for(kind)
-        self.active = self.active or (memory is None and kind not in _INERT)
-        if memory is not None:
-            return lambda pickler, obj: memory(pickler.tracker, obj)
-        return _Pickler._instance if changeable(kind) else None
-
-    def _instance(self, obj: Any) -> Any:
-        self.marks.add(id(obj))
-        return NotImplemented
-
-    def _wrapper(self, obj: Any) -> Any:
-        """It knows itself how it is made again around the default group of the other rank."""
-        self.wrappers = True
-        return self._instance(obj)
-
-    def _shard(self, obj: Any) -> Any:
-        raise pickle.PicklingError("an FSDP module holds this rank's own part of the model: make it again on all ranks")
-
-    def _refer(self, module: str | None) -> None:
-        if module and not module.startswith("skymagic."):
-            self.referred.add(module)
-            self.required.add(module)
-
-    def _class(self, cls: type) -> Any:
-        foreign = is_foreign(cls)
-        if foreign and (reduced := reduce_type(cls)) is not NotImplemented:
-            return reduced
-        if self.folder is None and cls.__module__ == self.namespace.get("__name__"):
-            recognise(cls)
-        reduced = _cloud._class_reduce(cls)
-        if reduced is NotImplemented:
-            self._refer(cls.__module__)
-            return NotImplemented
-        if len(reduced) != 6:
-            return reduced
-        if cls.__module__ == self.namespace.get("__name__"):
-            self._annotated(cls)
-        _, args, (members, slots), *_ = reduced
-        members = {name: value for name, value in members.items() if not made_by_python(name, value, cls)}
-        state = (members_of(members) if foreign else members, slots)
-        if issubclass(cls, enum.Enum):
-            return rebuild.enum_class, (args[-2], args), state, None, None, rebuild.fill_class
-        meta, name, bases, first, tracker, _ = args
-        if "__slots__" in vars(cls) and not issubclass(cls, tuple):
-            first = {**first, "__slots__": _slots(cls)}
-        return rebuild.new_class, (tracker, meta, name, bases, first), state, None, None, rebuild.fill_class
-
-    def _annotated(self, value: types.FunctionType | type) -> None:
-        for name in sorted(value_names(value, self.namespace)):
-            self.hints.setdefault(name, value.__qualname__)
-
-    def _function(self, function: types.FunctionType) -> Any:
-        here = function.__globals__ is self.namespace
-        if not here and _cloud._should_pickle_by_reference(function):
-            self._refer(function.__module__)
-            return NotImplemented
-        self.code = True
-        where = None if here else _module_of(function.__globals__)
-        if not here and where is None:
-            return self._dynamic_function_reduce(function)
-        code = function.__code__
-        if "<locals>" in function.__qualname__ or "." not in function.__qualname__:
-            self.marks.add(id(function))  # but not of methods, which come with their class
-        if here:
-            self.files.add(code.co_filename)
-            names = code_names(code)
-            self.attributes |= names.attributes
-            self.referred |= names.imports
-            self.required |= names.required
-            for name in sorted(names.loads | mentioned_names(code)):
-                self.uses.setdefault(name, function.__qualname__)
-            self._annotated(function)
-        else:
-            self._refer(where)
-        args = (code, where, function.__name__, function.__closure__)
-        state = rebuild.function_state(function)
-        if here and self.folder is None and (found := rebuild.imports(names.loads, self.namespace)):
-            state["__imports__"] = found
-        return rebuild.function, args, state, None, None, rebuild.fill_function
-
-    def _module(self, module: types.ModuleType) -> Any:
-        if not _cloud._should_pickle_by_reference(module):
-            return NotImplemented
-        self._refer(module.__name__)
-        return rebuild.module, (module.__name__,)
-
-    def _cell(self, cell: types.CellType) -> Any:
-        try:
-            contents = (cell.cell_contents,)
-        except ValueError:
-            return types.CellType, ()
-        return types.CellType, (), contents, None, None, rebuild.fill_cell
-
-    def _cached(self, function: Any) -> Any:
-        module = sys.modules.get(function.__module__)
-        inner = function.__wrapped__
-        if getattr(inner, "__globals__", None) is not self.namespace and module is not None:
-            return NotImplemented
-        return rebuild.cached, (inner, function.cache_parameters())
-
-    def _cached_property(self, prop: Any) -> Any:
-        return rebuild.cached_property, (prop.func, prop.attrname)
-
-    def _stream(self, file: Any) -> Any:
-        """The standard streams are the other side's own; no other file travels, not even its text."""
-        for name in ("stdout", "stderr", "stdin"):
-            if file is getattr(sys, name):
-                return getattr, (sys, name)
-        raise pickle.PicklingError(f"cannot pickle {type(file).__name__!r} object")
-
-    def _memoryview(self, view: memoryview) -> Any:
-        if not view.c_contiguous:
-            return NotImplemented
-        return rebuild.view, (pickle.PickleBuffer(view), view.format, view.shape)
-
-    def _weak_keys(self, mapping: Any) -> Any:
-        return weakref.WeakKeyDictionary, (dict(mapping),)
-
-    def _weak_values(self, mapping: Any) -> Any:
-        return weakref.WeakValueDictionary, (dict(mapping),)
-
-    def _weak_set(self, members: Any) -> Any:
-        return weakref.WeakSet, (list(members),)
-
-    def _new_type(self, kind: Any) -> Any:
-        return typing.NewType, (kind.__name__, kind.__supertype__)
-
-
-ValuePickler = _Pickler
-
-
-class _LinkedPickler(_Pickler):
-    """Refers to what the other side has already."""
-
-    def __init__(self, namespace: dict[str, Any], folder: str | None, tracker: Tracker, links: Links) -> None:
-        super().__init__(namespace, folder, tracker)
-        self.links = links
-
-    def persistent_id(self, obj: object) -> int | None:
-        return self.links.number(obj)
-
-
-def _pickler(
-    namespace: dict[str, Any], folder: str | None, links: Links | None, shared: Layout | None, between_ranks: bool
-) -> _Pickler:
-    memory = links.memory if links is not None else None
-    tracker = Tracker(shared, between_ranks=between_ranks, leaves_only=folder is not None, linked=memory)
-    if links is None:
-        return _Pickler(namespace, folder, tracker)
-    links.used.clear()
-    return _LinkedPickler(namespace, folder, tracker, links)
-
-
-_REDUCERS: dict[type, Callable[[_Pickler, Any], Any]] = {
-    types.FunctionType: _Pickler._function,
-    types.ModuleType: _Pickler._module,
-    types.CellType: _Pickler._cell,
-    functools._lru_cache_wrapper: _Pickler._cached,
-    functools.cached_property: _Pickler._cached_property,
-    io.TextIOWrapper: _Pickler._stream,
-    memoryview: _Pickler._memoryview,
-    weakref.WeakKeyDictionary: _Pickler._weak_keys,
-    weakref.WeakValueDictionary: _Pickler._weak_values,
-    weakref.WeakSet: _Pickler._weak_set,
-    typing.NewType: _Pickler._new_type,
-}
-
-
-_INERT = {
-    property,
-    staticmethod,
-    classmethod,
-    functools.partial,
-    types.MethodType,
-    types.BuiltinFunctionType,
-    types.SimpleNamespace,
-}
-"""Types whose objects call nothing when they are rebuilt."""
-
-
-def _module_of(namespace: dict[str, Any]) -> str | None:
-    """The importable module that these globals belong to."""
-    name = namespace.get("__name__")
-    module = sys.modules.get(name) if isinstance(name, str) and name != "__main__" else None
-    return name if module is not None and getattr(module, "__dict__", None) is namespace else None
-
-
-def _slots(cls: type) -> Any:
-    slots = vars(cls)["__slots__"]
-    return slots if isinstance(slots, str) else tuple(slots)
