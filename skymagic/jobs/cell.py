@@ -260,7 +260,7 @@ def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -
     """The one error of a run that did not end well."""
     failures = failures_of(report, pool)
     notes = [*lost_notes(report, pool), *report.notes, *missing_notes(report, pool, task)]
-    notes += hints(failures, {plugin.name for plugin in pool.plugins})
+    notes += hints(failures, {plugin.name for plugin in pool.plugins}, remote=pool.plan.remote)
     causes = [one for one in failures if not one.secondary]
     if pool.ended is not None and any(one.died == pool.ended for one in failures):
         before = [f"rank {one.rank}: {one.words}" for one in causes if one.died != pool.ended]

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 
 from skymagic.run.results import Failure
 
 NO_GROUP = ("Default process group has not been initialized", "is not compatible with an interactive environment")
 """How torch says it, in ``DDP(…)`` as in ``dist.all_reduce(…)``; and Lightning, in ``Trainer(strategy="ddp")``."""
+NO_MODULE = re.compile(r"No module named '(\w+)")
 
 
-def hints(failures: Sequence[Failure], plugins: Collection[str]) -> list[str]:
+def hints(failures: Sequence[Failure], plugins: Collection[str], *, remote: bool = True) -> list[str]:
     """Lines to show below an error.
 
     Args:
         plugins: names of those that the pool has.
+        remote: whether its ranks run on other machines, in environments of their own.
     """
+    if modules := {match[1] for one in failures if (match := NO_MODULE.match(one.evalue))}:
+        names = " ".join(sorted(modules))
+        where = "the machines of this pool" if remote else "this notebook's environment"
+        return [f"{where} may lack a package: {'%sky_pip' if remote else '%pip'} install {names}, if that is its name"]
     if "torch" not in plugins and any(words in one.evalue for one in failures for words in NO_GROUP):
         return ["this pool was made without a process group: end it (%sky_down), and make it with --plugin torch"]
     return []

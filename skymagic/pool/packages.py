@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,8 +59,20 @@ class Packages:
         """Those of these names of modules of which it is not known that the nodes have them; microseconds where there are none."""
         if names <= self._settled or not self._status.plan.remote or self._status.defaults.packages == "off":
             return frozenset()
+        self._settled |= {name for name in names if name.partition(".")[0] in sys.stdlib_module_names}
+        if names <= self._settled:
+            return frozenset()
         now = installed.stamp()
-        return frozenset(name for name in names - self._settled if self._unknown.get(name) != now)
+        left = frozenset(name for name in names - self._settled if self._unknown.get(name) != now)
+        return frozenset() if left and self._nodes and self._are_there(left) else left
+
+    def _are_there(self, names: frozenset[str]) -> bool:
+        """Whether all nodes are known to have these, in the notebook's versions: then the run need not be prepared twice."""
+        found, unknown = distributions.distributions(names, installed.here())
+        if unknown or any(lacks(one, there) or differs(one, there) for one in found for there in self._nodes.values()):
+            return False
+        self._settled |= names
+        return True
 
     def settle(self, needed: ModulesNeeded, screen: Screen, cancelled: Callable[[], bool]) -> None:
         """See that all nodes have what a run needs.

@@ -114,7 +114,9 @@ def test_who_wants_to_be_asked_gets_the_command(lab: tuple[Hosts, Notebook, Shel
 
 def test_packages_are_installed_by_hand_and_seen_at_once(lab: tuple[Hosts, Notebook, Shelf]) -> None:
     hosts, notebook, _ = lab
-    assert notebook.fail("%%sky_broadcast\nimport tinyplots").ename == "ModuleNotFoundError"
+    failed = notebook.fail("%%sky_broadcast\nimport tinyplots")
+    assert failed.ename == "ModuleNotFoundError"
+    assert "%sky_pip install tinyplots" in failed.text
     shown = notebook.run("%sky_pip install tiny_plots")
     assert re.search(r"^\[gpu1\] .*tiny[-_]plots[-=]+0\.1", shown.text, re.MULTILINE), shown.text
     assert "[gpu2] " in shown.text
@@ -182,4 +184,5 @@ def test_a_pool_of_this_machine_has_the_notebooks_packages(lab: tuple[Hosts, Not
     _, notebook, _ = lab
     notebook.run("%sky_pool here --ranks 1")
     assert "%pip install tiny_late" in notebook.fail("%sky_pip install tiny_late --pool here").text
+    assert "%pip install tinyplots" in notebook.fail("%%sky_broadcast --pool here\nimport tinyplots").text
     notebook.run("%sky_down here")
