@@ -139,6 +139,18 @@ def test_groups_on_which_ranks_are_out_of_step_are_made_again(notebook: Notebook
     assert seen(notebook, USED) == [(2.0, 28.0, 4)] * 4
 
 
+def test_parameters_that_differ_are_named_where_the_group_stays(notebook: Notebook) -> None:
+    notebook.run(MAKE.format("ddp"))
+    before = seen(notebook, IDENTITY)
+    error = notebook.fail(
+        "%%sky_broadcast\nwith torch.no_grad():\n    next(model.parameters()).add_(rank == 0)\n"
+        f"if rank == 2:\n    raise ValueError('planted')\n{OTHERS['compute']}"
+    )
+    shown = error.text + notebook.run("%%sky_broadcast\nnothing = None").text
+    assert "model: its parameters differ between ranks" in shown
+    assert seen(notebook, IDENTITY) == before
+
+
 def test_what_a_rank_that_died_has_taken_along_is_named(notebook: Notebook) -> None:
     notebook.run(MAKE.format("hsdp"))
     notebook.run(GROUPS)
