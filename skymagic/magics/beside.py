@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from skymagic.display.button import StopLine, stop_line
 from skymagic.display.live import in_ipython
 from skymagic.errors import RunInterrupted
 from skymagic.plan.units import duration_text, rank_words
@@ -40,6 +41,8 @@ class Pending:
         """How long it took, when it has ended."""
         self._shown_as = uuid.uuid4().hex
         self._shown = threading.Event()
+        self._line: StopLine | None = None
+        """What is shown while it goes on, where there are widgets; its end is text."""
         self._context = contextvars.copy_context()  # output of the thread belongs to this cell
         self._thread = threading.Thread(
             target=self._context.copy().run, args=(self._work,), name="skymagic-run", daemon=True
@@ -97,6 +100,7 @@ class Pending:
 
     def _ipython_display_(self) -> None:
         """Show the text in a place that is written again when something has changed."""
+        self._line = None if self.done() else stop_line(repr(self), self.cancel)
         self._publish(update=False)
         self._shown.set()
         if self.done():  # in the meantime
@@ -108,7 +112,12 @@ class Pending:
                 self._context.copy().run(self._publish, update=True)
 
     def _publish(self, *, update: bool) -> None:
-        if in_ipython():
+        if self._line is not None and update and not self.done():
+            self._line.say(repr(self))
+        elif in_ipython():
             from IPython.display import publish_display_data
 
-            publish_display_data({"text/plain": repr(self)}, transient={"display_id": self._shown_as}, update=update)
+            bundle = {"text/plain": repr(self)} if self._line is None or update else self._line.bundle()
+            publish_display_data(bundle, transient={"display_id": self._shown_as}, update=update)
+            if update and self._line is not None:
+                self._line.close()

@@ -191,6 +191,11 @@ class Notebook:
         assert answer["status"] == "ok", f"{expression}: {answer['ename']}: {answer['evalue']}"
         return ast.literal_eval(ast.literal_eval(answer["data"]["text/plain"]))
 
+    def click(self, button: str) -> None:
+        """Press a button widget, as a front end does."""
+        content = {"comm_id": button, "data": {"method": "custom", "content": {"event": "click"}, "buffers": []}}
+        self._client.shell_channel.send(self._client.session.msg("comm_msg", content))
+
     # -- the kernel ----------------------------------------------------------------------------------------------
 
     def interrupt(self) -> None:
