@@ -154,6 +154,11 @@ class Agents:
                 self._probe_addresses[0] = {address: places[address]}
                 return [address, *(ways[index][address] for index in others)]
         head = self.nodes[0].name
+        if not places:
+            raise ProvisionError(
+                f"{head} has no private IPv4 address, by which the nodes of a pool reach each other (IPv6 alone does not do): "
+                "give each node one, or make a pool of one node"
+            )
         lost = [self.nodes[index].name for index in others if not ways[index]]
         raise ProvisionError(
             f"{', '.join(lost) or 'the nodes'} cannot reach {head} at a private address that serves all "
