@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -37,7 +36,7 @@ def renumber_all(hosts: Machines) -> None:
 def test_ipv6_alone(tmp_path: Path) -> None:
     scratch = tmp_path / "tmp"
     scratch.mkdir()
-    if not os.path.exists("/proc/net/if_inet6"):
+    if not Path("/proc/net/if_inet6").exists():
         pytest.skip("this kernel has no IPv6")
     with machines(tmp_path / "machines", 2, env={**pip_settings(), "TMPDIR": str(scratch)}) as hosts:
         renumber_all(hosts)
