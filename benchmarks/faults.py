@@ -226,7 +226,7 @@ LEAVING = {
     ),
     "/dev/shm full": raises(
         "import os\nplanted = open('/dev/shm/planted', 'wb')\ntry:\n    while True: planted.write(bytes(1 << 20))\n"
-        "except OSError: pass\nfinally:\n    os.remove('/dev/shm/planted')\n" + PLANTED
+        "except OSError: pass\nfinally:\n    os.remove('/dev/shm/planted'); planted.close()\n" + PLANTED
     ),
     "a child is left": leaves("import subprocess; subprocess.Popen(['sleep', '1000'])"),
     "a child in a session of its own": leaves("import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True)"),
