@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.hosts import Host
-from tests.lab.machines import Machines, Space, machines
+from tests.lab.machines import Machine, Machines, Space, machines
 from tests.lab.notebook import opened
 from tests.lab.shells import pip_settings
 from tests.providers.test_ssh_pools import write_ssh_config
@@ -25,10 +24,11 @@ def renumber(space: Space, old: str, new: str) -> None:
 
 def renumber_all(hosts: Machines) -> None:
     for number, host in enumerate(hosts, 1):
+        assert isinstance(host, Machine)
         host.stop()
         renumber(host.space, host.address, f"fd77::{number}")
         host.address = f"fd77::{number}"
-        Host.start(host)
+        host.start()
     renumber(hosts.link.client, hosts.link.address, "fd77::100")
     hosts.write()
 
