@@ -11,6 +11,7 @@ links       objects by their number in a pickle, for values that refer to what w
 arrays      the memory of numpy's arrays and pandas' frames
 mapped      memory maps of files
 tensors     the memory of torch's tensors
+shards      values whose parts lie on several ranks, gathered
 foreign     the types of ctypes
 contents    what a value contains, as one hash
 forms       what arrays, tensors, frames, figures and Keras models contain

@@ -17,7 +17,7 @@ from skymagic.data.capture.annotations import value_names
 from skymagic.data.capture.bytecode import code_names
 from skymagic.data.capture.functions import mentioned_names
 from skymagic.data.capture.modules import is_local
-from skymagic.data.values import arrays, rebuild, reducers
+from skymagic.data.values import arrays, rebuild, reducers, shards
 from skymagic.data.values.exceptions import reduce_exception
 from skymagic.data.values.foreign import is_foreign, members_of, reduce_type
 from skymagic.data.values.identity import recognise
@@ -26,6 +26,7 @@ from skymagic.data.values.links import Links
 from skymagic.data.values.memory import Layout, Tracker
 from skymagic.data.values.pickled import Pickled
 from skymagic.data.values.rope import Buffers, Pieces
+from skymagic.data.values.shards import REFUSED, Shards
 
 _MANY = 1 << 20
 """Bytes of a pickle above which its objects are not listed one by one to find shared ones."""
@@ -35,6 +36,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle with the notebook's functions, classes and memory done differently."""
 
     before: object = None
+    parts: Shards = REFUSED
 
     def __init__(self, namespace: dict[str, Any], folder: str | None, tracker: Tracker) -> None:
         # Nothing here may refer back to the pickler: it holds the value, which must go when the cell is done.
@@ -114,6 +116,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if is_a(kind, "torch.nn.parallel", "DistributedDataParallel"):
             # The wrapper belongs to a process group; what it wraps is the user's.
             return lambda pickler, obj: (rebuild.same, (obj.module,))
+        if not self.tracker.between_ranks and (sharded := shards.reducer(kind)) is not None:
+            return lambda pickler, obj: pickler._part(sharded(obj, pickler.parts), obj)
         memory = arrays.reducer_for(kind)
         self.active = self.active or (memory is None and kind not in _INERT)
         if memory is not None:
@@ -123,6 +127,11 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _instance(self, obj: Any) -> Any:
         self.marks.add(id(obj))
         return NotImplemented
+
+    def _part(self, reduced: Any, obj: Any) -> Any:
+        self.active = True
+        self.marks.add(id(obj))
+        return reduced
 
     def _wrapper(self, obj: Any) -> Any:
         """It knows itself how it is made again around the default group of the other rank."""

@@ -21,6 +21,7 @@ from skymagic.data.values.pickled import Pickled, groups
 from skymagic.data.values.pickler import ValuePickler, pickler_for
 from skymagic.data.values.rebuild import here
 from skymagic.data.values.rope import Rope
+from skymagic.data.values.shards import REFUSED, Shards
 
 
 def dumps(
@@ -30,6 +31,7 @@ def dumps(
     folder: str | None = None,
     between_ranks: bool = False,
     links: Links | None = None,
+    parts: Shards = REFUSED,
 ) -> Pickled:
     """Pickle a value.
 
@@ -40,6 +42,7 @@ def dumps(
         between_ranks: another rank is to go on with the value: tensors go to its device, and wrappers around the process
             group stay wrappers. All modules are recorded.
         links: objects that the other side has already; it notes which of them the pickle refers to.
+        parts: what was gathered of values whose parts lie on several ranks.
 
     Raises:
         Exception: whatever the value's own reduction raises; pickle.PicklingError and TypeError most often.
@@ -50,11 +53,13 @@ def dumps(
     if known is not None:
         return known
     first = pickler_for(namespace, folder, links, None, between_ranks)
+    first.parts = parts
     first.dump(value)
     shared = layout(first.tracker.spans, first.tracker.whole)
     if shared is None:
         return first.result(value)
     second = pickler_for(namespace, folder, links, shared, between_ranks)
+    second.parts = parts
     second.before = first  # its objects live on, so that no address means two things
     second.dump(value)
     return second.result(value)

@@ -276,12 +276,14 @@ class RankKernel(IPythonParallelKernel):
             return
         if shell._last_traceback:  # of something that does not fail a cell, such as a __repr__
             print("\n".join(shell._last_traceback), file=sys.stderr)
-        gather = order.gather if self._context.info.rank in order.gather_ranks else ()
-        wanted = {name: shell.user_ns[name] for name in gather if name in shell.user_ns}
-        missing = [name for name in gather if name not in shell.user_ns]
-        if self._context.info.rank in order.value_ranks:
-            wanted[LAST_VALUE] = shell.displayhook.value
-        outcome["values"] = self._namespace.pack(wanted)
+        names = {name: shell.user_ns[name] for name in order.gather if name in shell.user_ns}
+        if order.value_ranks:
+            names[LAST_VALUE] = shell.displayhook.value
+        senders = {**dict.fromkeys(order.gather, order.gather_ranks), LAST_VALUE: order.value_ranks}
+        mine = {name for name, ranks in senders.items() if self._context.info.rank in ranks}
+        with self._namespace.gathered(names) as parts:
+            outcome["values"] = self._namespace.pack({name: names[name] for name in names if name in mine}, parts)
+        missing = [name for name in order.gather if name in mine and name not in names]
         outcome["values"].update({name: {"error": NOT_DEFINED, "type": "NameError"} for name in missing})
         shell.displayhook.value = None
 

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 from skymagic.data.store.bundle import part_fields, read_parts, write_parts
 from skymagic.data.store.store import NodeStore
-from skymagic.data.values import pickling
+from skymagic.data.values import pickling, shards
 from skymagic.data.values.exceptions import without_locals
 from skymagic.data.values.kinds import type_name
 from skymagic.data.values.naming import Accompanied
 from skymagic.data.values.pickled import Pickled
+from skymagic.data.values.shards import REFUSED, Shards
 from skymagic.kernels.rank.held import GONE, Held
 from skymagic.kernels.rank.importer import RemoteImporter
 from skymagic.kernels.rank.missing import missing_name
@@ -141,8 +142,17 @@ class Namespace:
         name = missing_name(problem, self.variables)
         return "" if name in self._before else name
 
-    def pack(self, values: Mapping[str, object]) -> dict[str, dict[str, Any]]:
+    @contextlib.contextmanager
+    def gathered(self, values: Mapping[str, object]) -> Iterator[Shards]:
+        """For `pack`: what is whole on several ranks together; on all ranks that take part, whether they pack or not."""
+        with shards.whole(values, lambda value, found: pickling.dumps(value, self.variables, parts=found)) as parts:
+            yield parts
+
+    def pack(self, values: Mapping[str, object], parts: Shards = REFUSED) -> dict[str, dict[str, Any]]:
         """Pickle values for the notebook: small ones into the reference itself, others into a file of the store.
+
+        Args:
+            parts: what `gathered` has gathered.
 
         Returns:
             For each name what ``Shipper.unpack`` takes, or ``{"error": …, "type": …}`` where it cannot be pickled.
@@ -151,12 +161,12 @@ class Namespace:
         pickles: dict[str, Pickled] = {}
         for name, value in values.items():
             try:
-                pickles[name] = pickling.dumps(value, self.variables)
+                pickles[name] = pickling.dumps(value, self.variables, parts=parts)
             except Exception as problem:
-                refs[name] = {"error": f"{type(problem).__name__}: {problem}"}
+                refs[name] = {"error": _words(name, problem, parts)}
         names = list(pickles)
         for group in pickling.together(list(pickles.values())):
-            refs.update(self._pack([names[index] for index in group], values, pickles))
+            refs.update(self._pack([names[index] for index in group], values, pickles, parts))
         for name, ref in refs.items():
             ref["type"] = type_name(values[name])
         return refs
@@ -243,7 +253,7 @@ class Namespace:
         return BindError(name, text)
 
     def _pack(
-        self, names: list[str], values: Mapping[str, object], pickles: Mapping[str, Pickled]
+        self, names: list[str], values: Mapping[str, object], pickles: Mapping[str, Pickled], parts: Shards
     ) -> dict[str, dict[str, Any]]:
         """References to values that share something: to one pickle of them all."""
         pickled = pickles[names[0]]
@@ -252,7 +262,7 @@ class Namespace:
             used = self._used_to_rebuild([pickles[name] for name in names])
             if len(names) > 1 or used:
                 value = together if len(names) > 1 else together[0]
-                pickled = pickling.dumps(Accompanied(used, value) if used else value, self.variables)
+                pickled = pickling.dumps(Accompanied(used, value) if used else value, self.variables, parts=parts)
             ref = self.write(pickled)
         except Exception as problem:
             return {name: {"error": f"{type(problem).__name__}: {problem}"} for name in names}
@@ -285,6 +295,13 @@ class Namespace:
         file, locations = write_parts([*pickled.pieces, *pickled.buffers], self.store.give)
         where = {"file": file, "node": self.node, "nbytes": pickled.nbytes}
         return {**where, **part_fields(locations, len(pickled.pieces))}
+
+
+def _words(name: str, problem: Exception, parts: Shards) -> str:
+    """Why a value cannot be pickled; a refusal of our own is a sentence by itself."""
+    if isinstance(parts, shards.Whole) and name in parts.problems:
+        return parts.problems[name]
+    return str(problem) if isinstance(problem, shards.Apart) else f"{type(problem).__name__}: {problem}"
 
 
 def _is_own_code(value: object, variables: Mapping[str, Any]) -> bool:
