@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,7 @@ def run(
     if note := too_many_nodes(spec.extra[SCRIPT_VARIABLE]["text"], len(spec.ranks)):
         shown.note(note)
     # a script that says nothing for a while is none of our business: its processes are not ours to look into
-    unstalled = Limits(limits.timeout, limits.grace, stall_after=math.inf)
+    unstalled = replace(limits, stall_after=math.inf)
     report = pool.run(spec, NodeScreen(shown, node_of), unstalled, stop)
     notebook.finish()
     ends = [end_of(rank, report.ranks[rank], pool) for rank in spec.ranks]

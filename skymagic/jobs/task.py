@@ -67,7 +67,7 @@ def run(
         CaptureError: the function, its arguments or what it uses cannot travel.
     """
     defaults = pool.defaults
-    limits = Limits(task.timeout or defaults.timeout, defaults.grace, defaults.stall_after)
+    limits = Limits(timeout=task.timeout or defaults.timeout, grace=defaults.grace, stall_after=defaults.stall_after)
     try:
         with interrupt.deferred() as interrupts:
             values = cell.broadcast(pool, spec_of(task, ranks), limits, screen, stop=stop)

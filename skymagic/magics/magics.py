@@ -238,7 +238,7 @@ class SkyMagics(Magics):
         spec = self._known(usage(lambda: script.spec_of(request, one, cell)), beside)
         with interrupt.deferred():
             outcome = script.run(
-                one, spec, Limits(request.timeout, defaults.grace), stop=beside.stop if beside else None
+                one, spec, Limits(timeout=request.timeout, grace=defaults.grace), stop=beside.stop if beside else None
             )
             if request.output:
                 self.shell.user_ns[request.output] = outcome.value
@@ -303,7 +303,7 @@ class SkyMagics(Magics):
         if request.dry_run:
             print(display.shipment(one.preview(spec).items))
             return None
-        limits = Limits(request.timeout, defaults.grace, defaults.stall_after)
+        limits = Limits(timeout=request.timeout, grace=defaults.grace, stall_after=defaults.stall_after)
         return broadcast.broadcast(one, self._known(spec, beside), limits, stop=beside.stop if beside else None)
 
     def _known(self, spec: RunSpec, beside: Pending | None) -> RunSpec:

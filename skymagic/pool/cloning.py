@@ -108,7 +108,7 @@ class Cloning:
 
     def _send(self, ranks: Sequence[int], order: Order) -> Report:
         submission = Submission(ranks)
-        limits = Limits(None, self._status.defaults.grace)
+        limits = Limits(grace=self._status.defaults.grace)
         with interrupt.deferred() as interrupts, interrupts.sent_to(submission):
             return self._dispatch.send(submission, order, "", NullScreen(), limits)
 

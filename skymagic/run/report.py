@@ -15,7 +15,7 @@ LOST_OUTPUT_TIMEOUT = 10.0
 """Seconds without news to wait for the last text of a rank whose cell is over; it comes at once, unless its agent is gone."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """Timeouts of a run, in seconds."""
 
