@@ -13,7 +13,7 @@ RANK_TASKS = 14
 """Processes and threads of a rank, as the kernel counts both."""
 RANK_BYTES = 40_000_000
 """Memory that a rank shares with no other."""
-RANK_DESCRIPTORS = 6
+RANK_DESCRIPTORS = 7
 """What the controller, which has most, has open for each rank."""
 MOST_DESCRIPTORS = 1 << 16
 """Up to so many an agent raises the limit of what it starts, where the system lets it."""

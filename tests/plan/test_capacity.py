@@ -37,7 +37,7 @@ def test_many_ranks_on_few_cores_are_asked_about() -> None:
     [
         (Room(nbytes=8_000_000_000), "need 40.0 GB of memory to start, and 8.0 GB are free: there is room for 200"),
         (Room(tasks=1420), "need 14020 processes and threads, and 1420 more are allowed (ulimit -u, pids.max): there is room for 100"),
-        (Room(descriptors=1024), "need 6130 open files in one process, and 1024 are allowed (ulimit -Hn): there is room for 149"),
+        (Room(descriptors=1024), "need 7130 open files in one process, and 1024 are allowed (ulimit -Hn): there is room for 127"),
         (Room(tasks=-3), "there is room for 0"),
     ],
 )  # fmt: skip
