@@ -20,10 +20,11 @@ QUICKSTART = ROOT / "notebooks" / "quickstart.ipynb"
 WIDGETS = "application/vnd.jupyter.widget"
 IPYKERNEL_ENDS = re.compile(
     r"ERROR:tornado\.general:Uncaught exception in ZMQStream callback\n"
-    r".*?_publish_status.*?zmq\.error\.ZMQError: Socket operation on non-socket\n",
+    r".*?_publish_status.*?zmq\.error\.ZMQError: Socket operation on non-socket\n"
+    r"|Assertion failed: pfd\.revents & POLLIN \(src/signaler\.cpp:\d+\)\n",
     re.DOTALL,
 )
-"""A kernel that ends sometimes says "idle" on its control thread after it has closed the socket: ipykernel's, and harmless."""
+"""A kernel that ends sometimes says "idle" on its control thread after, or while, it closes the socket: ipykernel's, and harmless."""
 
 
 def call(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:

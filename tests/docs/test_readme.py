@@ -44,6 +44,8 @@ def examples(page: Path, *, on_hosts: bool = False) -> list[Example]:
             chosen = (mark == "on hosts") == on_hosts
         if not chosen:
             continue
+        if mark.startswith("tested: "):  # tests/programs/test_launchers.py runs them, with their files
+            continue
         if block["kind"] == "python" and mark != "not run":
             found.append(Example(block["text"], mark.removeprefix("fails: ") if mark.startswith("fails: ") else ""))
         elif block["kind"] == "text" and found and mark != "not compared":
