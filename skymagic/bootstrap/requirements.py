@@ -64,8 +64,8 @@ class Requirements:
 
     @property
     def torch(self) -> tuple[str, ...]:
-        """The projects among its packages, and what they need, that have a build for each kind of GPU."""
-        names = set(map(project, (*self.packages, *self.preferences)))
+        """The projects among what a new environment gets that have a build for each kind of GPU; none where none is made."""
+        names = set() if self.prepared else set(map(project, (*self.packages, *self.preferences)))
         return tuple(name for name in TORCH if name in names)
 
     @property
