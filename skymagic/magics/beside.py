@@ -99,25 +99,30 @@ class Pending:
     # -- as the notebook shows it --------------------------------------------------------------------------------------
 
     def _ipython_display_(self) -> None:
-        """Show the text in a place that is written again when something has changed."""
-        self._line = None if self.done() else stop_line(repr(self), self.cancel)
-        self._publish(update=False)
+        """Show the text in a place that is written again when something has changed, and a button as soon as there is one."""
+        self._publish({"text/plain": repr(self)}, update=False)
         self._shown.set()
+        if (
+            not self.done() and (line := stop_line(repr(self), self.cancel)) is not None
+        ):  # widgets take a while to import
+            self._publish(line.bundle(), update=True)
+            self._line = line
         if self.done():  # in the meantime
             self._refresh()
 
     def _refresh(self) -> None:
-        if self._shown.is_set():
-            with contextlib.suppress(Exception):  # the notebook has gone
-                self._context.copy().run(self._publish, update=True)
+        if not self._shown.is_set():
+            return
+        with contextlib.suppress(Exception):  # the notebook has gone
+            if self._line is not None and not self.done():
+                self._line.say(repr(self))
+                return
+            self._context.copy().run(self._publish, {"text/plain": repr(self)}, update=True)
+            if self._line is not None:
+                self._line.close()
 
-    def _publish(self, *, update: bool) -> None:
-        if self._line is not None and update and not self.done():
-            self._line.say(repr(self))
-        elif in_ipython():
+    def _publish(self, bundle: dict[str, Any], *, update: bool) -> None:
+        if in_ipython():
             from IPython.display import publish_display_data
 
-            bundle = {"text/plain": repr(self)} if self._line is None or update else self._line.bundle()
             publish_display_data(bundle, transient={"display_id": self._shown_as}, update=update)
-            if update and self._line is not None:
-                self._line.close()

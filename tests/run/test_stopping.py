@@ -249,9 +249,10 @@ def test_its_handle_is_shown_anew_when_it_has_ended(notebook: Notebook) -> None:
 
 def test_its_button_stops_it(notebook: Notebook) -> None:
     cell = beside(notebook, "time.sleep(300)")
-    notebook.watch(cell, lambda shown: bool(shown.rich))
+    widget = "application/vnd.jupyter.widget-view+json"
+    notebook.watch(cell, lambda shown: bool(shown.rich) and widget in shown.rich[0])
     assert "running for" in cell.rich[0]["text/plain"]  # where there are no widgets
-    box = cell.rich[0]["application/vnd.jupyter.widget-view+json"]["model_id"]  # type: ignore[index]
+    box = cell.rich[0][widget]["model_id"]  # type: ignore[index]
     button = notebook.value(f"__import__('ipywidgets').widgets.widget._instances[{box!r}].children[1].model_id")
     notebook.click(button)
     assert notebook.fail("run.result()").ename == "RunInterrupted"
