@@ -39,15 +39,13 @@ def _parser() -> argparse.ArgumentParser:
     down = commands.add_parser("down", help="end it")
     for one in (status, down):
         one.add_argument("name", nargs="?", metavar="NAME", help="a pool's name or job id")
-        one.add_argument(
-            "--hosts", required=True, action="append", metavar="HOSTS", help="as in gpu1,user@gpu2 or gpu[1-4]"
-        )
     clean = commands.add_parser(
         "clean", help="remove what skymagic keeps on hosts' disks, and no pool has used for 30 days"
     )
-    clean.add_argument(
-        "--hosts", required=True, action="append", metavar="HOSTS", help="as in gpu1,user@gpu2 or gpu[1-4]"
-    )
+    for one in (status, down, clean):
+        one.add_argument(
+            "--hosts", required=True, action="append", metavar="HOSTS", help="as in gpu1,user@gpu2 or gpu[1-4]"
+        )
     clean.add_argument("--all", action="store_true", help="all of it that no pool uses now")
     clean.add_argument("--dry-run", action="store_true", help="say what would be removed")
     status.add_argument("--disk", action="store_true", help="what skymagic keeps on their disks instead")

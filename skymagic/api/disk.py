@@ -49,7 +49,6 @@ def _disk_text(host: str, disk: Disk) -> str:
     heading = f"{host}: {size(whole)} in {disk.folder}, {size(disk.free)} free"
     if not disk.items:
         return f"{host}: nothing in {disk.folder}"
-    # the same code, many times, is of no interest one by one
     rows = [_row(disk, item) for item in sorted(disk.items, key=lambda one: -one.nbytes)]
     unused = removable(disk, every=False)
     lines = [heading, table([("what", "size", "last used", "", ""), *rows])]

@@ -109,7 +109,7 @@ class Agent:
                 self._loop.run_once(min(due, default=None))
                 now = time.monotonic()
                 self._ranks.flush(now)
-                self._record.update(self._lifetime, self._ranks.pids())
+                self._record.update(self._lifetime, self._ranks.pids)
                 if self._stop_at is None and (reason := self._lifetime.reason(now)):
                     self._send(wire.PoolEnded(reason))
                     self._stop()

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,15 +47,15 @@ class RecordFile:
         if self._path is not None:
             self._write(self._path)
 
-    def update(self, lifetime: Lifetime, ranks: Mapping[int, int]) -> None:
+    def update(self, lifetime: Lifetime, pids: Callable[[], Mapping[int, int]]) -> None:
         """Note what has changed, and write it if the last time is long enough ago.
 
         Args:
-            ranks: rank → process id.
+            pids: gives rank → process id.
         """
         if self._path is None:
             return
-        busy, away = lifetime.busy, lifetime.away
+        busy, away, ranks = lifetime.busy, lifetime.away, pids()
         if (busy, away, ranks) != self._state:
             now = time.time()
             was_busy, was_away, _ = self._state
