@@ -8,6 +8,7 @@ room      what this machine has left for more processes
 ssh       machines of your own
 asking    one script on many hosts
 found     the user's pools on such machines, found and ended without knowing of them
+aws/      machines rented from EC2
 """
 
 from skymagic.providers.choice import AWS, SSH, Choice, Local, Slurm
