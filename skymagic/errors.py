@@ -11,6 +11,7 @@
     │   ├── ProvisionError       machines or ranks did not come up
     │   │   ├── HostError        a host could not be reached or used: which, why, and what to try
     │   │   └── HostsError       several hosts at once; holds one HostError for each
+    │   ├── CloudError           a cloud has refused, or does not answer: which permission or quota, and what to do
     │   └── PoolStateError       the pool is not in a state that allows this
     ├── FilesError               files could not be copied
     └── RunError                 a cell failed on the ranks
@@ -109,6 +110,23 @@ class HostsError(ProvisionError):
 
     def __reduce__(self) -> tuple[type[HostsError], tuple[tuple[HostError, ...], int]]:
         return type(self), (self.failures, self.asked)
+
+
+class CloudError(PoolError):
+    """A cloud has refused a call, or has not answered it.
+
+    Args:
+        kind: what it means: ``capacity``, ``quota``, ``permission``, ``credentials``, ``throttled``, …
+        code: the cloud's own name of it.
+        reason: what happened. remedy: what to do about it; may be empty.
+    """
+
+    def __init__(self, kind: str, code: str, reason: str, remedy: str = "") -> None:
+        self.kind, self.code, self.reason, self.remedy = kind, code, reason, remedy
+        super().__init__(reason + (f"\n  {remedy}" if remedy else ""))
+
+    def __reduce__(self) -> tuple[type[CloudError], tuple[str, str, str, str]]:
+        return type(self), (self.kind, self.code, self.reason, self.remedy)
 
 
 class PoolStateError(PoolError):

@@ -1,0 +1,150 @@
+"""Calls of AWS: clients by service and region, made on first use; each call is retried as its error allows."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from skymagic.errors import CloudError
+from skymagic.providers.aws import errors
+from skymagic.providers.aws.errors import Kind, Where
+
+if TYPE_CHECKING:
+    import boto3
+
+RETRY_SECONDS: Mapping[str, float] = {
+    Kind.THROTTLED.name.lower(): 90.0,
+    Kind.INTERNAL.name.lower(): 20.0,
+    Kind.UNREACHABLE.name.lower(): 15.0,
+}
+"""For how many seconds of pauses the same call is made again, by the kind of its error. Nothing else is retried: a lack of capacity never is, for
+another zone is asked at once instead."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
+CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 60.0
+DEFAULT_REGION = "us-east-1"
+"""Where questions about no region in particular are asked: names of regions, prices."""
+
+
+class Clients:
+    """boto3's clients of one set of credentials; threads may share it.
+
+    Credentials and region come from where boto3 finds them: environment, profiles, SSO, the machine's role.
+
+    Args:
+        profile: of the AWS configuration; None for what the environment says.
+        endpoint_url: another address for all services; None for AWS's own.
+        patience: factor of all waiting; tests wait less.
+    """
+
+    def __init__(self, profile: str | None = None, endpoint_url: str | None = None, patience: float = 1.0) -> None:
+        self.profile, self.endpoint_url, self.patience = profile, endpoint_url, patience
+        self._lock = threading.Lock()
+        self._session: boto3.Session | None = None
+        self._clients: dict[tuple[str, str], Any] = {}
+
+    @property
+    def region(self) -> str | None:
+        """The region that the configuration names; None where it names none. Raises CloudError: there is no such profile."""
+        with self._lock, _in_words(Where("the AWS configuration", profile=self.profile or "")):
+            return self._made_session().region_name
+
+    def call(self, service: str, region: str, operation: str, **parameters: Any) -> dict[str, Any]:
+        """One call, made again while AWS throttles, fails itself, or does not answer.
+
+        What it does must be the same when it is done twice: reading, deleting, or making something with a client token.
+
+        Args:
+            service: as in ``boto3.client``.
+            operation: as IAM names it: ``RunInstances``.
+
+        Raises:
+            CloudError: refused, or no answer; `kind` says which.
+        """
+        where = Where(f"{_prefix(service)}:{operation}", region, self.profile or "")
+        return self._retried(lambda: self._once(where, service, operation, parameters))
+
+    def pages(self, service: str, region: str, operation: str, result: str, **parameters: Any) -> Iterator[Any]:
+        """The items under `result` of all pages of a call. Raises as `call`."""
+        token: dict[str, Any] = {}
+        while True:
+            answer = self.call(service, region, operation, **parameters, **token)
+            yield from answer.get(result, ())
+            if not answer.get("NextToken"):
+                return
+            token = {"NextToken": answer["NextToken"]}
+
+    def _retried(self, once: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        waited, pause = 0.0, FIRST_PAUSE
+        while True:
+            try:
+                return once()
+            except CloudError as problem:
+                if waited + pause > RETRY_SECONDS.get(problem.kind, 0.0):
+                    raise
+            # full jitter: the nodes of a class of students do not come back all at once
+            time.sleep(random.uniform(pause / 2, pause) * self.patience)
+            waited, pause = waited + pause, min(2 * pause, LONGEST_PAUSE)
+
+    def _once(self, where: Where, service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        from botocore import xform_name
+
+        with _in_words(where):
+            method = getattr(self._client(service, where.region), xform_name(operation))
+            answer: dict[str, Any] = method(**parameters)
+            return answer
+
+    def _client(self, service: str, region: str) -> Any:
+        with self._lock:  # making clients is not safe on threads, using them is
+            if (service, region) not in self._clients:
+                self._clients[service, region] = self._made_session().client(
+                    service,  # type: ignore[call-overload]
+                    region_name=region,
+                    endpoint_url=self.endpoint_url,
+                    config=_config(),
+                )
+            return self._clients[service, region]
+
+    def _made_session(self) -> boto3.Session:
+        import boto3
+
+        if self._session is None:
+            self._session = boto3.Session(profile_name=self.profile)
+        return self._session
+
+
+@contextmanager
+def _in_words(where: Where) -> Iterator[None]:
+    """botocore's errors as ours."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as refusal:
+        said = refusal.response.get("Error", {})
+        status = refusal.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400)
+        raise errors.refused(said.get("Code", ""), said.get("Message", ""), where, status) from refusal
+    except BotoCoreError as problem:
+        names = tuple(each.__name__ for each in type(problem).__mro__)
+        raise errors.failed(names, str(problem), where) from problem
+
+
+def _config() -> Any:
+    from botocore.config import Config
+
+    # botocore's own retries would ask for missing capacity again and again, and hide how long that takes
+    return Config(
+        retries={"total_max_attempts": 1},
+        connect_timeout=CONNECT_TIMEOUT,
+        read_timeout=READ_TIMEOUT,
+        user_agent_extra="skymagic",
+        max_pool_connections=20,
+    )
+
+
+def _prefix(service: str) -> str:
+    """How IAM names a service's actions."""
+    return {"service-quotas": "servicequotas"}.get(service, service)

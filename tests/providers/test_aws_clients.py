@@ -1,0 +1,172 @@
+"""Calls of AWS, over HTTP: what is made again, what is not, and how each refusal reads."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+from skymagic.errors import CloudError
+from skymagic.providers.aws import errors
+from skymagic.providers.aws.clients import Clients
+from skymagic.providers.aws.errors import Kind, Where
+from tests.lab import ec2 as lab
+from tests.lab.ec2 import EC2, REGION, ec2, error
+
+LAUNCH = {"ImageId": lab.IMAGE, "InstanceType": "m5.large", "MinCount": 2, "MaxCount": 2, "ClientToken": "one"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[EC2, Clients]]:
+    with ec2() as made:
+        yield made, Clients(endpoint_url=made.url, patience=0.02)
+
+
+@pytest.fixture
+def cloud(server: tuple[EC2, Clients], monkeypatch: pytest.MonkeyPatch) -> EC2:
+    for name, value in lab.environment().items():
+        monkeypatch.setenv(name, value)
+    server[0].forget()
+    return server[0]
+
+
+@pytest.fixture
+def clients(cloud: EC2, server: tuple[EC2, Clients]) -> Clients:
+    return server[1]
+
+
+def test_a_lost_answer_buys_nothing_twice(cloud: EC2, clients: Clients) -> None:
+    cloud.on("RunInstances", lab.lost)
+    answer = clients.call("ec2", REGION, "RunInstances", **LAUNCH)
+    assert cloud.actions() == ["ec2:RunInstances"] * 2
+    assert {each["InstanceId"] for each in answer["Instances"]} == {each.id for each in lab.instances()}
+    assert len(lab.instances()) == 2
+
+
+def test_the_same_token_with_other_parameters_is_refused(cloud: EC2, clients: Clients) -> None:
+    clients.call("ec2", REGION, "RunInstances", **LAUNCH)
+    with pytest.raises(CloudError, match="IdempotentParameterMismatch") as failed:
+        clients.call("ec2", REGION, "RunInstances", **LAUNCH | {"InstanceType": "m5.xlarge"})
+    assert failed.value.kind == "invalid"
+
+
+def test_throttling_is_waited_out(cloud: EC2, clients: Clients) -> None:
+    cloud.on("DescribeRegions", error("RequestLimitExceeded", status=503), times=3)
+    assert clients.call("ec2", REGION, "DescribeRegions")["Regions"]
+    assert len(cloud.calls) == 4
+
+
+@pytest.mark.parametrize(
+    "effect", [error("InternalError", status=500), lab.unreached, error("Unavailable", status=503)]
+)
+def test_what_fails_for_too_long_is_told(cloud: EC2, clients: Clients, effect: lab.Effect) -> None:
+    cloud.on("DescribeRegions", effect, times=1000)
+    with pytest.raises(CloudError) as failed:
+        clients.call("ec2", REGION, "DescribeRegions")
+    assert failed.value.kind in ("internal", "unreachable")
+    assert "capacity" not in str(failed.value) or "no lack of capacity" in str(failed.value)
+    assert len(cloud.calls) > 1
+
+
+@pytest.mark.parametrize("status", [400, 500, 503])
+def test_missing_capacity_is_never_asked_for_again(cloud: EC2, clients: Clients, status: int) -> None:
+    """botocore retries it by itself where it comes with a 500."""
+    cloud.on("RunInstances", error("InsufficientInstanceCapacity", "not there", status), times=10)
+    with pytest.raises(CloudError) as failed:
+        clients.call("ec2", REGION, "RunInstances", **LAUNCH)
+    assert failed.value.kind == "capacity"
+    assert cloud.actions() == ["ec2:RunInstances"]
+
+
+def test_pages(cloud: EC2, clients: Clients) -> None:
+    for number in range(3):
+        clients.call("ec2", REGION, "RunInstances", **LAUNCH | {"ClientToken": str(number)})
+    found = list(clients.pages("ec2", REGION, "DescribeInstances", "Reservations", MaxResults=1))
+    assert len(found) == 3
+
+
+def test_without_credentials(monkeypatch: pytest.MonkeyPatch, cloud: EC2) -> None:
+    for name in lab.CREDENTIALS:
+        monkeypatch.delenv(name.upper())
+    with pytest.raises(CloudError, match=r"there are no AWS credentials .*\n  aws configure"):
+        Clients(endpoint_url=cloud.url).call("ec2", REGION, "DescribeRegions")
+    with pytest.raises(CloudError, match="no such AWS profile.*nobody.*\n  aws configure list-profiles"):
+        _ = Clients(profile="nobody").region
+
+
+DENIED = (
+    "You are not authorized to perform this operation. User: arn:aws:iam::123456789012:user/ann is not authorized to perform: "
+    "ec2:CreateTags on resource: arn:aws:ec2:us-east-1:123456789012:instance/* because no identity-based policy allows the "
+    "ec2:CreateTags action. Encoded authorization failure message: 4jqYxq0Xn"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "kind", "words"),
+    [
+        ("InsufficientInstanceCapacity", "We currently do not have …", Kind.CAPACITY, ["no capacity", "other zones"]),
+        (
+            "VcpuLimitExceeded",
+            "You have requested more …",
+            Kind.QUOTA,
+            ["vCPU quota", "used up in us-east-1", "ask for more"],
+        ),
+        ("MaxSpotInstanceCountExceeded", "…", Kind.QUOTA, ["Spot Instance Requests", "Service Quotas"]),
+        ("SecurityGroupLimitExceeded", "…", Kind.QUOTA, ["VPC security groups per Region"]),
+        ("UnauthorizedOperation", DENIED, Kind.PERMISSION, ["ec2:CreateTags", "user/ann", "docs/aws.md"]),
+        ("UnauthorizedOperation", "You are not authorized.", Kind.PERMISSION, ["ec2:RunInstances"]),
+        (
+            "UnauthorizedOperation",
+            "… with an explicit deny in a service control policy",
+            Kind.PERMISSION,
+            ["service control policy"],
+        ),
+        ("ExpiredToken", "The security token … is expired", Kind.CREDENTIALS, ["aws sso login --profile work"]),
+        (
+            "AuthFailure",
+            "AWS was not able to validate",
+            Kind.CREDENTIALS,
+            ["aws sts get-caller-identity --profile work"],
+        ),
+        ("RequestExpired", "Request has expired.", Kind.CREDENTIALS, ["clock"]),
+        (
+            "Blocked",
+            "This account is currently blocked …",
+            Kind.ACCOUNT,
+            ["blocked the account", "no lack of capacity"],
+        ),
+        ("PendingVerification", "…", Kind.ACCOUNT, ["still verifies", "by itself"]),
+        ("OptInRequired", "…", Kind.ACCOUNT, ["enable the region"]),
+        ("SpotMaxPriceTooLow", "…", Kind.PRICE, ["raise --max-price"]),
+        ("Unsupported", "Your requested instance type is not supported in …", Kind.PLACE, ["not supported in"]),
+        ("InternalError", "An internal error", Kind.INTERNAL, ["no lack of capacity"]),
+        ("InvalidInstanceID.NotFound", "…", Kind.MISSING, ["InvalidInstanceID.NotFound"]),
+        ("DependencyViolation", "resource sg-1 has a dependent object", Kind.IN_USE, ["dependent object"]),
+        ("InvalidParameterValue", "User data is limited to 16384 bytes", Kind.INVALID, ["16384"]),
+        ("SomethingNew", "?", Kind.INVALID, ["SomethingNew: ?"]),
+    ],
+)
+def test_refusals_in_words(code: str, message: str, kind: Kind, words: list[str]) -> None:
+    problem = errors.refused(code, message, Where("ec2:RunInstances", REGION, "work"))
+    assert problem.kind == kind.name.lower()
+    assert not [each for each in words if each not in str(problem)], str(problem)
+    assert "4jqYxq0Xn" not in str(problem)
+    assert str(pickle.loads(pickle.dumps(problem))) == str(problem)
+
+
+def test_every_kind_is_reached() -> None:
+    found = {errors.kind_of(code) for codes in errors._CODES.values() for code in codes.split()}
+    assert {*Kind} - found == {Kind.UNREACHABLE, Kind.MISSING, Kind.INVALID}
+    assert errors.kind_of("Whatever", 503) is Kind.INTERNAL
+
+
+@pytest.mark.parametrize(
+    ("service", "code"), [("ec2", "UnauthorizedOperation"), ("ssm", "AccessDeniedException"), ("sts", "AccessDenied")]
+)
+def test_each_service_has_errors_of_its_own(cloud: EC2, clients: Clients, service: str, code: str) -> None:
+    action = {"ec2": "DescribeRegions", "ssm": "GetParameter", "sts": "GetCallerIdentity"}[service]
+    cloud.on(action, error(code, "not authorized", 403))
+    with pytest.raises(CloudError, match=f"may not call {service}:{action}") as failed:
+        clients.call(service, REGION, action, **({"Name": "/aws/service/x"} if service == "ssm" else {}))
+    assert failed.value.kind == "permission"
