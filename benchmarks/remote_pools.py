@@ -82,7 +82,12 @@ def starts(hosts: Machines) -> Iterator[Figure]:
 def two_hosts(hosts: Machines) -> Iterator[Figure]:
     """Steps of DDP per second: in a cell, and in the same script that torchrun starts by hand on both machines."""
     two = Machines(hosts.folder, hosts[:2], hosts.key)
-    script = peers.INIT + ddp.BODY + "print(f'rate {rate}\\n', end='', flush=True) if dist.get_rank() == 0 else None" + peers.DDP_END
+    script = (
+        peers.INIT
+        + ddp.BODY
+        + "print(f'rate {rate}\\n', end='', flush=True) if dist.get_rank() == 0 else None"
+        + peers.DDP_END
+    )
     steady(two)
     ports = itertools.count(29400)  # a torchrun that begins can find the store of one that ends
 
