@@ -272,7 +272,8 @@ def _specs(specs: Sequence[Spec]) -> Sequence[Spec]:
 def _price(request: PoolRequest) -> float:
     """Dollars per hour of what would be made; what cannot be made comes last."""
     try:
-        return registry.preview(request, _say_nothing).price
+        price = registry.preview(request, _say_nothing).price
+        return math.inf if price is None else price
     except (RequestError, ProvisionError):
         return math.inf
 

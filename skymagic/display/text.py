@@ -127,14 +127,13 @@ def packages(nodes: Mapping[str, Environment], here: Environment) -> str:
     return table([("package", *(", ".join(names) for names in alike.values()), "notebook"), *rows])
 
 
-def cost(pools: Sequence[tuple[str, float, float]], now: float) -> str:
-    """What pools cost: (name, dollars per hour, start on the clock of `now`) each."""
+def cost(pools: Sequence[tuple[str, float | None, float]], now: float) -> str:
+    """What pools cost: (name, dollars per hour or None where nobody tells, start on the clock of `now`) each."""
     rows: list[tuple[object, ...]] = [("pool", "per hour", "running for", "so far")]
     for name, price, started in pools:
         hours = (now - started) / 3600
-        rows.append(
-            (name, f"${price:.2f}" if price else "nothing", duration_text(int(now - started)), f"${price * hours:.2f}")
-        )
+        each, so_far = ("unknown", "unknown") if price is None else (f"${price:.2f}", f"${price * hours:.2f}")
+        rows.append((name, "nothing" if price == 0 else each, duration_text(int(now - started)), so_far))
     return table(rows) if pools else "no pool is running"
 
 

@@ -14,6 +14,7 @@ from traitlets import Bool, Enum, Float, Int, List, TraitError, Unicode, Union, 
 from traitlets.config import Configurable
 
 from skymagic.errors import RequestError
+from skymagic.magics.arguments.readers import dollars
 from skymagic.plan.requests import Defaults, plugin_specs
 from skymagic.plan.selection import Selection
 from skymagic.plan.units import duration
@@ -42,6 +43,10 @@ class SkyMagic(Configurable):
     max_lifetime: Any = AnyTrait(_BUILT_IN.max_lifetime, help="A pool stops after so long: seconds or '8h'.").tag(
         config=True
     )
+    max_price: Any = AnyTrait(
+        _BUILT_IN.max_price,
+        help="What a rented pool may cost per hour in dollars, unless --max-price says; None for no limit.",
+    ).tag(config=True)
     away: Any = AnyTrait(
         _BUILT_IN.away,
         help="Other machines end a pool whose notebook has gone, so long after their last cell: seconds, '30m' or None.",
@@ -78,6 +83,11 @@ class SkyMagic(Configurable):
     def _check_duration(self, proposal: Any) -> float | None:
         value = proposal["value"]
         return None if value is None else float(_checked(duration, str(value)))
+
+    @validate("max_price")
+    def _check_price(self, proposal: Any) -> float | None:
+        value = proposal["value"]
+        return None if value is None else float(_checked(dollars, str(value)))
 
     def defaults(self) -> Defaults:
         """The defaults as they are now."""

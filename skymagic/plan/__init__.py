@@ -16,5 +16,6 @@ requests        a pool, a run or a plugin as it was asked for, and the configure
 capacity        how many ranks a machine has room for
 plans           the values of an answer: Topology, Inventory, Plan
 planning        from a request to a plan; whether a pool fits a request
+renting         the plan of a pool on rented machines, and what is asked before
 lifetime        when a pool ends by itself
 """

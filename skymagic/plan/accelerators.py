@@ -98,6 +98,13 @@ def _key(name: str) -> str:
     return re.sub(r"[\s_-]+", "", name).casefold()
 
 
+# What people write for the machines that hold an accelerator: families of EC2's types.
+_FAMILIES = {
+    "g4dn": "T4:1", "g5": "A10G:1", "g6": "L4:1", "g6e": "L40S:1", "p3dn": "V100-32GB:8", "p4d": "A100:8", "p4de": "A100-80GB:8",
+    "p5": "H100:8", "p5e": "H200:8", "p5en": "H200:8", "p6b200": "B200:8", "p6b300": "B300:8",
+}  # fmt: skip
+_NEURON = re.compile(r"(?:trn|inf)\d|trainium|inferentia|neuron")
+NOT_CUDA = "ranks run CUDA programs, as on T4, L4, A10G, L40S, A100, H100"
 _BY_KEY = {_key(spelling): kind for kind in KINDS for spelling in (kind.name, *kind.aliases)}
 
 
@@ -107,6 +114,10 @@ def kind(name: str) -> Kind:
     Raises RequestError where no accelerator has this name; the message holds the nearest one.
     """
     if (found := _BY_KEY.get(_key(name))) is None:
+        if _NEURON.match(_key(name)):
+            raise RequestError(f"{name} is not supported: it has AWS's own accelerators, and {NOT_CUDA}")
+        if (held := _FAMILIES.get(_key(name.partition(".")[0]))) is not None:
+            raise RequestError(f"{name!r} is a type of machine: name its accelerators, as in --gpu {held}")
         nearest = did_you_mean(name, NAMES) or f"; known are {', '.join(NAMES)}"
         raise RequestError(f"no accelerator is called {name!r}{nearest}")
     return found

@@ -153,9 +153,7 @@ def _elsewhere(request: PoolRequest) -> list[str]:
 def _rented(request: PoolRequest) -> list[str]:
     """What has no meaning on machines that nobody is paid for."""
     options = (("--region", request.region), ("--spot", request.spot))
-    return [
-        f"{option} is for rented machines, which are not there yet: leave it out" for option, said in options if said
-    ]
+    return [f"{option} is for rented machines: add --provider aws, or leave it out" for option, said in options if said]
 
 
 def _too_small(request: PoolRequest, shape: Topology, inventory: Inventory) -> list[str]:
@@ -191,13 +189,15 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
         if name in given and asked is not None and asked.amount > has:
             reasons.append(f"its nodes have {has:.12g} {'CPUs' if name == 'cpus' else 'GB'}, not {asked}")
     reasons += _lacks(request, running)
-    for name in ("hosts", "region", "spot"):
+    if "region" in given and running.region not in request.regions:
+        reasons.append(f"its region is {running.region or 'none'}, not {request.region}")
+    for name in ("hosts", "spot"):
         differs(name, getattr(made, name), getattr(request, name), f"its {name} is {{here}}, not {{asked}}")
     for name in ("idle", "max_lifetime"):
         here, wants = (getattr(each, name) for each in (made, request))
         words = f"its --{name.replace('_', '-')} is {{here}}, not {{asked}}"
         differs(name, _limit(here), _limit(wants), words)
-    if request.max_price is not None and running.price > request.max_price:
+    if "max_price" in given and request.max_price is not None and (running.price or 0.0) > request.max_price:
         reasons.append(f"it costs ${running.price:.2f} per hour, more than ${request.max_price:.2f}")
     return reasons
 

@@ -66,11 +66,14 @@ class Plan:
         request: what it answers.
         devices: for each node, the indices of the GPUs that it takes; empty when none were asked for.
         cpus: CPU cores that a node may use. memory_gb: its memory.
-        price: dollars per hour for the whole pool.
+        price: dollars per hour for the whole pool; None where nobody tells.
+        priced: where the price is from: "price list of 2026-11-22"; "" on machines that nobody is paid for.
+        region: where its machines are rented; "" for others.
         remote: whether the nodes are other machines than the notebook's, each with files of its own.
         set_up: what has to be done on the machines before they can be used, in words.
         installs: lines on what is installed there: name, version, build, size, source.
         question: what the user has to confirm (-y) before it is made; "" for nothing.
+        notes: what else is worth knowing before it is made.
     """
 
     provider: str
@@ -81,11 +84,14 @@ class Plan:
     cpus: int
     memory_gb: float
     devices: tuple[tuple[int, ...], ...] = ()
-    price: float = 0.0
+    price: float | None = 0.0
     remote: bool = False
     set_up: str = ""
     installs: tuple[str, ...] = ()
     question: str = ""
+    priced: str = ""
+    region: str = ""
+    notes: tuple[str, ...] = ()
 
     def devices_of(self, rank: int) -> tuple[int, ...]:
         """The GPUs of `rank`: an equal share of its node's, as indices of devices on its machine."""
@@ -127,11 +133,16 @@ class Plan:
             "packages": masked(", ".join(self.image.pip)),
             "set-up": self.set_up,
             "installs": "\n".join(self.installs).replace("\n", f"\n{'':13}"),
-            "note": "; ".join(self.image.repeated()),
+            "note": f"\n{'':13}".join(filter(None, ("; ".join(self.image.repeated()), *self.notes))),
             "variables": ", ".join([*self.image.env, *(f"{name} (secret)" for name in asked.secrets)]),
             "ends": " or ".join(filter(None, limits)) or f"{gone}, or by %sky_down",
-            "price": f"${self.price:.2f} per hour"
+            "price": cost_words(self.price, self.priced)
             + (f" (at most ${asked.max_price:.2f})" if asked.max_price is not None else ""),
         }
         title = f"Plan of pool {asked.name!r}" if asked.name else "Plan of a pool"
         return "\n".join([title, *(f"  {key:<10} {value}" for key, value in rows.items() if value)])
+
+
+def cost_words(price: float | None, priced: str) -> str:
+    """A price in words: "$87.83 per hour (price list of 2026-11-22)", "price unknown"."""
+    return "price unknown" if price is None else f"${price:.2f} per hour" + (f" ({priced})" if priced else "")

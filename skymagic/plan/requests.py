@@ -90,6 +90,7 @@ class PoolRequest:
         cpus, memory: per node, memory in GB.
         procs_per_node: ranks on each node; None for one per GPU asked for, else 1.
         secrets: names only; values come from the notebook's environment and never stand here.
+        region: where to rent, or several with commas between, the best liked first.
         max_price: dollars per hour for the whole pool.
         idle, max_lifetime: seconds.
         image: what `python`, `pip` and `env` are added to.
@@ -134,6 +135,11 @@ class PoolRequest:
             "stated",
             "imports",
         }
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """The regions to rent in; empty for the one that the configuration names."""
+        return tuple(dict.fromkeys(filter(None, (self.region or "").split(","))))
 
     def secret_values(self, environ: Mapping[str, str]) -> frozenset[str]:
         """What no message may show: values of secrets, and of variables and plugins' options that are named like one.
@@ -221,6 +227,7 @@ class Defaults:
 
     Attributes:
         timeout, idle, max_lifetime: seconds, None for no limit.
+        max_price: dollars per hour that a rented pool may cost, None for no limit.
         away: seconds that nodes on other machines wait for a notebook that has gone, once their cells have ended.
         stall_after: seconds without progress until one line says who waits for whom.
         grace: seconds that an interrupted rank has before it is ended.
@@ -236,6 +243,7 @@ class Defaults:
     timeout: float | None = None
     idle: float | None = None
     max_lifetime: float | None = None
+    max_price: float | None = None
     away: float | None = 1800.0
     stall_after: float = 30.0
     grace: float = 2.0

@@ -12,6 +12,7 @@ from typing import Any
 
 from skymagic import providers
 from skymagic.data.capture.namespace import imported
+from skymagic.display.question import confirmed
 from skymagic.display.screen import print_note
 from skymagic.errors import PoolError, RequestError
 from skymagic.plan.planning import fits
@@ -186,8 +187,12 @@ def _surveyed(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provid
 
 
 def _confirm(plan: Plan) -> None:
-    """Raise RequestError for a plan that is out of the ordinary, unless the request says that it is meant."""
-    if plan.question:
+    """Ask before money is spent, or what is out of the ordinary is made; -y leaves no question in the plan.
+
+    Raises:
+        RequestError: the answer was no, or there is nobody to ask.
+    """
+    if plan.question and not confirmed(plan.question):
         raise RequestError(f"{plan.question}: add -y if you mean that")
 
 

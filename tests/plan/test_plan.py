@@ -649,7 +649,7 @@ def test_a_pool_that_serves(changes: dict[str, Any]) -> None:
         ({"cpus": at_least("65+")}, "its nodes have 64 CPUs, not 65+"),
         ({"memory": memory("1000")}, "its nodes have 512 GB, not 1000"),
         ({"hosts": ("a",)}, "its hosts"),
-        ({"region": "eu"}, "its region is None, not eu"),
+        ({"region": "eu"}, "its region is none, not eu"),
         ({"max_lifetime": 60.0}, "its --max-lifetime is none, not 1m"),
         ({"spot": True}, "its spot"),
     ],

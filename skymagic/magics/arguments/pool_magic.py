@@ -43,7 +43,7 @@ def pool_of(
     line: ParsedLine, defaults: Defaults, plugins: Collection[str], providers: Collection[str], *, name: str | None
 ) -> PoolRequest:
     """The pool of a line; what was said of it is checked against what is known, the rest is configured."""
-    configured = {key: getattr(defaults, key) for key in ("provider", "plugins", "idle", "max_lifetime")}
+    configured = {key: getattr(defaults, key) for key in ("provider", "plugins", "idle", "max_lifetime", "max_price")}
     stated = {key: value for key, value in line.values.items() if key in POOL_FIELDS}
     labels = {key: line.labels.get(key, f"%config SkyMagic.{key}") for key in ("provider", "plugins")}
     values = {**configured, **stated}

@@ -67,7 +67,7 @@ pool_name = matching(
     r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", "is not a name for a pool: use letters, digits, - and _, at most 40"
 )
 """The name of a pool, which is also part of file names."""
-region = matching(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}", "is not a region: write one like eu-central-1")
+_region = matching(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}", "is not a region: write one like eu-central-1")
 path = matching(r"[^\0]+", "is not a path")  # it need not exist
 variable = matching(r"[A-Za-z_][A-Za-z0-9_]*", "is not a name for an environment variable")
 host = matching(r"(?!-)(@\S+|[\w.@:%\[\],-]+)", "is not a host: write NAME, USER@NAME:PORT, NAME[1-8] or @FILE")
@@ -122,6 +122,11 @@ def _package(text: str) -> str:
 
 packages = many(_package, rf"{OUTSIDE_BRACKETS}(?=\s*[A-Za-z])")
 """Requirements, as pip takes them."""
+
+
+def region(text: str) -> str:
+    """Regions, as they are written: one, or several with commas between."""
+    return ",".join(many(_region)(text))
 
 
 def one_of(*words: str) -> Reader:

@@ -1,0 +1,138 @@
+"""Offers as people read them: one table, as text and as HTML, and the words of a plan; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from skymagic.display.text import table
+from skymagic.plan.renting import Rental
+from skymagic.providers.aws.market import Market
+from skymagic.providers.aws.offer import Offer
+from skymagic.providers.aws.selection import per_hour
+
+MOST_ROWS = 12
+HEADINGS = ("per hour", "machine", "GPUs", "GPU memory", "CPUs", "memory", "network", "where", "quota", "price from")
+SHOWN_ELSEWHERE = 4
+LEAST_DOLLARS = 0.005
+"""Below this a price is shown with more digits, for it would be $0.00."""
+
+
+@dataclass(frozen=True)
+class OfferTable:
+    """Offers of a market for a pool of so many nodes: a notebook shows it as a table, a terminal as text.
+
+    Attributes:
+        most: rows that are shown; the rest is counted. None for all.
+    """
+
+    market: Market
+    nodes: int = 1
+    most: int | None = MOST_ROWS
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A row for each type in each region, as cells; zones of one price share one."""
+        return [_row(self.market, group, self.nodes) for group in grouped(self.market.offers)]
+
+    def text(self) -> str:
+        """The table as text, with its notes below."""
+        rows = self.rows()
+        shown = rows[: self.most]
+        return "\n".join(
+            [table([HEADINGS, *shown]) if rows else "nothing is offered", *self._below(len(rows) - len(shown))]
+        )
+
+    def html(self) -> str:
+        """The table as HTML."""
+        rows = self.rows()
+        shown = rows[: self.most]
+        head = "".join(f"<th>{escape(name)}</th>" for name in HEADINGS)
+        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in shown)
+        below = "".join(f"<p>{escape(line)}</p>" for line in self._below(len(rows) - len(shown)))
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+
+    def _below(self, left: int) -> list[str]:
+        pool = [f"per hour: of {self.nodes} machines"] if self.nodes > 1 else []
+        more = [f"and {left} more, which cost more"] if left else []
+        return [*more, *pool, *(f"not told: {note}" for note in self.market.notes)]
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+
+def grouped(offers: Iterable[Offer]) -> list[list[Offer]]:
+    """Offers that differ in their zone alone, in the order of the first of each."""
+    groups: dict[tuple[object, ...], list[Offer]] = {}
+    for one in offers:
+        groups.setdefault((one.region, one.instance_type, one.spot, one.price, one.priced), []).append(one)
+    return list(groups.values())
+
+
+def _row(market: Market, group: Sequence[Offer], nodes: int) -> tuple[str, ...]:
+    one = group[0]
+    price, allowed = per_hour(one, nodes), market.allowed(one, nodes)
+    return (
+        "unknown" if price is None else f"${price:.2f}" if price >= LEAST_DOLLARS else f"${price:.4f}",
+        one.instance_type + (" spot" if one.spot else ""),
+        f"{one.gpus} × {one.gpu}" if one.gpu else "-",
+        f"{one.gpu_memory:.12g} GB" if one.gpu else "-",
+        str(one.vcpus),
+        f"{one.memory:.12g} GB",
+        f"{one.network:.12g} Gbit/s" if one.network else "-",
+        where(group),
+        "unknown" if allowed is None else "yes" if allowed else "no",
+        one.priced or "-",
+    )
+
+
+def where(group: Sequence[Offer]) -> str:
+    """Zones of one region: ``"us-east-1 a b d"``; the region alone where its zones are not told."""
+    region = group[0].region
+    zones = sorted(one.zone.removeprefix(region) for one in group if one.zone)
+    return " ".join([region, *zones])
+
+
+def machine(one: Offer) -> str:
+    """A machine in words: "p4d.24xlarge (8 × A100)"."""
+    return one.instance_type + (f" ({one.gpus} × {one.gpu})" if one.gpu else "")
+
+
+def rental(chosen: Sequence[Offer], market: Market, nodes: int) -> Rental:
+    """What a plan says of the offer that is tried first; `chosen` are all, in their order."""
+    one = chosen[0]
+    prices = [price for each in chosen if (price := per_hour(each, nodes)) is not None]
+    return Rental(
+        provider="aws",
+        machine=machine(one),
+        place=f"{one.zone or one.region}, {'spot' if one.spot else 'on demand'}",
+        region=one.region,
+        cpus=one.vcpus,
+        memory_gb=one.memory,
+        gpus=one.gpus,
+        price=per_hour(one, nodes),
+        priced=one.priced,
+        most=max(prices, default=None),
+        notes=(*_otherwise(chosen), *_quota(one, market, nodes), *(f"not told: {note}" for note in market.notes)),
+    )
+
+
+def _otherwise(chosen: Sequence[Offer]) -> list[str]:
+    """Where else they are looked for."""
+    rest: dict[tuple[str, str], list[Offer]] = {}
+    for one in chosen[1:]:
+        rest.setdefault((one.instance_type, one.region), []).append(one)
+    words = [f"{name} in {where(group)}" for (name, _), group in rest.items()]
+    more = f" and {len(words) - SHOWN_ELSEWHERE} more" if len(words) > SHOWN_ELSEWHERE else ""
+    return [f"where there is no room: {', '.join(words[:SHOWN_ELSEWHERE])}{more}"] if words else []
+
+
+def _quota(one: Offer, market: Market, nodes: int) -> list[str]:
+    quota = market.quota(one)
+    if quota is None or quota.limit is None:
+        return [f"whether a quota allows {nodes * one.vcpus} vCPUs is not known: EC2 says when they are rented"]
+    use = "" if quota.used is None else f", {quota.used} in use"
+    return [f"quota {quota.name!r} ({quota.code}): {quota.limit:.12g} vCPUs{use}, {nodes * one.vcpus} needed"]

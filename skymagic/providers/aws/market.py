@@ -1,0 +1,169 @@
+"""What can be rented for a request: asked of all its regions at once, compared with quotas and the price limit.
+
+::
+
+    clients ──> catalogue (types, zones)  ─┐
+            ──> prices (list, spot)       ─┼─> Market ──> choice: offers in the order in which they are tried
+            ──> quotas (limits, use)      ─┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar, cast
+
+from skymagic.errors import RequestError
+from skymagic.plan.requests import PoolRequest
+from skymagic.providers.aws import catalogue, prices, quotas, selection
+from skymagic.providers.aws.cache import Cache
+from skymagic.providers.aws.catalogue import Catalogue
+from skymagic.providers.aws.clients import DEFAULT_REGION, Clients
+from skymagic.providers.aws.offer import Offer
+from skymagic.providers.aws.prices import Prices
+from skymagic.providers.aws.quotas import Quota
+from skymagic.providers.aws.refusals import optional
+from skymagic.wire.threads import failures, run_all
+
+T = TypeVar("T")
+OPTIONAL_PATIENCE = 0.1
+"""The share of the usual patience that questions get whose answers are not needed."""
+DEARER = 2.0
+"""How many times the price that the user agrees to another type may cost where there is no room, and no limit was named."""
+OTHER_PARTITIONS = ("cn-", "us-gov-", "us-iso")
+"""Regions whose prices another partition's credentials cannot ask for."""
+
+
+@dataclass(frozen=True)
+class Market:
+    """What can be rented, the cheapest first.
+
+    Attributes:
+        offers: all that serve the request, whatever quotas and the price limit say.
+        quotas: by (region, code).
+        notes: what was not told, and what stands for it.
+    """
+
+    offers: tuple[Offer, ...]
+    quotas: Mapping[tuple[str, str], Quota] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def quota(self, offer: Offer) -> Quota | None:
+        """The quota that counts an offer; None where none is known."""
+        named = quotas.quota_of(offer.instance_type, offer.spot)
+        return self.quotas.get((offer.region, named[0])) if named else None
+
+    def allowed(self, offer: Offer, nodes: int) -> bool | None:
+        """Whether quotas allow so many; None where nobody tells."""
+        quota = self.quota(offer)
+        return None if quota is None else quota.allows(nodes * offer.vcpus)
+
+
+def find(request: PoolRequest, clients: Clients, cache: Cache | None = None) -> tuple[Offer, ...]:
+    """The offers that serve a request, in the order in which they are tried.
+
+    Raises:
+        RequestError: there is none, none that quotas allow, or none below the price limit.
+        CloudError: credentials are missing or refused, or there is no such region.
+    """
+    return choice(request, survey(request, clients, cache))
+
+
+def survey(request: PoolRequest, clients: Clients, cache: Cache | None = None) -> Market:
+    """What can be rented for a request in its regions; nothing is rented, and nothing is made.
+
+    Raises:
+        RequestError: no type of machine serves it. CloudError: as `find`.
+    """
+    selection.check(request)
+    kept = cache or Cache()
+    regions = request.regions or (clients.region or DEFAULT_REGION,)
+    there = dict(zip(regions, _all([partial(catalogue.catalogue, clients, one, kept) for one in regions]), strict=True))
+    if not any(selection.wanted(request, one.types.values()) for one in there.values()):
+        raise RequestError(selection.nothing(request, there))
+    # what is not needed is not waited for as long as what is
+    hurried = Clients(clients.profile, clients.endpoint_url, clients.patience * OPTIONAL_PATIENCE)
+    parts = _all([partial(_region, request, hurried, one, kept) for one in there.values()])
+    found = selection.ordered((one for part in parts for one in part.offers), regions)
+    limits = {key: quota for part in parts for key, quota in part.quotas.items()}
+    return Market(tuple(found), limits, tuple(dict.fromkeys(note for part in parts for note in part.notes)))
+
+
+def _region(request: PoolRequest, clients: Clients, there: Catalogue, cache: Cache) -> Market:
+    """One region's part."""
+    notes = list(there.notes)
+    names = [one.name for one in selection.wanted(request, there.types.values())]
+    costs = _prices(request, clients, there.region, names, cache, notes) if names else Prices()
+    found = selection.offers(request, there, costs)
+    limits = quotas.quotas(clients, there.region, found, there.types, notes)
+    return Market(tuple(found), {(there.region, code): quota for code, quota in limits.items()}, tuple(notes))
+
+
+def _prices(
+    request: PoolRequest, clients: Clients, region: str, names: Sequence[str], cache: Cache, notes: list[str]
+) -> Prices:
+    if request.spot:
+        said = optional(partial(prices.spot, clients, region, names, cache), "ec2:DescribeSpotPriceHistory", notes)
+        spot = {(name, zone): price for name, zone, price in said.value} if said else {}
+        return Prices(spot=spot, of_spot=said.date if said else "")
+    if region.startswith(OTHER_PARTITIONS):
+        return Prices()
+    listed = optional(partial(prices.on_demand, clients, region, names, cache), "pricing:GetProducts", notes)
+    return Prices(listed.value, of_list=listed.date) if listed else Prices()
+
+
+def _all(jobs: Sequence[Callable[[], T]]) -> list[T]:
+    """The results of all jobs, each on a thread of its own; what one raises is raised."""
+    outcomes = run_all(jobs)
+    for problem in failures(outcomes):
+        raise problem
+    return cast("list[T]", outcomes)
+
+
+def choice(request: PoolRequest, market: Market) -> tuple[Offer, ...]:
+    """The offers of a market that may be tried one after the other, the cheapest first.
+
+    Quotas allow them (where a quota is not told, EC2 will say), and their price is bounded: by --max-price, else by `DEARER` times
+    what the first costs. One without a price is there only where the first has none, for that is what the user agrees to.
+
+    Raises:
+        RequestError: there is none, with the reason.
+    """
+    nodes = request.nodes or 1
+    if not market.offers:
+        raise RequestError(["no zone of these regions offers such machines now: name others with --region"])
+    allowed = [one for one in market.offers if market.allowed(one, nodes) is not False]
+    if not allowed:
+        raise RequestError(_shortfalls(market, nodes))
+    first = selection.per_hour(allowed[0], nodes)
+    limit = request.max_price
+    if first is None and limit is None:
+        return tuple(allowed)
+    most = limit if limit is not None else DEARER * (first or 0.0)
+    within = [one for one in allowed if (price := selection.per_hour(one, nodes)) is not None and price <= most]
+    if not within:
+        raise RequestError([_too_dear(request, most, allowed[0], nodes)])
+    return tuple(within)
+
+
+def _shortfalls(market: Market, nodes: int) -> list[str]:
+    """Each quota that is too small, with the machines that need least of it."""
+    short: dict[Quota, Offer] = {}
+    for one in sorted(market.offers, key=lambda one: one.vcpus):
+        quota = market.quota(one)
+        if quota is not None:
+            short.setdefault(quota, one)
+    return [quota.shortfall(one, nodes) for quota, one in short.items()]
+
+
+def _too_dear(request: PoolRequest, limit: float, cheapest: Offer, nodes: int) -> str:
+    name = "--max-price" if "max_price" in request.given() else "%config SkyMagic.max_price"
+    price = selection.per_hour(cheapest, nodes)
+    machines = f"{nodes} × {cheapest.instance_type} in {cheapest.region}" + (", spot," if cheapest.spot else "")
+    if price is None:
+        return (
+            f"nobody tells what {machines} cost, and {name} is ${limit:.2f} per hour: "
+            "allow pricing:GetProducts and ec2:DescribeSpotPriceHistory (docs/aws.md), or leave the limit out"
+        )
+    return f"the cheapest are {machines} for ${price:.2f} per hour, and {name} is ${limit:.2f}"

@@ -1,0 +1,126 @@
+"""The plan of a pool on rented machines: what it says, and what it asks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from skymagic.errors import RequestError
+from skymagic.plan.accelerators import Accelerator, canonical
+from skymagic.plan.planning import fits
+from skymagic.plan.renting import Rental, bounded, plan_rented
+from skymagic.plan.requests import PoolRequest
+
+RENTAL = Rental(
+    "aws",
+    machine="p4d.24xlarge (8 × A100)",
+    place="us-east-1b, on demand",
+    region="us-east-1",
+    cpus=96,
+    memory_gb=1152.0,
+    gpus=8,
+    price=87.84,
+    priced="price list of 2026-11-22",
+    most=87.84,
+    notes=("quota 'Running On-Demand P instances' (L-417A185B): 400 vCPUs, 0 in use, 384 needed",),
+)
+REQUEST = PoolRequest("train", provider="aws", nodes=4, gpu=Accelerator("A100", 8))
+
+PLAN = """\
+Plan of pool 'train'
+  where      aws: 4 × p4d.24xlarge (8 × A100) in us-east-1b, on demand
+  ranks      32 (4 × 8: nodes × ranks on each)
+  GPUs       8 × A100 on each node
+  asks       4 × p4d.24xlarge (8 × A100) in us-east-1b, on demand: $87.84 per hour (price list of 2026-11-22), for 1d at most: add -y if you mean that
+  machine    96 CPUs and 1152 GB
+  note       quota 'Running On-Demand P instances' (L-417A185B): 400 vCPUs, 0 in use, 384 needed
+  ends       after 30m without a cell or after 1d
+  price      $87.84 per hour (price list of 2026-11-22)"""
+
+
+def test_the_plan_says_what_where_and_for_how_much() -> None:
+    plan = plan_rented(REQUEST, RENTAL)
+    assert plan.text() == PLAN
+    assert plan.devices == (tuple(range(8)),) * 4
+    assert (plan.remote, plan.region, plan.size) == (True, "us-east-1", "4 nodes × 8 ranks")
+
+
+def test_nothing_is_asked_where_yes_was_said() -> None:
+    plan = plan_rented(replace(REQUEST, yes=True), RENTAL)
+    assert plan.question == ""
+    assert "$87.84 per hour" in plan.text(), "it is said all the same"
+
+
+def test_what_it_may_come_to_elsewhere_is_asked_too() -> None:
+    asked = plan_rented(REQUEST, replace(RENTAL, most=131.5)).question
+    assert asked == (
+        "4 × p4d.24xlarge (8 × A100) in us-east-1b, on demand: $87.84 per hour (price list of 2026-11-22), "
+        "elsewhere up to $131.50, for 1d at most"
+    )
+
+
+def test_an_unknown_price_is_no_price() -> None:
+    plan = plan_rented(REQUEST, replace(RENTAL, price=None, priced="", most=None))
+    assert plan.price is None
+    assert "price unknown, for 1d at most" in plan.question
+    assert plan.text().endswith("price      price unknown")
+
+
+def test_rented_machines_have_an_end_unless_the_user_wants_none() -> None:
+    assert (bounded(REQUEST).idle, bounded(REQUEST).max_lifetime) == (1800.0, 86400.0)
+    own = replace(REQUEST, idle=60.0, max_lifetime=3600.0)
+    assert (bounded(own).idle, bounded(own).max_lifetime) == (60.0, 3600.0)
+    none = replace(REQUEST, idle=None, max_lifetime=None, stated=frozenset({"nodes", "gpu", "idle", "max_lifetime"}))
+    assert (bounded(none).idle, bounded(none).max_lifetime) == (None, None)
+    plan = plan_rented(none, RENTAL)
+    assert plan.question.endswith("without an end")
+    assert "--max-lifetime is none: it is paid for until %sky_down" in plan.notes
+    assert "--idle is none: it is paid for while nothing runs" in plan.notes
+
+
+def test_a_limit_that_was_only_assumed_is_not_what_the_user_stated() -> None:
+    made = plan_rented(REQUEST, RENTAL)
+    assert made.request.given() == REQUEST.given()
+    assert fits(REQUEST, made) == []
+
+
+def test_gpus_that_are_paid_for_and_not_used_are_said() -> None:
+    plan = plan_rented(replace(REQUEST, gpu=Accelerator("A100")), RENTAL)
+    assert "each machine has 8 A100 and 1 of them are asked for: --gpu A100:8 uses all" in plan.notes
+    assert plan.devices == ((0,),) * 4
+
+
+def test_all_mistakes_at_once() -> None:
+    wrong = replace(REQUEST, hosts=("gpu1",), procs_per_node=3, pip=("torch==2.3", "torch==2.4"))
+    with pytest.raises(RequestError) as refused:
+        plan_rented(wrong, RENTAL)
+    said = refused.value.mistakes
+    assert [any(word in one for one in said) for word in ("--hosts", "8 GPUs per node", "torch cannot be all of")] == [
+        True
+    ] * 3
+
+
+def test_a_running_pool_serves_who_asks_for_its_region_among_others() -> None:
+    made = plan_rented(REQUEST, RENTAL)
+    assert fits(replace(REQUEST, region="eu-west-1,us-east-1"), made) == []
+    assert fits(replace(REQUEST, region="eu-west-1"), made) == ["its region is us-east-1, not eu-west-1"]
+    assert fits(replace(REQUEST, max_price=50.0), made) == ["it costs $87.84 per hour, more than $50.00"]
+    # a configured limit is for what is yet to be made
+    assert fits(replace(REQUEST, max_price=50.0, stated=frozenset({"nodes"})), made) == []
+
+
+@pytest.mark.parametrize("name", ["trn1", "trn1.32xlarge", "TRN2", "inf2", "inf2.xlarge", "trainium1"])
+def test_accelerators_of_aws_itself_are_named_as_not_supported(name: str) -> None:
+    with pytest.raises(
+        RequestError, match=f"^{name} is not supported: it has AWS's own accelerators, and ranks run CUDA"
+    ):
+        canonical(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"), [("p4d", "A100:8"), ("p4d.24xlarge", "A100:8"), ("g5", "A10G:1"), ("p6-b200", "B200:8")]
+)
+def test_a_type_of_machine_leads_to_its_gpu(name: str, gpu: str) -> None:
+    with pytest.raises(RequestError, match=f"is a type of machine: name its accelerators, as in --gpu {gpu}$"):
+        canonical(name)

@@ -1,0 +1,280 @@
+"""Offers, asked of EC2 over HTTP: prices and quotas as they are told, and what goes on where they are not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skymagic.errors import CloudError, RequestError
+from skymagic.plan.accelerators import Accelerator
+from skymagic.plan.requests import PoolRequest
+from skymagic.plan.units import at_least
+from skymagic.providers.aws import market
+from skymagic.providers.aws.cache import Cache
+from skymagic.providers.aws.clients import Clients
+from skymagic.providers.aws.market import Market, find
+from tests.lab import ec2 as lab
+from tests.lab.ec2 import EC2, ec2, unreached
+from tests.lab.ec2_prices import EC2Market
+
+LISTED = {
+    "p4d.24xlarge": 21.957642,
+    "p4de.24xlarge": 27.447075,
+    "g5.xlarge": 1.006,
+    "g5.2xlarge": 1.212,
+    "m7i.large": 0.1008,
+    "m6a.large": 0.0864,
+}
+SPOT = {("p4d.24xlarge", "us-east-1b"): 9.10, ("p4d.24xlarge", "us-east-1d"): 8.90}
+QUOTAS = {"L-417A185B": 400.0, "L-1216C47A": 32.0, "L-7212CCBC": 192.0, "L-DB2E81BA": 8.0}
+EIGHT = PoolRequest(nodes=4, gpu=Accelerator("A100", 8))
+HOUR = 3600.0
+
+
+class Clock:
+    """Seconds since 1970, as the test says."""
+
+    now = 1_795_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[EC2]:
+    for name, value in lab.CREDENTIALS.items():
+        monkeypatch.setenv(name.upper(), value)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    with ec2() as made:
+        yield made
+
+
+@pytest.fixture
+def there(cloud: EC2) -> EC2Market:
+    return EC2Market(cloud, LISTED, SPOT, QUOTAS)
+
+
+@pytest.fixture
+def clients(cloud: EC2) -> Clients:
+    return Clients(endpoint_url=cloud.url, patience=0.02)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache", Clock())
+
+
+def told(found: Market) -> list[tuple[str, str, float | None, str]]:
+    return [(one.instance_type, one.zone, one.price, one.priced) for one in found.offers]
+
+
+def test_offers_in_each_zone_with_the_price_list(there: EC2Market, clients: Clients, kept: Cache) -> None:
+    found = market.survey(EIGHT, clients, kept)
+    date = "price list of 2026-11-18"
+    assert told(found) == [
+        *(("p4d.24xlarge", f"us-east-1{zone}", 21.957642, date) for zone in "abcd"),
+        *(("p4de.24xlarge", f"us-east-1{zone}", 27.447075, date) for zone in "bc"),
+    ]
+    assert found.notes == ()
+    best = found.offers[0]
+    assert (best.gpu, best.gpus, best.network, best.cards, best.nvme, best.efa) == ("A100", 8, 400.0, 4, 8000.0, True)
+    assert [found.allowed(best, nodes) for nodes in (4, 5)] == [True, False]
+    assert find(EIGHT, clients, kept)[0] == best
+
+
+def test_spot_prices_are_the_latest_of_linux_in_each_zone(there: EC2Market, clients: Clients, kept: Cache) -> None:
+    found = market.survey(PoolRequest(nodes=2, gpu=Accelerator("A100", 8), spot=True), clients, kept)
+    assert [(one.zone, one.price) for one in found.offers if one.price] == [("us-east-1d", 8.90), ("us-east-1b", 9.10)]
+    assert all(one.spot for one in found.offers)
+    assert found.allowed(found.offers[0], 2) is True
+    chosen = find(PoolRequest(nodes=2, gpu=Accelerator("A100", 8), spot=True), clients, kept)
+    assert [one.zone for one in chosen] == ["us-east-1d", "us-east-1b"], (
+        "where nobody tells the price nothing is rented instead"
+    )
+
+
+def test_several_regions_are_one_table(there: EC2Market, clients: Clients, kept: Cache) -> None:
+    request = PoolRequest(nodes=2, gpu=Accelerator("A100", 8), region="us-west-2,us-east-1")
+    found = market.survey(request, clients, kept)
+    assert [one.region for one in found.offers][0] == "us-west-2", "at one price the region that was named first"
+    assert {one.region for one in found.offers} == {"us-west-2", "us-east-1"}
+    assert {call.region for call in there.cloud.calls if call.action == "GetProducts"} == {"us-east-1"}
+
+
+def test_without_permission_for_the_price_list_an_estimate_with_its_date(
+    there: EC2Market, clients: Clients, kept: Cache
+) -> None:
+    there.refuse("GetProducts", "AccessDeniedException")
+    found = market.survey(EIGHT, clients, kept)
+    assert told(found)[0] == ("p4d.24xlarge", "us-east-1a", 21.957642, "estimate of 2025-07-01 for us-east-1")
+    assert found.notes == ("pricing:GetProducts: no permission",)
+
+
+def test_what_no_estimate_knows_has_no_price(there: EC2Market, clients: Clients, kept: Cache) -> None:
+    there.refuse("GetProducts", "AccessDeniedException")
+    found = market.survey(PoolRequest(cpus=at_least("2")), clients, kept)
+    assert told(found)[0][0] == "m7i.large"
+    assert told(found)[-1][2:] == (None, "")
+
+
+def test_without_permission_for_spot_prices_spot_has_none(there: EC2Market, clients: Clients, kept: Cache) -> None:
+    there.refuse("DescribeSpotPriceHistory", "UnauthorizedOperation", 403)
+    request = PoolRequest(nodes=2, gpu=Accelerator("A100", 8), spot=True)
+    found = market.survey(request, clients, kept)
+    assert {one.price for one in found.offers} == {None}
+    assert found.notes == ("ec2:DescribeSpotPriceHistory: no permission",)
+    assert len(find(request, clients, kept)) == len(found.offers), "and can be had for who does not mind"
+
+
+def test_without_permission_for_anything_a_built_in_list(there: EC2Market, clients: Clients, kept: Cache) -> None:
+    for action in ("DescribeInstanceTypes", "DescribeInstanceTypeOfferings", "DescribeInstances"):
+        there.refuse(action, "UnauthorizedOperation", 403)
+    for action in ("GetProducts", "GetServiceQuota"):
+        there.refuse(action, "AccessDeniedException")
+    found = market.survey(EIGHT, clients, kept)
+    assert told(found) == [
+        ("p4d.24xlarge", "", 21.957642, "estimate of 2025-07-01 for us-east-1"),
+        ("p4de.24xlarge", "", 27.447075, "estimate of 2025-07-01 for us-east-1"),
+    ]
+    assert found.notes == (
+        "ec2:DescribeInstanceTypes: no permission; types are those of a built-in list of 2025-07-01",
+        "ec2:DescribeInstanceTypeOfferings: no permission",
+        "pricing:GetProducts: no permission",
+        "servicequotas:GetServiceQuota: no permission",
+    )
+    assert found.allowed(found.offers[0], 4) is None
+
+
+def test_a_quota_is_compared_with_what_runs(there: EC2Market, clients: Clients, kept: Cache) -> None:
+    launch = {"ImageId": lab.IMAGE, "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1}
+    clients.call("ec2", lab.REGION, "RunInstances", **launch)
+    assert find(PoolRequest(gpu=Accelerator("A10G")), clients, kept)[0].instance_type == "g5.xlarge"
+    clients.call("ec2", lab.REGION, "RunInstances", **launch)
+    with pytest.raises(RequestError) as refused:
+        find(PoolRequest(gpu=Accelerator("A10G")), clients, kept)
+    assert str(refused.value).startswith(
+        "us-east-1 allows 8 vCPUs by the quota 'Running On-Demand G and VT instances' (L-DB2E81BA), and 8 are in use: "
+        "1 × g5.xlarge need 4. Ask for more at https://"
+    )
+
+
+@pytest.mark.parametrize(
+    ("action", "code"),
+    [("GetServiceQuota", "TooManyRequestsException"), ("GetServiceQuota", "NoSuchResourceException"), ("DescribeInstances", "RequestLimitExceeded")],
+)  # fmt: skip
+def test_a_throttled_or_denied_answer_is_not_a_no(
+    there: EC2Market, clients: Clients, kept: Cache, action: str, code: str
+) -> None:
+    there.refuse(action, code, 503 if action == "DescribeInstances" else 400)
+    found = market.survey(EIGHT, clients, kept)
+    assert found.allowed(found.offers[0], 4) is None
+    assert len(found.notes) == 1
+    assert find(EIGHT, clients, kept)
+
+
+def test_a_quota_of_0_is_a_no_also_where_nobody_tells_what_runs(
+    there: EC2Market, clients: Clients, kept: Cache
+) -> None:
+    there.quotas = {"L-417A185B": 0.0}
+    there.refuse("DescribeInstances", "UnauthorizedOperation", 403)
+    with pytest.raises(
+        RequestError, match=r"allows 0 vCPUs by the quota 'Running On-Demand P instances' \(L-417A185B\): 4 ×"
+    ):
+        find(EIGHT, clients, kept)
+
+
+def test_a_price_list_that_does_not_answer(there: EC2Market, clients: Clients, kept: Cache) -> None:
+    there.does("GetProducts", unreached)
+    assert market.survey(EIGHT, clients, kept).notes == ("pricing:GetProducts: it does not answer",)
+
+
+@pytest.mark.parametrize("action", ["DescribeInstanceTypes", "GetProducts", "GetServiceQuota", "DescribeInstances"])
+@pytest.mark.parametrize("code", ["ExpiredToken", "OptInRequired"])
+def test_credentials_that_are_refused_are_no_missing_price(
+    there: EC2Market, clients: Clients, kept: Cache, action: str, code: str
+) -> None:
+    there.refuse(action, code)
+    with pytest.raises(CloudError) as failed:
+        market.survey(EIGHT, clients, kept)
+    assert failed.value.code == code
+
+
+# ---------------------------------------------------------------------------------------------------------- cache
+
+
+def asked(cloud: EC2) -> list[str]:
+    said = sorted({call.action for call in cloud.calls})
+    cloud.calls.clear()
+    return said
+
+
+def test_answers_are_kept_with_their_date(there: EC2Market, clients: Clients, tmp_path: Path) -> None:
+    clock = Clock()
+    kept = Cache(tmp_path, clock)
+    first = market.survey(EIGHT, clients, kept)
+    assert asked(there.cloud) == [
+        "DescribeInstanceTypeOfferings", "DescribeInstanceTypes", "DescribeInstances", "GetProducts", "GetServiceQuota",
+    ]  # fmt: skip
+    clock.now += 2 * HOUR
+    assert market.survey(EIGHT, clients, Cache(tmp_path, clock)) == first
+    assert asked(there.cloud) == ["DescribeInstances", "GetServiceQuota"], "quotas and what runs are never kept"
+    clock.now += 25 * HOUR
+    market.survey(EIGHT, clients, kept)
+    assert "DescribeInstanceTypes" in asked(there.cloud)
+    there.refuse("GetProducts", "AccessDeniedException")
+    clock.now += 300 * HOUR
+    old = market.survey(EIGHT, clients, kept)
+    assert told(old)[0][3] == "price list of 2026-11-18", "an old price with its date is better than an estimate"
+
+
+def test_spot_prices_are_kept_for_minutes(there: EC2Market, clients: Clients, tmp_path: Path) -> None:
+    clock = Clock()
+    request = PoolRequest(gpu=Accelerator("A100", 8), spot=True)
+    for after, again in ((0.0, True), (500.0, False), (200.0, True)):
+        clock.now += after
+        market.survey(request, clients, Cache(tmp_path, clock))
+        assert ("DescribeSpotPriceHistory" in asked(there.cloud)) is again
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"at": "soon", "value": 1}', '{"value": []}'])
+def test_a_file_that_is_not_as_it_was_written_is_asked_for_anew(tmp_path: Path, text: str) -> None:
+    kept = Cache(tmp_path, Clock())
+    assert kept.fresh("types-us-east-1", HOUR, lambda: {"a": 1}).value == {"a": 1}
+    (file,) = tmp_path.iterdir()
+    file.write_text(text)
+    assert kept.fresh("types-us-east-1", HOUR, lambda: {"a": 2}).value == {"a": 2}
+    assert json.loads(file.read_text())["value"] == {"a": 2}
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_clock_that_was_wrong_does_not_keep_an_answer_for_ever(tmp_path: Path) -> None:
+    clock = Clock()
+    kept = Cache(tmp_path, clock)
+    kept.fresh("x", HOUR, lambda: "from the future")
+    clock.now -= 1000 * HOUR
+    assert kept.fresh("x", HOUR, lambda: "now").value == "now"
+
+
+def test_a_folder_that_cannot_be_written_is_no_reason_not_to_answer(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert Cache(tmp_path / "file" / "cache").fresh("x", HOUR, lambda: 1).value == 1
+
+
+def test_names_that_are_no_file_names_stay_apart(tmp_path: Path) -> None:
+    kept = Cache(tmp_path, Clock())
+    for name in ("../x", "a/b", "a_b", "a:b", "x" * 300, "x" * 301):
+        assert kept.fresh(name, HOUR, lambda name=name: name).value == name  # type: ignore[misc]
+        assert kept.fresh(name, HOUR, lambda: "another").value == name
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+def test_regions_profiles_and_endpoints_have_files_of_their_own(
+    there: EC2Market, clients: Clients, tmp_path: Path
+) -> None:
+    market.survey(PoolRequest(gpu=Accelerator("T4"), region="us-east-1,eu-west-1"), clients, Cache(tmp_path, Clock()))
+    named = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("types"))
+    assert [name.partition("-127.0.0.1")[0] for name in named] == ["types-eu-west-1", "types-us-east-1"]

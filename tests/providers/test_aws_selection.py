@@ -1,0 +1,345 @@
+"""Which machines serve a request, and in what order: pure functions of what EC2 says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skymagic.errors import RequestError
+from skymagic.plan.accelerators import Accelerator
+from skymagic.plan.requests import PoolRequest
+from skymagic.plan.units import AtLeast, at_least
+from skymagic.providers.aws import estimates, selection
+from skymagic.providers.aws.catalogue import Catalogue
+from skymagic.providers.aws.instance_types import InstanceType, gpu_name, rate, read
+from skymagic.providers.aws.listing import OfferTable
+from skymagic.providers.aws.market import DEARER, Market, choice
+from skymagic.providers.aws.offer import Offer
+from skymagic.providers.aws.prices import Prices, chunks
+from skymagic.providers.aws.quotas import Quota, quota_of
+from skymagic.providers.aws.selection import offers, ordered, per_hour, serves, wanted
+from tests.lab import ec2_prices as lab
+
+
+@cache
+def types() -> dict[str, InstanceType]:
+    return {name: read(info) for name, info in lab.types().items()}
+
+
+def names(request: PoolRequest) -> list[str]:
+    return [one.name for one in wanted(request, types().values())]
+
+
+def gpu(text: str) -> PoolRequest:
+    return PoolRequest(gpu=Accelerator.parse(text))
+
+
+# ------------------------------------------------------------------------------------------------- what EC2 says
+
+
+def test_a_type_as_ec2_tells_it() -> None:
+    assert types()["p4d.24xlarge"] == InstanceType(
+        "p4d.24xlarge", "x86_64", 96, 1152.0, gpu="A100", gpus=8, gpu_memory=40.0, network=400.0, cards=4, nvme=8000.0, efa=True
+    )  # fmt: skip
+    assert types()["g6.xlarge"].gpu_memory == 24.0, "EC2 says 22888 MiB"
+    assert types()["t3.large"].general is False, "its processor is held back once its credits are used up"
+    assert types()["m7i-flex.large"].general is False
+    assert types()["trn1.2xlarge"].accelerated
+    assert (types()["g6f.large"].gpu, types()["g6f.large"].accelerated) == (None, True), "an eighth of a GPU is none"
+    assert read({"InstanceType": "m1.odd"}) == InstanceType("m1.odd", "x86_64", 0, 0.0, spot=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "mib", "canonical"),
+    [("A100", 40960, "A100"), ("A100", 81920, "A100-80GB"), ("V100", 16384, "V100"), ("V100", 32768, "V100-32GB"), ("T4g", 16384, "T4G"),
+     ("H200", 144384, "H200"), ("B200", 183359, "B200"), ("L40S", 45776, "L40S"), ("RTX PRO 4500", 32768, "RTX PRO 4500")],
+)  # fmt: skip
+def test_gpus_by_the_names_that_people_write(name: str, mib: int, canonical: str) -> None:
+    assert gpu_name(name, mib) == canonical
+
+
+@pytest.mark.parametrize(
+    ("text", "gbits"),
+    [
+        ("4x 100 Gigabit", 400),
+        ("Up to 25 Gigabit", 25),
+        ("12.5 Gigabit", 12.5),
+        ("3200 Gigabit", 3200),
+        ("High", 0),
+        ("", 0),
+    ],
+)
+def test_network(text: str, gbits: float) -> None:
+    assert rate(text) == gbits
+
+
+def test_the_built_in_list_says_of_each_type_what_ec2_says() -> None:
+    known = {name: one for name, one in estimates.TYPES.items() if name in types()}
+    assert len(known) >= 50
+    # disks are rounded there, and whether a GPU's machine is of this generation matters to nobody
+    told = {name: replace(types()[name], nvme=one.nvme, general=True) for name, one in known.items()}
+    assert {name: told[name] for name in known if told[name] != known[name]} == {}
+    assert all(price > 0 for price in estimates.PRICES.values())
+
+
+# --------------------------------------------------------------------------------------------- what serves a request
+
+
+@pytest.mark.parametrize(
+    ("asked", "machines"),
+    [
+        ("a100:8", ["p4d.24xlarge", "p4de.24xlarge"]),
+        ("A100", ["p4d.24xlarge", "p4de.24xlarge"]),
+        ("A100-80GB:8", ["p4de.24xlarge"]),
+        ("h100", ["p5.4xlarge"]),
+        ("H100:2", ["p5.48xlarge"]),
+        ("H200:8", ["p5e.48xlarge", "p5en.48xlarge"]),
+        ("B200:8", ["p6-b200.48xlarge"]),
+        ("t4:4", ["g4dn.12xlarge"]),
+        ("L4:8", ["g6.48xlarge"]),
+        ("A10G:4", ["g5.12xlarge", "g5.24xlarge"]),
+    ],
+)
+def test_machines_by_their_gpus(asked: str, machines: list[str]) -> None:
+    assert names(gpu(asked)) == machines
+
+
+def test_amounts_narrow_the_machines() -> None:
+    assert names(replace(gpu("A10G"), cpus=at_least("32+"))) == ["g5.16xlarge", "g5.8xlarge"]
+    assert names(replace(gpu("A10G"), memory=at_least("64"))) == ["g5.4xlarge"]
+    assert names(replace(gpu("A10G"), cpus=at_least("16"), memory=at_least("128+"))) == []
+
+
+def test_without_gpus_the_smallest_machine_of_this_generation_that_is_not_held_back() -> None:
+    found = names(PoolRequest())
+    assert found[:2] == ["m7a.large", "m7i.large"], "2 CPUs, 8 GB"
+    assert not [one for one in found if one.startswith(("t", "m5", "g", "m7i-flex", "x"))]
+    assert len(found) == min(selection.MOST_TYPES, len(found))
+    assert all(types()[one].vcpus == 16 for one in names(PoolRequest(cpus=at_least("16"))))
+    assert min(types()[one].vcpus for one in names(PoolRequest(procs_per_node=8))) >= 8
+    assert names(PoolRequest(memory=at_least("1600+"))) == ["x2idn.32xlarge"]
+
+
+def here() -> Catalogue:
+    return Catalogue("us-east-1", types(), dict.fromkeys(types(), ("us-east-1a", "us-east-1b")))
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (gpu("A100:16"), "no machine in us-east-1 has 16 × A100: they have 8; take more nodes of fewer GPUs"),
+        (gpu("RTX4090"), "no machine in us-east-1 has RTX4090; there are A100, A100-80GB, A10G"),
+        (gpu("A10"), "no machine in us-east-1 has A10; did you mean 'A10G'?"),
+        (replace(gpu("T4"), cpus=at_least("5")), "no machine in us-east-1 has T4:1 and exactly 5 CPUs: g4dn.xlarge has 4 CPUs and 16 GB"),
+        (PoolRequest(cpus=at_least("7")), "no type of machine in us-east-1 has exactly 7 CPUs; write 8+ for at least 8"),
+        (PoolRequest(memory=at_least("99999+"), spot=True), "has at least 99999 GB on spot"),
+    ],
+)  # fmt: skip
+def test_what_no_machine_has(request_: PoolRequest, words: str) -> None:
+    (told,) = selection.nothing(request_, {"us-east-1": here()})
+    assert words in told
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [("Trainium", "ranks run CUDA programs"), ("Gaudi", "is not supported"), ("T4G", "ARM processors")],
+)
+def test_accelerators_that_ec2_has_and_ranks_cannot_use(asked: str, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        selection.check(gpu(asked))
+
+
+amounts = st.none() | st.builds(AtLeast, st.sampled_from([1.0, 2.0, 4.0, 8.0, 16.0, 48.0, 96.0, 192.0]), st.booleans())
+requests = st.builds(
+    PoolRequest,
+    nodes=st.none() | st.integers(1, 64),
+    gpu=st.none()
+    | st.builds(
+        Accelerator, st.sampled_from(["T4", "L4", "A10G", "L40S", "A100", "A100-80GB", "H100"]), st.integers(1, 9)
+    ),
+    cpus=amounts,
+    memory=amounts,
+    spot=st.booleans(),
+    max_price=st.none() | st.floats(0.01, 500.0),
+)
+prices = st.builds(
+    Prices,
+    st.dictionaries(st.sampled_from(sorted(lab.types())), st.floats(0.001, 100.0), max_size=40),
+    st.dictionaries(
+        st.tuples(st.sampled_from(sorted(lab.types())), st.sampled_from(["us-east-1a", "us-east-1b"])), st.floats(0.001, 100.0), max_size=40
+    ),
+    st.sampled_from(["", "2026-11-22"]),
+    st.just("2026-11-22"),
+)  # fmt: skip
+
+
+@given(requests)
+def test_each_machine_has_what_was_asked_for_and_no_smaller_one_was_left_out(request_: PoolRequest) -> None:
+    found = wanted(request_, types().values())
+    for one in found:
+        assert one.architecture == "x86_64"
+        assert one.spot if request_.spot else one.on_demand
+        assert serves(request_.cpus, one.vcpus)
+        assert serves(request_.memory, one.memory)
+        if request_.gpu is None:
+            assert one.gpu is None
+            assert one.general
+        else:
+            assert one.gpus >= request_.gpu.count
+            assert one.gpu is not None
+            assert one.gpu.partition("-")[0] == request_.gpu.name.partition("-")[0]
+    if request_.gpu is not None:
+        assert len({one.gpus for one in found}) <= 1
+        exact = [one for one in types().values() if one.gpu == request_.gpu.name and one.gpus == request_.gpu.count]
+        if exact and request_.cpus is request_.memory is None:
+            assert found[0].gpus == request_.gpu.count
+    else:
+        assert found == sorted(found, key=lambda one: (one.vcpus, one.memory, -one.generation, one.name))
+
+
+@given(requests, prices)
+def test_the_cheapest_come_first_and_those_without_a_price_last(request_: PoolRequest, costs: Prices) -> None:
+    found = ordered(offers(request_, here(), costs))
+    known = [one.price for one in found if one.price is not None]
+    assert known == sorted(known)
+    assert [one.price for one in found[len(known) :]] == [None] * (len(found) - len(known))
+    assert sorted(found, key=repr) == sorted(offers(request_, here(), costs), key=repr), "none is lost"
+    assert all(bool(one.priced) == (one.price is not None) for one in found)
+    if request_.spot:
+        assert not [one for one in found if "estimate" in one.priced], "spot is never estimated"
+
+
+@given(requests, prices, st.none() | st.floats(0, 4000.0), st.none() | st.integers(0, 4000))
+def test_what_is_chosen_is_within_the_limits(
+    request_: PoolRequest, costs: Prices, limit: float | None, used: int | None
+) -> None:
+    found = tuple(ordered(offers(request_, here(), costs)))
+    codes = dict(filter(None, (quota_of(one.instance_type, one.spot) for one in found)))
+    market = Market(
+        found, {("us-east-1", code): Quota("us-east-1", code, name, limit, used) for code, name in codes.items()}
+    )
+    nodes = request_.nodes or 1
+    try:
+        chosen = choice(request_, market)
+    except RequestError:
+        may = [one for one in found if market.allowed(one, nodes) is not False]
+        most = request_.max_price
+        assert not may or (
+            most is not None and not [one for one in may if (p := per_hour(one, nodes)) is not None and p <= most]
+        )
+        return
+    first = per_hour(chosen[0], nodes)
+    for one in chosen:
+        assert (
+            limit is None or quota_of(one.instance_type, one.spot) is None or nodes * one.vcpus + (used or 0) <= limit
+        )
+        price = per_hour(one, nodes)
+        if request_.max_price is not None:
+            assert price is not None
+            assert price <= request_.max_price
+        elif first is not None:
+            assert price is not None
+            assert price <= DEARER * first, "nothing dearer is taken than what was agreed to"
+
+
+@given(st.lists(st.sampled_from(sorted(lab.types())), unique=True))
+def test_filters_hold_all_names_and_are_not_too_long(some: list[str]) -> None:
+    pieces = list(chunks(some))
+    assert [name for piece in pieces for name in piece.split(",")] == some
+    assert all(len(piece) <= 1024 for piece in pieces)
+
+
+# -------------------------------------------------------------------------------------------------------- quotas
+
+
+@pytest.mark.parametrize(
+    ("name", "spot", "code"),
+    [
+        ("p4d.24xlarge", False, "L-417A185B"), ("p4d.24xlarge", True, "L-7212CCBC"), ("p5en.48xlarge", True, "L-C4BD4855"),
+        ("p5.48xlarge", False, "L-417A185B"), ("p6-b200.48xlarge", False, "L-417A185B"), ("p6-b200.48xlarge", True, None),
+        ("g6e.xlarge", False, "L-DB2E81BA"), ("gr6.4xlarge", True, "L-3819A6DF"), ("m7i-flex.large", False, "L-1216C47A"),
+        ("im4gn.large", True, "L-34B43A08"), ("x2idn.16xlarge", False, "L-7295265B"), ("u7i-12tb.224xlarge", False, None),
+        ("trn1.2xlarge", False, None), ("", False, None), ("hpc7a.12xlarge", False, None), ("mac2.metal", False, None),
+    ],
+)  # fmt: skip
+def test_the_quota_that_counts_a_type(name: str, spot: bool, code: str | None) -> None:
+    found = quota_of(name, spot)
+    assert (found and found[0]) == code
+
+
+def test_what_is_not_told_is_not_a_no() -> None:
+    quota = Quota("us-east-1", "L-1", "Q")
+    assert [quota.allows(96), replace(quota, limit=64.0).allows(96), replace(quota, limit=192.0).allows(96)] == [
+        None,
+        False,
+        None,
+    ]
+    assert [replace(quota, limit=192.0, used=n).allows(96) for n in (0, 96, 97)] == [True, True, False]
+
+
+# --------------------------------------------------------------------------------------------------------- texts
+
+A100 = Offer(
+    "us-east-1", "us-east-1b", "p4d.24xlarge", price=21.957642, priced="price list of 2026-11-22", gpu="A100", gpus=8,
+    gpu_memory=40.0, vcpus=96, memory=1152.0, network=400.0, cards=4, nvme=8000.0, efa=True,
+)  # fmt: skip
+CPU = Offer(
+    "eu-west-1", "", "m6a.large", spot=True, price=0.0003, priced="spot price of 2026-11-22", vcpus=2, memory=8.0
+)
+TABLE = """\
+per hour  machine         GPUs           GPU memory  CPUs  memory   network     where          quota    price from
+$0.0012   m6a.large spot  -              -           2     8 GB     -           eu-west-1      unknown  spot price of 2026-11-22
+$87.83    p4d.24xlarge    8 × A100       40 GB       96    1152 GB  400 Gbit/s  us-east-1 b d  no       price list of 2026-11-22
+unknown   p4de.24xlarge   8 × A100-80GB  80 GB       96    1152 GB  400 Gbit/s  us-east-1 b    no       -
+per hour: of 4 machines
+not told: pricing:GetProducts: no permission"""
+
+
+def test_the_table() -> None:
+    unpriced = replace(A100, instance_type="p4de.24xlarge", gpu="A100-80GB", gpu_memory=80.0, price=None, priced="")
+    quota = Quota("us-east-1", "L-417A185B", "Running On-Demand P instances", 96.0, 0)
+    market = Market(
+        (CPU, A100, replace(A100, zone="us-east-1d"), unpriced),
+        {("us-east-1", quota.code): quota},
+        ("pricing:GetProducts: no permission",),
+    )
+    table = OfferTable(market, nodes=4)
+    assert table.text() == TABLE
+    assert repr(table) == TABLE
+    html = table._repr_html_()
+    assert html.count("<tr>") == 4
+    assert "<td>8 × A100-80GB</td>" in html
+    assert "<p>not told: pricing:GetProducts: no permission</p>" in html
+    assert "and 2 more, which cost more" in OfferTable(market, most=1).text()
+
+
+def test_nothing_in_a_table_is_taken_for_html() -> None:
+    market = Market((replace(CPU, instance_type="<b>"),), notes=("<script>",))
+    assert "<b>" not in OfferTable(market).html()
+    assert "<script>" not in OfferTable(market).html()
+
+
+def test_a_quota_that_is_too_small_in_words() -> None:
+    quota = Quota("us-east-1", "L-417A185B", "Running On-Demand P instances", 96.0, 8)
+    with pytest.raises(RequestError) as refused:
+        choice(PoolRequest(nodes=4), Market((A100,), {("us-east-1", quota.code): quota}))
+    assert refused.value.mistakes == (
+        "us-east-1 allows 96 vCPUs by the quota 'Running On-Demand P instances' (L-417A185B), and 8 are in use: 4 × p4d.24xlarge need 384. "
+        "Ask for more at https://us-east-1.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/L-417A185B",
+    )
+
+
+def test_a_price_over_the_limit_in_words() -> None:
+    for stated, name in ((frozenset({"max_price"}), "--max-price"), (frozenset[str](), "%config SkyMagic.max_price")):
+        with pytest.raises(RequestError) as refused:
+            choice(PoolRequest(nodes=4, max_price=40.0, stated=stated), Market((A100,)))
+        assert (
+            str(refused.value)
+            == f"the cheapest are 4 × p4d.24xlarge in us-east-1 for $87.83 per hour, and {name} is $40.00"
+        )
+    with pytest.raises(RequestError, match="nobody tells what 1 × p4d.24xlarge in us-east-1 cost, and --max-price is"):
+        choice(PoolRequest(max_price=40.0), Market((replace(A100, price=None),)))
