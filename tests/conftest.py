@@ -76,6 +76,7 @@ COMPONENTS: dict[str, tuple[Callable[[], bool], str]] = {
     "mounts": (_mounts, "install util-linux, and let users make namespaces (or be root)"),
     "fish": (_command("fish"), "install the system package fish"),
     "csh": (_command("csh"), "install the system package tcsh"),
+    "chromium": (_command("chromium"), "install the system packages chromium and fonts-liberation"),
 }
 
 

@@ -260,6 +260,9 @@ class Compute:
     def __repr__(self) -> str:
         return "<Compute, not started>" if self._pool is None else repr(self._pool)
 
+    def _repr_html_(self) -> str | None:
+        return None if self._pool is None else self._pool._repr_html_()
+
 
 def _specs(specs: Sequence[Spec]) -> Sequence[Spec]:
     """The alternatives; one that says nothing where there are none. Raises TypeError for something else."""

@@ -1,9 +1,12 @@
 """What the user sees: text as pure functions of what is shown, and the notebook as a screen.
 
 text      labels, tables and stacks; pure, but for the one function that writes
+inspection  what ranks do and hold: stacks and variables, those that are alike together
 labels    lines of several ranks: labelled, in order, and open ones redrawn in their place
 live      text that changes in its place: displays and status lines
 question  yes or no, and no where nobody can answer
 button    a line with a stop button, as widgets
+panel     a pool as HTML: its ranks as cells coloured by state
+starting  a pool's start: lines, or one display that is drawn again
 screen    where a run's output is shown, and the progress of shipping and copying
 """

@@ -14,6 +14,8 @@ Write = Callable[[str, str], None]
 """Takes a stream's name and text."""
 SHOWN_PLACES = 8
 """Different places of ranks that one line names."""
+INTERPRETER_HELD = "native code holds the interpreter"
+NO_ANSWER = f"does not answer: {INTERPRETER_HELD}"
 
 
 def write(name: str, text: str) -> None:
@@ -179,8 +181,8 @@ def stacks(by_rank: Mapping[int, Mapping[str, Any] | None]) -> str:
         deeper = [frame for frame in frames if "cell" not in frame]
         words = " → ".join([*cell, *([f"{deeper[-1]['name']} ({where(deeper[-1])})"] if deeper else [])])
         if stack is None:
-            words = "does not answer: native code holds the interpreter"
+            words = NO_ANSWER
         elif stack.get("native"):
-            words += " (native code holds the interpreter)"
+            words += f" ({INTERPRETER_HELD})"
         groups.setdefault(words or "between lines of the cell", []).append(rank)
     return "\n".join(f"{rank_words(ranks)}: {words}" for words, ranks in groups.items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
+import linecache
 import os
 import re
 import signal
@@ -24,6 +25,8 @@ INTERNAL = ("ipykernel", "IPython", "ipyparallel", "tornado", "asyncio", "traitl
 
 LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 """Folders of Python's own modules and of installed packages."""
+CODE_CHARACTERS = 80
+"""Of a cell's line that are told, at most."""
 
 
 def of_main_thread(kernel: Any) -> dict[str, Any]:
@@ -31,11 +34,15 @@ def of_main_thread(kernel: Any) -> dict[str, Any]:
     number of collectives begun (``"collectives"``), and in seconds the processor time of the thread (``"cpu"``) and of this
     process with those that it has started (``"cpu_of_all"``).
 
-    Frames of cells have ``"cell": n`` in the place of a file name.
+    Frames of cells have ``"cell": n`` in the place of a file name, and their line as ``"code"``; those of Python's own modules and
+    of installed packages have ``"library": True``. Of a cell that awaits, the stack is that of what it awaits.
     """
     main = threading.main_thread().ident
     frame = sys._current_frames().get(main) if main is not None else None
     frames = plain_frames(kernel, frame)
+    awaited = kernel.awaited
+    if awaited is not None and not any("cell" in one for one in frames):  # the main thread is in the event loop
+        frames = of_task(kernel, awaited)
     return {
         "busy": kernel.busy, "frames": frames, "collectives": collectives(),
         "cpu": processor_time(main), "cpu_of_all": processor_time_of_all(),
@@ -96,6 +103,8 @@ def parse(text: str) -> dict[str, Any] | None:
     for frame in frames:
         if "ipykernel_" in str(frame["file"]):
             frame["cell"] = frame.pop("file")
+        elif of_library(frame):
+            frame["library"] = True
     if not frames:
         return None
     return {"busy": True, "frames": frames[start:], "collectives": None, "cpu": 0.0, "native": True}
@@ -149,6 +158,8 @@ def internal(filename: str) -> bool:
 
 def plain(frame: FrameType, cells: dict[str, Any]) -> dict[str, Any]:
     """One frame as plain values."""
-    where: dict[str, Any] = {"line": frame.f_lineno, "name": frame.f_code.co_name}
-    number = cells.get(frame.f_code.co_filename)
-    return {**where, "cell": number} if number is not None else {**where, "file": frame.f_code.co_filename}
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    where: dict[str, Any] = {"line": line, "name": frame.f_code.co_name}
+    if file in cells:
+        return {**where, "cell": cells[file], "code": linecache.getline(file, line).strip()[:CODE_CHARACTERS]}
+    return {**where, "file": file, **({"library": True} if file.startswith(LIBRARIES) else {})}

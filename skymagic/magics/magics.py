@@ -22,7 +22,7 @@ from skymagic.errors import PoolError, RequestError, SkyError
 from skymagic.files.messages import summary
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import clone, script
-from skymagic.magics import auto, completion, logs, rendering
+from skymagic.magics import auto, completion, debugging, inspection, logs, rendering
 from skymagic.magics.arguments import cell_magics, line_magics, pool_magic
 from skymagic.magics.arguments.help import help_alone, with_help
 from skymagic.magics.beside import Pending
@@ -143,6 +143,14 @@ class SkyMagics(Magics):
     def sky_logs(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_logs(line))
         usage(lambda: logs.show(request, lambda text: print(text, end="", flush=True)))
+
+    @line_magic
+    def sky_stacks(self, line: str) -> None:
+        print(usage(lambda: inspection.stacks(line_magics.parse_stacks(line))))
+
+    @line_magic
+    def sky_vars(self, line: str) -> None:
+        print(usage(lambda: inspection.variables(line_magics.parse_vars(line))))
 
     @line_magic
     def sky_clone(self, line: str) -> None:
@@ -350,6 +358,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
         shell.input_transformers_cleanup.append(help_alone)
     completion.register(shell)
     rendering.register(shell)
+    debugging.register(shell)
     for reminder in records.reminders(records.every()):
         print_note(reminder)
 
@@ -358,3 +367,4 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     """End all pools; the magics themselves IPython keeps."""
     registry.close_all()
     rendering.unregister(shell)
+    debugging.unregister(shell)

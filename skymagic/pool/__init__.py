@@ -11,6 +11,7 @@
 
 agent_events  what agents report: deaths, lost nodes, notes, limits
 cloning       names of one rank copied to others
+debugging     commands of a debugger to a rank whose cell has failed
 dispatch      orders on their way to ranks, and who waits for them
 messages      what is shown of its ranks
 packages      which packages the nodes have, and how they get more
@@ -25,6 +26,7 @@ runs          runs on its ranks
 scheduling    which run gets which ranks, first in first out
 specs         from its plan to the specification of agents and ranks
 states        the table of moves in its life
+view          a pool as it is shown
 status        what all parts share: the pool itself, without what it holds
 """
 

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skymagic.cluster import Agents
+from skymagic.display import panel
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults
 from skymagic.plan.selection import Selection
+from skymagic.pool import view
 from skymagic.pool.agent_events import AgentEvents
 from skymagic.pool.cloning import Cloned, Cloning
+from skymagic.pool.debugging import Debugging
 from skymagic.pool.dispatch import Dispatch
 from skymagic.pool.messages import rows
 from skymagic.pool.packages import Packages
@@ -73,6 +76,7 @@ class Pool(Status):
         self._events = AgentEvents(self, self._resources, dispatch, self._recovery, self.close)
         self.packages = Packages(self, self._resources)
         self._runs = Runs(self, self._resources, dispatch, self.scheduler, self._recovery, self.packages)
+        self._debugging = Debugging(self, dispatch, self.scheduler, self._recovery, self._runs)
         self._cloning = Cloning(self, self._resources, dispatch, self.scheduler, self._recovery, self._runs)
 
     @property
@@ -205,6 +209,21 @@ class Pool(Status):
         """
         return self._cloning.clone(ranks, names, source)
 
+    def debug(self, rank: int, command: str, screen: Screen) -> bool:
+        """Carry out a debugger's command on a rank, on the frames of the error with which its last cell has ended.
+
+        Args:
+            command: of pdb (``p x``, ``up``, ``where``, ``list``, ``locals``), or an expression.
+            screen: shows what it prints.
+
+        Returns:
+            Whether there are such frames: they are kept until the rank's next cell.
+
+        Raises:
+            PoolStateError: the pool, or the rank, is stopped or lost.
+        """
+        return self._debugging.command(rank, command, screen)
+
     # -- its nodes ---------------------------------------------------------------------------------------------------
 
     def log_path(self, rank: int) -> str:
@@ -231,6 +250,9 @@ class Pool(Status):
         names = ", ".join(spec.name for spec in self.plan.request.plugins) or "none"
         where = f"{self.plan.size} on {', '.join(self.plan.hosts)}"
         return f"<Pool {self.name!r}: {where}, plugins: {names}, {self.state.value}>"
+
+    def _repr_html_(self) -> str:
+        return panel.html(view.view(self, self.status()))
 
     def __enter__(self) -> Pool:
         return self

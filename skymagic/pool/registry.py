@@ -6,12 +6,15 @@ import atexit
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from skymagic import providers
 from skymagic.data.capture.namespace import imported
+from skymagic.display import starting
+from skymagic.display.panel import PoolView
 from skymagic.display.question import confirmed
 from skymagic.display.screen import print_note
 from skymagic.errors import PoolError, RequestError
@@ -19,7 +22,7 @@ from skymagic.plan.planning import fits
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults, PoolRequest, missing_secrets
 from skymagic.plan.units import count
-from skymagic.pool import Pool, records
+from skymagic.pool import Pool, records, view
 from skymagic.providers import Provider, Survey
 
 DEFAULT_NAME = "main"
@@ -135,18 +138,25 @@ def _make(pool: Pool, tell: Callable[[str], None]) -> Pool:
     before = _pools.pop(pool.name, None)
     if before is not None and before.ended is not None:
         tell(f"{before.ended}, and its variables are gone")
-    tell(f"starting {count(pool.world_size, 'rank')} on {', '.join(pool.plan.hosts)} …")
-    _pools[pool.name] = pool
-    if pool.plan.remote:
-        request = pool.plan.request
-        records.write(records.PoolRecord(pool.name, pool.job_id, request.provider, pool.plan.hosts, str(Path.cwd())))
-    try:
-        pool.start(tell)
-    except BaseException:
-        _drop(pool)
-        raise
-    tell(f"ready in {pool.start_seconds:.1f} s")
+    with starting.shown(tell, partial(_picture, pool), drawn=tell is print_note) as say:
+        say(f"starting {count(pool.world_size, 'rank')} on {', '.join(pool.plan.hosts)} …")
+        _pools[pool.name] = pool
+        if pool.plan.remote:
+            request = pool.plan.request
+            records.write(
+                records.PoolRecord(pool.name, pool.job_id, request.provider, pool.plan.hosts, str(Path.cwd()))
+            )
+        try:
+            pool.start(say)
+        except BaseException:
+            _drop(pool)
+            raise
+        say(f"ready in {pool.start_seconds:.1f} s")
     return pool
+
+
+def _picture(pool: Pool, steps: Mapping[str, str]) -> PoolView:
+    return view.starting(pool, pool.status(), pool.start_seconds, steps)
 
 
 def preview(

@@ -21,6 +21,7 @@ from skymagic.bootstrap.versions import notebook
 from skymagic.cluster import Node
 from skymagic.cluster.tunnel import Tunnel
 from skymagic.data.capture import installed
+from skymagic.display.starting import NodeStep
 from skymagic.errors import ProvisionError, RequestError
 from skymagic.plan import distributions
 from skymagic.plan.image import Image, project
@@ -140,7 +141,9 @@ class Machine:
     def set_up(self, requirements: Requirements, say: Say) -> None:
         """Give it an environment and skymagic's code, where it lacks them."""
         assert self._connection is not None
-        self._installation = setup(self._connection, requirements, lambda step: say(f"{self.name}: {step}"), self.facts)
+        self._installation = setup(
+            self._connection, requirements, lambda step: say(NodeStep(self.name, step)), self.facts
+        )
 
     def node(self, index: int, daemon: str) -> Node:
         """The machine as a pool sees it; `daemon` names what keeps the node's agent there."""

@@ -14,6 +14,7 @@ submission    the mailbox of one run, and its events
 run           the event loop of one run; the escalation from interrupt to kill
 interrupt     deferred delivery of SIGINT; a stop signal for other threads
 stall         stall detection: ranks whose stacks do not change
+inspection    where ranks are, and what their names hold, while cells run
 report        a run's timeouts, and how each rank ended
 results       values in rank order, or one error that sums up what failed
 raised        what a rank raised, raised again

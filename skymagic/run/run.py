@@ -30,6 +30,7 @@ from typing import Any, Protocol
 from skymagic.cluster import Agents
 from skymagic.display import text as display
 from skymagic.plan.units import rank_words
+from skymagic.run.inspection import Stacks, stacks
 from skymagic.run.report import Limits, RankRun, Report
 from skymagic.run.results import is_connection_error
 from skymagic.run.stall import Stall
@@ -289,12 +290,8 @@ class Run:
         self.report.stacks = self._stacks(open_ranks)
         self._stop_others()
 
-    def _stacks(self, ranks: Sequence[int]) -> dict[int, Mapping[str, Any] | None]:
-        """Stacks of ranks: as their control threads tell, else as a signal handler does; None of those that do neither."""
-        answers = self._agents.ask(ranks, "stacks", timeout=ANSWER_TIMEOUT)
-        if silent := [rank for rank in ranks if answers.get(rank) is None]:
-            answers |= self._agents.ask(silent, "native", timeout=ANSWER_TIMEOUT)
-        return {rank: answers.get(rank) for rank in ranks}
+    def _stacks(self, ranks: Sequence[int]) -> Stacks:
+        return stacks(self._agents, ranks, ANSWER_TIMEOUT)
 
     def _check_stall(self, now: float) -> None:
         """Ranks that make no progress, or wait for others that make none: say once who waits where. Nothing is stopped."""

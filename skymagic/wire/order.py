@@ -77,8 +77,15 @@ class Rejoin(_Order):
     """Rank → its new place, where that changes (``InstanceInfo.plain()``)."""
 
 
-Order = RunCell | Lend | Rejoin
-CODEC: Codec[Order] = Codec(RunCell, Lend, Rejoin, max_line=1 << 30)
+@dataclass(frozen=True, kw_only=True)
+class Debug(_Order):
+    """Carry out a debugger's command on the frames of the error that the last cell has ended with."""
+
+    command: str
+
+
+Order = RunCell | Lend | Rejoin | Debug
+CODEC: Codec[Order] = Codec(RunCell, Lend, Rejoin, Debug, max_line=1 << 30)
 
 
 def encode(order: Order, source: str) -> str:

@@ -125,11 +125,17 @@ class Notebook:
 
     # -- cells ---------------------------------------------------------------------------------------------------
 
-    def start(self, source: str) -> Shown:
-        """Send a cell; what it shows is filled in by `watch` and `finish`."""
+    def start(self, source: str, *, answering: bool = False) -> Shown:
+        """Send a cell; what it shows is filled in by `watch` and `finish`. With `answering` it may ask: see `answer`."""
         shown = Shown()
-        self._cells[self._client.execute(source, allow_stdin=False, stop_on_error=False)] = shown
+        self._cells[self._client.execute(source, allow_stdin=answering, stop_on_error=False)] = shown
         return shown
+
+    def answer(self, text: str) -> str:
+        """Type a line where a cell that is `answering` asks for one; what it has asked."""
+        prompt = str(self._client.get_stdin_msg(timeout=PATIENCE)["content"]["prompt"])
+        self._client.input(text)
+        return prompt
 
     def watch(self, shown: Shown, until: Callable[[Shown], bool]) -> Shown:
         """Wait until a cell shows what is asked for; fails when nothing new comes for PATIENCE seconds."""

@@ -23,6 +23,7 @@ from skymagic.magics.arguments.line_magics import (
     LogsRequest,
     NamesRequest,
     PipRequest,
+    RanksRequest,
     RestartRequest,
     StatusRequest,
     parse_auto,
@@ -36,7 +37,9 @@ from skymagic.magics.arguments.line_magics import (
     parse_names,
     parse_pip,
     parse_restart,
+    parse_stacks,
     parse_status,
+    parse_vars,
 )
 from skymagic.magics.arguments.options import MAGICS
 from skymagic.magics.arguments.pool_magic import parse_pool
@@ -797,6 +800,12 @@ def test_help_shows_every_option_and_a_line_that_works(magic: str) -> None:
             assert parse_pool(line, body=body or None)
         else:
             PARSERS[magic](line)
+
+
+def test_ranks_that_are_looked_into() -> None:
+    for parse in (parse_stacks, parse_vars):
+        assert parse("") == RanksRequest()
+        assert parse("--rank 0,3 --pool lab") == RanksRequest(Selection("0,3"), "lab")
 
 
 def test_every_option_has_help_and_a_name_of_its_own() -> None:

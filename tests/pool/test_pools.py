@@ -113,7 +113,7 @@ def by_role(notebook: Notebook, role: str) -> psutil.Process:
 
 def test_a_cell_with_options_makes_a_pool_and_uses_it_again(notebook: Notebook) -> None:
     first = notebook.run("%%sky_broadcast --nodes 4 -o pids\nimport os\nos.getpid()")
-    assert "starting 4 ranks" in first.stdout
+    assert "starting 4 ranks" in first.said
     pids = notebook.value("pids")
     assert len(set(pids)) == 4
     second = notebook.run("%%sky_broadcast --nodes 4 -o again\nos.getpid()")
@@ -473,7 +473,7 @@ def test_nothing_is_left_of_a_notebook_that_is_shut_down(tmp_path: Path) -> None
 def test_nothing_is_left_of_a_start_whose_notebook_is_killed(tmp_path: Path) -> None:
     with opened(tmp_path) as one:
         shown = one.start("%sky_pool --nodes 2 --plugin torch")
-        one.watch(shown, lambda cell: "starting" in cell.stdout)
+        one.watch(shown, lambda cell: "starting" in cell.said)
         kernel = psutil.Process(one.pid)
         processes = kernel.children(recursive=True)
         os.kill(one.pid, signal.SIGKILL)

@@ -90,7 +90,7 @@ def test_an_environment_that_is_being_made(tmp_path: Path) -> None:
     pool = "%sky_pool lab --provider ssh --hosts h1"
     with lab(tmp_path, 1) as (hosts, notebook):
         starting = notebook.start(pool)
-        notebook.watch(starting, lambda shown: "installing packages" in shown.text)
+        notebook.watch(starting, lambda shown: "installing packages" in shown.said)
         notebook.interrupt()
         error = notebook.finish(starting).error
         assert error is not None

@@ -9,10 +9,12 @@ lending         the rank's own values, packed for other ranks
 held            the objects made of the notebook's values, for values that refer to them
 importer        the remote importer: modules from sources that the notebook sent
 packages        what can be imported here, for the notebook, which installs what is missing
+variables       types, shapes and checksums of what the rank's names hold, without their values
 missing         the name that an exception says is missing
 control         the control socket to the agent, with a thread of its own
 refusals        what a cell may ask of a notebook and not of a rank: input, debuggers, skymagic itself
 waiting         whether the main thread waits in native code, where it cannot take an interrupt
+post_mortem     the debugger on the frames of the last error
 plugin_hooks    the hooks of the pool's plugins, entered in order and left in reverse
 own_modules     the modules that the kernel is made of, restored where a cell has removed them
 stdio           standard output and error, restored where a cell has broken them

@@ -24,7 +24,7 @@ from traitlets.config import Config
 
 from skymagic.kernels import stacks
 from skymagic.kernels.network import environment, interfaces
-from skymagic.kernels.rank import context, packages, tracebacks
+from skymagic.kernels.rank import context, packages, tracebacks, variables
 from skymagic.kernels.rank.control import Control
 from skymagic.kernels.rank.kernel import RankKernel
 from skymagic.kernels.rank.plugin_hooks import Hooks
@@ -57,6 +57,7 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
             leaving=kernel.will_return,
             waits=kernel.waits,
             stacks=lambda: stacks.of_main_thread(kernel),
+            variables=lambda: variables.described(kernel.shell.user_ns, kernel.shell.user_ns_hidden),
             installed=packages.installed,
             rescan=packages.rescan,
             stop=self._stop_idle,

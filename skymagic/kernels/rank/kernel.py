@@ -24,13 +24,14 @@ from skymagic.kernels.rank import context, tracebacks, waiting
 from skymagic.kernels.rank.lending import lend
 from skymagic.kernels.rank.namespace import BindError, Namespace
 from skymagic.kernels.rank.own_modules import OwnModules
+from skymagic.kernels.rank.post_mortem import PostMortem
 from skymagic.kernels.rank.refusals import INPUT_REFUSED, refuse_debuggers, refuse_launchers
 from skymagic.kernels.rank.shell import Flusher, RankShell, flush_text, views
 from skymagic.kernels.rank.stdio import Stdio
 from skymagic.runtime import info as runtime
 from skymagic.runtime import silence
 from skymagic.wire import agent as wire
-from skymagic.wire.order import LAST_VALUE, NOT_DEFINED, PREFIX, Lend, Order, Rejoin, RunCell, decode
+from skymagic.wire.order import LAST_VALUE, NOT_DEFINED, PREFIX, Debug, Lend, Order, Rejoin, RunCell, decode
 
 IMPORT_RETRY_SECONDS = 0.05
 """Seconds after which an interrupt that came during an import is tried again."""
@@ -68,8 +69,10 @@ class RankKernel(IPythonParallelKernel):
         """Whether an interrupt of this order has come to Python."""
         self._stopped_at: list[dict[str, Any]] = []
         """Where it fell."""
-        self._awaited: asyncio.Task[Any] | None = None
+        self.awaited: asyncio.Task[Any] | None = None
         """The cell that runs, if it awaits something."""
+        self._post_mortem: PostMortem | None = None
+        """On the frames of the error with which the last cell has ended, which it keeps."""
         self._order_count = 0
         """Counts orders, so that what belongs to one does not fall into the next."""
         self.shell.events.register("post_run_cell", self._keep_result)
@@ -102,7 +105,7 @@ class RankKernel(IPythonParallelKernel):
         main = threading.main_thread().ident
         handled = sys._current_exceptions().get(main) if main is not None else None
         problem = handled[1] if isinstance(handled, tuple) else handled
-        cancelled = self._awaited is not None and self._interrupted  # its `finally` may await too
+        cancelled = self.awaited is not None and self._interrupted  # its `finally` may await too
         return not self._interruptible or cancelled or isinstance(problem, BaseException)
 
     def will_return(self) -> bool:
@@ -158,7 +161,7 @@ class RankKernel(IPythonParallelKernel):
                 self._parent_thread_known(),  # an interrupt may not tear it: no later order would be heard
             ):
                 try:
-                    self._interruptible = isinstance(order, RunCell)
+                    self._interruptible = isinstance(order, RunCell | Debug)
                     outcome = await self._carry_out(order, source)
                 finally:
                     self._interruptible = False
@@ -197,7 +200,7 @@ class RankKernel(IPythonParallelKernel):
             frames = stacks.plain_frames(self, frame)
         except RecursionError:  # it fell at the end of a deep recursion
             frames = []
-        awaited = self._awaited
+        awaited = self.awaited
         if awaited is None or any("cell" in one for one in frames):
             self._stopped_at = self._stopped_at or stacks.place(frames)
             raise KeyboardInterrupt
@@ -209,11 +212,11 @@ class RankKernel(IPythonParallelKernel):
     def _cancel_on_sigint(self, future: asyncio.Task[Any]) -> Iterator[None]:
         """Entered by ipykernel around a cell that awaits. Its own handler would neither wake an idle event loop nor interrupt
         what does not await."""
-        self._awaited = future
+        self.awaited = future
         try:
             yield
         finally:
-            self._awaited = None
+            self.awaited = None
 
     async def _carry_out(self, order: Order, source: str) -> dict[str, Any]:
         if isinstance(order, Rejoin):
@@ -223,7 +226,12 @@ class RankKernel(IPythonParallelKernel):
             return {"status": "ok", "notes": hooks.rejoin(order.generation) if order.form else hooks.settle()}
         if isinstance(order, Lend):
             return {"status": "ok", **lend(self._namespace, order.names, order.held)}
+        if isinstance(order, Debug):
+            if self._post_mortem is not None:
+                self._post_mortem.command(order.command)
+            return {"status": "ok", "kept": self._post_mortem is not None}
         outcome: dict[str, Any] = {"status": "ok", "bound": False, "joined": True}
+        self._post_mortem = None
         try:
             self.shell.know_cells(order.manifest.get("cells", {}))
             self._namespace.bind(order.manifest)
@@ -273,6 +281,9 @@ class RankKernel(IPythonParallelKernel):
         error = result.error_before_exec or result.error_in_exec if result is not None else None
         if reply["status"] != "ok" or error is not None:
             outcome.update(self._failure(error, lines=reply.get("traceback") or [], ename=reply.get("ename")))
+            # one that was stopped because of another rank has nothing to tell; its frames may hold the broken group
+            if error is not None and error.__traceback__ is not None and not (self._context.freed or self._interrupted):
+                self._post_mortem = PostMortem(error, shell.compile._filename_map)
             return
         if shell._last_traceback:  # of something that does not fail a cell, such as a __repr__
             print("\n".join(shell._last_traceback), file=sys.stderr)

@@ -26,6 +26,14 @@ class LogsRequest:
 
 
 @dataclass(frozen=True)
+class RanksRequest:
+    """%sky_stacks and %sky_vars: of which ranks, None for all."""
+
+    ranks: Selection | None = None
+    pool: str | None = None
+
+
+@dataclass(frozen=True)
 class NamesRequest:
     """%sky_push and %sky_pull: variables, ranks (None: all), and for a pull the variable that takes the values."""
 
@@ -116,6 +124,16 @@ def parse_gpus(line: str) -> str | None:
 def parse_logs(line: str) -> LogsRequest:
     """``%sky_logs [--rank R] [-n LINES] [-f]``. Raises RequestError with all mistakes."""
     return _small("sky_logs", line, LogsRequest, targets="rank")
+
+
+def parse_stacks(line: str) -> RanksRequest:
+    """``%sky_stacks [--rank R]``. Raises RequestError with all mistakes."""
+    return _small("sky_stacks", line, RanksRequest, targets="ranks")
+
+
+def parse_vars(line: str) -> RanksRequest:
+    """``%sky_vars [--rank R]``. Raises RequestError with all mistakes."""
+    return _small("sky_vars", line, RanksRequest, targets="ranks")
 
 
 def parse_restart(line: str) -> RestartRequest:

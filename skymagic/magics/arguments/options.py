@@ -156,6 +156,8 @@ MAGICS: dict[str, Magic] = {
     "sky_sh": Magic("Run the cell as a shell script, once on each node.", SH, examples=_SH_EXAMPLES, cell=True),
     "sky_status": Magic("Show the pools and what they do.", (_AT_HOSTS, _DISK), "[NAME]", "pools", ("%sky_status", "%sky_status --hosts gpu1,gpu2      # also of notebooks that are gone", "%sky_status --hosts gpu1,gpu2 --disk")),
     "sky_logs": Magic("Show what ranks wrote, also what the cell did not show.", (_RANK, _LINES, _FOLLOW, _POOL_NAME), examples=("%sky_logs --rank 1 -n 200", "%sky_logs -f")),
+    "sky_stacks": Magic("Show where each rank is now, also while a cell runs beside the notebook (-a).", (_RANK, _POOL_NAME), examples=("%sky_stacks", "%sky_stacks --rank 3")),
+    "sky_vars": Magic("Show what the ranks' names hold, and which differ between ranks; values stay there.", (_RANK, _POOL_NAME), examples=("%sky_vars", "%sky_vars --rank 0,3")),
     "sky_push": Magic("Send variables to the ranks.", (_TARGETS, _POOL_NAME), "NAMES", "variables", ("%sky_push model, data",)),
     "sky_pull": Magic("Bring variables back from the ranks, as a list by rank.", (_OUTPUT, _HEAD, _TARGETS, _POOL_NAME), "NAMES", "theirs", examples=("%sky_pull loss, accuracy", "%sky_pull model --head -o trained")),
     "sky_clone": Magic("Copy variables from one rank to another, such as one that was replaced.", (_FROM, _POOL_NAME), "RANKS NAMES", "theirs", examples=("%sky_clone 2 --from 0 model optimizer",)),

@@ -1,0 +1,119 @@
+"""A pool as HTML: a title, and its ranks as cells coloured by state, node by node; pure.
+
+Colours are never alone: each cell has its state as a tooltip, and what is not well is said in words, for a saved notebook may be
+shown without styles.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from skymagic.plan.units import count
+
+MAX_RANK_CELLS = 64
+"""Ranks that have a cell of their own; of more, each node has one."""
+MAX_NODE_ROWS = 16
+"""Nodes that have a row of their own; the cells of more stand side by side."""
+
+GREEN, BLUE, GREY, AMBER, RED = "#2e7d32", "#1565c0", "#757575", "#b26a00", "#c62828"
+COLOURS = {"ready": GREEN, "running": BLUE, "starting": GREY, "recovering": AMBER, "reconnecting": AMBER}
+"""By a rank's state; what is not here has gone."""
+CELL = (
+    "display:inline-block;min-width:1.5em;padding:0 .3em;margin:1px;border-radius:3px;text-align:center;"
+    "font-size:85%;line-height:1.5em;color:#fff;background:"
+)
+NAME = "display:inline-block;min-width:7em;padding-right:1em"
+DIM = "color:var(--jp-ui-font-color2,#757575)"
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A node.
+
+    Attributes:
+        name: its host.
+        ranks: (number, state in a word) of each.
+        phase: what is being done there, while it starts.
+    """
+
+    name: str
+    ranks: tuple[tuple[int, str], ...] = ()
+    phase: str = ""
+
+
+@dataclass(frozen=True)
+class PoolView:
+    """What is shown of a pool.
+
+    Attributes:
+        name: of the pool.
+        about: what it consists of: provider, size, plugins.
+        state: in a word, or how its start went.
+        ended: whether there is nothing to be seen of its nodes any more.
+    """
+
+    name: str
+    about: tuple[str, ...]
+    state: str
+    nodes: tuple[NodeView, ...] = ()
+    ended: bool = False
+
+
+def html(view: PoolView) -> str:
+    """The pool in a few lines; one line when it has ended, or all of it is ready and nothing is said of its nodes."""
+    words = " · ".join([f"<b>{escape(view.name)}</b>", *map(escape, view.about), escape(view.state)])
+    rows = [] if view.ended else _rows(view.nodes)
+    return f'<div style="font-family:var(--jp-ui-font-family,sans-serif)"><div>{words}</div>{"".join(rows)}</div>'
+
+
+def _rows(nodes: Sequence[NodeView]) -> list[str]:
+    total = sum(len(node.ranks) for node in nodes)
+    cells = [_rank_cells(node) if total <= MAX_RANK_CELLS else [_node_cell(node)] for node in nodes]
+    if len(nodes) > MAX_NODE_ROWS:
+        phases = Counter(node.phase for node in nodes if node.phase)
+        said = "; ".join(f"{escape(phase)} on {count(number, 'node')}" for phase, number in phases.items())
+        return [f"<div>{' '.join(cell for each in cells for cell in each)}</div>", *([_dim(said)] if said else [])]
+    return [
+        f'<div><span style="{NAME}">{escape(node.name)}</span> {" ".join(mine)} {_phase(node)}</div>'
+        for node, mine in zip(nodes, cells, strict=True)
+    ]
+
+
+def _phase(node: NodeView) -> str:
+    return f'<span style="{DIM}">{escape(node.phase or trouble(node.ranks))}</span>'
+
+
+def _dim(text: str) -> str:
+    return f'<div style="{DIM}">{text}</div>'
+
+
+def _rank_cells(node: NodeView) -> list[str]:
+    return [cell(str(number), f"rank {number} on {node.name}: {state}", state) for number, state in node.ranks]
+
+
+def _node_cell(node: NodeView) -> str:
+    """A node's ranks in one cell, coloured as the one that is worst off."""
+    states = Counter(state for _, state in node.ranks)
+    worst = max(states, key=severity, default="starting")
+    words = ", ".join(f"{number} {state}" for state, number in states.items())
+    return cell(f"{len(node.ranks)}", f"{node.name}: {count(len(node.ranks), 'rank')}: {words}", worst)
+
+
+def cell(text: str, tooltip: str, state: str) -> str:
+    """A small cell, coloured by a state."""
+    return f'<span title="{escape(tooltip)}" style="{CELL}{COLOURS.get(state, RED)}">{escape(text)}</span>'
+
+
+def severity(state: str) -> int:
+    """How bad a state is."""
+    order = [GREEN, BLUE, GREY, AMBER, RED]
+    return order.index(COLOURS.get(state, RED))
+
+
+def trouble(ranks: Iterable[tuple[int, str]]) -> str:
+    """What is not well, in words: "1 ended, 2 reconnecting"; empty when all is."""
+    states = Counter(state for _, state in ranks)
+    return ", ".join(f"{number} {state}" for state, number in states.items() if severity(state) > severity("starting"))

@@ -1,0 +1,103 @@
+"""A pool's start on the screen: lines as it goes on; in a notebook one display that is drawn again and ends as one line."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+
+from skymagic.display import panel
+from skymagic.display.live import in_notebook, show
+from skymagic.display.panel import PoolView
+
+INTERVAL = 0.4
+"""Seconds between two looks at the start."""
+NONINTERACTIVE = "SKYMAGIC_NONINTERACTIVE"
+"""A variable of the environment: lines only, nothing that is drawn again."""
+
+Say = Callable[[str], None]
+
+
+class NodeStep(str):
+    """A step of a node's start as a line of text, which knows its node.
+
+    Args:
+        node: the node's name.
+        step: what is being done there.
+    """
+
+    node: str
+    step: str
+
+    def __new__(cls, node: str, step: str) -> NodeStep:
+        line = super().__new__(cls, f"{node}: {step}")
+        line.node, line.step = node, step
+        return line
+
+
+class StartPanel:
+    """One display of a pool's start; its text is all lines that were said, its HTML what is so now.
+
+    Args:
+        look: the pool as it is now, given the last step of each node; called on a thread of its own.
+    """
+
+    def __init__(self, look: Callable[[dict[str, str]], PoolView]) -> None:
+        self._look = look
+        self._lines: list[str] = []
+        self._steps: dict[str, str] = {}
+        self._id = f"skymagic-{secrets.token_hex(8)}"
+        self._drawn: dict[str, str] | None = None
+        self._over = threading.Event()
+        self._context = contextvars.copy_context()  # what its thread draws belongs to this cell
+        self._thread = threading.Thread(target=self._watch, name="skymagic-panel", daemon=True)
+
+    def say(self, line: str) -> None:
+        """Take a line; safe on any thread but for the first, with which it appears."""
+        self._lines.append(line)
+        if isinstance(line, NodeStep):
+            self._steps[line.node] = line.step
+        if self._drawn is None:
+            self._draw()
+            self._thread.start()
+
+    def end(self) -> None:
+        """Draw it for the last time."""
+        if self._drawn is None:
+            return
+        self._over.set()
+        self._thread.join()
+        self._draw()
+
+    def _watch(self) -> None:
+        while not self._over.wait(INTERVAL):
+            with contextlib.suppress(Exception):  # ranks come and go while it looks; the next time it sees them
+                self._context.copy().run(self._draw)
+
+    def _draw(self) -> None:
+        data = {"text/plain": "\n".join(self._lines), "text/html": panel.html(self._look(dict(self._steps)))}
+        if data != self._drawn:
+            show({"data": data, "transient": {"display_id": self._id}}, update=self._drawn is not None)
+            self._drawn = data
+
+
+@contextlib.contextmanager
+def shown(say: Say, look: Callable[[dict[str, str]], PoolView], *, drawn: bool) -> Iterator[Say]:
+    """Show a start; gives what takes its lines.
+
+    Args:
+        say: takes them where nothing can be drawn again.
+        look: see `StartPanel`.
+        drawn: whether a display is wanted at all.
+    """
+    if not (drawn and in_notebook() and not os.environ.get(NONINTERACTIVE)):
+        yield say
+        return
+    display = StartPanel(look)
+    try:
+        yield display.say
+    finally:
+        display.end()

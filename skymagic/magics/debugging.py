@@ -1,0 +1,68 @@
+"""``%debug`` after a cell that failed on a rank: the frames are there, and each command is sent to them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from IPython.core.error import StdinNotImplementedError, UsageError
+from IPython.core.interactiveshell import InteractiveShell
+
+from skymagic.display.screen import NotebookScreen, print_note
+from skymagic.errors import PoolError, RankError
+from skymagic.pool import Pool, registry
+
+LEAVE = ("q", "quit", "exit")
+NOT_KEPT = "rank {rank} has no frames of that error any more: they are kept until its next cell, or its end"
+CANNOT_ASK = "%debug asks for commands, which this front end cannot do"
+
+
+def register(shell: InteractiveShell) -> None:
+    """Let ``%debug`` open the frames of a rank where the last error was a rank's; all else is IPython's own. Twice is safe."""
+    plain = shell.find_line_magic("debug")
+    if hasattr(plain, "skymagic_plain"):
+        return
+
+    def debug(line: str) -> Any:
+        error = getattr(sys, "last_value", None)
+        return _session(error) if isinstance(error, RankError) and not line.strip() else plain(line)
+
+    debug.__doc__ = plain.__doc__
+    debug.skymagic_plain = plain  # type: ignore[attr-defined]
+    shell.register_magic_function(debug, "line", "debug")
+
+
+def unregister(shell: InteractiveShell) -> None:
+    """Leave it to IPython again."""
+    if (plain := getattr(shell.find_line_magic("debug"), "skymagic_plain", None)) is not None:
+        shell.register_magic_function(plain, "line", "debug")
+
+
+def _session(error: RankError) -> None:
+    rank = error._report["rank"]
+    pool = registry.find()
+    if rank >= pool.world_size or not _send(pool, rank, "where"):
+        raise UsageError(NOT_KEPT.format(rank=rank))
+    print_note(f"[frames of rank {rank}: p, pp, up, down, where, list, locals, or an expression; q leaves]")
+    while True:
+        try:
+            line = input(f"rank {rank}> ")
+        except StdinNotImplementedError:
+            raise UsageError(CANNOT_ASK) from None
+        except (EOFError, KeyboardInterrupt):
+            return
+        if line.strip() in LEAVE:
+            return
+        try:
+            if line.strip() and not _send(pool, rank, line):
+                raise UsageError(NOT_KEPT.format(rank=rank))
+        except PoolError as problem:
+            raise UsageError(str(problem)) from None
+
+
+def _send(pool: Pool, rank: int, command: str) -> bool:
+    screen = NotebookScreen((rank,))
+    try:
+        return pool.debug(rank, command, screen)
+    finally:
+        screen.finish()

@@ -1,0 +1,67 @@
+"""A pool as it is shown: from its plan and the states of its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from skymagic.display.panel import NodeView, PoolView
+from skymagic.pool.states import State
+from skymagic.pool.status import Status
+
+Rows = Sequence[tuple[object, ...]]
+"""For each rank: rank, node, host, process id, state; see `messages.rows`."""
+
+
+def view(pool: Status, rows: Rows) -> PoolView:
+    """A pool between its start and its end."""
+    return PoolView(pool.name, about(pool), pool.state.value, nodes(pool, rows, {}), ended=pool.state is State.STOPPED)
+
+
+def starting(pool: Status, rows: Rows, seconds: float, steps: Mapping[str, str]) -> PoolView:
+    """A pool that starts; a line when that is over.
+
+    Args:
+        seconds: that the start took, once it is over.
+        steps: by node, what was done there last.
+    """
+    over = pool.state not in (State.NEW, State.STARTING)
+    good = pool.state in (State.READY, State.RUNNING)
+    state = f"ready in {seconds:.1f} s" if good else "not started" if over else "starting …"
+    return PoolView(pool.name, about(pool), state, () if over else nodes(pool, rows, steps), ended=over)
+
+
+def about(pool: Status) -> tuple[str, ...]:
+    """Where it is, how large, with what, at which price."""
+    plan = pool.plan
+    gpu = plan.request.gpu
+    each = " per node" if plan.topology.nodes > 1 else ""
+    words = (
+        plan.provider,
+        f"{plan.size} on {_few(plan.hosts)}",
+        f"{gpu.count} × {gpu.name}{each}" if gpu else "",
+        ", ".join(spec.name for spec in plan.request.plugins),
+        f"${plan.price:.2f} per hour" if plan.price else "",
+    )
+    return tuple(filter(None, words))
+
+
+def _few(hosts: tuple[str, ...]) -> str:
+    return ", ".join(hosts) if len(hosts) <= 4 else f"{hosts[0]} … {hosts[-1]}"
+
+
+def nodes(pool: Status, rows: Rows, steps: Mapping[str, str]) -> tuple[NodeView, ...]:
+    """Its nodes with their ranks; those of this machine as one, and before there are ranks the machines alone."""
+    known = [
+        (int(str(rank)), node if pool.plan.remote else 0, str(host), str(word)) for rank, node, host, _, word in rows
+    ]
+    if not known:
+        return tuple(NodeView(host, phase=steps.get(host, "starting")) for host in dict.fromkeys(pool.plan.hosts))
+    found = []
+    for _, group in groupby(known, key=lambda row: row[1]):
+        mine = list(group)
+        ranks = tuple((rank, word) for rank, _, _, word in mine)
+        up = sum(word != "starting" for _, word in ranks)
+        waiting = pool.state is State.STARTING and up < len(ranks)
+        found.append(NodeView(mine[0][2], ranks, f"{up} of {len(ranks)} ranks" if waiting else ""))
+    return tuple(found)

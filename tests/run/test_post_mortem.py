@@ -1,0 +1,89 @@
+"""``%debug`` after a cell that failed on a rank: the rank's frames are there until its next cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.notebook import Notebook, opened
+
+pytest.importorskip("torch")
+
+FAILS = """\
+%%sky_broadcast
+import torch, torch.distributed as dist
+def share(total, parts):
+    return total / parts
+def step(batch):
+    n = len(batch)
+    return share(n, dist.get_rank() - 1)
+if dist.get_rank() != 1:
+    dist.barrier()
+step(torch.ones(4, 2))
+"""
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with opened(tmp_path_factory.mktemp("post-mortem"), "%sky_pool --ranks 2 --plugin torch") as one:
+        yield one
+
+
+def typed(notebook: Notebook, *lines: str) -> str:
+    """What %debug prints when these lines are typed."""
+    shown = notebook.start("%debug", answering=True)
+    for line in lines:
+        assert notebook.answer(line) == "rank 1> "
+    assert notebook.finish(shown).error is None, shown.text
+    return shown.stdout
+
+
+def test_frames_of_the_rank_that_failed(notebook: Notebook) -> None:
+    assert notebook.fail(FAILS).ename == "ZeroDivisionError"
+    shown = typed(
+        notebook, "p parts", "up", "n", "batch.shape", "locals", "list", "where", "print(n * 2)", "down", "total", "q"
+    )
+    assert "line 4 in share\n-> return total / parts" in shown
+    assert "\n0\n" in shown, "p parts"
+    assert "line 7 in step\n-> return share(n, dist.get_rank() - 1)" in shown
+    assert "\n4\n" in shown, "n is a variable, not pdb's command"
+    assert "torch.Size([4, 2])" in shown
+    assert "batch = tensor(" in shown
+    assert "def step(batch):" in shown
+    assert "\n8\n" in shown
+    assert "skymagic" not in shown
+    assert "IPython" not in shown
+
+
+def test_what_a_debugger_cannot_do_with_frames_that_have_ended(notebook: Notebook) -> None:
+    notebook.fail(FAILS)
+    shown = typed(notebook, "continue", "nowhere", "1 / 0", "q")
+    assert "*** continue: the cell has ended" in shown
+    assert "*** NameError: name 'nowhere' is not defined" in shown
+    assert "*** ZeroDivisionError" in shown
+
+
+def test_frames_are_gone_with_the_next_cell_and_the_group_works(notebook: Notebook) -> None:
+    notebook.fail(FAILS)
+    typed(notebook, "p parts", "q")
+    notebook.run("%%sky_broadcast -o sums\nx = torch.ones(1)\ndist.all_reduce(x)\nint(x)")
+    assert notebook.value("sums") == [2, 2]
+    shown = notebook.finish(notebook.start("%debug"))
+    assert shown.stderr.startswith("UsageError: rank 1 has no frames of that error any more")
+
+
+def test_a_front_end_that_cannot_ask_is_told_so(notebook: Notebook) -> None:
+    notebook.fail(FAILS)
+    shown = notebook.finish(notebook.start("%debug"))
+    assert "line 4 in share" in shown.stdout
+    assert shown.stderr == "UsageError: %debug asks for commands, which this front end cannot do\n"
+
+
+def test_an_error_of_the_notebook_is_ipythons_own(notebook: Notebook) -> None:
+    notebook.fail(FAILS)
+    notebook.fail("here = 5\n1 / 0")
+    shown = notebook.start("%debug", answering=True)
+    assert notebook.answer("p here").startswith("ipdb>")
+    notebook.answer("q")
+    assert "5\n" in notebook.finish(shown).stdout
