@@ -17,6 +17,10 @@ from skymagic.plan.units import duration_text, rank_words
 from skymagic.run.interrupt import StopSignal
 
 
+TICK = 1.0
+"""Seconds between two texts of a cell that goes on."""
+
+
 class Pending:
     """The handle of a cell that goes on beside the notebook.
 
@@ -107,8 +111,15 @@ class Pending:
         ):  # widgets take a while to import
             self._publish(line.bundle(), update=True)
             self._line = line
+            threading.Thread(target=self._tick, name="skymagic-tick", daemon=True).start()
         if self.done():  # in the meantime
             self._refresh()
+
+    def _tick(self) -> None:
+        """Keep true what stands beside the button: whether it waits or runs, and for how long."""
+        while not self.done():
+            self._refresh()
+            self._thread.join(TICK)
 
     def _refresh(self) -> None:
         if not self._shown.is_set():

@@ -60,6 +60,7 @@ def test_a_cell_beside_the_notebook_is_looked_into_and_stopped_by_its_button(bro
     button = shown.get_by_role("button", name="stop")
     expect(button).to_be_visible()
     expect(shown).to_contain_text("[3] there")
+    expect(shown).to_contain_text("running for")
     expect(browser.run(STACKS)).to_contain_text("ranks 0–3 at line 4")
     browser.shot("beside")
     button.click()
