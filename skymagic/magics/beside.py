@@ -16,7 +16,6 @@ from skymagic.errors import RunInterrupted
 from skymagic.plan.units import duration_text, rank_words
 from skymagic.run.interrupt import StopSignal
 
-
 TICK = 1.0
 """Seconds between two texts of a cell that goes on."""
 
