@@ -22,6 +22,8 @@ indexes       what a host's package indexes answer and have, asked by its own Py
 install       prepare.sh and install.sh
 listing       what a new environment will hold, for a plan
 messages      why a host cannot be set up, and what to do
+origins       what the notebook's own distributions are installed from, and digests of their sources
+own           the notebook's own distributions as wheels
 packages      the part of install.sh that runs uv and pip
 pip_settings  what a host's pip is configured with, for uv too
 probe         probe.sh

@@ -5,10 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import quote as escaped
 
-from skymagic.bootstrap.install import COMMON, WATCHED, prepare_script, written
+from skymagic.bootstrap.install import COMMON, OWN, WATCHED, prepare_script, written
 from skymagic.bootstrap.messages import advice
+from skymagic.bootstrap.own import OwnWheel, misfit
 from skymagic.bootstrap.packages import PACKAGES
 from skymagic.bootstrap.pip_settings import PIP_SETTINGS
 from skymagic.bootstrap.progress import InstallProgress
@@ -38,6 +40,7 @@ main() {
     step "writing the list of packages" requirements
     set -- -r "$drop/requirements.txt" -c "$drop/kept.txt"
     install "$@" -c "$drop/versions.txt" || install "$@" || fail
+    own
     tell done
     leave 0
 }
@@ -51,7 +54,10 @@ install() {
         tell instead
     fi
     guard_pip
-    attempt "installing with pip" "$made/bin/python" -m pip install --progress-bar off "$@"
+    attempt "installing with pip" "$made/bin/python" -m pip install --progress-bar off "$@" || return 1
+    if [ -s "$drop/renewed.txt" ]; then  # pip leaves what has this version as it is
+        attempt "installing anew with pip" "$made/bin/python" -m pip install --force-reinstall --no-deps -r "$drop/renewed.txt"
+    fi
 }
 
 shown() {
@@ -78,12 +84,14 @@ class Addition:
         kept: what must stay as it is there: ``numpy==2.1.0``.
         preferences: the notebook's versions of what the packages need; they hold where all of them can.
         files: wheels that go along, name → bytes.
+        own: wheels of the notebook's own distributions; they are installed also where there is one of their version.
     """
 
     packages: tuple[str, ...]
     kept: tuple[str, ...] = ()
     preferences: tuple[str, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    own: tuple[OwnWheel, ...] = ()
 
 
 def add(
@@ -104,7 +112,11 @@ def add(
         KeyboardInterrupt: it was cancelled.
     """
     requirements, facts, token = installation.requirements, installation.facts, secrets.token_hex(8)
-    upload(host, prepare_script(requirements, token), addition.files, words)
+    files = {**addition.files, **{each.file: Path(each.path).read_bytes() for each in addition.own}}
+    for file in files:
+        if file.endswith(".whl") and (why := misfit(file, facts, requirements.minor)):
+            raise HostError(host.label, f"{file} cannot be installed: {why}")
+    upload(host, prepare_script(requirements, token), files, words)
     progress = InstallProgress(lambda step: None, requirements.hidden, words)
 
     def feed(line: str) -> None:
@@ -115,7 +127,7 @@ def add(
     done = host.run(addition_script(installation, addition, token), lines=feed)
     if not progress.done:
         failure = progress.failure(done.status, done.err, requirements.minor)
-        what = ", ".join(addition.packages)
+        what = ", ".join((*addition.packages, *files))
         said = "\n".join(f"  | {line}" for line in failure.last)
         raise HostError(
             host.label, f"{what} could not be installed: {failure.step} failed\n{said}", advice(failure, facts)
@@ -139,7 +151,7 @@ def addition_script(installation: Installation, addition: Addition, incoming: st
         "no_cuda": "" if there or facts.accelerated else "yes",
     }
     functions = [
-        COMMON + _ADD + WATCHED + PIP_SETTINGS + PACKAGES,
+        COMMON + OWN + _ADD + WATCHED + PIP_SETTINGS + PACKAGES,
         _lists(addition, requirements.indexes, f"{facts.folder}/incoming/{incoming}"),
     ]
     return "\n".join([TELL, *assignments(names), *functions, "main </dev/null 2>&1\n"])
@@ -147,14 +159,21 @@ def addition_script(installation: Installation, addition: Addition, incoming: st
 
 def _lists(addition: Addition, indexes: tuple[str, ...], place: str) -> str:
     """A shell function that writes both lists; passwords in URLs are on no command line."""
-    uploaded = [f"file://{escaped(f'{place}/{name}')}" for name in addition.files]
-    wanted = [*(f"--extra-index-url {url}" for url in indexes), *addition.packages, *uploaded]
+    own = [_url(place, each.file) for each in addition.own]
+    uploaded = [_url(place, name) for name in addition.files]
+    wanted = [*(f"--extra-index-url {url}" for url in indexes), *addition.packages, *uploaded, *own]
     files = {
         "requirements.txt": wanted,
         "builds.txt": (),
         "kept.txt": addition.kept,
         "versions.txt": addition.preferences,
+        "renewed.txt": own,
+        "own.txt": [f"{each.name} {each.digest}" for each in addition.own],
     }
     return "\n".join(
         ["requirements() {", *(line for name, lines in files.items() for line in written(name, lines)), "}"]
     )
+
+
+def _url(place: str, name: str) -> str:
+    return f"file://{escaped(f'{place}/{name}')}"

@@ -69,6 +69,7 @@ class Facts:
         no_index: whether its pip may use no index, only links.
         silent: (URL, why) of its package indexes that do not answer. offers: what the others have of what was asked.
         env: name of the environment for what is wanted. ready: whether it is there and its interpreter starts.
+        own: name → digest of the notebook's own distributions in it.
         code: whether skymagic's code is there.
         packages: name → version of those that are wanted and there, for an interpreter that is used as it is.
     """
@@ -102,6 +103,7 @@ class Facts:
     offers: tuple[Offer, ...] = field(default=(), repr=False)
     env: str = ""
     ready: bool = False
+    own: Mapping[str, str] = field(default_factory=dict, repr=False)
     code: bool = False
     packages: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -155,6 +157,7 @@ def parse(out: str) -> Facts:
         pythons=tuple(dict.fromkeys(map(_python, said.get("python", ())))),
         uv=one("uv") or None,
         ready="ready" in said,
+        own=dict(_pair(value) for value in said.get("own", ())),
         code="code" in said,
         packages=dict(_pair(value) for value in said.get("package", ())),
     )

@@ -71,6 +71,14 @@ fail() {
 }
 """
 
+OWN = r"""
+# What an environment has of the notebook's own distributions: a file of each, with its digest.
+own() {
+    mkdir -p "$made/.own"
+    while read -r name digest; do echo "$digest" >"$made/.own/$name"; done <"$drop/own.txt"
+}
+"""
+
 _PREPARE = r"""
 main() {
     umask 077
@@ -173,6 +181,7 @@ environment() {
     PATH=$made/bin:$PATH VIRTUAL_ENV=$made
     export PATH VIRTUAL_ENV
     commands
+    own
     # what a power cut could take back must not be called ready
     sync -f "$made" 2>/dev/null || sync
     step "marking it ready" finish
@@ -208,7 +217,7 @@ def plan_install(requirements: Requirements, facts: Facts, incoming: str, wheel:
     fitting.sort(key=lambda python: not (python.venv and python.pip))
     pip = bool(fitting) and fitting[0].venv and fitting[0].pip
     uv = facts.uv or (None if pip else UPLOADED)
-    files = tuple(PurePath(path).name for path, _ in requirements.files)
+    files = tuple(PurePath(path).name for path in requirements.uploads)
     python, silent = fitting[0].path if fitting else "", tuple(url for url, _ in facts.silent)
     builds = choose(requirements, facts)
     return InstallPlan(requirements, facts.env, python, incoming, pip, uv, wheel, files, builds, silent)
@@ -237,7 +246,7 @@ def install_script(plan: InstallPlan, facts: Facts) -> str:
         "silent": " ".join(plan.silent),
     }
     functions = [
-        COMMON + _MAIN + WATCHED + _INSTALL + PIP_SETTINGS + PACKAGES,
+        COMMON + OWN + _MAIN + WATCHED + _INSTALL + PIP_SETTINGS + PACKAGES,
         _requirements(plan, facts),
         _commands(plan),
     ]
@@ -254,6 +263,7 @@ def _requirements(plan: InstallPlan, facts: Facts) -> str:
         "requirements.txt": [*indexes, *requirements.packages, *uploaded],
         "builds.txt": plan.builds.constraints,
         "versions.txt": requirements.preferences,
+        "own.txt": [f"{each.name} {each.digest}" for each in requirements.own],
         **{f"scoped-{n}.txt": [f"--index-url {url}", *served] for n, (url, served) in enumerate(requirements.scoped)},
     }
     return "\n".join(

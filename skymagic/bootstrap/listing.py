@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from skymagic.bootstrap.builds import TORCH_INDEX, choose
 from skymagic.bootstrap.facts import Facts, Offer
+from skymagic.bootstrap.own import OwnWheel
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.plan.units import count, size
 
@@ -44,7 +46,11 @@ def packages(requirements: Requirements, facts: Facts) -> tuple[Package, ...]:
         if name in requirements.torch:
             package = _torch(package, offer, builds.backend, facts)
         found.append(package)
-    return tuple(found)
+    return (*found, *(_own(each) for each in requirements.own))
+
+
+def _own(one: OwnWheel) -> Package:
+    return Package(one.name, one.version, "", Path(one.path).stat().st_size, f"{one.source} here")
 
 
 def _torch(package: Package, offer: Offer, backend: str, facts: Facts) -> Package:

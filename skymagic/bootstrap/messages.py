@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from skymagic.bootstrap.facts import Facts
+from skymagic.bootstrap.own import misfit
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.plan.image import lacking
 from skymagic.plan.masking import masked
@@ -107,7 +109,7 @@ def refusals(facts: Facts, requirements: Requirements) -> list[str]:
     found = [*_safety(facts), *(_prepared(facts, requirements) if requirements.prepared else ())]
     if facts.code and (facts.ready or requirements.prepared):
         return found
-    return [*found, *_place(facts, requirements)]
+    return [*found, *_place(facts, requirements), *_wheels(facts, requirements)]
 
 
 def _safety(facts: Facts) -> list[str]:
@@ -120,6 +122,17 @@ def _safety(facts: Facts) -> list[str]:
             f"`chmod 700 {facts.folder}` there, or {OTHER_FOLDER}"
         ]
     return []
+
+
+def _wheels(facts: Facts, requirements: Requirements) -> list[str]:
+    """Wheels that go along and do not run there."""
+    wheels = {PurePath(path).name: "" for path, _ in requirements.files if path.endswith(".whl")}
+    wheels |= {each.file: f"{each.name} {each.version} (from {each.source})" for each in requirements.own}
+    return [
+        f"{words or file} cannot be installed: {why}; build a wheel of it there, and name that with --pip"
+        for file, words in wheels.items()
+        if (why := misfit(file, facts, requirements.minor))
+    ]
 
 
 def _place(facts: Facts, requirements: Requirements) -> list[str]:

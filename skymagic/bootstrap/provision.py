@@ -8,7 +8,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from shlex import quote
@@ -18,11 +18,12 @@ from skymagic.bootstrap import uv, wheel
 from skymagic.bootstrap.facts import Facts, parse
 from skymagic.bootstrap.install import UPLOADED, InstallPlan, install_script, plan_install, prepare_script
 from skymagic.bootstrap.messages import lacks_python, refusals
+from skymagic.bootstrap.own import NoWheel, OwnWheel, own_wheel
 from skymagic.bootstrap.probe import probe_script
 from skymagic.bootstrap.progress import InstallProgress
 from skymagic.bootstrap.quoting import MARK, any_shell, any_shell_word
 from skymagic.bootstrap.requirements import Requirements
-from skymagic.bootstrap.versions import pinned, preferred
+from skymagic.bootstrap.versions import own, pinned, preferred
 from skymagic.errors import HostError, RequestError
 from skymagic.plan.image import Image, PipIndex, is_place, project
 from skymagic.plugins._torch.plugin import DEFAULT_CUDA, WHEELS
@@ -103,15 +104,22 @@ class Installation:
 # ------------------------------------------------------------------------------------ what a node must have
 
 
-def requirements_of(image: Image, commands: Sequence[str] = (), hidden: Collection[str] = ()) -> Requirements:
-    """What `image` means for a node of this notebook.
+def requirements_of(
+    image: Image,
+    commands: Sequence[str] = (),
+    hidden: Collection[str] = (),
+    say: Callable[[str], None] = lambda words: None,
+) -> Requirements:
+    """What `image` means for a node of this notebook; what the notebook has from a folder or a repository is made a wheel.
 
     Args:
         commands: shell commands of the plugins, run once in a new environment.
         hidden: values that no message may show.
+        say: told of each wheel that is built.
 
     Raises:
-        RequestError: the image cannot be, wherever: files among the packages that are not here, all at once.
+        RequestError: the image cannot be, wherever: files among the packages that are not here, and distributions of the
+            notebook's own of which no wheel can be made, all at once.
     """
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     python = image.python or here
@@ -130,6 +138,7 @@ def requirements_of(image: Image, commands: Sequence[str] = (), hidden: Collecti
         else:
             kind = "is a folder: build a wheel of it, and name that" if path.is_dir() else "is not a file here"
             mistakes.append(f"pip: {text} {kind}")
+    mine = () if prepared else tuple(_own(packages, mistakes, say))
     if mistakes:
         raise RequestError(mistakes)
     given = {project(text) for text in packages}
@@ -148,12 +157,22 @@ def requirements_of(image: Image, commands: Sequence[str] = (), hidden: Collecti
         backend=_backend(each for each in image.pip_indexes if isinstance(each, str)),
         scoped=tuple(_scoped(image.pip_indexes, wanted)),
         files=tuple(files),
+        own=mine,
         commands=tuple(commands),
         code=wheel.running()[0],
         folder=image.env.get("SKYMAGIC_HOME"),
         asked=frozenset(filter(None, given)),
         hidden=frozenset(hidden),
     )
+
+
+def _own(packages: Iterable[str], mistakes: list[str], say: Callable[[str], None]) -> Iterator[OwnWheel]:
+    """Wheels of the notebook's own distributions that `packages` come to; of what cannot be built `mistakes` hear."""
+    for name in own(packages):
+        try:
+            yield own_wheel(name, say)
+        except NoWheel as problem:
+            mistakes.append(str(problem))
 
 
 def _scoped(indexes: Iterable[str | PipIndex], packages: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -212,8 +231,24 @@ def setup(host: RemoteShell, requirements: Requirements, report: Report, facts: 
         raise HostError(host.label, "it cannot be set up: " + ";\n  ".join(problems))
     if not (facts.code and (facts.ready or requirements.prepared)):
         _install(host, requirements, facts, report)
+        if not facts.ready:
+            facts = replace(facts, own=requirements.digests)
     python = requirements.python if requirements.prepared else f"{facts.folder}/env/{facts.env}/bin/python"
-    return Installation(python, facts, f"{facts.folder}/code/{requirements.code}", requirements)
+    ready = Installation(python, facts, f"{facts.folder}/code/{requirements.code}", requirements)
+    _renew_own(host, ready, report)
+    return replace(ready, facts=replace(facts, own=requirements.digests))
+
+
+def _renew_own(host: RemoteShell, ready: Installation, report: Report) -> None:
+    """Install those of the notebook's own distributions anew whose source has changed since they were."""
+    from skymagic.bootstrap.additions import Addition, add  # which needs what is defined here
+
+    changed = tuple(each for each in ready.requirements.own if ready.facts.own.get(each.name) != each.digest)
+    if changed:
+        report(
+            f"installing {', '.join(f'{each.name} {each.version}' for each in changed)} from {', '.join(each.source for each in changed)}"
+        )
+        add(host, ready, Addition((), (), ready.requirements.preferences, own=changed), lambda line: None)
 
 
 def _install(host: RemoteShell, requirements: Requirements, facts: Facts, report: Report) -> None:
@@ -228,7 +263,7 @@ def _install(host: RemoteShell, requirements: Requirements, facts: Facts, report
 
 def _files(host: RemoteShell, plan: InstallPlan, facts: Facts) -> dict[str, bytes]:
     """What has to be uploaded, by name."""
-    files = {Path(path).name: Path(path).read_bytes() for path, _ in plan.requirements.files if plan.files}
+    files = {Path(path).name: Path(path).read_bytes() for path in plan.requirements.uploads if plan.files}
     if plan.wheel:
         files[plan.wheel] = wheel.running()[2]
     if plan.uv == UPLOADED:

@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import dataclass, field
 
+from skymagic.bootstrap.own import OwnWheel
 from skymagic.plan.image import project
 
 TORCH = ("torch", "torchvision", "torchaudio")
@@ -27,6 +28,8 @@ class Requirements:
         asked: names of the projects that somebody asked for; not part of what is required.
         backend: PyTorch's build for hosts with GPUs, as ``"cu124"``; "" for what fits the host's driver.
         files: wheels and source archives to upload, as (path here, sha256 of the content).
+        own: wheels of the notebook's own distributions; an environment is named by what they are, and not by their content:
+            when a source changes its wheel is installed anew, and nothing else.
         commands: shell commands that run once packages are there.
         code: digest of skymagic's own code.
         hidden: values that no message shows; not part of what is required.
@@ -41,6 +44,7 @@ class Requirements:
     scoped: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), repr=False)
     backend: str = ""
     files: tuple[tuple[str, str], ...] = ()
+    own: tuple[OwnWheel, ...] = ()
     commands: tuple[str, ...] = field(default=(), repr=False)
     code: str = ""
     folder: str | None = None
@@ -53,14 +57,25 @@ class Requirements:
         return self.python.startswith("/")
 
     @property
+    def digests(self) -> dict[str, str]:
+        """Name → digest of the notebook's own distributions."""
+        return {each.name: each.digest for each in self.own}
+
+    @property
+    def uploads(self) -> tuple[str, ...]:
+        """Paths here of all that is uploaded to be installed."""
+        return (*(path for path, _ in self.files), *(each.path for each in self.own))
+
+    @property
     def pins(self) -> dict[str, str]:
-        """``name==version`` by name, or the name alone, of what a new environment will hold as far as that is known here."""
+        """``name==version`` by name, or the name alone, of what a new environment will get from indexes as far as that is known here."""
         pins = {name: name for text in self.packages if (name := project(text))}
         for text in (*self.preferences, *self.packages):
             stated, _, version = text.partition("==")
             if re.fullmatch(r"[\w.!]+", version) and (name := project(stated)):
                 pins[name] = f"{name}=={version}"
-        return pins
+        mine = {each.name for each in self.own}
+        return {name: pin for name, pin in pins.items() if name not in mine}
 
     @property
     def torch(self) -> tuple[str, ...]:
@@ -81,6 +96,7 @@ class Requirements:
             digests,
             self.commands,
             *self.scoped,
+            *((each.name, each.source) for each in self.own),
         ]
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         return f"{digest[:16]}-py{self.minor}"

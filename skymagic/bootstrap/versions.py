@@ -7,12 +7,14 @@ Neither holds a local version label (``+cpu``, ``+cu126``): which build fits is 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from skymagic.bootstrap.origins import origin
+from skymagic.bootstrap.requirements import TORCH
+from skymagic.plan.distributions import canonical
 from skymagic.plan.image import LATEST, is_place
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ class Distribution:
     Attributes:
         version: with its local label, as ``"2.13.0+cpu"``.
         requires: its requirements, as its metadata writes them.
-        own: whether it came from a folder or a repository: no index need have this version.
+        own: whether it came from a folder, a repository or a file of this machine: no index need have this version.
     """
 
     name: str
@@ -53,8 +55,9 @@ def notebook(name: str) -> Distribution | None:
         return None
     if not found.version:  # half of an installation, as an interrupted pip leaves it
         return None
-    origin = json.loads(found.read_text("direct_url.json") or "{}")
-    own = "dir_info" in origin or "vcs_info" in origin
+    place = origin(found)
+    # of these a node needs the build that fits it, whatever file the notebook's came from
+    own = place is not None and not (place.archive and canonical(found.name) in TORCH)
     return Distribution(found.name, found.version, tuple(found.requires or ()), own)
 
 
@@ -85,26 +88,43 @@ def _pinned(text: str, lookup: Lookup) -> str:
 def preferred(requirements: Iterable[str], lookup: Lookup = notebook) -> tuple[str, ...]:
     """Pins of all that `requirements` come to in the notebook, sorted: they hold where no requirement forbids them.
 
-    Left out is what is asked for at its `LATEST` or in other versions, and what the notebook lacks or has from a folder.
+    Left out is what is asked for at its `LATEST` or in other versions, and what the notebook lacks or has of its own.
     """
-    from packaging.utils import canonicalize_name
-
-    pins: dict[str, str] = {}
-    seen: set[tuple[str, frozenset[str]]] = set()
     waiting = list(filter(None, map(_requirement, requirements)))
-    asked = {canonicalize_name(each.name): each.specifier for each in waiting if each.specifier}
+    asked = {canonical(each.name): each.specifier for each in waiting if each.specifier}
+    pins = {
+        name: f"{name}=={here.public}"
+        for name, here in _needed(waiting, lookup)
+        if not here.own and _allowed(here, asked.get(name))
+    }
+    return tuple(pins[name] for name in sorted(pins))
+
+
+def own(requirements: Iterable[str], lookup: Lookup = notebook) -> tuple[str, ...]:
+    """Canonical names of the notebook's own distributions among all that `requirements` come to, sorted.
+
+    What is asked for in another version than the notebook's, or at its `LATEST`, is an index's.
+    """
+    waiting = list(filter(None, map(_requirement, requirements)))
+    asked = {canonical(each.name): each.specifier for each in waiting if each.specifier}
+    names = {name for name, here in _needed(waiting, lookup) if here.own and _allowed(here, asked.get(name))}
+    return tuple(sorted(names - {"skymagic"}))
+
+
+def _needed(waiting: list[Requirement], lookup: Lookup) -> Iterator[tuple[str, Distribution]]:
+    """What requirements come to in the notebook, by canonical name; what it lacks is left out."""
+    seen: set[tuple[str, frozenset[str]]] = set()
+    waiting = list(waiting)
     while waiting:
         requirement = waiting.pop()
-        name, extras = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        name, extras = canonical(requirement.name), frozenset(requirement.extras)
         here = None if (name, extras) in seen else lookup(name)
         seen.add((name, extras))
         if here is None:
             continue
-        if not here.own and _allowed(here, asked.get(name)):
-            pins[name] = f"{name}=={here.public}"
+        yield name, here
         needed = filter(None, map(_requirement, here.requires))
         waiting += [each for each in needed if _applies(each, extras)]
-    return tuple(pins[name] for name in sorted(pins))
 
 
 def _allowed(here: Distribution, asked: SpecifierSet | None) -> bool:

@@ -45,6 +45,12 @@ def build(files: Mapping[str, bytes], number: str, name: str = "skymagic") -> by
     whole = dict(files)
     whole[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n".encode()
     whole[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: skymagic\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    return pack(whole, info)
+
+
+def pack(files: Mapping[str, bytes], info: str) -> bytes:
+    """These files as a wheel, and a record of them in the folder `info`, last."""
+    whole = dict(files)
     record = "".join(f"{path},sha256={_sha256(data)},{len(data)}\n" for path, data in whole.items())
     whole[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
     packed = io.BytesIO()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,7 @@ class Node:
             notebook's own, or an interpreter that is used as it is.
         python: that interpreter; empty where there is none.
         hostname: its own name for itself; empty until the nodes have met.
+        own: name → digest of the notebook's own distributions in the environment of its ranks.
     """
 
     index: int
@@ -60,6 +61,7 @@ class Node:
     python: str = ""
     address: str = ""
     hostname: str = ""
+    own: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"node {self.index} ({self.name})"

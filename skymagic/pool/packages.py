@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skymagic.bootstrap.additions import Addition
-from skymagic.bootstrap.versions import notebook, pinned, preferred
+from skymagic.bootstrap.own import NoWheel, OwnWheel, own_wheel
+from skymagic.bootstrap.versions import own, pinned, preferred
 from skymagic.data.capture import installed
 from skymagic.data.capture.imports import ModulesNeeded
 from skymagic.errors import PackagesError, RequestError
@@ -46,6 +47,10 @@ class Packages:
     """Names that no distribution here has, with the state of this environment when that was looked up."""
     _nodes: dict[int, Environment] = field(default_factory=dict)
     """By index of the machine, what is there."""
+    _own: dict[int, dict[str, str]] = field(default_factory=dict)
+    """By index of the machine, name → digest of the notebook's own distributions there."""
+    _sources: dict[str, object] = field(default_factory=dict)
+    """First names of the modules of these → the state of their source when the nodes had it."""
     _noted: set[Distribution] = field(default_factory=set)
     """What the user knows to be of another version there."""
     _imported: set[str] = field(default_factory=set)
@@ -57,6 +62,8 @@ class Packages:
 
     def unsettled(self, names: frozenset[str]) -> frozenset[str]:
         """Those of these names of modules of which it is not known that the nodes have them; microseconds where there are none."""
+        if self._sources and self._status.defaults.packages != "off":
+            self._settled -= self._changed(names)
         if names <= self._settled or not self._status.plan.remote or self._status.defaults.packages == "off":
             return frozenset()
         self._settled |= {name for name in names if name.partition(".")[0] in sys.stdlib_module_names}
@@ -66,10 +73,18 @@ class Packages:
         left = frozenset(name for name in names - self._settled if self._unknown.get(name) != now)
         return frozenset() if left and self._nodes and self._are_there(left) else left
 
+    def _changed(self, names: frozenset[str]) -> set[str]:
+        """Those of these names whose source is another one than the nodes have; a look at each of its files."""
+        tops = {name.partition(".")[0] for name in names} & set(self._sources)
+        changed = {top for top in tops if installed.source_stamp(top) != self._sources[top]}
+        return {name for name in names if name.partition(".")[0] in changed}
+
     def _are_there(self, names: frozenset[str]) -> bool:
         """Whether all nodes are known to have these, in the notebook's versions: then the run need not be prepared twice."""
         found, unknown = distributions.distributions(names, installed.here())
         if unknown or any(lacks(one, there) or differs(one, there) for one in found for there in self._nodes.values()):
+            return False
+        if any(one.key in there for one in found for there in self._own.values()):
             return False
         self._settled |= names
         return True
@@ -92,6 +107,10 @@ class Packages:
                 self._look()
                 self._provide(found, screen, cancelled)
                 self._note_versions(found, screen)
+            for one in found:
+                if any(one.key in there for there in self._own.values()):
+                    top = one.module.partition(".")[0]
+                    self._sources[top] = installed.source_stamp(top)
             self._unknown.update(dict.fromkeys(unknown, installed.stamp()))
             self._settled |= needed.names - unknown
 
@@ -104,40 +123,63 @@ class Packages:
         for rank, told in agents.ask(asked, "installed", ANSWER_TIMEOUT).items() if asked else ():
             if told and "versions" in told:
                 self._nodes[asked[rank]] = Environment(told["versions"], dict.fromkeys(told["modules"], ()))
+                self._own.setdefault(asked[rank], dict(agents.nodes[asked[rank]].own))
 
     def _provide(self, found: Sequence[Distribution], screen: Screen, cancelled: Callable[[], bool]) -> None:
-        missing = {
-            index: lacking
-            for index, there in sorted(self._nodes.items())
-            if (lacking := [one for one in found if lacks(one, there)])
-        }
+        lacking = {index: [one for one in found if lacks(one, there)] for index, there in sorted(self._nodes.items())}
+        wheels = self._wheels(found, {index for index, ones in lacking.items() if ones}, screen)
+        missing = {index for index, ones in lacking.items() if ones or wheels[index]}
         if not missing:
             return
-        wanted = sorted({one for lacking in missing.values() for one in lacking})
-        names = [self._resources.agents.nodes[index].name for index in missing]
-        foreign = [
-            self._resources.agents.nodes[index]
-            for index in missing
-            if self._resources.agents.nodes[index].install is None
-        ]
-        if foreign:
-            raise PackagesError(refused(wanted, names, [node.python for node in foreign]))
-        if own := [one for one in wanted if (has := notebook(one.name)) is not None and has.own]:
-            raise PackagesError(no_index(own, names))
+        every = {each.name: each for index in missing for each in wheels[index]}
+        wanted = sorted({str(one) for index in missing for one in lacking[index] if one.key not in every})
+        wanted += [f"{each.name} {each.version}" for each in every.values()]
+        nodes = [self._resources.agents.nodes[index] for index in sorted(missing)]
+        names = [node.name for node in nodes]
+        needed = sorted({one for ones in lacking.values() for one in ones})
+        if foreign := [node for node in nodes if node.install is None]:
+            raise PackagesError(refused(needed, names, [node.python for node in foreign]))
         if self._status.defaults.packages == "ask":
-            raise PackagesError(asks(wanted, names))
-        what = f"installing {', '.join(map(str, wanted))} on {', '.join(names)} …"
+            raise PackagesError(asks(needed or found, names))
+        what = f"installing {', '.join(wanted)} on {', '.join(names)} …"
         screen.status(f"[{what}]")
         begun = time.monotonic()
-        additions = {index: addition(lacking, self._nodes[index]) for index, lacking in missing.items()}
+        additions = {index: addition(lacking[index], self._nodes[index], wheels[index]) for index in sorted(missing)}
         problems = self._install(additions, lambda node, line: None, cancelled)
         if problems:
             screen.status(f"[{what} failed]", last=True)
-            raise PackagesError(
-                "\n".join([f"{', '.join(map(str, wanted))} cannot be installed; nothing was sent:", *problems])
-            )
+            raise PackagesError("\n".join([f"{', '.join(wanted)} cannot be installed; nothing was sent:", *problems]))
         screen.status(f"[{what} {time.monotonic() - begun:.1f} s]", last=True)
+        for one in found:
+            if one.key in every and one.module.partition(".")[0] in self._imported:
+                screen.note(
+                    f"[{one.name} has changed since the ranks imported it: %sky_restart takes what it is now]\n"
+                )
         self._look(again=True)
+
+    def _wheels(self, found: Sequence[Distribution], without: set[int], screen: Screen) -> dict[int, list[OwnWheel]]:
+        """By node, the notebook's own distributions that it lacks or has of another source; what was put there by hand stays.
+
+        Args:
+            without: nodes that lack some of what is needed, and perhaps what that needs in turn.
+        """
+        wheels: dict[int, list[OwnWheel]] = {index: [] for index in self._nodes}
+        for name in own([one.name for one in found]):
+            lacking = {index for index in self._nodes if name not in self._nodes[index].versions}
+            known = {index for index in self._nodes if name in self._own.get(index, {})}
+            if not (lacking & without or known):
+                continue
+            node = self._resources.agents.nodes[min(lacking | known)]
+            if node.install is None:
+                continue  # the interpreter is used as it is: this is said of all that it lacks
+            try:
+                wheel = own_wheel(name, lambda words: screen.status(f"[{words}]"))
+            except NoWheel as problem:
+                raise PackagesError(no_wheel(name, str(problem))) from None
+            for index in sorted((lacking & without) | known):
+                if self._own.get(index, {}).get(name) != wheel.digest:
+                    wheels[index].append(wheel)
+        return wheels
 
     def _note_versions(self, found: Iterable[Distribution], screen: Screen) -> None:
         for one in found:
@@ -210,6 +252,9 @@ class Packages:
             interrupted.set()  # the threads see it within a second
             raise
         self._imported = self._rescan()
+        for (index, addition), outcome in zip(additions.items(), outcomes, strict=True):
+            if not isinstance(outcome, BaseException):
+                self._own.setdefault(index, {}).update({each.name: each.digest for each in addition.own})
         problems = failures(outcomes)
         if stop := next((problem for problem in problems if isinstance(problem, KeyboardInterrupt)), None):
             raise stop
@@ -248,26 +293,36 @@ def requirement(needed: Distribution) -> str:
     return f"{needed.name}=={needed.version.partition('+')[0]}"
 
 
-def addition(needed: Iterable[Distribution], there: Environment) -> Addition:
-    """What a node gets for a run: nothing changes of what is there already, and perhaps imported."""
-    kept = [f"{name}=={version}" for name, version in sorted(there.versions.items())]
-    preferences = [
-        text for text in preferred([one.name for one in needed]) if text.partition("==")[0] not in there.versions
-    ]
-    return Addition(tuple(map(requirement, needed)), tuple(kept), tuple(preferences))
+def addition(needed: Iterable[Distribution], there: Environment, wheels: Sequence[OwnWheel] = ()) -> Addition:
+    """What a node gets for a run: nothing changes of what is there already, and perhaps imported.
+
+    Args:
+        wheels: of the notebook's own distributions, also those that are there and have changed.
+    """
+    mine = {each.name for each in wheels}
+    names = [one.name for one in needed if one.key not in mine]
+    kept = [f"{name}=={version}" for name, version in sorted(there.versions.items()) if name not in mine]
+    preferences = [text for text in preferred([*names, *mine]) if text.partition("==")[0] not in there.versions]
+    asked = [requirement(one) for one in needed if one.key not in mine]
+    return Addition(tuple(asked), tuple(kept), tuple(preferences), own=tuple(wheels))
 
 
 def by_hand(packages: Sequence[str]) -> Addition:
-    """What a user has asked for; names without a version get the notebook's, and files go along.
+    """What a user has asked for; names without a version get the notebook's, files go along, and the notebook's own as wheels.
 
     Raises:
         RequestError: there is no such file.
+        PackagesError: no wheel of the notebook's own can be made.
     """
     paths = [Path(text).expanduser() for text in packages if is_place(text) and "://" not in text]
     if lost := [str(path) for path in paths if not path.is_file()]:
         raise RequestError([f"{path} is not a file here" for path in lost])
     names = [text for text in packages if not is_place(text) or "://" in text]
-    return Addition(pinned(names), (), preferred(names), {path.name: path.read_bytes() for path in paths})
+    try:
+        wheels = tuple(map(own_wheel, own(names)))
+    except NoWheel as problem:
+        raise PackagesError(str(problem)) from None
+    return Addition(pinned(names), (), preferred(names), {path.name: path.read_bytes() for path in paths}, wheels)
 
 
 def refused(needed: Sequence[Distribution], nodes: Sequence[str], pythons: Sequence[str]) -> str:
@@ -290,13 +345,11 @@ def asks(needed: Sequence[Distribution], nodes: Sequence[str]) -> str:
     )
 
 
-def no_index(needed: Sequence[Distribution], nodes: Sequence[str]) -> str:
-    """Why a run is not begun that needs what the notebook has from a folder or a repository; pure."""
-    what = ", ".join(map(str, needed))
+def no_wheel(name: str, problem: str) -> str:
+    """Why a run is not begun that needs one of the notebook's own distributions, of which no wheel can be made; pure."""
     return (
-        f"the cell needs {what}, which {', '.join(nodes)} {'lack' if len(nodes) > 1 else 'lacks'}; nothing was sent. It is installed "
-        "here from a folder or a repository, and an index may have something else of this name: build a wheel of it "
-        "(%pip wheel --no-deps -w wheels FOLDER), and %sky_pip install wheels/NAME.whl"
+        f"the cell needs {name}, and nothing was sent: {problem}\n"
+        f"(a wheel that there is goes to the nodes with %sky_pip install wheels/{name.replace('-', '_')}-….whl)"
     )
 
 

@@ -65,7 +65,7 @@ class SSH:
         cluster = plugins.Cluster(shape.nodes, shape.procs_per_node, request.gpu)
         image = with_imports(packing.image_for(request.plugins, request.whole_image(), cluster), request.imports)
         commands = tuple(command for one in plugins.resolve(request.plugins) for command in one.bootstrap(cluster))
-        requirements = requirements_of(image, commands, request.secret_values(os.environ))
+        requirements = requirements_of(image, commands, request.secret_values(os.environ), say)
         chosen = endpoints[: shape.nodes]
         connections = connecting.connect_all(chosen, getpass.getpass)
         try:
@@ -103,15 +103,12 @@ class SSH:
 
 
 def with_imports(image: Image, imports: frozenset[str]) -> Image:
-    """An image with what these modules are from; an interpreter that is used as it is has what it has.
-
-    What the notebook has from a folder or a repository is left out: an index may have something else of this name.
-    """
+    """An image with what these modules are from; an interpreter that is used as it is has what it has."""
     if not imports or (image.python or "").startswith("/"):
         return image
     found, _ = distributions.distributions(imports, installed.here())
     named = set(map(project, image.pip))
-    here = [one for one in found if one.key not in named and (has := notebook(one.name)) is not None and not has.own]
+    here = [one for one in found if one.key not in named and notebook(one.name) is not None]
     return image.replace(pip=(*image.pip, *(one.name for one in here)))
 
 
@@ -155,6 +152,7 @@ class Machine:
             install=None if self._used_as_it_is else self._install,
             python=self._installation.python if self._installation is not None and self._used_as_it_is else "",
             forward=lambda address, port: self._current().forward(address, port),
+            own=self._installation.facts.own if self._installation is not None else {},
         )
 
     @property

@@ -165,17 +165,23 @@ def test_an_interpreter_of_the_users_own_is_left_alone(lab: tuple[Hosts, Noteboo
 
 
 def test_what_a_folder_holds_comes_from_no_index(lab: tuple[Hosts, Notebook, Shelf]) -> None:
-    """An index may have something else of this name."""
+    """An index may have something else of this name. What a cell needs is packed here; where that cannot be, by hand."""
     hosts, notebook, shelf = lab
     shelf.add("tiny-own", "1.0", {"tinyown.py": "mine = True\n"})
-    (shelf.site / "tiny_own-1.0.dist-info/direct_url.json").write_text(
-        '{"url": "file:///src", "dir_info": {"editable": true}}'
-    )
-    failed = notebook.fail("%%sky_broadcast --pool lab\nimport tinyown")
-    assert "tiny_own 1.0" in failed.text
-    assert not any(there(host, "tiny_own") for host in hosts)
-    notebook.run(f"%sky_pip install {shelf.links}/tiny_own-1.0-py3-none-any.whl --pool lab")
-    notebook.run("%%sky_broadcast --pool lab -o seen\nimport tinyown\ntinyown.mine")
+    shelf.add("tiny-lost", "1.0", {"tinylost.py": "mine = True\n"})
+    for name, editable in (("tiny_own", "false"), ("tiny_lost", "true")):
+        (shelf.site / f"{name}-1.0.dist-info/direct_url.json").write_text(
+            f'{{"url": "file:///src", "dir_info": {{"editable": {editable}}}}}'
+        )
+    (shelf.links / "tiny_own-1.0-py3-none-any.whl").write_bytes(b"another")
+    shown = notebook.run("%%sky_broadcast --pool lab -o seen\nimport tinyown\ntinyown.mine")
+    assert notebook.value("seen") == [True, True]
+    assert "installing tiny-own 1.0 on gpu1, gpu2" in said(shown)
+    failed = notebook.fail("%%sky_broadcast --pool lab\nimport tinylost")
+    assert "tiny_lost 1.0 is installed here from /src, where there is no project (any more)" in failed.text
+    assert not any(there(host, "tiny_lost") for host in hosts)
+    notebook.run(f"%sky_pip install {shelf.links}/tiny_lost-1.0-py3-none-any.whl --pool lab")
+    notebook.run("%%sky_broadcast --pool lab -o seen\nimport tinylost\ntinylost.mine")
     assert notebook.value("seen") == [True, True]
     assert "is not a file here" in notebook.fail("%sky_pip install ./none.whl --pool lab").text
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+import json
 import os
 import pkgutil
 import re
@@ -63,7 +65,44 @@ def _read(stamp: tuple[object, ...]) -> Environment:
             for name in names:
                 for module in _modules_of(name, top):
                     modules[module] = (*modules.get(module, ()), name)
+    for found in importlib.metadata.distributions():
+        for folder in _linked(found):
+            versions.setdefault(canonical(found.name), found.version)
+            for each in pkgutil.iter_modules([folder]):
+                modules.setdefault(each.name, (found.name,))
     return Environment(versions, modules)
+
+
+def source_stamp(top: str) -> object:
+    """Equal as long as no file of a module or package is changed, added or removed; it is not imported."""
+    try:
+        found = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if found is None:
+        return None
+    places = list(found.submodule_search_locations or ()) or [found.origin or ""]
+    return [(path, _changed(path)) for place in places for path in _files(place)]
+
+
+def _files(place: str) -> list[str]:
+    """A file, or all that is below a folder."""
+    walked = (f"{folder}/{name}" for folder, _, names in os.walk(place) for name in names)
+    return sorted(path for path in walked if not path.endswith(".pyc")) or [place]
+
+
+def _linked(distribution: importlib.metadata.Distribution) -> list[str]:
+    """Folders that an editable distribution adds to ``sys.path``: few of them list the modules that are in there."""
+    try:
+        said = json.loads(distribution.read_text("direct_url.json") or "{}")
+        editable = said.get("dir_info", {}).get("editable") and distribution.name and distribution.version
+    except (ValueError, AttributeError):
+        return []
+    if not editable:
+        return []
+    files = [Path(str(distribution.locate_file(path))) for path in distribution.files or () if path.suffix == ".pth"]
+    lines = [line for file in files if file.is_file() for line in file.read_text(errors="replace").splitlines()]
+    return [line.strip() for line in lines if Path(line.strip()).is_dir() and line.strip()]
 
 
 def _modules_of(distribution: str, top: str) -> set[str]:

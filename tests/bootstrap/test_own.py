@@ -1,0 +1,161 @@
+"""The notebook's own distributions become wheels: built of a source, packed again from what is installed, kept by content."""
+
+from __future__ import annotations
+
+import subprocess
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skymagic.bootstrap import own as wheels
+from skymagic.bootstrap.facts import Facts
+from skymagic.bootstrap.messages import refusals
+from skymagic.bootstrap.origins import source_files
+from skymagic.bootstrap.own import NoWheel, OwnWheel, misfit, own_wheel
+from skymagic.bootstrap.provision import requirements_of
+from skymagic.bootstrap.versions import notebook
+from skymagic.errors import RequestError
+from skymagic.plan.image import Image
+from tests.lab.distributions import Shelf
+
+HOST = Facts(system="Linux", machine="x86_64", hostname="n", home="/h", folder="/h/s", libc="glibc 2.36")
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
+    """What the notebook has."""
+    shelf = Shelf(tmp_path / "shelf")
+    monkeypatch.syspath_prepend(str(shelf.site))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return shelf
+
+
+def read(path: str, name: str) -> str:
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(name).decode()
+
+
+def test_a_wheel_is_built_once_for_each_state_of_its_source(shelf: Shelf) -> None:
+    """Also of a state that was there before; a damaged one is made anew, and nothing is left in the source."""
+    project = shelf.editable("tiny-own", "1.0", {"tinyown.py": "state = 1\n"})
+    before = sorted(project.rglob("*"))
+    builds, told = shelf.builds("tiny-own"), list[str]()
+    first = own_wheel("tiny_own", told.append)
+    assert told == [f"building a wheel of tiny-own 1.0 in {project}"]
+    assert (first.name, first.version, first.source) == ("tiny-own", "1.0", str(project))
+    assert read(first.path, "tinyown.py") == "state = 1\n"
+    assert own_wheel("tiny-own") == first
+    (project / "src/tinyown.py").write_text("state = 2\n")
+    second = own_wheel("tiny-own")
+    assert second.digest != first.digest
+    assert read(second.path, "tinyown.py") == "state = 2\n"
+    assert builds.read_text().count("built") == 2
+    (project / "src/tinyown.py").write_text("state = 1\n")
+    assert own_wheel("tiny-own") == first
+    assert builds.read_text().count("built") == 2
+    Path(first.path).write_bytes(Path(first.path).read_bytes()[:-30])
+    assert own_wheel("tiny-own") == first
+    assert read(first.path, "tinyown.py") == "state = 1\n"
+    assert builds.read_text().count("built") == 3
+    assert sorted(project.rglob("*")) == before
+
+
+def test_what_git_ignores_is_no_source(tmp_path: Path) -> None:
+    """But code is, where it lies among what git knows: a version that a build writes."""
+    for file in ("pkg/__init__.py", "pkg/_version.py", "pkg/big.bin", "data/a.py", "build/lib/pkg/old.py", "new.py"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(file)
+    assert source_files(tmp_path) == ["data/a.py", "new.py", "pkg/__init__.py", "pkg/_version.py", "pkg/big.bin"]
+    (tmp_path / ".gitignore").write_text("_version.py\n*.bin\n/data\nbuild\n")
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), "add", "pkg"], check=True)
+    assert source_files(tmp_path) == [".gitignore", "new.py", "pkg/__init__.py", "pkg/_version.py"]
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        '{"url": "file:///gone", "dir_info": {}}',
+        '{"url": "https://me:hush@example.org/x.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}',
+        '{"url": "file:///gone/tiny_other-2.0-py3-none-any.whl", "archive_info": {}}',
+    ],
+)
+def test_what_is_installed_is_packed_again(shelf: Shelf, origin: str) -> None:
+    """Whatever has become of its source: a folder, a repository, a file."""
+    shelf.add("tiny-other", "2.0", {"tinyother/__init__.py": "here = True\n", "tinyother/data.txt": "d"})
+    (shelf.site / "tiny_other-2.0.dist-info/direct_url.json").write_text(origin)
+    made = own_wheel("tiny-other")
+    assert Path(made.path).name == "tiny_other-2.0-py3-none-any.whl"
+    assert "hush" not in made.source
+    with zipfile.ZipFile(made.path) as archive, zipfile.ZipFile(shelf.links / made.file) as theirs:
+        assert sorted(archive.namelist()) == sorted(theirs.namelist())
+        assert archive.read("tinyother/__init__.py") == b"here = True\n"
+    assert own_wheel("tiny-other") == made
+    (shelf.site / "tinyother/__init__.py").write_text("here = False\n")
+    assert own_wheel("tiny-other").digest != made.digest
+
+
+def test_what_cannot_be_built_is_said_with_the_last_lines(shelf: Shelf) -> None:
+    project = shelf.editable("tiny-own", "1.0", {"tinyown.py": ""})
+    shelf.editable("tiny-gone", "1.0", {"tinygone.py": ""})
+    (shelf.folder / "projects/tiny-gone/pyproject.toml").unlink()
+    with (project / "backend.py").open("a") as file:
+        file.write("raise SystemExit('no compiler, and https://me:hush@example.org')\n")
+    with pytest.raises(RequestError) as error:
+        requirements_of(Image(pip=("tiny-own", "tiny-gone")))
+    gone, failed = error.value.mistakes
+    assert (
+        gone == f"tiny-gone 1.0 is installed here from {project.parent}/tiny-gone, where there is no project (any more)"
+    )
+    assert failed.startswith(f"no wheel could be built of tiny-own 1.0 in {project}; `")
+    assert "no compiler, and https://****@example.org" in failed
+    assert not list(wheels.cache_folder().glob("*/.*"))
+
+
+def test_own_ones_are_found_behind_others(shelf: Shelf) -> None:
+    """And no index is asked for them; an environment is named by what they are, and not by their content."""
+    shelf.editable("tiny-own", "1.0", {"tinyown.py": ""}, ["packaging"])
+    shelf.editable("tiny-base", "1.0", {"tinybase.py": ""}, ["tiny-own"])
+    here = notebook("tiny-base")
+    assert here is not None
+    assert here.own
+    wanted = requirements_of(Image(pip=("tiny-base",)))
+    assert [each.name for each in wanted.own] == ["tiny-base", "tiny-own"]
+    assert not {"tiny-base", "tiny-own"} & set(wanted.pins)
+    (shelf.folder / "projects/tiny-own/src/tinyown.py").write_text("more = 1\n")
+    changed = requirements_of(Image(pip=("tiny-base",)))
+    assert changed.key == wanted.key
+    assert changed.digests != wanted.digests
+    assert [each.name for each in requirements_of(Image(pip=("tiny-base==2.0",))).own] == ["tiny-own"]
+
+
+@pytest.mark.parametrize(
+    ("file", "facts", "why"),
+    [
+        ("a-1-py3-none-any.whl", replace(HOST, machine="aarch64"), ""),
+        ("a-1-cp311-cp311-linux_x86_64.whl", HOST, ""),
+        ("a-1-cp38-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", HOST, ""),
+        ("a-1-cp311-cp311-macosx_11_0_universal2.whl", replace(HOST, system="Darwin", machine="arm64"), ""),
+        ("a-1-cp311-cp311-linux_x86_64.whl", replace(HOST, machine="aarch64"), "the host is Linux aarch64"),
+        ("a-1-cp311-cp311-linux_x86_64.whl", replace(HOST, libc="musl"), "the host is Linux x86_64 (musl)"),
+        ("a-1-cp311-cp311-macosx_11_0_arm64.whl", HOST, "it is compiled for macosx_11_0_arm64"),
+        ("a-1-cp312-cp312-linux_x86_64.whl", HOST, "it is built for cp312, and the host's environment has Python 3.11"),
+    ],
+)
+def test_a_wheel_of_another_platform_is_refused_by_name(file: str, facts: Facts, why: str) -> None:
+    assert (why in misfit(file, facts, "3.11")) if why else misfit(file, facts, "3.11") == ""
+    wanted = requirements_of(Image())
+    wanted = replace(wanted, minor="3.11", own=(OwnWheel("tiny-fast", "1", f"/w/{file}", "d", "/src/fast"),))
+    said = refusals(facts, wanted)
+    assert bool(said) == bool(why)
+    assert all(sentence.startswith("tiny-fast 1 (from /src/fast) cannot be installed: ") for sentence in said)
+
+
+def test_there_is_no_wheel_of_what_lost_its_files(shelf: Shelf) -> None:
+    shelf.add("tiny-other", "2.0", {"tinyother.py": ""})
+    (shelf.site / "tiny_other-2.0.dist-info/direct_url.json").write_text('{"url": "file:///gone", "dir_info": {}}')
+    (shelf.site / "tinyother.py").unlink()
+    with pytest.raises(NoWheel, match="tinyother.py of it is missing: install it again"):
+        own_wheel("tiny-other")
