@@ -25,6 +25,12 @@ fail() {
     leave 1
 }
 
+# What an environment has of the notebook's own distributions: a file of each, with its digest.
+own() {
+    mkdir -p "$made/.own"
+    while read -r name digest; do echo "$digest" >"$made/.own/$name"; done <"$drop/own.txt"
+}
+
 main() {
     umask 077
     cd /  # a home may hold a random.py
@@ -44,6 +50,7 @@ main() {
     step "writing the list of packages" requirements
     set -- -r "$drop/requirements.txt" -c "$drop/kept.txt"
     install "$@" -c "$drop/versions.txt" || install "$@" || fail
+    own
     tell done
     leave 0
 }
@@ -57,7 +64,10 @@ install() {
         tell instead
     fi
     guard_pip
-    attempt "installing with pip" "$made/bin/python" -m pip install --progress-bar off "$@"
+    attempt "installing with pip" "$made/bin/python" -m pip install --progress-bar off "$@" || return 1
+    if [ -s "$drop/renewed.txt" ]; then  # pip leaves what has this version as it is
+        attempt "installing anew with pip" "$made/bin/python" -m pip install --force-reinstall --no-deps -r "$drop/renewed.txt"
+    fi
 }
 
 shown() {
@@ -324,5 +334,11 @@ requirements() {
         printf '%s\n' six==1.0
         :
     } >"$drop/versions.txt"
+    {
+        :
+    } >"$drop/renewed.txt"
+    {
+        :
+    } >"$drop/own.txt"
 }
 main </dev/null 2>&1

@@ -33,6 +33,12 @@ fail() {
     leave 1
 }
 
+# What an environment has of the notebook's own distributions: a file of each, with its digest.
+own() {
+    mkdir -p "$made/.own"
+    while read -r name digest; do echo "$digest" >"$made/.own/$name"; done <"$drop/own.txt"
+}
+
 main() {
     umask 077
     cd /  # a home may hold a random.py
@@ -117,6 +123,7 @@ environment() {
     PATH=$made/bin:$PATH VIRTUAL_ENV=$made
     export PATH VIRTUAL_ENV
     commands
+    own
     # what a power cut could take back must not be called ready
     sync -f "$made" 2>/dev/null || sync
     step "marking it ready" finish
@@ -336,6 +343,9 @@ requirements() {
         printf '%s\n' six==1.17.0
         :
     } >"$drop/versions.txt"
+    {
+        :
+    } >"$drop/own.txt"
 }
 commands() {
     cd "$HOME"

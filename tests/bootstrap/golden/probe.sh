@@ -314,6 +314,9 @@ environment() {
     tell env "$env"
     if works "$env"; then
         tell ready "$env"
+        for one in "$folder/env/$env/.own"/*; do
+            if [ -f "$one" ]; then tell own "${one##*/}" "$(cat "$one")"; fi
+        done
         return
     fi
     interpreters | while IFS= read -r one; do
