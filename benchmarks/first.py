@@ -11,7 +11,8 @@ from typing import Any
 
 from benchmarks import cluster
 from benchmarks.figures import Figure, say, timed
-from skymagic.bootstrap.provision import Installation, setup
+from skymagic.bootstrap.provision import setup
+from skymagic.bootstrap.remote import Installation
 from skymagic.plan.requests import Defaults, PoolRequest
 from skymagic.pool import Pool, registry
 from skymagic.providers import ssh

@@ -30,6 +30,7 @@ probe         probe.sh
 progress      the output of install.sh, parsed line by line
 provision     the steps above over a connection
 quoting       quoting for sh, and for every login shell
+remote        a host's connection, uploads, and skymagic as it is installed there
 requirements  what a host must have; its key names the environment
 running       sh that finds and ends what of a user's pools runs on a host
 uv            uv's program for a host's platform

@@ -14,8 +14,8 @@ from skymagic.bootstrap.own import OwnWheel, misfit
 from skymagic.bootstrap.packages import PACKAGES
 from skymagic.bootstrap.pip_settings import PIP_SETTINGS
 from skymagic.bootstrap.progress import InstallProgress
-from skymagic.bootstrap.provision import Installation, RemoteShell, upload
 from skymagic.bootstrap.quoting import TELL, assignments
+from skymagic.bootstrap.remote import Installation, RemoteShell, upload
 from skymagic.bootstrap.requirements import TORCH
 from skymagic.errors import HostError
 from skymagic.plan.image import project

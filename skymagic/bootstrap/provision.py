@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from shlex import quote
-from typing import Protocol
 
 from skymagic.bootstrap import uv, wheel
+from skymagic.bootstrap.additions import Addition, add
 from skymagic.bootstrap.facts import Facts, parse
 from skymagic.bootstrap.install import UPLOADED, InstallPlan, install_script, plan_install, prepare_script
 from skymagic.bootstrap.messages import lacks_python, refusals
 from skymagic.bootstrap.own import NoWheel, OwnWheel, own_wheel
 from skymagic.bootstrap.probe import probe_script
 from skymagic.bootstrap.progress import InstallProgress
-from skymagic.bootstrap.quoting import MARK, any_shell, any_shell_word
+from skymagic.bootstrap.remote import Installation, RemoteShell, Report, upload
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.versions import own, pinned, preferred
 from skymagic.errors import HostError, RequestError
 from skymagic.plan.image import Image, PipIndex, is_place, project
 from skymagic.plugins._torch.plugin import DEFAULT_CUDA, WHEELS
-from skymagic.ssh.connection import ScriptResult
 
 RANK_DEPENDENCIES = {
     "ipyparallel": ">=9,<10",
@@ -42,63 +39,8 @@ other; an interpreter that is used as it is may have any of these."""
 
 TORCH_BUILD = re.compile(re.escape(WHEELS) + r"(cpu|xpu|cu\d+|rocm[\d.]+)/?")
 """PyTorch's own indexes, each of one build: which of them fits is the node's matter."""
-CHUNK_BYTES = 1 << 20
 CLOCK_SKEW_SECONDS = 120
 """Clock skew above which it is reported."""
-UPLOAD_NOTICE_BYTES = 2_000_000
-"""Size above which an upload is reported."""
-
-Report = Callable[[str], None]
-
-
-class RemoteShell(Protocol):
-    """What provisioning needs of a host: scripts and uploads; `ssh.connection.Connection` has it."""
-
-    @property
-    def label(self) -> str:
-        """What the user calls it."""
-
-    def run(
-        self, script: str, *, lines: Callable[[str], None] | None = None, timeout: float | None = None
-    ) -> ScriptResult:
-        """Run `script` with ``/bin/sh -s``, in a process group of its own; `lines` gets each line of its output.
-
-        Called several times, one after the other. Raises HostError when the host cannot be reached.
-        """
-
-    def upload(self, path: str, chunks: Iterable[memoryview], nbytes: int) -> None:
-        """Write a file at an absolute path whose folder exists; once for each path."""
-
-
-@dataclass(frozen=True)
-class Installation:
-    """skymagic as it is installed on a host.
-
-    Attributes:
-        python: absolute path of the interpreter there.
-        facts: the host as it was found.
-        code: folder with skymagic's code there.
-    """
-
-    python: str
-    facts: Facts
-    code: str
-    requirements: Requirements = field(repr=False)
-
-    def command(self, module: str, *args: str) -> str:
-        """A command line that runs a module there, whatever the login shell is; files in the home do not count as modules.
-
-        Args:
-            args: any text without NUL; newlines at an argument's end are lost.
-        """
-        programs, code = Path(self.python).parent, any_shell_word(self.code)
-        path = f"PATH={any_shell_word(str(programs))}:$PATH"
-        if self.requirements.prepared:
-            settings = f"PYTHONPATH={code}${{PYTHONPATH:+:$PYTHONPATH}} {path}"
-        else:
-            settings = f"PYTHONPATH={code} {path} VIRTUAL_ENV={any_shell_word(str(programs.parent))}"
-        words = [any_shell_word(text) for text in (self.python, "-P", "-m", module, *args)]
-        return any_shell(f"export {settings}; exec {' '.join(words)}")
 
 
 # ------------------------------------------------------------------------------------ what a node must have
@@ -241,8 +183,6 @@ def setup(host: RemoteShell, requirements: Requirements, report: Report, facts: 
 
 def _renew_own(host: RemoteShell, ready: Installation, report: Report) -> None:
     """Install those of the notebook's own distributions anew whose source has changed since they were."""
-    from skymagic.bootstrap.additions import Addition, add  # which needs what is defined here
-
     changed = tuple(each for each in ready.requirements.own if ready.facts.own.get(each.name) != each.digest)
     if changed:
         report(
@@ -272,28 +212,3 @@ def _files(host: RemoteShell, plan: InstallPlan, facts: Facts) -> dict[str, byte
         except uv.UvUnavailable as problem:
             raise HostError(host.label, *lacks_python(plan.requirements, facts, str(problem))) from None
     return files
-
-
-def upload(host: RemoteShell, prepare: str, files: Mapping[str, bytes], report: Report) -> None:
-    """Make the folder of uploads (`prepare` is the script), and fill it; what went half is removed."""
-    place = _prepared(host, prepare)
-    try:
-        for name, content in files.items():
-            if len(content) > UPLOAD_NOTICE_BYTES:
-                report(f"uploading {name} ({len(content) / 1e6:.0f} MB)")
-            starts, view = range(0, len(content), CHUNK_BYTES), memoryview(content)
-            host.upload(f"{place}/{name}", (view[start : start + CHUNK_BYTES] for start in starts), len(content))
-    except BaseException:
-        with contextlib.suppress(Exception):  # then the next one to install removes it, after a day
-            host.run(f"rm -rf {quote(place)}", timeout=10.0)
-        raise
-
-
-def _prepared(host: RemoteShell, prepare: str) -> str:
-    """Make the folder of uploads; where it is."""
-    done = host.run(prepare, timeout=60.0)
-    for line in done.out.splitlines():
-        if line.startswith(f"{MARK}prepared "):
-            return line.removeprefix(f"{MARK}prepared ")
-    said = (done.out + done.err).strip()[-2000:]
-    raise HostError(host.label, f"it cannot be set up: its folder could not be made:\n{said}")

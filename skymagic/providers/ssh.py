@@ -15,7 +15,8 @@ from skymagic.bootstrap.additions import Addition, add
 from skymagic.bootstrap.builds import choose, question
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.listing import lines
-from skymagic.bootstrap.provision import Installation, probe, requirements_of, setup
+from skymagic.bootstrap.provision import probe, requirements_of, setup
+from skymagic.bootstrap.remote import Installation
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.versions import notebook
 from skymagic.cluster import Node

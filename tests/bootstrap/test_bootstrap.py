@@ -20,8 +20,8 @@ from skymagic.bootstrap.install import UPLOADED, InstallPlan, install_script, pl
 from skymagic.bootstrap.messages import Failure, lacks_python, refusals
 from skymagic.bootstrap.probe import PACKAGES_PROBE, PYTHON_PROBE, probe_script
 from skymagic.bootstrap.progress import InstallProgress
-from skymagic.bootstrap.provision import Installation
 from skymagic.bootstrap.quoting import any_shell, any_shell_word
+from skymagic.bootstrap.remote import Installation
 from skymagic.bootstrap.requirements import Requirements
 
 GOLDEN = Path(__file__).parent / "golden"

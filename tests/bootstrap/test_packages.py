@@ -9,7 +9,8 @@ import pytest
 
 from skymagic.bootstrap.builds import choose, question
 from skymagic.bootstrap.facts import Facts
-from skymagic.bootstrap.provision import Installation, probe, requirements_of, setup
+from skymagic.bootstrap.provision import probe, requirements_of, setup
+from skymagic.bootstrap.remote import Installation
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.versions import pinned, preferred
 from skymagic.errors import HostError

@@ -24,12 +24,7 @@ from packaging.requirements import Requirement
 
 from skymagic.bootstrap import wheel
 from skymagic.bootstrap.facts import Facts, Python
-from skymagic.bootstrap.provision import (
-    RANK_DEPENDENCIES,
-    probe,
-    requirements_of,
-    setup,
-)
+from skymagic.bootstrap.provision import RANK_DEPENDENCIES, probe, requirements_of, setup
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.errors import HostError, RequestError
 from skymagic.plan.image import Image, PipIndex

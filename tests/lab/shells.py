@@ -20,7 +20,8 @@ import pytest
 from skymagic.bootstrap import uv as installer
 from skymagic.bootstrap import wheel
 from skymagic.bootstrap.facts import Facts, Python
-from skymagic.bootstrap.provision import RemoteShell, probe, requirements_of, setup
+from skymagic.bootstrap.provision import probe, requirements_of, setup
+from skymagic.bootstrap.remote import RemoteShell
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.plan.image import Image
 from skymagic.ssh.connection import ScriptResult

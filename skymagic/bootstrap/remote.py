@@ -1,0 +1,97 @@
+"""A host as provisioning knows it: what it needs of a connection, uploads, and skymagic as it is installed there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from shlex import quote
+from typing import Protocol
+
+from skymagic.bootstrap.facts import Facts
+from skymagic.bootstrap.quoting import MARK, any_shell, any_shell_word
+from skymagic.bootstrap.requirements import Requirements
+from skymagic.errors import HostError
+from skymagic.ssh.connection import ScriptResult
+
+CHUNK_BYTES = 1 << 20
+UPLOAD_NOTICE_BYTES = 2_000_000
+"""Size above which an upload is reported."""
+
+Report = Callable[[str], None]
+
+
+class RemoteShell(Protocol):
+    """What provisioning needs of a host: scripts and uploads; `ssh.connection.Connection` has it."""
+
+    @property
+    def label(self) -> str:
+        """What the user calls it."""
+
+    def run(
+        self, script: str, *, lines: Callable[[str], None] | None = None, timeout: float | None = None
+    ) -> ScriptResult:
+        """Run `script` with ``/bin/sh -s``, in a process group of its own; `lines` gets each line of its output.
+
+        Called several times, one after the other. Raises HostError when the host cannot be reached.
+        """
+
+    def upload(self, path: str, chunks: Iterable[memoryview], nbytes: int) -> None:
+        """Write a file at an absolute path whose folder exists; once for each path."""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """skymagic as it is installed on a host.
+
+    Attributes:
+        python: absolute path of the interpreter there.
+        facts: the host as it was found.
+        code: folder with skymagic's code there.
+    """
+
+    python: str
+    facts: Facts
+    code: str
+    requirements: Requirements = field(repr=False)
+
+    def command(self, module: str, *args: str) -> str:
+        """A command line that runs a module there, whatever the login shell is; files in the home do not count as modules.
+
+        Args:
+            args: any text without NUL; newlines at an argument's end are lost.
+        """
+        programs, code = Path(self.python).parent, any_shell_word(self.code)
+        path = f"PATH={any_shell_word(str(programs))}:$PATH"
+        if self.requirements.prepared:
+            settings = f"PYTHONPATH={code}${{PYTHONPATH:+:$PYTHONPATH}} {path}"
+        else:
+            settings = f"PYTHONPATH={code} {path} VIRTUAL_ENV={any_shell_word(str(programs.parent))}"
+        words = [any_shell_word(text) for text in (self.python, "-P", "-m", module, *args)]
+        return any_shell(f"export {settings}; exec {' '.join(words)}")
+
+
+def upload(host: RemoteShell, prepare: str, files: Mapping[str, bytes], report: Report) -> None:
+    """Make the folder of uploads (`prepare` is the script), and fill it; what went half is removed."""
+    place = prepared(host, prepare)
+    try:
+        for name, content in files.items():
+            if len(content) > UPLOAD_NOTICE_BYTES:
+                report(f"uploading {name} ({len(content) / 1e6:.0f} MB)")
+            starts, view = range(0, len(content), CHUNK_BYTES), memoryview(content)
+            host.upload(f"{place}/{name}", (view[start : start + CHUNK_BYTES] for start in starts), len(content))
+    except BaseException:
+        with contextlib.suppress(Exception):  # then the next one to install removes it, after a day
+            host.run(f"rm -rf {quote(place)}", timeout=10.0)
+        raise
+
+
+def prepared(host: RemoteShell, prepare: str) -> str:
+    """Make the folder of uploads (`prepare` is the script); where it is. Raises HostError."""
+    done = host.run(prepare, timeout=60.0)
+    for line in done.out.splitlines():
+        if line.startswith(f"{MARK}prepared "):
+            return line.removeprefix(f"{MARK}prepared ")
+    said = (done.out + done.err).strip()[-2000:]
+    raise HostError(host.label, f"it cannot be set up: its folder could not be made:\n{said}")
