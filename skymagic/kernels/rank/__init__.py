@@ -13,6 +13,7 @@ variables       types, shapes and checksums of what the rank's names hold, witho
 missing         the name that an exception says is missing
 control         the control socket to the agent, with a thread of its own
 refusals        what a cell may ask of a notebook and not of a rank: input, debuggers, skymagic itself
+spawned         what processes that a cell starts afresh know of the cells
 waiting         whether the main thread waits in native code, where it cannot take an interrupt
 post_mortem     the debugger on the frames of the last error
 plugin_hooks    the hooks of the pool's plugins, entered in order and left in reverse

@@ -27,6 +27,7 @@ from skymagic.kernels.rank.own_modules import OwnModules
 from skymagic.kernels.rank.post_mortem import PostMortem
 from skymagic.kernels.rank.refusals import INPUT_REFUSED, refuse_debuggers, refuse_launchers
 from skymagic.kernels.rank.shell import Flusher, RankShell, flush_text, views
+from skymagic.kernels.rank.spawned import define_in_children
 from skymagic.kernels.rank.stdio import Stdio
 from skymagic.runtime import info as runtime
 from skymagic.runtime import silence
@@ -78,6 +79,7 @@ class RankKernel(IPythonParallelKernel):
         self.shell.events.register("post_run_cell", self._keep_result)
         refuse_debuggers()
         refuse_launchers()
+        define_in_children(self.shell.user_ns)
 
     def _keep_result(self, result: Any) -> None:
         self._result = result

@@ -280,7 +280,7 @@ class Namespace:
             name = todo.pop()
             value = self.variables.get(name)
             from_notebook = name in self._shipped and self._before.get(name) is value
-            if name in found or name in active or from_notebook or not _is_own_code(value, self.variables):
+            if name in found or name in active or from_notebook or not is_own_code(value, self.variables):
                 continue
             try:
                 pickled = pickling.dumps(value, self.variables)
@@ -304,7 +304,7 @@ def _words(name: str, problem: Exception, parts: Shards) -> str:
     return str(problem) if isinstance(problem, shards.Apart) else f"{type(problem).__name__}: {problem}"
 
 
-def _is_own_code(value: object, variables: Mapping[str, Any]) -> bool:
+def is_own_code(value: object, variables: Mapping[str, Any]) -> bool:
     """Whether a value is code of a cell, or small and plain."""
     if isinstance(value, types.FunctionType | type):
         return value.__module__ == variables.get("__name__")
