@@ -100,6 +100,7 @@ def test_the_cluster_stands_in_the_environment(notebook: Notebook) -> None:
         info = json.loads(env["COMPUTE_POOL"])
         assert (info["node"], info["total_nodes"], info["rank"], info["world_size"]) == (node, 2, node, 2)
         assert info["head_port"] == int(env["MASTER_PORT"])
+        assert env["SKYMAGIC_HOSTFILE"].endswith("/hostfile")
         assert env["FROM_POOL"] == "1"
         of_a_rank = {name for name in env if environment.RANK_VARIABLES.fullmatch(name)}
         assert of_a_rank == {"MASTER_ADDR", "MASTER_PORT", "COMPUTE_POOL", "TORCHELASTIC_ERROR_FILE"}
@@ -109,6 +110,26 @@ def test_the_cluster_stands_in_the_environment(notebook: Notebook) -> None:
     assert first["TORCHELASTIC_ERROR_FILE"] != second["TORCHELASTIC_ERROR_FILE"]
     again = environments(notebook.run(sh(DUMP)))[0]
     assert again["SKYPILOT_TASK_ID"] != first["SKYPILOT_TASK_ID"], "each run has its own"
+
+
+def test_a_hostfile_names_the_nodes(notebook: Notebook) -> None:
+    shown = notebook.run(sh('cat "$SKYMAGIC_HOSTFILE"', "--only all"))
+    lines = [line.partition("] ")[2] for line in shown.lines]
+    assert sorted(line.split()[1] for line in lines) == ["slots=2"] * 4
+    assert len({line.split()[0] for line in lines}) == 2
+
+
+@pytest.mark.parametrize(
+    ("addresses", "text"),
+    [
+        (["10.0.0.4", "10.0.0.5"], "10.0.0.4 slots=8\n10.0.0.5 slots=8\n"),
+        (["127.0.0.1", "127.0.0.1"], "node0 slots=8\nnode1 slots=8\n"),
+        (["10.0.0.4"], "10.0.0.4 slots=8\n"),
+    ],
+)
+def test_the_text_of_a_hostfile(addresses: list[str], text: str) -> None:
+    cluster = InstanceInfo(peers=tuple(Peer(node, address) for node, address in enumerate(addresses)))
+    assert environment.hostfile(cluster, 8) == text
 
 
 def test_the_pools_python_is_first_on_the_path(notebook: Notebook) -> None:

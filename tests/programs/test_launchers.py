@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,13 +22,22 @@ NEEDS = {"accelerate": "accelerate", "trainer": "transformers"}
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
 
 
+def deepspeed(folder: Path) -> Path:
+    """A folder with a stand-in for DeepSpeed's launcher; the one that is installed comes before it, in the pool's own PATH."""
+    command = folder / "bin" / "deepspeed"
+    command.parent.mkdir()
+    command.write_text(f"#!{sys.executable}\n{(HERE / 'deepspeed_stand_in.py').read_text()}")
+    command.chmod(0o755)
+    return command.parent
+
+
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """In a folder with the scripts that the examples name, on a pool of two nodes."""
     folder = tmp_path_factory.mktemp("launchers")
     for name in ("train", "train_accelerate", "run_trainer"):
         shutil.copy(HERE / f"{name}.py", folder)
-    env = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    env = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PATH": f"{deepspeed(folder)}:{os.environ['PATH']}"}
     with opened(folder, "%sky_pool --nodes 2", env=env) as one:
         yield one
 

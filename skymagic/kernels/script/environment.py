@@ -20,6 +20,8 @@ RANK_VARIABLES = re.compile(
 )
 """Variables that tell one process its place among others: a script's own processes are told theirs by their launcher."""
 
+HOSTFILE = "SKYMAGIC_HOSTFILE"
+"""Variable with the path of the script's `hostfile`."""
 C10D_RENDEZVOUS = re.compile(r"--rdzv[-_]backend[= ]+[\"']?c10d")
 STANDALONE = "--standalone"
 """A script with both has torchruns that each need a store of their own."""
@@ -117,6 +119,18 @@ def launch(cluster: InstanceInfo, processes: int, text: str) -> dict[str, str]:
                 "NODE_RANK": cluster.node, "MASTER_ADDR": cluster.head_addr, "MASTER_PORT": cluster.head_port,
             }  # fmt: skip
     return {f"PET_{name}": str(value) for name, value in defaults.items()}
+
+
+def hostfile(cluster: InstanceInfo, processes: int) -> str:
+    """The nodes as launchers of the MPI kind read them, ``ADDRESS slots=PROCESSES``, a line for each in the order of their numbers.
+
+    DeepSpeed refuses a name that stands there twice: nodes that share an address are told apart by their numbers, which no launcher
+    can connect to. One that is started on each node (``deepspeed --no_ssh``) does not.
+    """
+    names = [peer.addr for peer in cluster.peers]
+    if len(set(names)) < len(names):
+        names = [f"node{peer.node}" for peer in cluster.peers]
+    return "".join(f"{name} slots={processes}\n" for name in names)
 
 
 def accelerate(cluster: InstanceInfo) -> dict[str, str]:

@@ -114,10 +114,12 @@ def _order(asked: Mapping[str, Any], folder: str, error_file: str) -> dict[str, 
     task = f"{info.job_id}-{runtime.run_number()}"
     cluster = environment.cluster_of(info, nodes, task, _port(nodes))
     base = {name: value for name, value in current().base_env.items() if name not in asked["without"]}
-    own = {**asked["env"], MARK: task}
-    env = environment.environment(
-        base, cluster, info.accelerators or info.local_world_size, own, error_file, asked["text"]
-    )
+    processes = info.accelerators or info.local_world_size
+    hostfile = os.path.join(folder, "hostfile")
+    with open(hostfile, "w", encoding="utf-8") as file:
+        file.write(environment.hostfile(cluster, processes))
+    own = {environment.HOSTFILE: hostfile, **asked["env"], MARK: task}
+    env = environment.environment(base, cluster, processes, own, error_file, asked["text"])
     shell = shutil.which("bash", path=env["PATH"]) or shutil.which("sh", path=env["PATH"]) or "/bin/sh"
     return {
         "argv": [shell, path],
