@@ -120,7 +120,7 @@ class Function:
         self.local = function
         self.timeout = timeout
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if info.on_a_rank():
             return self.local(*args, **kwargs)
         with contextlib.suppress(ValueError):  # some builtins have no signature

@@ -39,9 +39,14 @@ from skymagic.plugins import Plugin
 from skymagic.pool import Pool, registry
 from skymagic.pool.states import State
 from skymagic.providers import Choice
+from skymagic.runtime import rendezvous
 
 _numbers = itertools.count(1)
 _SHARED = frozenset(each.name for each in fields(Spec))
+ON_A_RANK = (
+    "sky.Compute(…) belongs in a cell of the notebook: this code runs on the ranks of a pool already. Call the function "
+    "itself, or run it from the notebook (f() @ pool)"
+)
 
 
 @overload
@@ -187,11 +192,13 @@ class Compute:
         """Make the pool ready; returns this object. Twice is safe.
 
         Raises:
-            RequestError: the pool cannot be made as it is asked for, or as none of its specs asks.
+            RequestError: the pool cannot be made as it is asked for, or as none of its specs asks; or this is a rank of one.
             ProvisionError: machines or ranks did not come up; nothing is left running.
         """
         if self._pool is not None and self._pool.state is not State.STOPPED:
             return self
+        if rendezvous.attached():
+            raise RequestError(ON_A_RANK)
         running = {pool.name for pool in registry.every()}
         name = self._name or next(n for i in _numbers if (n := f"compute-{i}") not in running)
         self._own = name not in running

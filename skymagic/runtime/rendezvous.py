@@ -36,6 +36,11 @@ def attach(control: Control, generation: int) -> None:
     _state.update(control=control, generation=generation)
 
 
+def attached() -> bool:
+    """Whether this process is a rank, or was forked from one."""
+    return _state["control"] is not None
+
+
 def set_generation(generation: int) -> None:
     """The process group that is formed next."""
     _state["generation"] = generation

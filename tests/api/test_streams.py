@@ -63,6 +63,14 @@ def test_values_come_in_order_however_many(pool: Any) -> None:
     assert list(countdown(0) >> pool) == []
 
 
+def test_arguments_of_any_name(pool: Any) -> None:
+    @sky.function
+    def named(key: int, function: str, self: int) -> Iterator[Any]:
+        yield from (key, function, self)
+
+    assert list(named(key=1, function="two", self=3) >> pool) == [1, "two", 3]
+
+
 def test_a_value_is_there_before_the_next_is_made(pool: Any, tmp_path: Path) -> None:
     values = stepwise(str(tmp_path)) >> pool
     assert not list(tmp_path.iterdir())
