@@ -9,6 +9,8 @@ from skymagic.run.results import Failure
 
 NO_GROUP = ("Default process group has not been initialized", "is not compatible with an interactive environment")
 """How torch says it, in ``DDP(…)`` as in ``dist.all_reduce(…)``; and Lightning, in ``Trainer(strategy="ddp")``."""
+FSDP_ON_CPUS = "The strategy `fsdp` requires a GPU accelerator"
+"""Lightning's refusal."""
 NO_MODULE = re.compile(r"No module named '(\w+)")
 
 
@@ -25,4 +27,8 @@ def hints(failures: Sequence[Failure], plugins: Collection[str], *, remote: bool
         return [f"{where} may lack a package: {'%sky_pip' if remote else '%pip'} install {names}, if that is its name"]
     if "torch" not in plugins and any(words in one.evalue for one in failures for words in NO_GROUP):
         return ["this pool was made without a process group: end it (%sky_down), and make it with --plugin torch"]
+    if any(FSDP_ON_CPUS in one.evalue for one in failures):
+        return [
+            "without GPUs, shard with torch's fully_shard in configure_model, and strategy=ModelParallelStrategy(…)"
+        ]
     return []

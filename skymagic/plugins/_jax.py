@@ -7,8 +7,8 @@ import functools
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from skymagic.plugins.plugin import Cluster, Plugin
 from skymagic.runtime.info import InstanceInfo
@@ -71,16 +71,26 @@ def around_app(info: InstanceInfo) -> Iterator[None]:
             initialization_timeout=TIMEOUT,
             coordinator_bind_address=coordinator,  # otherwise all addresses of the machine, public ones too
         )
-    initialize = jax.distributed.initialize
-    jax.distributed.initialize = lambda *_, **__: print(
-        f"skymagic has initialised jax.distributed already ({info.world_size} processes); this call of initialize changes nothing",
-        file=sys.stderr,
+    initialize, shutdown = jax.distributed.initialize, jax.distributed.shutdown
+    jax.distributed.initialize = _said(
+        initialize, f"skymagic has initialised jax.distributed already ({info.world_size} processes)"
     )
+    jax.distributed.shutdown = _said(shutdown, "skymagic keeps jax.distributed for the next cell")
     try:
         yield
     finally:
-        jax.distributed.initialize = initialize
+        jax.distributed.initialize, jax.distributed.shutdown = initialize, shutdown
         jax.distributed.shutdown()
+
+
+def _said(plain: Callable[..., None], why: str) -> Callable[..., None]:
+    """In the place of a function of JAX's: nothing is done, and why."""
+
+    @functools.wraps(plain)
+    def told(*_: Any, **__: Any) -> None:
+        print(f"{why}; this call of {plain.__name__} changes nothing", file=sys.stderr)
+
+    return told
 
 
 def devices_of(info: InstanceInfo) -> Sequence[int]:

@@ -60,6 +60,27 @@ def test_fabric_trains_over_all_ranks(notebook: Notebook) -> None:
 
 
 @needs_lightning
+def test_a_trainer_takes_every_argument_by_keyword(notebook: Notebook) -> None:
+    first, second = ran(notebook, "lightning_every_argument")
+    assert first == second
+    assert first[:3] == [2, 2, True]
+
+
+@needs_lightning
+def test_a_model_sharded_with_torchs_fully_shard(notebook: Notebook) -> None:
+    first, second = ran(notebook, "lightning_sharded")
+    assert first == second
+    assert (first["world"], first["part"]) == (2, [4, 4])
+
+
+@needs_lightning
+def test_its_own_fsdp_wants_gpus_and_says_so(notebook: Notebook) -> None:
+    failed = notebook.fail("%%sky_broadcast\nL.Trainer(strategy='fsdp', accelerator='cpu', logger=False)")
+    assert "requires a GPU accelerator" in failed.evalue
+    assert "ModelParallelStrategy" in failed.text
+
+
+@needs_lightning
 def test_a_rank_that_runs_alone_trains_alone(notebook: Notebook) -> None:
     notebook.run(
         "%%sky_broadcast -t 1 -o alone\nlone = L.Trainer(logger=False)\n[lone.world_size, type(lone.strategy).__name__]"

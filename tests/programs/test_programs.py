@@ -61,5 +61,32 @@ def test_processes_that_would_know_nothing_of_the_cell_are_refused(notebook: Not
     assert "worked as 0" in notebook.run(f"%%sky_broadcast\n{forked}").text
 
 
+def test_every_collective_takes_its_arguments_by_keyword(notebook: Notebook) -> None:
+    from skymagic.plugins._torch.guard import COLLECTIVES
+
+    first, second = ran(notebook, "by_keyword")
+    assert set(COLLECTIVES) <= set(first["called"])
+    assert first["left_out"] == second["left_out"] == {}
+
+
+def test_a_sharded_model_comes_whole_in_each_way(notebook: Notebook) -> None:
+    (part, total), other = ran(notebook, "sharded")
+    assert (part, other) == ([4, 4], [[4, 4], total])
+    whole = "[[type(one).__name__ for one in (net[0].up.weight, rows)], round(net[0].up.weight.sum().item(), 5), rows.sum().item()]"
+    for brings in ("%sky_pull model rows --head", "%%sky_broadcast -g model,rows --head\npass"):
+        notebook.run(brings)
+        assert notebook.value(f"(lambda net: {whole})(model)") == [["Parameter", "Tensor"], total, 28.0]
+    notebook.run("%%sky_broadcast -o brought --head\n[model, optimizer]")
+    assert notebook.value("brought[1].param_groups[0]['params'][0] is next(brought[0].parameters())")
+
+
+def test_processes_that_are_started_afresh_know_the_cells_functions_and_classes(notebook: Notebook) -> None:
+    notebook.run(f"%%sky_broadcast -t 0 -o made\n{program('spawned_pool')}")
+    (made,) = notebook.value("made")
+    assert made == {
+        "spawn": [10, 20], "forkserver": [10, 20], "executor": [30], "subclass": [50], "loader": [0, 10, 20, 30],
+    }  # fmt: skip
+
+
 def test_remote_calls_meet_at_an_address_of_their_own(notebook: Notebook) -> None:
     assert ran(notebook, "remote_calls") == [1.0, 2.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import secrets
@@ -157,6 +158,7 @@ class Group:
         init, destroy = dist.init_process_group, dist.destroy_process_group
         helper, wrap, rebuild = c10d._new_process_group_helper, DDP.__init__, DDP.__setstate__
 
+        @functools.wraps(init)
         def init_process_group(*args: Any, **kwargs: Any) -> None:
             if not self._ours and dist.is_initialized():
                 print(
@@ -169,6 +171,7 @@ class Group:
             os.environ["TORCHELASTIC_RESTART_COUNT"] = str(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "-1")) + 1)
             init(*args, **kwargs)
 
+        @functools.wraps(destroy)
         def destroy_process_group(group: Any = None) -> None:
             # In gloo, destroying a group while a DDP model is alive is a race in which a process that lives on may hang: the
             # programs that do so at their end are scripts, whose process ends. The group goes when it is formed anew, or with the rank.
@@ -187,16 +190,19 @@ class Group:
                 return
             destroy(group)
 
+        @functools.wraps(helper)
         def new_group_helper(*args: Any, **kwargs: Any) -> Any:
             with self._connections.recorded():
                 return helper(*args, **kwargs)
 
+        @functools.wraps(wrap)
         def ddp_init(wrapper: Any, /, *args: Any, **kwargs: Any) -> None:  # DDP(module=…) is an argument of its own
             wrap(wrapper, *args, **kwargs)
             self._wrappers.add(wrapper)
             if wrapper.process_group is dist.group.WORLD:
                 self._on_default.add(wrapper)
 
+        @functools.wraps(rebuild)
         def ddp_setstate(wrapper: Any, state: dict[str, Any]) -> None:  # a copy, or one that comes from another rank
             rebuild(wrapper, carryover.on_own_device(state))
             carryover.complete(wrapper)

@@ -1,0 +1,53 @@
+"""The races that other people's programs begin, many times over on a machine that is busy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+
+from tests.lab.notebook import Notebook, opened, seen
+from tests.programs.test_programs import program
+
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
+REPETITIONS = 20
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """On a pool that is ready, beside two processes for each core that never rest."""
+    with opened(tmp_path_factory.mktemp("races"), "%sky_pool --nodes 2 --plugin torch") as one:
+        one.run(f"%%sky_broadcast\n{program('races')}")
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+        try:
+            yield one
+        finally:
+            for process in busy:
+                process.kill()
+                process.wait()
+
+
+@pytest.mark.parametrize("name", ["tutorial", "accelerated"])
+def test_a_program_that_destroys_the_group_while_its_model_is_alive(notebook: Notebook, name: str) -> None:
+    if name == "accelerated" and find_spec("accelerate") is None:
+        pytest.skip("accelerate is not installed")
+    for _ in range(REPETITIONS):
+        first, second = seen(notebook, f"{name}()")
+        assert first == second
+
+
+def test_a_rank_that_fails_while_the_others_compute(notebook: Notebook) -> None:
+    """They are interrupted in Python, and the group stays, with the models on it."""
+    groups = seen(notebook, "id(dist.group.WORLD)")
+    expected = seen(notebook, "step()")
+    for _ in range(REPETITIONS):
+        assert notebook.fail("%%sky_broadcast\nstep(fails=True)").evalue == "planted"
+        (weights, group), (others, other) = seen(notebook, "step(), id(dist.group.WORLD)")
+        assert weights == others
+        assert weights != expected[0], "a step has changed them"
+        expected = [weights]
+        assert [group, other] == groups
