@@ -4,6 +4,7 @@ compute    Compute, @function, gather, find
 running    what of the user's pools runs on hosts, and its end
 disk       what skymagic keeps on their disks, and its removal
 command    the console command
+offers     what machines can be rented for
 specs      what a pool is asked for: Spec, Options, Worker
 calls      lazy calls, and the operators @, >> and &
 """

@@ -78,6 +78,16 @@ def print_note(text: str) -> None:
     print(text, file=own_stream(), flush=True)
 
 
+def show_table(table: object) -> None:
+    """A table as the notebook shows it, as text in a terminal."""
+    if not in_notebook():
+        print(f"\n{table!r}")
+        return
+    from IPython.display import display as show_rich
+
+    show_rich(table)
+
+
 class Status(Protocol):
     """A line that is replaced: see `NotebookScreen.status`."""
 

@@ -15,10 +15,11 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 from skymagic import plugins, providers
 from skymagic.api import disk, running
 from skymagic.api.compute import Compute
+from skymagic.api.offers import offers, rentable
 from skymagic.data.capture import installed
 from skymagic.display import text as display
-from skymagic.display.screen import Copying, print_note
-from skymagic.errors import PoolError, RequestError, SkyError
+from skymagic.display.screen import Copying, print_note, show_table
+from skymagic.errors import CloudError, PoolError, RequestError, SkyError
 from skymagic.files.messages import summary
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import clone, script
@@ -191,8 +192,17 @@ class SkyMagics(Magics):
 
     @line_magic
     def sky_gpus(self, line: str) -> None:
-        name = usage(lambda: line_magics.parse_gpus(line))
-        print(display.gpus(name, local_gpus()))
+        request = usage(lambda: line_magics.parse_gpus(line))
+        print(display.gpus(request.gpu.name if request.gpu else None, local_gpus()), flush=True)
+        if request.gpu is None or not (request.rented or rentable()):
+            return
+        asked = PoolRequest(gpu=request.gpu, nodes=request.nodes, region=request.region, spot=request.spot)
+        try:
+            show_table(usage(lambda: offers(asked)))
+        except CloudError as problem:
+            if request.rented:
+                raise
+            print_note(f"[EC2 was not asked: {problem}]")
 
     @line_magic
     def sky_cost(self, line: str) -> None:

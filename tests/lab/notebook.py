@@ -183,6 +183,29 @@ class Notebook:
         assert shown.error is None, shown.text + shown.error.text
         return shown
 
+    def answering(self, source: str, answer: str) -> tuple[list[str], Shown]:
+        """Run a cell that asks, and give this answer: (the questions, what it has shown)."""
+        shown, questions = Shown(), list[str]()
+
+        def answered(message: dict[str, Any]) -> None:
+            questions.append(message["content"]["prompt"])
+            self._client.input(answer)
+
+        def seen_by_user(message: dict[str, Any]) -> None:
+            if message["msg_type"] in OUTPUTS:
+                shown.add(message["msg_type"], message["content"])
+
+        reply = self._client.execute_interactive(
+            source,
+            allow_stdin=True,
+            stop_on_error=False,
+            stdin_hook=answered,
+            output_hook=seen_by_user,
+            timeout=PATIENCE,
+        )
+        shown.done = reply["content"]["status"] in ("ok", "error")
+        return questions, shown
+
     def fail(self, source: str) -> Failed:
         """Run a cell that fails."""
         shown = self.finish(self.start(source))

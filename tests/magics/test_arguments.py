@@ -20,6 +20,7 @@ from skymagic.magics.arguments.line_magics import (
     CloneRequest,
     DownRequest,
     FilesRequest,
+    GpusRequest,
     LogsRequest,
     NamesRequest,
     PipRequest,
@@ -770,7 +771,12 @@ def test_looking() -> None:
     assert mistakes(parse_clean, "--all") == ["say where: %sky_clean --hosts gpu1,gpu2"]
     assert len(mistakes(parse_status, "lab --disk")) == 2
     assert parse_cost("") is None
-    assert (parse_gpus(""), parse_gpus("a100-80gb")) == (None, "A100-80GB")
+    assert (parse_gpus(""), parse_gpus("a100-80gb")) == (GpusRequest(), GpusRequest(Accelerator("A100-80GB")))
+    asked = GpusRequest(Accelerator("A100", 8), nodes=4, region="us-east-1,us-west-2", spot=True)
+    assert parse_gpus("a100:8 --nodes 4 --region us-east-1,us-west-2 --spot") == asked
+    assert mistakes(parse_gpus, "--spot") == ["say which GPU is to be rented: %sky_gpus A100:8 --spot"]
+    assert "is not a region" in mistakes(parse_gpus, "A100 --region us_east")[0]
+    assert "trn1 is not supported" in mistakes(parse_gpus, "trn1")[0]
     assert "did you mean 'A100'?" in mistakes(parse_gpus, "a1oo")[0]
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.readers import Reader, identifiers, one_of, packages, pool_name
 from skymagic.magics.arguments.reading import ParsedLine
-from skymagic.plan.accelerators import canonical
+from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.selection import Selection
 
 _R = TypeVar("_R")
@@ -100,6 +100,21 @@ class StatusRequest:
 
 
 @dataclass(frozen=True)
+class GpusRequest:
+    """%sky_gpus: one kind of GPU or all; with how many machines, where, and how they are rented."""
+
+    gpu: Accelerator | None = None
+    nodes: int | None = None
+    region: str | None = None
+    spot: bool = False
+
+    @property
+    def rented(self) -> bool:
+        """Whether it says something of renting."""
+        return self.nodes is not None or self.region is not None or self.spot
+
+
+@dataclass(frozen=True)
 class CleanRequest:
     """%sky_clean: on which hosts, whether all that no pool uses, whether to say only what would be removed."""
 
@@ -116,9 +131,13 @@ def parse_name(magic: str, line: str, what: str = "name of a pool", reader: Read
     return name
 
 
-def parse_gpus(line: str) -> str | None:
-    """``%sky_gpus [NAME]``: an accelerator's canonical name or None."""
-    return parse_name("sky_gpus", line, "accelerator", canonical)
+def parse_gpus(line: str) -> GpusRequest:
+    """``%sky_gpus [NAME[:COUNT]] [--nodes N] [--region NAMES] [--spot]``. Raises RequestError with all mistakes."""
+    parsed = ParsedLine("sky_gpus", line)
+    gpu: Accelerator | None = parsed.word("accelerator", Accelerator.parse)
+    parsed.check(gpu is None and parsed.values, "say which GPU is to be rented: %sky_gpus A100:8 --spot")
+    parsed.done()
+    return GpusRequest(gpu, **parsed.values)
 
 
 def parse_logs(line: str) -> LogsRequest:

@@ -101,6 +101,11 @@ _NODE = Option(("--node",), "nodes", Selection, "NODES", "which nodes: all, head
 _ALL = Option(("--all",), "all", help="every pool of this notebook; with --hosts, every pool of yours there")
 _AT_HOSTS = Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "pools of yours on these machines, whoever started them", "list")
 _DISK = Option(("--disk",), "disk", help="with --hosts: what skymagic keeps on their disks instead")
+_TO_RENT: tuple[Option, ...] = (
+    Option(("--nodes", "--num-nodes"), "nodes", readers.number(1), "N", "number of machines to rent"),
+    Option(("--region",), "region", readers.region, "NAMES", "where to rent: us-east-1, or several with commas between"),
+    Option(("--spot",), "spot", help="spare capacity, which is cheaper and may be taken back"),
+)
 _CLEAN_ALL = Option(("--all",), "all", help="all of it that no pool uses now")
 # fmt: on
 
@@ -164,7 +169,7 @@ MAGICS: dict[str, Magic] = {
     "sky_put": Magic("Copy a file or a folder to every node; only what differs travels.", (_NODE, _POOL_NAME), "SRC DST", examples=_PUT_EXAMPLES),
     "sky_get": Magic("Copy a file or a folder from the head; from several nodes into folders node0, node1, … in DST.", (_NODE, _POOL_NAME), "SRC DST", examples=_GET_EXAMPLES),
     "sky_pip": Magic("Install packages on all nodes of a pool, or list what is there; the ranks see them at once.", (_POOL_NAME, _ALL), "install NAMES|list", "pip", examples=("%sky_pip install pandas pillow==12.0.0", "%sky_pip list")),
-    "sky_gpus": Magic("Show the GPUs of this machine, and what --gpu can ask for.", (), "[GPU]", "gpus", ("%sky_gpus", "%sky_gpus A100")),
+    "sky_gpus": Magic("Show the GPUs of this machine, what --gpu can ask for, and what machines with a GPU are rented for.", _TO_RENT, "[GPU[:COUNT]]", "gpus", ("%sky_gpus", "%sky_gpus A100", "%sky_gpus A100:8 --nodes 4 --region us-east-1,us-west-2 --spot")),
     "sky_cost": Magic("Show what pools have cost, and cost now.", (), "[NAME]", "pools", ("%sky_cost",)),
     "sky_restart": Magic("Start ranks again; their variables are gone.", (_RANK, _POOL_NAME), examples=("%sky_restart", "%sky_restart --rank 2")),
     "sky_down": Magic("Stop a pool and release its machines.", (_ALL, _AT_HOSTS), "[NAME]", "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone")),

@@ -11,6 +11,7 @@ prices          what machines cost per hour, on demand and spot
 estimates       a built-in list of common types and prices, with its date
 quotas          vCPU quotas, and what of them is in use
 listing         offers as people read them: text, HTML, and the words of a plan
+configured      whether somebody has set up AWS here
 cache           answers of AWS on disk, each with its date
 refusals        questions that need no answer
 """

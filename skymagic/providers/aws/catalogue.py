@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -63,7 +64,9 @@ def catalogue(clients: Clients, region: str, cache: Cache) -> Catalogue:
 
 def place(clients: Clients, region: str) -> str:
     """A region's name for the cache; with profile and endpoint, for accounts have zones and prices of their own."""
-    return "-".join(filter(None, (region, clients.profile, urlsplit(clients.endpoint_url or "").netloc)))
+    profile = clients.profile or os.environ.get("AWS_PROFILE")
+    address = clients.endpoint_url or os.environ.get("AWS_ENDPOINT_URL") or ""
+    return "-".join(filter(None, (region, profile, urlsplit(address).netloc)))
 
 
 def _types(clients: Clients, region: str) -> list[dict[str, Any]]:

@@ -1,0 +1,139 @@
+"""What a notebook shows of machines that can be rented, and what it asks before anything costs money."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skymagic.providers.aws.configured import configured
+from tests.lab import ec2 as lab
+from tests.lab.ec2 import EC2, ec2
+from tests.lab.ec2_prices import EC2Market
+from tests.lab.notebook import Notebook, opened
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[EC2]:
+    with ec2() as made:
+        EC2Market(made, {"p4d.24xlarge": 21.957642}, {("p4d.24xlarge", "us-east-1b"): 9.1}, {"L-417A185B": 400.0})
+        yield made
+
+
+@pytest.fixture(scope="module")
+def notebook(cloud: EC2, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    folder = tmp_path_factory.mktemp("renting")
+    env = {
+        **{name.upper(): value for name, value in lab.CREDENTIALS.items()},
+        "AWS_ENDPOINT_URL": cloud.url,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": "/dev/null",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "XDG_CACHE_HOME": str(folder / ".cache"),
+    }
+    with opened(folder, env=env) as made:
+        yield made
+
+
+def test_gpus_that_can_be_rented_as_a_table(notebook: Notebook) -> None:
+    shown = notebook.run("%sky_gpus A100:8 --nodes 4")
+    (table,) = shown.rich
+    first, best, *_ = table["text/plain"].splitlines()
+    assert first.split()[:2] == ["per", "hour"]
+    assert best.startswith("$87.83    p4d.24xlarge  ")
+    assert "us-east-1 a b c d  yes    price list of 20" in best
+    assert "<td>$87.83</td><td>p4d.24xlarge</td>" in table["text/html"]
+    assert shown.stdout.startswith("on this machine: "), "what is here comes first"
+
+
+def test_where_aws_is_set_up_a_gpu_is_looked_for_there_too(notebook: Notebook) -> None:
+    (table,) = notebook.run("%sky_gpus a100").rich
+    assert "p4d.24xlarge" in table["text/plain"]
+    assert notebook.run("%sky_gpus").rich == [], "all of them would be a long list"
+
+
+def test_misuse_and_refusals_are_told(notebook: Notebook, cloud: EC2) -> None:
+    assert notebook.fail("%sky_gpus RTX4090 --spot").text.startswith(
+        "UsageError: no machine in us-east-1 has RTX4090 on spot; there are"
+    )
+    assert "trn1 is not supported" in notebook.fail("%sky_gpus trn1").text
+    cloud.on(
+        "DescribeInstanceTypes",
+        lab.error("ExpiredToken", "The token is expired"),
+        when=lambda call: call.region == "eu-west-1",
+        times=99,
+    )
+    cloud._rules.insert(0, cloud._rules.pop())
+    failed = notebook.fail("%sky_gpus A100:8 --region eu-west-1")
+    assert failed.ename == "CloudError"
+    assert "aws sso login" in failed.text
+
+
+def test_a_question_is_asked_in_a_notebook_and_no_is_no(notebook: Notebook) -> None:
+    many = 33 * notebook.value("len(__import__('os').sched_getaffinity(0))")
+    questions, shown = notebook.answering(f"%sky_pool --ranks {many}", "n")
+    (asked,) = questions
+    assert asked.startswith(f"{many} ranks on ")
+    assert asked.endswith("Go ahead? [y/N] ")
+    assert "add -y if you mean that" in shown.text
+    assert notebook.run("%sky_status").stdout.startswith("no pool is running")
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"), [("y", True), ("YES ", True), ("", False), ("n", False), ("yep", False), ("да", False)]
+)
+def test_only_yes_is_yes(notebook: Notebook, answer: str, value: bool) -> None:
+    questions, _ = notebook.answering(
+        "from skymagic.display.question import confirmed\nsaid = confirmed('4 machines: $87.83 per hour')", answer
+    )
+    assert questions == ["4 machines: $87.83 per hour. Go ahead? [y/N] "]
+    assert notebook.value("said") is value
+
+
+def test_beside_cells_and_without_an_input_nobody_is_asked(notebook: Notebook) -> None:
+    notebook.run("from skymagic.display.question import confirmed\nsaid = confirmed('?')")
+    assert notebook.value("said") is False, "papermill, nbconvert"
+    questions, _ = notebook.answering(
+        "import threading\none = threading.Thread(target=lambda: globals().update(said=confirmed('?')))\none.start(); one.join()",
+        "y",
+    )
+    assert questions == []
+    assert notebook.value("said") is False
+
+
+ASK = "from skymagic.display.question import confirmed; print('said', confirmed('?'))"
+
+
+@pytest.mark.parametrize("stdin", [subprocess.DEVNULL, subprocess.PIPE])
+def test_a_program_without_a_terminal_is_not_asked(stdin: int) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ASK], stdin=stdin, stdout=subprocess.PIPE, text=True)
+    assert ended.stdout is not None
+    assert ended.stdout.read() == "said False\n", "a pipe that never says anything is not waited for"
+    ended.stdout.close()
+    if ended.stdin is not None:
+        ended.stdin.close()
+    assert ended.wait() == 0
+
+
+def test_a_terminal_is_asked() -> None:
+    ours, theirs = pty.openpty()
+    os.write(ours, b"y\n")
+    ended = subprocess.run([sys.executable, "-c", ASK], stdin=theirs, capture_output=True, text=True, timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    assert ended.stdout == "?. Go ahead? [y/N] said True\n"
+
+
+def test_where_aws_is_set_up_is_seen_without_a_call(tmp_path: Path) -> None:
+    assert not configured({}, tmp_path)
+    assert configured({"AWS_PROFILE": "work"}, tmp_path)
+    assert not configured({"AWS_CONFIG_FILE": "/dev/null", "AWS_ACCESS_KEY_ID": ""}, tmp_path)
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "config").write_text("[default]\nregion = us-east-1\n")
+    assert configured({}, tmp_path)
+    assert not configured({"AWS_CONFIG_FILE": "/dev/null"}, tmp_path)
