@@ -10,25 +10,34 @@ wrapped, sharded = DistributedDataParallel(torch.nn.Linear(4, 4)), fully_shard(t
 optimizer = torch.optim.SGD([*wrapped.parameters(), *sharded.parameters()], lr=0.01)
 
 
+def layers():
+    return torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)])
+
+
 def tutorial():
     dist.init_process_group(backend="gloo")
-    model = DistributedDataParallel(torch.nn.Linear(4, 1))
-    for _ in range(2):
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-    total = model.module.weight.grad.sum().item()
+    model = DistributedDataParallel(layers())
+    descent = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(4):
+        descent.zero_grad()
+        model(torch.randn(8, 256)).pow(2).mean().backward()
+        descent.step()
     dist.destroy_process_group()
-    return total
+    return model.module[0].weight.sum().item()
 
 
 def accelerated():
     from accelerate import Accelerator
 
     accelerator = Accelerator()
-    model = accelerator.prepare(torch.nn.Linear(4, 1))
-    accelerator.backward(model(torch.randn(8, 4)).pow(2).mean())
-    total = model.module.weight.grad.sum().item()
+    net = layers()
+    model, descent = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.01))
+    for _ in range(4):
+        descent.zero_grad()
+        accelerator.backward(model(torch.randn(8, 256)).pow(2).mean())
+        descent.step()
     accelerator.end_training()
-    return total
+    return net[0].weight.sum().item()
 
 
 def step(fails=False):

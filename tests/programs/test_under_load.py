@@ -35,9 +35,11 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 def test_a_program_that_destroys_the_group_while_its_model_is_alive(notebook: Notebook, name: str) -> None:
     if name == "accelerated" and find_spec("accelerate") is None:
         pytest.skip("accelerate is not installed")
+    groups = seen(notebook, "id(dist.group.WORLD)")
     for _ in range(REPETITIONS):
-        first, second = seen(notebook, f"{name}()")
-        assert first == second
+        (weights, group), (others, other) = seen(notebook, f"{name}(), id(dist.group.WORLD)")
+        assert weights == others
+        assert [group, other] == groups, "it stays"
 
 
 def test_a_rank_that_fails_while_the_others_compute(notebook: Notebook) -> None:
