@@ -14,9 +14,11 @@ from html import escape
 from skymagic.plan.units import count
 
 MAX_RANK_CELLS = 64
-"""Ranks that have a cell of their own; of more, each node has one."""
+"""Ranks that have a cell of their own; of more on several nodes, each node has one."""
 MAX_NODE_ROWS = 16
 """Nodes that have a row of their own; the cells of more stand side by side."""
+MAX_TROUBLES = 8
+"""Of those the nodes that are named because they are not well."""
 
 GREEN, BLUE, GREY, AMBER, RED = "#2e7d32", "#1565c0", "#757575", "#b26a00", "#c62828"
 COLOURS = {"ready": GREEN, "running": BLUE, "starting": GREY, "recovering": AMBER, "reconnecting": AMBER}
@@ -25,7 +27,8 @@ CELL = (
     "display:inline-block;min-width:1.5em;padding:0 .3em;margin:1px;border-radius:3px;text-align:center;"
     "font-size:85%;line-height:1.5em;color:#fff;background:"
 )
-NAME = "display:inline-block;min-width:7em;padding-right:1em"
+ROW = "display:flex;align-items:baseline"
+NAME = "flex:none;min-width:7em;padding-right:1em"
 DIM = "color:var(--jp-ui-font-color2,#757575)"
 
 
@@ -70,36 +73,41 @@ def html(view: PoolView) -> str:
 
 
 def _rows(nodes: Sequence[NodeView]) -> list[str]:
-    total = sum(len(node.ranks) for node in nodes)
-    cells = [_rank_cells(node) if total <= MAX_RANK_CELLS else [_node_cell(node)] for node in nodes]
     if len(nodes) > MAX_NODE_ROWS:
-        phases = Counter(node.phase for node in nodes if node.phase)
-        said = "; ".join(f"{escape(phase)} on {count(number, 'node')}" for phase, number in phases.items())
-        return [f"<div>{' '.join(cell for each in cells for cell in each)}</div>", *([_dim(said)] if said else [])]
+        cells = " ".join(_node_cell(node, str(index)) for index, node in enumerate(nodes))
+        return [f"<div>{cells}</div>", *map(_dim, _summary(nodes))]
+    folded = sum(len(node.ranks) for node in nodes) > MAX_RANK_CELLS and len(nodes) > 1
     return [
-        f'<div><span style="{NAME}">{escape(node.name)}</span> {" ".join(mine)} {_phase(node)}</div>'
-        for node, mine in zip(nodes, cells, strict=True)
+        f'<div style="{ROW}"><span style="{NAME}">{escape(node.name)}</span> '
+        f"<span>{_node_cell(node, count(len(node.ranks), 'rank')) if folded else _rank_cells(node)} "
+        f'<span style="{DIM}">{escape(node.phase or trouble(node.ranks))}</span></span></div>'
+        for node in nodes
     ]
 
 
-def _phase(node: NodeView) -> str:
-    return f'<span style="{DIM}">{escape(node.phase or trouble(node.ranks))}</span>'
+def _summary(nodes: Sequence[NodeView]) -> list[str]:
+    """What nodes without a row of their own do, and which are not well."""
+    phases = Counter(node.phase for node in nodes if node.phase)
+    doing = [f"{phase} on {count(number, 'node')}" for phase, number in phases.items()]
+    bad = [f"{node.name}: {words}" for node in nodes if (words := trouble(node.ranks))]
+    more = [f"and {len(bad) - MAX_TROUBLES} more"] if len(bad) > MAX_TROUBLES else []
+    return [escape("; ".join(said)) for said in (doing, [*bad[:MAX_TROUBLES], *more]) if said]
 
 
 def _dim(text: str) -> str:
     return f'<div style="{DIM}">{text}</div>'
 
 
-def _rank_cells(node: NodeView) -> list[str]:
-    return [cell(str(number), f"rank {number} on {node.name}: {state}", state) for number, state in node.ranks]
+def _rank_cells(node: NodeView) -> str:
+    return " ".join(cell(str(number), f"rank {number} on {node.name}: {state}", state) for number, state in node.ranks)
 
 
-def _node_cell(node: NodeView) -> str:
+def _node_cell(node: NodeView, label: str) -> str:
     """A node's ranks in one cell, coloured as the one that is worst off."""
     states = Counter(state for _, state in node.ranks)
     worst = max(states, key=severity, default="starting")
     words = ", ".join(f"{number} {state}" for state, number in states.items())
-    return cell(f"{len(node.ranks)}", f"{node.name}: {count(len(node.ranks), 'rank')}: {words}", worst)
+    return cell(label, f"{node.name}: {count(len(node.ranks), 'rank')}: {words}", worst)
 
 
 def cell(text: str, tooltip: str, state: str) -> str:

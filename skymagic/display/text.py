@@ -8,10 +8,12 @@ from typing import Any
 
 from skymagic.plan import accelerators
 from skymagic.plan.distributions import Environment
-from skymagic.plan.units import duration_text, rank_words, size
+from skymagic.plan.units import duration_text, ranges, rank_words, size
 
 Write = Callable[[str, str], None]
 """Takes a stream's name and text."""
+MAX_STATUS_ROWS = 64
+"""Ranks that have a row of their own."""
 SHOWN_PLACES = 8
 """Different places of ranks that one line names."""
 INTERPRETER_HELD = "native code holds the interpreter"
@@ -62,6 +64,20 @@ def table(rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(
         "  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip() for row in cells
     )
+
+
+def status(rows: Sequence[tuple[object, ...]]) -> str:
+    """The ranks of a pool as a table: rank, node, host, process, state; of many ranks those of a node together.
+
+    Args:
+        rows: these five of each rank, in its order.
+    """
+    if len(rows) <= MAX_STATUS_ROWS:
+        return table([("rank", "node", "host", "pid", "state"), *rows])
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for rank, node, host, _, state in rows:
+        groups.setdefault((node, host, state), []).append(int(str(rank)))
+    return table([("ranks", "node", "host", "state"), *((ranges(ranks), *about) for about, ranks in groups.items())])
 
 
 def shipment(items: Sequence[Any]) -> str:

@@ -135,8 +135,7 @@ class SkyMagics(Magics):
             print(running.status_text(found, self._own_jobs()))
             return
         chosen = [registry.find(name)] if name else registry.every()
-        heading = ("rank", "node", "host", "pid", "state")
-        tables = [f"{one!r}\n{display.table([heading, *one.status()])}" for one in chosen]
+        tables = [f"{one!r}\n{display.status(one.status())}" for one in chosen]
         gone = [] if name else [f"{one.ended}: %sky_pool makes it anew" for one in registry.ended()]
         print("\n\n".join([*tables, *gone]) or "no pool is running: make one with %sky_pool --nodes 2 --plugin torch")
 

@@ -87,10 +87,16 @@ def agreeing(number: int, one: str, several: str) -> str:
 
 
 def rank_words(ranks: Sequence[int], noun: str = "rank") -> str:
-    """ "rank 3", "ranks 0, 2", "ranks 0–3"."""
-    ordered = sorted(ranks)
-    if len(ordered) == 1:
-        return f"{noun} {ordered[0]}"
-    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
-        return f"{noun}s {ordered[0]}–{ordered[-1]}"
-    return f"{noun}s " + ", ".join(map(str, ordered))
+    """ "rank 3", "ranks 0, 2", "ranks 0–3", "ranks 0–30, 32–63"."""
+    return f"{noun} {ranges(ranks)}" if len(ranks) == 1 else f"{noun}s {ranges(ranks)}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Numbers in ascending order, three or more in a row as one: "0–3, 7, 8"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)

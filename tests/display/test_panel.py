@@ -1,0 +1,134 @@
+"""A pool as it is shown: while it starts, when it is ready, and when ranks are gone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from skymagic.display import text
+from skymagic.display.panel import NodeView, PoolView, html
+from skymagic.display.starting import NONINTERACTIVE, NodeStep
+from skymagic.plan.units import rank_words
+from tests.lab.notebook import opened
+
+TAGS = re.compile(r"<[^>]*>")
+
+
+def words(view: PoolView) -> str:
+    """What is left where styles and tooltips are not shown."""
+    return " ".join(TAGS.sub(" ", html(view)).split())
+
+
+def pool(nodes: int, each: int, state: str = "ready", **states: str) -> PoolView:
+    """A pool whose ranks are all in one state, but for those that are named (``r3="ended"``)."""
+    numbers = [range(node * each, (node + 1) * each) for node in range(nodes)]
+    return PoolView(
+        "lab",
+        ("ssh", f"{nodes} nodes"),
+        state,
+        tuple(
+            NodeView(f"gpu{node}", tuple((rank, states.get(f"r{rank}", state)) for rank in ranks))
+            for node, ranks in enumerate(numbers)
+        ),
+    )
+
+
+def test_64_ranks_have_a_cell_each() -> None:
+    shown = html(pool(8, 8))
+    assert all(f'title="rank {rank} on gpu{rank // 8}: ready"' in shown for rank in range(64))
+    assert words(pool(2, 2)) == "lab · ssh · 2 nodes · ready gpu0 0 1 gpu1 2 3"
+
+
+def test_256_ranks_fold_by_node() -> None:
+    view = pool(32, 8, r77="ended", r78="reconnecting")
+    assert html(view).count("title=") == 32
+    assert 'title="gpu9: 8 ranks: 6 ready, 1 ended, 1 reconnecting"' in html(view)
+    assert words(view).endswith("gpu9: 1 ended, 1 reconnecting"), "also without colours"
+    assert html(pool(256, 1)).count("title=") == 256
+    assert len(html(pool(256, 1))) < 100_000
+    assert words(pool(4, 64)) == ("lab · ssh · 4 nodes · ready gpu0 64 ranks gpu1 64 ranks gpu2 64 ranks gpu3 64 ranks")
+
+
+def test_what_is_not_well_is_said_and_not_only_coloured() -> None:
+    assert words(pool(2, 2, "running", r3="ended")) == "lab · ssh · 2 nodes · running gpu0 0 1 gpu1 2 3 1 ended"
+
+
+def test_names_are_text_and_nothing_else() -> None:
+    hostile = '"><script>alert(1)</script>'
+    shown = html(PoolView(hostile, (hostile,), hostile, (NodeView(hostile, ((0, hostile),), hostile),)))
+    assert "<script" not in shown
+    assert '""' not in shown
+
+
+def test_a_step_is_a_line_that_knows_its_node() -> None:
+    step = NodeStep("gpu1", "installing packages")
+    assert (str(step), step.node, step.step) == ("gpu1: installing packages", "gpu1", "installing packages")
+
+
+def test_the_status_of_many_ranks_folds_by_node() -> None:
+    rows = [
+        (rank, rank // 64, f"gpu{rank // 64}", 4000 + rank, "ended" if rank == 70 else "ready") for rank in range(128)
+    ]
+    assert text.status(rows[:2]).splitlines()[1].split() == ["0", "0", "gpu0", "4000", "ready"]
+    _, first, second, third = (re.split(r"  +", line) for line in text.status(rows).splitlines())
+    assert first == ["0–63", "0", "gpu0", "ready"]
+    assert second[1:] == ["1", "gpu1", "ready"]
+    assert third == ["70", "1", "gpu1", "ended"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([3], "rank 3"),
+        ([1, 0], "ranks 0, 1"),
+        ([0, 1, 3], "ranks 0, 1, 3"),
+        ([*range(31), *range(32, 64)], "ranks 0–30, 32–63"),
+    ],
+)
+def test_many_ranks_are_named_as_ranges(ranks: list[int], words: str) -> None:
+    assert rank_words(ranks) == words
+
+
+# ------------------------------------------------------------------------------------------ in a notebook
+
+
+def test_a_start_is_one_display_that_ends_as_one_line(tmp_path: Path) -> None:
+    with opened(tmp_path) as notebook:
+        shown = notebook.run("%sky_pool --ranks 2")
+        start, pool = shown.rich
+        assert shown.text == ""
+        assert re.fullmatch(r"starting 2 ranks on \S+ …\nready in \d+\.\d s", start["text/plain"])
+        assert re.fullmatch(r"main · local · 2 ranks on \S+ · ready in \d+\.\d s", TAGS.sub("", start["text/html"]))
+        assert re.fullmatch(r"<Pool 'main': 2 ranks on \S+, plugins: none, ready>", pool["text/plain"])
+        assert pool["text/html"].count(": ready") == 2
+        notebook.run("pool = _")
+        notebook.run("%sky_down")
+        (stopped,) = notebook.run("pool").rich
+        assert TAGS.sub("", stopped["text/html"]).endswith("· stopped")
+        failed = notebook.finish(
+            notebook.start("%sky_pool wrong --ranks 2 --env LD_PRELOAD=/nowhere.so --plugin nothere")
+        )
+        assert failed.rich == [], "a request that is refused shows nothing of a start"
+
+
+def test_a_start_that_fails_says_so_in_its_place(tmp_path: Path) -> None:
+    with opened(tmp_path) as notebook:
+        notebook.run(
+            "import skymagic as sky\nfrom skymagic.providers.local import Local\n"
+            "def refuse(self, survey, job_id, say):\n    raise OSError('no machine')\nLocal.acquire = refuse"
+        )
+        shown = notebook.finish(notebook.start("%sky_pool --ranks 2"))
+        assert shown.error is not None
+        (start,) = shown.rich
+        assert TAGS.sub("", start["text/html"]).endswith("· not started")
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_without_anybody_there_a_start_is_lines(tmp_path: Path, silent: bool) -> None:
+    with opened(tmp_path, env={NONINTERACTIVE: "1" if silent else ""}) as notebook:
+        shown = notebook.run("%sky_pool --ranks 1;")
+        lines = shown.lines if silent else shown.said.splitlines()
+        assert [line.split()[0] for line in lines[:2]] == ["starting", "ready"]
+        assert ("text/html" in str(shown.rich[:-1])) is not silent
