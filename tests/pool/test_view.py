@@ -1,0 +1,64 @@
+"""What is shown of a pool is made from its plan, the states of its ranks, and what its hosts are doing."""
+
+from __future__ import annotations
+
+import pytest
+
+from skymagic.plan.image import Image
+from skymagic.plan.plans import Plan, Topology
+from skymagic.plan.requests import Defaults, PoolRequest
+from skymagic.pool import view
+from skymagic.pool.states import Event
+from skymagic.pool.status import Status
+
+
+def status(*events: Event, hosts: tuple[str, ...] = ("h1", "h2"), **plan: object) -> Status:
+    """A pool of two nodes with two ranks each, to which this has happened."""
+    made = Plan("ssh", PoolRequest(), Topology(2, 2), Image(), hosts, 2, 4.0, **{"remote": True, **plan})  # type: ignore[arg-type]
+    pool = Status("lab", made, Defaults())
+    for event in events:
+        pool.move(event)
+    return pool
+
+
+def rows(*states: str, host: str = "") -> list[tuple[object, ...]]:
+    return [(rank, rank // 2, host or f"h{rank // 2 + 1}", 100, state) for rank, state in enumerate(states)]
+
+
+def test_hosts_are_set_up_before_there_are_ranks() -> None:
+    shown = view.starting(status(Event.START), [], 0.0, {"h2": "installing packages"})
+    assert (shown.state, shown.ended) == ("starting …", False)
+    assert [(node.name, node.phase, node.ranks) for node in shown.nodes] == [
+        ("h1", "starting", ()),
+        ("h2", "installing packages", ()),
+    ]
+
+
+def test_ranks_come_up() -> None:
+    shown = view.starting(status(Event.START), rows("starting", "starting", "starting", "starting"), 0.0, {})
+    assert [node.phase for node in shown.nodes] == ["0 of 2 ranks"] * 2
+    pool = status(Event.START)
+    shown = view.starting(pool, rows("ready", "ready", "starting", "ready"), 0.0, {"h2": "installing packages"})
+    assert [(node.phase, node.ranks) for node in shown.nodes] == [
+        ("", ((0, "ready"), (1, "ready"))),
+        ("1 of 2 ranks", ((2, "starting"), (3, "ready"))),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("event", "words"), [(Event.STARTED, "ready in 2.5 s"), (Event.STOP, "not started"), (Event.LOSE, "not started")]
+)
+def test_a_start_that_is_over_is_one_line(event: Event, words: str) -> None:
+    shown = view.starting(status(Event.START, event), rows("ready", "ready", "ready", "ready"), 2.5, {})
+    assert (shown.state, shown.nodes, shown.ended) == (words, (), True)
+
+
+def test_nodes_of_this_machine_are_one() -> None:
+    pool = status(Event.START, Event.STARTED, hosts=("laptop",), remote=False)
+    (node,) = view.view(pool, rows(*["ready"] * 4, host="laptop")).nodes
+    assert (node.name, len(node.ranks)) == ("laptop", 4)
+
+
+def test_what_costs_and_many_hosts_are_told_in_a_word() -> None:
+    pool = status(hosts=tuple(f"gpu{number}" for number in range(8)), price=12.5)
+    assert view.about(pool) == ("ssh", "2 nodes × 2 ranks on gpu0 … gpu7", "$12.50 per hour")
