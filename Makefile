@@ -2,6 +2,7 @@
 VENV := .venv
 PYTHON ?= python3
 ARGS ?=
+VALUES ?=
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
@@ -36,7 +37,7 @@ bench: $(READY)
 
 soak: $(READY)
 	@$(RUN) benchmarks/soak.py $(ARGS)
-	@$(RUN) benchmarks/soak_values.py $(ARGS)
+	@$(RUN) benchmarks/soak_values.py $(VALUES)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,6 +9,7 @@ import argparse
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
 from benchmarks.figures import Figure, say, table  # noqa: E402  (the path is set above)
+from skymagic.kernels.fork import end_with_parent  # noqa: E402
 
 PARTS = (
     "start",
@@ -38,10 +40,17 @@ PARTS = (
 )
 PATIENCE = 900.0
 """Seconds that one part may take."""
+END = 60.0
+"""Seconds in which it then ends what it has started."""
 
 
 def one(part: str) -> None:
-    """Measure one part, and print its figures as lines of JSON; all that it prints itself goes to standard error."""
+    """Measure one part, and print its figures as lines of JSON; all that it prints itself goes to standard error.
+
+    It ends with the process that started it, also when that was killed, and what it has started with it.
+    """
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    end_with_parent(signal.SIGTERM)
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for figure in importlib.import_module(f"benchmarks.{part}").figures():
@@ -59,8 +68,12 @@ def measured(part: str) -> tuple[list[Figure], bool]:
         try:
             output, _ = process.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
-            process.kill()
-            output, _ = process.communicate()
+            process.terminate()  # not killed: it ends what it has started
+            try:
+                output, _ = process.communicate(timeout=END)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                output, _ = process.communicate()
     return [Figure(**json.loads(line)) for line in output.splitlines()], process.returncode == 0
 
 

@@ -67,10 +67,12 @@ class Round:
     """To the end of the cell, from the press of the stop button where there is one."""
     next_seconds: float = 0.0
     wrong: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What the user is told with the next cell."""
 
     def __str__(self) -> str:
         words = f"{self.fault:<28} rank {self.victim}  {self.seconds:6.2f} s  next cell {self.next_seconds:5.2f} s"
-        return "\n      ".join([words, *self.wrong])
+        return "\n      ".join([words, *self.wrong, *(self.notes if self.wrong else ())])
 
 
 class Soak:
@@ -141,12 +143,13 @@ class Soak:
         self.keepsakes = [None] * RANKS
 
     def _go_on(self, fault: Fault, this: Round) -> None:
-        begun = time.perf_counter()
+        begun, screen = time.perf_counter(), cluster.Quiet()
         try:
-            found = cluster.run(self.pool, ALL_REDUCE, timeout=30)
+            found = cluster.run(self.pool, ALL_REDUCE, timeout=30, screen=screen)
         except (Exception, KeyboardInterrupt) as problem:
             this.wrong.append(f"the next cell fails: {problem!r}")
             return
+        this.notes = screen.notes
         this.next_seconds = time.perf_counter() - begun
         if this.next_seconds > NEXT_CELL:
             this.wrong.append(f"the next cell takes {this.next_seconds:.0f} s")
@@ -204,6 +207,8 @@ class Inventory:
     counts: dict[str, int]
     nbytes: int
     """Memory of the notebook's own (unique set size)."""
+    others: list[str]
+    """The processes beside notebook and ranks, each with its descriptors and threads."""
 
 
 def take(pool: Pool) -> Inventory:
@@ -223,7 +228,14 @@ def take(pool: Pool) -> Inventory:
         "agent, forkserver, controller: threads": sum(one.num_threads() for one in others),
         "/dev/shm: files": len(shared_memory(pool)),
     }
-    return Inventory(counts, me.memory_full_info().uss)
+    return Inventory(counts, me.memory_full_info().uss, sorted(map(described, others)))
+
+
+def described(one: psutil.Process) -> str:
+    """A process in a line: the end of its command, its descriptors and its threads."""
+    with suppress(psutil.Error):
+        return f"{' '.join(one.cmdline())[-70:]}: {one.num_fds()} descriptors, {one.num_threads()} threads"
+    return "a process that has ended"
 
 
 def processes() -> list[psutil.Process]:
@@ -278,6 +290,8 @@ def compare(pool: Pool, before: Inventory) -> list[str]:
     for what, count in before.counts.items():
         print(f"  {what:<45} {count:>6} → {now.counts[what]}")
     print(f"  {'notebook: memory':<45} {before.nbytes / 2**20:>6.1f} → {now.nbytes / 2**20:.1f} MiB")
+    if grown:
+        print("\n".join(["  then:", *before.others, "  now:", *now.others]))
     if now.nbytes > before.nbytes + GROWTH:
         grown.append(f"the notebook's memory: {before.nbytes / 2**20:.1f} → {now.nbytes / 2**20:.1f} MiB")
     return grown

@@ -1,6 +1,6 @@
 """Variables changed, renamed and deleted on both sides at random, until the time is up: the ranks hold what the rule says.
 
-    MINUTES=10 SEED=7 python benchmarks/soak_values.py
+    python benchmarks/soak_values.py --minutes 10 --seed 7
 
 Each walk of 5,000 steps in the data plane alone is followed by one of 5,000 in a shell with a pool, where cells bind names in
 IPython's ways too. Ends with 1 at the first difference, and names the seed that shows it again.
@@ -8,6 +8,7 @@ IPython's ways too. Ends with 1 at the first difference, and names the seed that
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -25,17 +26,19 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> int:
-    """Walk from seed to seed."""
-    end = time.monotonic() + 60 * float(os.environ.get("MINUTES", "5"))
-    seed = int(os.environ.get("SEED", time.time_ns() % 1_000_000))
-    count = 0
+    """Read the arguments, and walk from seed to seed."""
+    parser = argparse.ArgumentParser(description="Random changes of variables on both sides.")
+    parser.add_argument("--minutes", type=float, default=5.0, help="no walk begins after so many (5)")
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000, help="of the first walk (any)")
+    given = parser.parse_args()
+    end, seed, count = time.monotonic() + 60 * given.minutes, given.seed, 0
     while time.monotonic() < end:
         with tempfile.TemporaryDirectory() as folder:
             notebook = Notebook(Path(folder), 2)
             try:
                 walk(notebook, seed + count, STEPS)
             except AssertionError as difference:
-                print(f"SEED={seed + count}: {difference}")
+                print(f"--seed {seed + count}: {difference}")
                 return 1
             finally:
                 notebook.close()

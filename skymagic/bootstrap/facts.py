@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from skymagic.bootstrap.quoting import MARK
+from skymagic.plan.capacity import Room
 from skymagic.plan.plans import Inventory
 
 
@@ -58,6 +59,7 @@ class Facts:
         home: ``$HOME`` as a command over SSH sees it. folder: where skymagic keeps its things there.
         clock: seconds since 1970 by the host's clock.
         boot: changes with every boot; "" where the system does not tell.
+        descriptors: files that one process may have open; None for no limit, or where nobody can tell.
         disk_kb, shm_kb, memory_kb: free space at `folder` and in /dev/shm (None: not usable), memory of the machine.
         refusal: why nothing can be written at `folder`; "" when it can.
         noexec: the folder whose file system runs no programs; "" when it does.
@@ -86,6 +88,7 @@ class Facts:
     boot: str = ""
     cpus: int = 1
     memory_kb: int = 0
+    descriptors: int | None = None
     disk_kb: int | None = None
     shm_kb: int | None = None
     refusal: str = ""
@@ -115,7 +118,9 @@ class Facts:
     def inventory(self, python: str = "") -> Inventory:
         """The host as planning sees it."""
         memory_gb = round(self.memory_kb * 1024 / 1e9, 1)
-        return Inventory(self.hostname, self.cpus, memory_gb, self.gpus, python)
+        return Inventory(
+            self.hostname, self.cpus, memory_gb, self.gpus, python, room=Room(descriptors=self.descriptors)
+        )
 
 
 def parse(out: str) -> Facts:
@@ -145,6 +150,7 @@ def parse(out: str) -> Facts:
         clock=number("clock") or 0,
         cpus=number("cpus") or 1,
         memory_kb=number("memory_kb") or 0,
+        descriptors=number("descriptors"),
         disk_kb=number("disk_kb"),
         shm_kb=number("shm_kb"),
         gpus=tuple(said.get("gpu", ())),

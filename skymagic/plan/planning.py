@@ -54,12 +54,15 @@ def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: 
         mistakes.append(f"--nodes {shape.nodes} needs as many hosts, and {len(inventories)} are named")
     devices: list[tuple[int, ...]] = []
     taken: dict[str, set[int]] = {}
-    for inventory in inventories[: shape.nodes]:
+    for node, inventory in enumerate(inventories[: shape.nodes]):
         # one machine may be two nodes
         used = taken.setdefault(inventory.machine or inventory.hostname, set())
         names = enumerate(inventory.gpus) if request.gpu else ()
         here = [i for i, name in names if request.gpu and i not in used and matches(request.gpu.name, name)]
         mistakes += _too_few(request, here, inventory) + _too_weak(request, inventory)
+        mistakes += capacity.refusals_of_node(
+            shape.procs_per_node, shape.world_size, inventory.room, inventory.hostname, head=node == 0
+        )
         devices.append(tuple(here[: request.gpu.count]) if request.gpu else ())
         used.update(devices[-1])
     if request.gpu and request.gpu.count % shape.procs_per_node:

@@ -75,7 +75,9 @@ class Plugin:
         rejoin: ``(info) -> notes``: form anew what `release` broke, with all ranks of the pool; a sentence for each
             thing that could not be carried over. Called between cells, any number of times. When it raises, this rank is
             started anew, the others are let out by `release`, and it is called again. None where a process can join
-            only once: then all ranks are started anew when one of them has died.
+            only once: then all ranks are started anew when one of them has died. It waits for other ranks in
+            ``with rendezvous.waiting()`` (`skymagic.runtime`): a rank that sleeps elsewhere, while others wait for it, counts as hanging
+            after some seconds.
         settle: ``() -> notes``: put in order what a failed cell has left half-done where nobody had to be freed, on all ranks
             of the pool; a sentence for each thing that the user must know. Called between cells. When it raises, `rejoin`
             follows. None where there is nothing to do.

@@ -23,22 +23,23 @@ from skymagic.errors import PoolError, PoolStateError, RequestError
 from skymagic.plan.plans import Plan
 from skymagic.plan.units import rank_words
 from skymagic.pool import messages
+from skymagic.pool.hanging import Watch
 from skymagic.pool.resources import Resources
 from skymagic.pool.scheduling import Reservation, Scheduler
 from skymagic.pool.states import Event, State
 from skymagic.pool.status import Status
 from skymagic.run.report import Limits, Report
-from skymagic.run.results import is_connection_error
+from skymagic.run.results import is_connection_error, may_be_connection_error
 from skymagic.run.submission import Submission
 from skymagic.wire.exit_status import describe
 from skymagic.wire.order import Rejoin
 from skymagic.wire.threads import failures, run_all
 
-REJOIN_TIMEOUT = 20.0
-"""Seconds for which ranks that live wait for a new group."""
-REJOIN_GRACE = 0.5
+REJOIN_TIMEOUT = 60.0
+"""Seconds for which ranks that live wait for a new group; one that hangs by itself is found sooner (`hanging`)."""
+REJOIN_GRACE = 1.0
 """Seconds in which they leave it when one of them has failed; a few times that, while they are slow."""
-ATTEMPTS = 3
+ATTEMPTS = 4
 """How often a group is formed at most; the last time with all ranks started anew."""
 TIMEOUT = 120.0
 """Seconds for which a restart waits for the ranks."""
@@ -204,7 +205,8 @@ class Recovery:
             if problems is None:
                 self._resources.take_up(sorted(replaced))
                 return
-            faulty = {*problems} if problems and attempt + 1 < ATTEMPTS and not self._status.inseparable else everyone
+            last = attempt + 1 >= ATTEMPTS or self._status.inseparable
+            faulty = {*problems} if problems and not last else everyone
             self._status.note(messages.replaced(problems, faulty, self._status.world_size))
             replaced |= faulty
         raise PoolError(f"the ranks of pool {self._status.name!r} did not come back")
@@ -220,26 +222,40 @@ class Recovery:
         infos = {str(rank): info for rank, info in self._infos.items()}
         everyone = tuple(range(self._status.world_size))
         order = Rejoin(ranks=everyone, generation=self._generation, form=form, infos=infos)
-        limits = Limits(timeout=REJOIN_TIMEOUT, grace=REJOIN_GRACE, interrupt_grace=0.0)
-        report = self._send(Submission(alive), order, "", NullScreen(), limits)
+        limits = Limits(timeout=REJOIN_TIMEOUT, grace=REJOIN_GRACE, interrupt_grace=0.0, silent_may_leave=True)
+        submission = Submission(alive)
+        starting = {*everyone} - {*alive} if form else ()
+        with Watch(self._resources.agents, submission.pending, starting) as watch:
+            report = self._send(submission, order, "", NullScreen(), limits)
         if not report.good:
-            return at_fault(report)
+            return at_fault(report, watch.found)
         for rank in report.ranks.values():
             for note in (rank.outcome or {}).get("notes", ()):
                 self._status.note(note)
         return None
 
 
-def at_fault(report: Report) -> dict[int, str]:
+def at_fault(report: Report, hung: Mapping[int, str]) -> dict[int, str]:
     """The ranks that could not form a group because of themselves, each with what went wrong.
 
-    Those that waited for them say so when they are released. One that does not even then hangs by itself, and was killed.
+    Those that waited for them say so when they are released, or that a connection has closed if that comes first, in one of the many
+    words that torch has for it: where a rank has ended or raised something else, it is the cause. One that does not even
+    end when it is released hangs by itself, and was killed.
+
+    Args:
+        hung: ranks that were ended because they hung, or could not start, each with why.
     """
-    found = {}
+    certain = {rank: why for rank, why in hung.items() if rank not in report.ranks}
+    suspected = {}
     for number, rank in report.ranks.items():
         outcome = rank.outcome or {}
         if rank.died is not None:
-            found[number] = f"no answer within {REJOIN_TIMEOUT:.0f} s" if rank.killed else describe(rank.died)
-        elif rank.failed and not outcome["freed"] and not is_connection_error(outcome["ename"], outcome["evalue"]):
-            found[number] = f"{outcome['ename']}: {outcome['evalue']}"
-    return found
+            unanswered = f"no answer within {REJOIN_TIMEOUT:.0f} s" if rank.killed else describe(rank.died)
+            certain[number] = hung.get(number, unanswered)
+        elif rank.failed and not outcome["freed"]:
+            problem = f"{outcome['ename']}: {outcome['evalue']}"
+            if not may_be_connection_error(outcome["ename"]):
+                certain[number] = problem
+            elif not is_connection_error(outcome["ename"], outcome["evalue"]):
+                suspected[number] = problem
+    return certain or suspected

@@ -27,6 +27,8 @@ class Limits:
     interrupt_grace: float = 1.0
     """From an interrupt because of another rank's failure, until the process groups of ranks that do not wait in native code
     are released too."""
+    silent_may_leave: bool = False
+    """Whether a rank whose control thread does not answer may be leaving its cell: on a busy machine it is only slow."""
 
 
 @dataclass

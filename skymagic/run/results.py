@@ -11,7 +11,10 @@ from skymagic.plan.masking import without_colours
 from skymagic.plan.units import rank_words
 from skymagic.run.raised import rank_error
 
-PEER_ERRORS = ("RuntimeError", "DistBackendError", "DistNetworkError", "ConnectionError", "ConnectionResetError")
+PEER_ERRORS = (
+    "RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "ConnectionError", "ConnectionResetError",
+    "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError", "TimeoutError",
+)  # fmt: skip
 PEER_TEXTS = re.compile("connection closed by peer|connection reset|broken pipe|socket closed|nccl|closed by remote")
 """What a rank says whose peer went away: a consequence, not a cause."""
 
@@ -66,6 +69,11 @@ class Unavailable:
 
     def __repr__(self) -> str:
         return f"<unavailable: rank {self.rank}: {self.reason}>"
+
+
+def may_be_connection_error(ename: str) -> bool:
+    """Whether errors of this type may say that a peer went away, in words that nobody has listed."""
+    return ename in PEER_ERRORS
 
 
 def is_connection_error(ename: str, evalue: str) -> bool:

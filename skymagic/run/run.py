@@ -233,7 +233,8 @@ class Run:
         """The grace period is over: kill, but leave ranks that are on their way out of the cell a little longer."""
         open_ranks = self._unfinished()
         leaving = self._agents.ask(open_ranks, "leaving", timeout=ANSWER_TIMEOUT)
-        stuck = [rank for rank in open_ranks if not leaving.get(rank) or self._grace_extensions >= MAX_GRACE_EXTENSIONS]
+        may_leave = {rank for rank in open_ranks if leaving.get(rank, self._limits.silent_may_leave)}
+        stuck = [rank for rank in open_ranks if rank not in may_leave or self._grace_extensions >= MAX_GRACE_EXTENSIONS]
         self._grace_extensions += 1
         if len(stuck) < len(open_ranks):
             self._due[Run._kill_stuck] = time.monotonic() + self._limits.grace

@@ -38,6 +38,10 @@ class Submission:
         """Add an event; safe on any thread, and in a signal handler."""
         self.events.put(Event(kind, rank, content or {}))
 
+    def pending(self) -> list[int]:
+        """The ranks that have not replied."""
+        return [rank for rank, future in list(self.futures.items()) if not future.done()]
+
     def stop_was_late(self) -> None:
         """Count a stop that was read when there was nothing left to stop."""
         self._late_stops += 1

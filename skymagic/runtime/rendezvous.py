@@ -18,7 +18,7 @@ EPHEMERAL = 32768
 """The first port that Linux gives by itself to whoever connects, where it is not told otherwise."""
 TRIES = 50
 """Ports that are looked at."""
-_state: dict[str, Any] = {"control": None, "generation": 0, "prefix": ""}
+_state: dict[str, Any] = {"control": None, "generation": 0, "prefix": "", "waits": 0}
 
 
 class Control(Protocol):
@@ -78,7 +78,23 @@ def delete(name: str) -> None:
 
 def get(name: str, timeout: float = TIMEOUT) -> Any:
     """The value that some rank puts in this generation. Raises TimeoutError when nobody did within `timeout` seconds."""
-    return _state["control"].get(_key(name), timeout)
+    with waiting():
+        return _state["control"].get(_key(name), timeout)
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Inside, this rank waits for others. While groups are formed anew, one that sleeps anywhere else counts as hanging."""
+    _state["waits"] += 1
+    try:
+        yield
+    finally:
+        _state["waits"] -= 1
+
+
+def waits() -> bool:
+    """Whether this rank waits for others. Safe on any thread."""
+    return bool(_state["waits"])
 
 
 def free_port(address: str) -> int:

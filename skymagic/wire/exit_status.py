@@ -6,9 +6,15 @@ import signal
 
 from skymagic.wire import agent as wire
 
+UNFIT = "skymagic: this rank could reply to nobody any more, and has ended"
+"""The beginning of the last line that such a rank writes."""
+
 
 def describe(exited: wire.RankExited) -> str:
     """How a rank's process ended."""
+    last = exited.tail.rstrip().rpartition("\n")[2]
+    if last.startswith(UNFIT):
+        return f"it could reply to nobody any more{last.removeprefix(UNFIT)}"
     return status_words(exited.status, exited.out_of_memory)
 
 

@@ -52,6 +52,7 @@ class Host:
         name: its name in the ssh_config.
         env: what its sessions have in their environment.
         options: further lines of its sshd_config.
+        before: sh that runs before its sshd, with mounts of its own; mark the test ``needs("namespaces")`` for it.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Host:
     env: dict[str, str] = field(default_factory=dict)
     options: Sequence[str] = ()
     home_name: str = "home"
+    before: str = ""
 
     port: int = 0
     log: list[str] = field(default_factory=list)
@@ -108,7 +110,9 @@ class Host:
 
     def _inside(self) -> list[str]:
         """What enters the machine that it is on; here what ends sshd when the tests are killed."""
-        return ["sh", "-c", 'exec 3<&0; (read end <&3; kill -9 $$) & exec "$@" </dev/null 3<&-', "sh"]
+        apart = ["unshare", "-m"] if self.before else []
+        start = f"set -e; HOME={shlex.quote(str(self.home))}\n{self.before}\n"
+        return [*apart, "sh", "-c", start + 'exec 3<&0; (read end <&3; kill -9 $$) & exec "$@" </dev/null 3<&-', "sh"]
 
     def _listener(self) -> psutil.Process | None:
         if self._sshd is None:
@@ -273,6 +277,7 @@ def loopback(
     options: Sequence[str] = (),
     home: str = "home",
     names: Sequence[str] = (),
+    before: str = "",
 ) -> Iterator[Hosts]:
     """Unprivileged sshd's on 127.0.0.2, 127.0.0.3, …; mark the test ``needs("sshd")``.
 
@@ -285,6 +290,7 @@ def loopback(
         options: lines of sshd_config, before all others: the first one of a kind counts.
         home: the name of the folder that is a host's HOME.
         names: what they are called, instead of h1, h2, …
+        before: sh that each runs first (`Host`).
     """
     folder.mkdir(parents=True, exist_ok=True)
     key = keygen(folder / "key")
@@ -292,7 +298,7 @@ def loopback(
     with closing(hosts):
         for number, name in enumerate(names or [f"h{number}" for number in range(1, count + 1)], 1):
             address = f"127.0.0.{number + 1}"
-            hosts.append(Host(name, address, folder / name, Path(f"{key}.pub"), env or {}, options, home))
+            hosts.append(Host(name, address, folder / name, Path(f"{key}.pub"), env or {}, options, home, before))
             hosts[-1].start()
         made = Hosts(folder, hosts, key)
         made.write()

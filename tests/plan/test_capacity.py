@@ -13,7 +13,7 @@ import pytest
 
 from skymagic.errors import RequestError
 from skymagic.plan.capacity import MOST_DESCRIPTORS, Room, question, refusals
-from skymagic.plan.planning import plan
+from skymagic.plan.planning import plan, plan_over
 from skymagic.plan.plans import Inventory
 from skymagic.plan.requests import PoolRequest
 from skymagic.providers.room import room
@@ -52,6 +52,18 @@ def test_what_there_is_no_room_for_is_refused_also_with_yes(here: Room, told: st
 def test_all_reasons_at_once_and_none_where_nothing_is_known() -> None:
     assert len(refusals(1000, Room(tasks=1, nbytes=1, descriptors=1))) == 3
     assert refusals(100_000, Room()) == []
+
+
+def test_hosts_with_too_few_descriptors_are_refused_by_name() -> None:
+    hosts = [Inventory(name, cpus=2, memory_gb=24.0, room=Room(descriptors=256)) for name in ("gpu1", "gpu2")]
+    assert plan_over(PoolRequest(procs_per_node=9), hosts, "ssh").topology.world_size == 18
+    with pytest.raises(RequestError) as refused:
+        plan_over(PoolRequest(procs_per_node=64), hosts, "ssh")
+    assert refused.value.mistakes == (
+        "128 ranks in a pool whose head is gpu1 need 1026 open files in one process, and 256 are allowed (ulimit -Hn): "
+        "there is room for 18",
+        "64 ranks on gpu2 need 360 open files in one process, and 256 are allowed (ulimit -Hn)",
+    )
 
 
 # ------------------------------------------------------------------------------------------ what a machine tells

@@ -198,10 +198,12 @@ class Ranks:
             rank.signal(signum)
 
     def call(self, message: wire.Request) -> None:
-        """Pass a remote call on to ranks' control threads; ``native`` is carried out here."""
+        """Pass a remote call on to ranks' control threads; ``native`` and ``usage`` are carried out here."""
         for number in message.ranks:
             if message.method == "native":
                 self._dump_stack(number, message.number)
+            elif message.method == "usage":
+                self._send(wire.Reply(number, message.number, self._usage(number)))
             elif number in self._ranks:
                 self._ranks[number].send(message)
 
@@ -219,6 +221,18 @@ class Ranks:
             self._send(wire.Reply(number, call, stacks.parse(text)))
 
         self._loop.call_later(STACK_DUMP_TIMEOUT, answer)
+
+    def _usage(self, number: int) -> list[Any] | None:
+        """The state of a rank's main thread, as a letter of Linux's, and the processor time that it has used, in seconds."""
+        rank = self._ranks.get(number)
+        if rank is None or rank.pid is None:
+            return None
+        try:
+            status = Path(f"/proc/{rank.pid}/task/{rank.pid}/stat").read_text()
+        except OSError:
+            return None
+        state, *fields = status.rpartition(")")[2].split()
+        return [state, (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")]
 
     def read_log(self, message: wire.ReadLog) -> None:
         """Send the last lines of a rank's log, or follow it."""

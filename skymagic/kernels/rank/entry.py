@@ -56,6 +56,7 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
             interrupt=kernel.interrupt_again,
             leaving=kernel.will_return,
             waits=kernel.waits,
+            joining=kernel.joining,
             stacks=lambda: stacks.of_main_thread(kernel),
             variables=lambda: variables.described(kernel.shell.user_ns, kernel.shell.user_ns_hidden),
             installed=packages.installed,

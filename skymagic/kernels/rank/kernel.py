@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from os import EX_SOFTWARE, _exit, write
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -30,8 +31,9 @@ from skymagic.kernels.rank.shell import Flusher, RankShell, flush_text, views
 from skymagic.kernels.rank.spawned import define_in_children
 from skymagic.kernels.rank.stdio import Stdio
 from skymagic.runtime import info as runtime
-from skymagic.runtime import silence
+from skymagic.runtime import rendezvous, silence
 from skymagic.wire import agent as wire
+from skymagic.wire.exit_status import UNFIT
 from skymagic.wire.order import LAST_VALUE, NOT_DEFINED, PREFIX, Debug, Lend, Order, Rejoin, RunCell, decode
 
 IMPORT_RETRY_SECONDS = 0.05
@@ -45,6 +47,14 @@ def importing(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def end_process(problem: BaseException | None) -> None:
+    """End this process, whose kernel can reply to nobody; its log says why. Functions of `os` are those of the rank's start."""
+    why = "no reply was made" if problem is None else f"{type(problem).__name__}: {problem}"
+    with contextlib.suppress(Exception):
+        write(2, f"{UNFIT} ({why})\n".encode(errors="replace"))
+    _exit(EX_SOFTWARE)
 
 
 class RankKernel(IPythonParallelKernel):
@@ -61,7 +71,8 @@ class RankKernel(IPythonParallelKernel):
             self.shell.user_ns, self._context.store, self._context.info.rank, self._context.info.node
         )
         self._stdio = Stdio()
-        self.shell.own_modules = self._own_modules = OwnModules()
+        preloaded = [name for plugin in self._context.hooks.plugins for name in plugin.preload]
+        self.shell.own_modules = self._own_modules = OwnModules(preloaded)
         self._flusher = Flusher()
         self._result: Any = None
         self.busy = False
@@ -76,6 +87,10 @@ class RankKernel(IPythonParallelKernel):
         """On the frames of the error with which the last cell has ended, which it keeps."""
         self._order_count = 0
         """Counts orders, so that what belongs to one does not fall into the next."""
+        self._answered_count = 0
+        """Counts the requests that were replied to."""
+        self._unanswered: BaseException | None = None
+        """What has kept the kernel from replying to one."""
         self.shell.events.register("post_run_cell", self._keep_result)
         refuse_debuggers()
         refuse_launchers()
@@ -134,6 +149,32 @@ class RankKernel(IPythonParallelKernel):
         signal.pthread_kill(main, signal.SIGINT)
         return True
 
+    def joining(self) -> dict[str, bool]:
+        """Called on the control thread while groups are formed: whether the main thread waits for other ranks, and whether it is in code
+        of the user's, which has taken the place of something that forming a group needs."""
+        main = threading.main_thread().ident
+        frame = sys._current_frames().get(main) if main is not None else None
+        in_cell = any("cell" in one for one in stacks.plain_frames(self, frame))
+        return {"waits": rendezvous.waits(), "in_cell": in_cell}
+
+    async def dispatch_shell(self, *args: Any, **kwargs: Any) -> None:
+        """Serve a request. ipykernel only logs what keeps it from that, and so nobody would ever hear of this rank again: it ends."""
+        before = self._answered_count
+        try:
+            await super().dispatch_shell(*args, **kwargs)
+        except Exception as problem:
+            self._unanswered = problem
+        if self._answered_count == before:
+            end_process(self._unanswered)
+
+    async def execute_request(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            await super().execute_request(*args, **kwargs)
+        except Exception as problem:
+            self._unanswered = problem
+        else:
+            self._answered_count += 1
+
     async def do_execute(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> dict[str, Any]:
         if not code.startswith(PREFIX):
             reply: dict[str, Any] = await super().do_execute(code, silent, *args, **kwargs)
@@ -155,6 +196,7 @@ class RankKernel(IPythonParallelKernel):
         self._context.control.cancel(False)
         self._heard, self._stopped_at = False, []
         self._order_count += 1
+        self._own_modules.remember()
         try:
             with (
                 runtime.taking_part(order.ranks, order.run),

@@ -100,6 +100,12 @@ class RankShell(ZMQInteractiveShell):
         kind, problem, tb = exc_tuple or sys.exc_info()
         if self.own_modules is not None:
             self.own_modules.restore()
+        try:
+            self._format(kind, problem, tb, *args, **kwargs)
+        except Exception:  # a cell has broken what that takes: its own error is told all the same
+            self._last_traceback = [f"{getattr(kind, '__name__', kind)}: {tracebacks.message(problem)}"]
+
+    def _format(self, kind: Any, problem: BaseException | None, tb: Any, *args: Any, **kwargs: Any) -> None:
         if problem is None or current().freed or isinstance(problem, KeyboardInterrupt):
             # a consequence of something else; reading all sources may take seconds
             self._last_traceback = traceback.format_exception_only(kind, problem)

@@ -70,7 +70,8 @@ class Group:
             prefix = dist.PrefixStore(f"skymagic-{rendezvous.generation()}", self._store)
             self._ours = True
             try:
-                dist.init_process_group(backend, store=prefix, rank=info.rank, world_size=info.world_size)
+                with rendezvous.waiting():
+                    dist.init_process_group(backend, store=prefix, rank=info.rank, world_size=info.world_size)
             finally:
                 self._ours = False
             membership.verify(secret, info.rank)
@@ -114,7 +115,8 @@ class Group:
 
     def settle(self) -> list[str]:
         """A cell has failed, and the groups are whole: begin the next step of models as after a whole one, on each rank alike."""
-        sharded.reset_steps(waits=True)
+        with rendezvous.waiting():
+            sharded.reset_steps(waits=True)
         return self._carry_models(range(self._size), None)
 
     def _carry_models(self, alive: Collection[int], resized: int | None) -> list[str]:
@@ -237,7 +239,8 @@ def open_store(info: InstanceInfo) -> tuple[Any, str]:
         rendezvous.put("torch", [port, secret])
     else:
         port, secret = rendezvous.get("torch")
-        store = make(port, is_master=False)
+        with rendezvous.waiting():
+            store = make(port, is_master=False)
     os.environ.update(launched.environment(info, port))
     return store, secret
 

@@ -11,6 +11,8 @@ from functools import cache
 from hashlib import blake2b
 from typing import Any
 
+from skymagic.runtime import rendezvous
+
 PROOF_BYTES = 32
 
 
@@ -77,7 +79,15 @@ def _collectives() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """torch's all_gather and all_reduce as they were at the rank's start: a cell may put others in their place."""
     import torch.distributed as dist
 
-    return dist.all_gather, dist.all_reduce
+    return _waiting(dist.all_gather), _waiting(dist.all_reduce)
+
+
+def _waiting(collective: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        with rendezvous.waiting():
+            return collective(*args)
+
+    return call
 
 
 def digest(text: str) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skymagic.plugins._torch import membership
+from skymagic.runtime import rendezvous
 
 LIVES = "holds what it had"
 """What ranks tell each other that were not started anew."""
@@ -82,15 +83,16 @@ def _make(one: Subgroup) -> Any:
     from torch.distributed import distributed_c10d as c10d
 
     default = c10d._get_default_group()
-    group, _ = c10d._new_process_group_helper(
-        len(one.ranks),
-        one.ranks.index(default.rank()),
-        list(one.ranks),
-        c10d.Backend(one.backend),
-        c10d._world.pg_map[default][1],
-        one.name,
-        timeout=c10d._get_default_timeout(c10d.Backend(one.backend)),
-        group_desc=one.description,
-    )
+    with rendezvous.waiting():
+        group, _ = c10d._new_process_group_helper(
+            len(one.ranks),
+            one.ranks.index(default.rank()),
+            list(one.ranks),
+            c10d.Backend(one.backend),
+            c10d._world.pg_map[default][1],
+            one.name,
+            timeout=c10d._get_default_timeout(c10d.Backend(one.backend)),
+            group_desc=one.description,
+        )
     c10d._world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(one.ranks)}
     return group

@@ -229,6 +229,7 @@ main() {
     tell libc "$(libc)"
     tell cpus "$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)"
     tell memory_kb "$(memory_kb)"
+    tell descriptors "$(ulimit -Hn 2>/dev/null)"
     tell folder "$folder"
     place "$folder"
     if [ -d /dev/shm ] && [ -w /dev/shm ]; then tell shm_kb "$(free_kb /dev/shm)"; fi

@@ -1,0 +1,54 @@
+"""Which ranks count as hanging while a process group is formed: those that could go on and do not, while others wait for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skymagic.pool.hanging import PATIENCE, SignsOfLife, look
+
+WAITS = {"waits": True, "in_cell": False}
+WORKS = {"waits": False, "in_cell": False}
+IN_CELL = {"waits": False, "in_cell": True}
+ASLEEP = (("S", 1.0), ("S", 1.0))
+"""What an agent says at the first look and at a later one: state of the main thread, processor time."""
+
+
+def hanging(usage: tuple[Any, Any], joining: Any, *, others: Any = WAITS, seconds: float = PATIENCE) -> list[int]:
+    """The ranks that hang, when rank 1 is seen like this twice, and rank 0 is like the others."""
+    signs = SignsOfLife()
+    looks = (
+        {0: look(at, ("S", 1.0), others), 1: look(at, seen, joining)}
+        for at, seen in zip((0.0, seconds), usage, strict=True)
+    )
+    return [signs.hanging(each) for each in looks][-1]
+
+
+@pytest.mark.parametrize("joining", [WORKS, None, {}], ids=["answers", "is too broken to answer", "says nothing"])
+def test_a_rank_that_sleeps_where_it_waits_for_nobody_hangs(joining: Any) -> None:
+    assert hanging(ASLEEP, joining) == [1]
+
+
+def test_a_rank_that_runs_what_a_cell_has_replaced_hangs_also_at_work() -> None:
+    assert hanging((("R", 1.0), ("R", 6.0)), IN_CELL) == [1]
+
+
+@pytest.mark.parametrize(
+    ("usage", "joining"),
+    [
+        (ASLEEP, WAITS),
+        ((("R", 1.0), ("R", 1.0)), WORKS),
+        ((("D", 1.0), ("D", 1.0)), WORKS),
+        ((("S", 1.0), ("S", 1.2)), WORKS),
+        ((None, None), None),
+    ],
+    ids=["waits", "has no turn", "waits for a disk", "is at work now and then", "nobody can tell"],
+)
+def test_a_slow_rank_does_not(usage: tuple[Any, Any], joining: Any) -> None:
+    assert hanging(usage, joining) == []
+
+
+def test_nor_one_that_has_time_left_or_for_which_nobody_waits() -> None:
+    assert hanging(ASLEEP, WORKS, seconds=PATIENCE - 0.1) == []
+    assert hanging(ASLEEP, WORKS, others=WORKS) == []

@@ -1,0 +1,50 @@
+"""Pools on hosts where something is short: open files, a home that cannot be written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.lab.hosts import loopback
+from tests.lab.notebook import Notebook, opened
+from tests.lab.shells import pip_settings
+from tests.providers.test_ssh_pools import write_ssh_config
+
+pytestmark = [pytest.mark.needs("sshd"), pytest.mark.needs("namespaces")]
+POOL = f"%sky_pool --provider ssh --hosts h1 --python {sys.executable}"
+
+
+@contextmanager
+def beside(folder: Path, before: str) -> Iterator[Notebook]:
+    """A notebook that can reach a host whose sshd starts after these commands."""
+    with loopback(folder / "hosts", 1, env=pip_settings(), before=before) as hosts:
+        home = write_ssh_config(folder / "client", hosts)
+        (folder / "notebook").mkdir()
+        with opened(folder / "notebook", env={"HOME": str(home)}) as notebook:
+            yield notebook
+
+
+def test_fewer_open_files_than_ranks_need_are_told_before_the_start(tmp_path: Path) -> None:
+    with beside(tmp_path, "ulimit -n 140") as notebook:
+        refused = notebook.fail(f"{POOL} --procs-per-node 2")
+        assert (
+            "2 ranks in a pool whose head is h1 need 144 open files in one process, and 140 are allowed (ulimit -Hn): "
+            "there is room for 1"
+        ) in refused.text
+        notebook.run(POOL)
+        notebook.run("%%sky_broadcast -o seen\n1")
+        assert notebook.value("seen") == [1]
+
+
+def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
+    with beside(tmp_path, 'mount --bind "$HOME" "$HOME"; mount -o remount,ro,bind "$HOME" "$HOME"') as notebook:
+        refused = notebook.fail(POOL)
+        assert "Read-only file system" in refused.text
+        assert "--env SKYMAGIC_HOME=" in refused.text
+        notebook.run(f"{POOL} --env SKYMAGIC_HOME={tmp_path}/elsewhere")
+        notebook.run("%%sky_broadcast -o seen\nimport os\nos.access(os.path.expanduser('~'), os.W_OK)")
+        assert notebook.value("seen") == [False]
