@@ -91,9 +91,12 @@ class Report:
 
     @property
     def out_of_step(self) -> bool:
-        """Whether ranks have begun different numbers of collectives on a group in a run that failed: the next would never match."""
+        """Whether ranks have begun different numbers of collectives on a group in a run that failed, or that was interrupted, which a cell
+        may have caught: the next would never match."""
+        if self.good and not any((rank.outcome or {}).get("interrupted") for rank in self.ranks.values()):
+            return False
         begun: dict[str, set[int]] = {}
         for rank in self.ranks.values():
             for group, count in ((rank.outcome or {}).get("collectives") or {}).items():
                 begun.setdefault(group, set()).add(count)
-        return not self.good and any(len(counts) > 1 for counts in begun.values())
+        return any(len(counts) > 1 for counts in begun.values())

@@ -116,6 +116,19 @@ def test_what_the_cell_does_upon_the_interrupt_is_done_after_a_collective_too(no
     notebook.run("%%sky_broadcast\ndel model")
 
 
+def test_a_collective_that_one_rank_has_begun_does_not_keep_the_next_waiting(notebook: Notebook) -> None:
+    """All leave their cells in Python and nothing was shut down, but the collective would take the next one's place."""
+    cell = begun(
+        notebook,
+        "try:\n    work = dist.barrier(async_op=True) if dist.get_rank() == 0 else None\n    begin()\n    time.sleep(300)\n"
+        "except KeyboardInterrupt:\n    kept = 'saved'",
+    )
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert cell.error is None
+    assert kept(notebook) == ["saved"] * 3
+
+
 def test_ranks_that_tidy_up_are_not_let_out_of_their_collectives(notebook: Notebook) -> None:
     """They have taken the interrupt: what they do then, also together, is theirs."""
     go = notebook.folder / "go"
