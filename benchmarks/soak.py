@@ -271,10 +271,10 @@ SLACK = {
 }
 """How much more may be there in the end: what is open for a moment at any time."""
 GROWTH = 4 << 20
-"""Bytes that the notebook may hold more in the end."""
+"""Bytes that the notebook may hold more in the end than after half of the rounds: until then the C library's arenas fill."""
 
 
-def compare(pool: Pool, before: Inventory) -> list[str]:
+def compare(pool: Pool, before: Inventory, halfway: Inventory) -> list[str]:
     """What has grown, in words; what is on its way out has some seconds to go."""
     end = time.monotonic() + GONE
     while True:
@@ -289,11 +289,12 @@ def compare(pool: Pool, before: Inventory) -> list[str]:
         time.sleep(0.5)  # there is no event for what ends somewhere else
     for what, count in before.counts.items():
         print(f"  {what:<45} {count:>6} → {now.counts[what]}")
-    print(f"  {'notebook: memory':<45} {before.nbytes / 2**20:>6.1f} → {now.nbytes / 2**20:.1f} MiB")
+    memory = " → ".join(f"{each.nbytes / 2**20:.1f}" for each in (before, halfway, now))
+    print(f"  {'notebook: memory, halfway and in the end':<45} {memory} MiB")
     if grown:
         print("\n".join(["  then:", *before.others, "  now:", *now.others]))
-    if now.nbytes > before.nbytes + GROWTH:
-        grown.append(f"the notebook's memory: {before.nbytes / 2**20:.1f} → {now.nbytes / 2**20:.1f} MiB")
+    if now.nbytes > halfway.nbytes + GROWTH:
+        grown.append(f"the notebook's memory: {memory} MiB")
     return grown
 
 
@@ -332,6 +333,7 @@ def soak(rounds: int, seed: int, names: Sequence[str]) -> int:
     chance = random.Random(seed)
     done: list[Round] = []
     before: Inventory | None = None
+    halfway: Inventory | None = None
     wrong: list[str] = []
     with cluster.started(RANKS, "torch") as pool:
         one = Soak(pool, chance)
@@ -343,9 +345,11 @@ def soak(rounds: int, seed: int, names: Sequence[str]) -> int:
             print(f"{number:>4}  {done[-1]}", flush=True)
             if number == min(WARM, rounds):
                 before = take(pool)
-        if before is not None:
+            if number == max(min(WARM, rounds), rounds // 2):
+                halfway = take(pool)
+        if before is not None and halfway is not None:
             watch_for_hang()
-            wrong += compare(pool, before)
+            wrong += compare(pool, before, halfway)
     faulthandler.cancel_dump_traceback_later()
     wrong += left_over(pool)
     bad = [each for each in done if each.wrong]
