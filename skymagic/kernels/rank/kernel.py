@@ -327,7 +327,7 @@ class RankKernel(IPythonParallelKernel):
             outcome.update(self._failure(error, lines=reply.get("traceback") or [], ename=reply.get("ename")))
             # one that was stopped because of another rank has nothing to tell; its frames may hold the broken group
             if error is not None and error.__traceback__ is not None and not (self._context.freed or self._interrupted):
-                with contextlib.suppress(Exception):  # a cell has broken what pdb needs: its own error is told all the same
+                with contextlib.suppress(Exception):  # a cell may have broken what pdb needs
                     self._post_mortem = PostMortem(error, shell.compile._filename_map)
             return
         if shell._last_traceback:  # of something that does not fail a cell, such as a __repr__
