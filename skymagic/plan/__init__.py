@@ -12,6 +12,7 @@ masking         what is shown of text that may hold secrets
 image           packages, environment and files that ranks need
 distributions   distributions by what is imported from them; what a node lacks
 selection       some of a pool's ranks or nodes: head, all, 0,2
+cloud           how rented machines are reached, as a user settles it once
 requests        a pool, a run or a plugin as it was asked for, and the configured defaults
 capacity        how many ranks a machine has room for
 plans           the values of an answer: Topology, Inventory, Plan

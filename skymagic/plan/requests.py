@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from skymagic.errors import RequestError
 from skymagic.plan import absent, masking
 from skymagic.plan.accelerators import Accelerator
+from skymagic.plan.cloud import CloudSettings
 from skymagic.plan.image import Image
 from skymagic.plan.masking import is_secret_name
 from skymagic.plan.selection import Selection
@@ -94,6 +95,7 @@ class PoolRequest:
         max_price: dollars per hour for the whole pool.
         idle, max_lifetime: seconds.
         image: what `python`, `pip` and `env` are added to.
+        cloud: how rented machines are reached.
         imports: dotted names of modules that the notebook uses: other machines get the distributions that they are from, in
             the notebook's versions.
         stated: fields that the user wrote, where the others hold configured defaults; None when what differs
@@ -121,6 +123,7 @@ class PoolRequest:
     yes: bool = False
     dry_run: bool = False
     image: Image = field(default_factory=Image)
+    cloud: CloudSettings = field(default_factory=CloudSettings, repr=False)
     imports: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     stated: frozenset[str] | None = field(default=None, compare=False, repr=False)
 

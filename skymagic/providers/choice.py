@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from skymagic.plan.cloud import CloudSettings
 from skymagic.plan.keywords import suggesting
 
 
@@ -35,17 +36,42 @@ def SSH(*hosts: str | Iterable[str]) -> Choice:
     return Choice("ssh", {"hosts": tuple(flat)})
 
 
-@suggesting("sky.AWS")
-def AWS(region: str | None = None, *, spot: bool = False, max_price: float | None = None) -> Choice:
+@suggesting("sky.AWS", {"key_name": "nothing: each pool has a key of its own", "ami": "image_id"})
+def AWS(
+    region: str | None = None,
+    *,
+    spot: bool = False,
+    max_price: float | None = None,
+    profile: str | None = None,
+    subnet: str | None = None,
+    use_private_ips: bool = False,
+    ssh_port: int = 22,
+    ssh_from: str | None = None,
+    user: str = "ubuntu",
+    image_id: str | None = None,
+    disk: int = 100,
+    endpoint_url: str | None = None,
+) -> Choice:
     """Machines rented from EC2.
 
     Args:
         region: ``"eu-central-1"``; None for the one that your AWS configuration names.
         spot: take spot instances.
         max_price: dollars per hour for the whole pool.
+        profile: of your AWS configuration; None for what the environment says.
+        subnet: ``"subnet-…"`` that the machines are in; None for the default one of a zone.
+        use_private_ips: connect to private addresses (over a VPN, or from within the VPC), and give them no public ones.
+        ssh_port: where their sshd listens.
+        ssh_from: ``"203.0.113.0/24"``: who may connect; None for this machine's address alone.
+        user: whom one logs in as: the user that the image comes with.
+        image_id: ``"ami-…"``; None for Ubuntu, with NVIDIA's driver where there are GPUs.
+        disk: GB of each machine's disk.
+        endpoint_url: another address of AWS's services.
     """
     fields = {"region": region, "spot": spot, "max_price": max_price}
-    return Choice("aws", {name: value for name, value in fields.items() if value})
+    cloud = CloudSettings(profile, subnet, use_private_ips, ssh_port, user, ssh_from, image_id, disk, endpoint_url)
+    said = {name: value for name, value in fields.items() if value}
+    return Choice("aws", {**said, **({"cloud": cloud} if cloud != CloudSettings() else {})})
 
 
 @suggesting("sky.Slurm")

@@ -27,7 +27,7 @@ from skymagic.errors import ProvisionError, RequestError
 from skymagic.plan import distributions
 from skymagic.plan.image import Image, project
 from skymagic.plan.planning import plan_over
-from skymagic.plan.plans import topology
+from skymagic.plan.plans import Topology, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.plugins import packing
 from skymagic.providers.provider import Say, Survey
@@ -63,10 +63,7 @@ class SSH:
         """Connect to all hosts and inspect them; nothing is changed there."""
         endpoints = _endpoints(request)
         shape = topology(replace(request, nodes=request.nodes or len(endpoints)))
-        cluster = plugins.Cluster(shape.nodes, shape.procs_per_node, request.gpu)
-        image = with_imports(packing.image_for(request.plugins, request.whole_image(), cluster), request.imports)
-        commands = tuple(command for one in plugins.resolve(request.plugins) for command in one.bootstrap(cluster))
-        requirements = requirements_of(image, commands, request.secret_values(os.environ), say)
+        image, requirements = needs(request, shape, say)
         chosen = endpoints[: shape.nodes]
         connections = connecting.connect_all(chosen, getpass.getpass)
         try:
@@ -101,6 +98,14 @@ class SSH:
             say(f"two nodes on one machine: {shared}")
         # two nodes may be one machine: each has a daemon of its own
         return [machine.node(index, f"{job_id}-{index}") for index, machine in enumerate(machines)]
+
+
+def needs(request: PoolRequest, shape: Topology, say: Say) -> tuple[Image, Requirements]:
+    """The image of a pool of this shape, and what each of its machines must have. Raises RequestError."""
+    cluster = plugins.Cluster(shape.nodes, shape.procs_per_node, request.gpu)
+    image = with_imports(packing.image_for(request.plugins, request.whole_image(), cluster), request.imports)
+    commands = tuple(command for one in plugins.resolve(request.plugins) for command in one.bootstrap(cluster))
+    return image, requirements_of(image, commands, request.secret_values(os.environ), say)
 
 
 def with_imports(image: Image, imports: frozenset[str]) -> Image:

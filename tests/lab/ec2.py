@@ -376,7 +376,7 @@ def left(*regions: str) -> dict[str, list[str]]:
             "volumes": list(there.volumes),
             "groups": [one.id for one in there.describe_security_groups() if one.name != "default"],
             "addresses": [each.allocation_id for each in there.describe_addresses()],
-            "keys": list(there.keypairs),
+            "keys": [each.name for each in there.describe_key_pairs()],
         }
         for kind, ids in kinds.items():
             found.setdefault(kind, []).extend(ids)

@@ -14,4 +14,15 @@ listing         offers as people read them: text, HTML, and the words of a plan
 configured      whether somebody has set up AWS here
 cache           answers of AWS on disk, each with its date
 refusals        questions that need no answer
+provider        plan, acquire, release: the machines of a pool, used as hosts of SSH are
+lease           the machines of one pool, and all that was made for them
+launch          all machines at once, in one zone and of one type
+images          which image they boot
+network         their subnet and security group
+keys            a pool's SSH keys: the user's, and the hosts' own
+userdata        what they are told at their first boot
+watchdog        ends a machine that nobody uses, without AWS and without us
+machine         from machines that run to connections
+sweep           what was rented, found by its tags alone and given back
+tags            the tags of all that is rented
 """

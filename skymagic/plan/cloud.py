@@ -1,0 +1,33 @@
+"""How machines are rented and reached, beside what each pool asks for; a pure value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CloudSettings:
+    """Settings of EC2 that a user makes once.
+
+    Attributes:
+        profile: of the AWS configuration; None for what the environment says.
+        subnet: ``subnet-…`` that the machines are in; None for the default one of each zone.
+        use_private_ips: connect to private addresses, and give the machines no public ones.
+        ssh_port: where their sshd listens. user: whom one logs in as: the image's own user.
+        ssh_from: ``"203.0.113.0/24"``: who may connect; None for this machine's address alone.
+        image_id: ``ami-…``; None for Ubuntu, with NVIDIA's driver where there are GPUs.
+        disk: GB of each machine's disk.
+        endpoint_url: another address of AWS's services.
+        patience: factor of all waiting for AWS.
+    """
+
+    profile: str | None = None
+    subnet: str | None = None
+    use_private_ips: bool = False
+    ssh_port: int = 22
+    user: str = "ubuntu"
+    ssh_from: str | None = None
+    image_id: str | None = None
+    disk: int = 100
+    endpoint_url: str | None = None
+    patience: float = 1.0

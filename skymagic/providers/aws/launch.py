@@ -1,0 +1,160 @@
+"""All machines of a pool at once, in one zone and of one type: RunInstances, which gives all or none of them.
+
+CreateFleet of type ``instant`` can do the same, and was not taken: it needs a launch template, one more thing to make and to give
+back; its answer may hold a part of the machines beside errors; and it chooses among types and zones, which here is done by the
+list of offers, with a reason said for each step. RunInstances with MinCount = MaxCount is all or nothing, is idempotent by its
+client token, and tags instances, disks and network cards from their first moment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skymagic.errors import CloudError
+from skymagic.plan.cloud import CloudSettings
+from skymagic.providers.aws import errors
+from skymagic.providers.aws.clients import Clients
+from skymagic.providers.aws.errors import Where
+from skymagic.providers.aws.images import Image
+from skymagic.providers.aws.network import Place
+from skymagic.providers.aws.offer import Offer
+from skymagic.providers.aws.tags import Label
+
+RUNNING_SECONDS = 300.0
+POLL_SECONDS = 2.0
+SETTLE_SECONDS = 20.0
+"""How long something that was just made may be unknown to another part of EC2."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A machine that runs."""
+
+    id: str
+    region: str
+    private: str
+    public: str = ""
+    interface: str = ""
+    """Its first network card."""
+
+
+def parameters(
+    offer: Offer,
+    count: int,
+    image: Image,
+    place: Place,
+    user_data: str,
+    settings: CloudSettings,
+    label: Label,
+    token: str,
+) -> dict[str, Any]:
+    """What RunInstances is asked for; pure."""
+    return {
+        "ImageId": image.id,
+        "InstanceType": offer.instance_type,
+        "MinCount": count,
+        "MaxCount": count,
+        "ClientToken": token,
+        "UserData": user_data,
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 1},
+        "BlockDeviceMappings": [
+            {
+                "DeviceName": image.device,
+                "Ebs": {"VolumeSize": max(settings.disk, image.disk), "VolumeType": "gp3", "DeleteOnTermination": True},
+            }
+        ],
+        "NetworkInterfaces": interfaces(offer, place, settings),
+        "TagSpecifications": label.specifications("instance", "volume", "network-interface"),
+        **_market(offer),
+    }
+
+
+def _market(offer: Offer) -> dict[str, Any]:
+    if not offer.spot:
+        return {}
+    options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+    return {"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": options}}
+
+
+def interfaces(offer: Offer, place: Place, settings: CloudSettings) -> list[dict[str, Any]]:
+    """The network cards of each machine; pure. EC2 gives one with several of them no public address by itself."""
+    each: dict[str, Any] = {"SubnetId": place.subnet, "Groups": [place.group], "DeleteOnTermination": True}
+    kind = {"InterfaceType": "efa"} if offer.efa else {}
+    if offer.cards == 1:
+        return [{**each, **kind, "DeviceIndex": 0, "AssociatePublicIpAddress": not settings.use_private_ips}]
+    return [
+        {**each, **kind, "DeviceIndex": 0 if card == 0 else 1, "NetworkCardIndex": card} for card in range(offer.cards)
+    ]
+
+
+def launch(clients: Clients, region: str, asked: Mapping[str, Any]) -> list[str]:
+    """The ids of the machines that EC2 has begun to start; the same call twice starts them once.
+
+    Raises:
+        CloudError: none was started; or, where `kind` is one of `errors.UNCERTAIN`, nobody knows.
+    """
+    end = time.monotonic() + SETTLE_SECONDS * clients.patience
+    while True:
+        try:
+            answer = clients.call("ec2", region, "RunInstances", **asked)
+            return [each["InstanceId"] for each in answer["Instances"]]
+        except CloudError as problem:
+            # the security group, made a moment ago, is not known everywhere yet
+            if problem.kind != "missing" or time.monotonic() >= end:
+                raise
+        time.sleep(POLL_SECONDS * clients.patience)
+
+
+def wait_running(clients: Clients, region: str, ids: Sequence[str]) -> list[Instance]:
+    """Wait until all of them run and have addresses. An instance that EC2 does not know yet is not gone.
+
+    Raises:
+        CloudError: one has ended while it was starting, with EC2's reason; or they do not start in time.
+    """
+    end = time.monotonic() + RUNNING_SECONDS * clients.patience
+    while True:
+        found = describe(clients, region, ids)
+        check(found.values(), region)
+        if len(found) == len(ids) and all(each["State"]["Name"] == "running" for each in found.values()):
+            return [_instance(found[one], region) for one in ids]
+        if time.monotonic() >= end:
+            states = {one: found[one]["State"]["Name"] if one in found else "not known" for one in ids}
+            told = ", ".join(f"{one} {state}" for one, state in states.items())
+            raise CloudError(
+                "internal", "", f"EC2 has not started the machines within {RUNNING_SECONDS:.0f} s ({told})"
+            )
+        time.sleep(POLL_SECONDS * clients.patience)
+
+
+def describe(clients: Clients, region: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What EC2 says of instances, those that it knows, by id. Raises CloudError."""
+    filters = [{"Name": "instance-id", "Values": list(ids)}]  # by filter: unknown ids are no error
+    reservations = clients.pages("ec2", region, "DescribeInstances", "Reservations", Filters=filters)
+    return {each["InstanceId"]: each for one in reservations for each in one["Instances"]}
+
+
+def check(found: Any, region: str) -> None:
+    """Raise CloudError if one of these instances ends or has ended, with EC2's reason."""
+    for each in found:
+        if each["State"]["Name"] not in ("pending", "running"):
+            reason = each.get("StateReason", {})
+            message = (
+                f"{each['InstanceId']} has ended while it was starting: {reason.get('Message', 'no reason is given')}"
+            )
+            raise errors.refused(reason.get("Code") or "Ended", message, Where("ec2:RunInstances", region))
+
+
+def _instance(said: Mapping[str, Any], region: str) -> Instance:
+    cards = said.get("NetworkInterfaces", ())
+    first: Mapping[str, Any] = next((one for one in cards if one.get("Attachment", {}).get("DeviceIndex") == 0), {})
+    return Instance(
+        said["InstanceId"],
+        region,
+        said["PrivateIpAddress"],
+        said.get("PublicIpAddress", ""),
+        first.get("NetworkInterfaceId", ""),
+    )

@@ -1,0 +1,174 @@
+"""The machines of one pool and all that was made for them: made in order, given back whatever happens.
+
+Each thing carries the job's tag from its first moment, so that giving back needs no list of what was made: it looks. What a launch
+has answered is kept beside that, for EC2 shows new machines some seconds late, and of a launch whose answer was lost it is known
+that more may be there than is shown.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from skymagic.errors import CloudError
+from skymagic.plan.cloud import CloudSettings
+from skymagic.providers.aws import images, keys, launch, network
+from skymagic.providers.aws.clients import Clients
+from skymagic.providers.aws.errors import ELSEWHERE, UNCERTAIN, Kind
+from skymagic.providers.aws.launch import Instance
+from skymagic.providers.aws.offer import Offer
+from skymagic.providers.aws.sweep import Release
+from skymagic.providers.aws.tags import Label, job_filter
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Region:
+    """What was made in a region, as far as EC2 has answered."""
+
+    known: set[str] = field(default_factory=set)
+    """Instances."""
+    uncertain: bool = False
+    """Whether a launch is under way, or its answer was lost."""
+
+
+class Lease:
+    """Owns them.
+
+    Args:
+        label: the tags of all that is made.
+        user_data: what each machine is told at its first boot.
+        say: gets a line on each step, with the reason.
+    """
+
+    def __init__(self, clients: Clients, settings: CloudSettings, label: Label, user_data: str, say: Say) -> None:
+        self.clients, self.settings, self.label, self.user_data = clients, settings, label, user_data
+        self._say = say
+        self._regions: dict[str, Region] = {}
+        self._launches = 0
+        self._released = False
+
+    def acquire(self, offers: Sequence[Offer], count: int) -> tuple[Offer, list[Instance]]:
+        """So many machines of the first offer that gives them all: in one zone, of one type.
+
+        Raises:
+            CloudError: none does, with the reason of each; or what no other offer would mend. What was made is given back by
+                `release`.
+        """
+        tried: list[str] = []
+        useless: set[tuple[str, str, bool]] = set()
+        for offer in offers:
+            if (offer.region, offer.instance_type, offer.spot) in useless:
+                continue
+            where = f"{offer.instance_type}{' spot' if offer.spot else ''} in {offer.zone}"
+            self._say(f"asking for {count} × {where} …")
+            try:
+                return offer, self._of(offer, count)
+            except CloudError as problem:
+                self._end_launch(offer.region)
+                if problem.kind not in _names(ELSEWHERE):
+                    raise
+                if problem.kind == Kind.QUOTA.name.lower():
+                    useless.add((offer.region, offer.instance_type, offer.spot))
+                tried.append(f"{where}: {problem.reason}")
+                self._say(tried[-1])
+                last = problem
+        if not tried:
+            raise CloudError("capacity", "", "nothing is offered that could be asked for")
+        listed = "\n  ".join(tried)
+        remedy = "other types (--gpu), other regions (--region a,b), fewer nodes; or the same a little later"
+        raise CloudError(last.kind, last.code, f"{count} machines are not to be had:\n  {listed}", remedy) from last
+
+    def _of(self, offer: Offer, count: int) -> list[Instance]:
+        clients, region = self.clients, self._regions.setdefault(offer.region, Region())
+        image = images.find(clients, offer, self.settings)
+        subnet = network.subnet(clients, offer.region, offer.zone, self.settings)
+        source = network.caller_range(subnet, self.settings)
+        group = network.group(clients, offer.region, subnet.vpc, source, self.settings, self.label)
+        self._launches += 1
+        asked = launch.parameters(
+            offer, count, image, network.Place(subnet.id, group), self.user_data, self.settings, self.label,
+            token=f"{self.label.job}-{self._launches}",
+        )  # fmt: skip
+        # from here until EC2 has answered, an interrupt or a lost answer may leave machines that nobody has named
+        region.uncertain = True
+        try:
+            ids = launch.launch(clients, offer.region, asked)
+        except CloudError as problem:
+            region.uncertain = problem.kind in _names(UNCERTAIN)
+            raise
+        region.known |= set(ids)
+        region.uncertain = False
+        running = launch.wait_running(clients, offer.region, ids)
+        if offer.cards > 1 and not self.settings.use_private_ips:
+            public = network.head_address(clients, offer.region, running[0].interface, self.label)
+            running[0] = replace(running[0], public=public)
+        return running
+
+    def _end_launch(self, region: str) -> None:
+        """End what is left of a launch that has failed, before the next one; that it is over is waited for at the end."""
+        there = self._regions[region]
+        if there.known:
+            Release(self.clients, region, self._filters(), there.known).terminate(there.known)
+
+    def _filters(self) -> list[dict[str, object]]:
+        return job_filter(self.label.job)
+
+    def release(self) -> None:
+        """Give everything back, and wait until EC2 says so. An interrupt is heard when it is done; a second one at once.
+
+        Raises:
+            CloudError: not all was given back; names what was not, and what bounds it.
+        """
+        if self._released:
+            return
+        problems: list[str] = []
+        uninterrupted(lambda: problems.extend(self._release()))
+        if problems:
+            ends = next(one["Value"] for one in self.label.tags() if one["Key"].endswith(":ends"))
+            listed = "\n  ".join(problems)
+            raise CloudError(
+                "internal", "", f"not everything of {self.label.job} could be given back:\n  {listed}",
+                f"skymagic down --all tries again, from any machine; the machines end themselves at {ends} at the latest",
+            )  # fmt: skip
+        self._released = True
+        keys.remove(self.label.job)
+
+    def _release(self) -> list[str]:
+        return [
+            problem
+            for name, there in self._regions.items()
+            for problem in Release(self.clients, name, self._filters(), there.known, there.uncertain).run()
+        ]
+
+
+def _names(kinds: Sequence[Kind]) -> set[str]:
+    return {kind.name.lower() for kind in kinds}
+
+
+def uninterrupted(call: Callable[[], None]) -> None:
+    """Do this to its end on a thread of its own; the first interrupt of the caller is raised afterwards, the second at once."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as problem:
+            raised.append(problem)
+
+    thread = threading.Thread(target=run, name="skymagic-release")  # no daemon: the interpreter waits for it too
+    thread.start()
+    interrupt: KeyboardInterrupt | None = None
+    while thread.is_alive():
+        try:
+            thread.join()
+        except KeyboardInterrupt as stop:
+            if interrupt is not None:
+                raise
+            interrupt = stop
+    if raised:
+        raise raised[0]
+    if interrupt is not None:
+        raise interrupt

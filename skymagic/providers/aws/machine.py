@@ -1,0 +1,85 @@
+"""From machines that run to connections: sshd opens some time after EC2 says "running", and shows the key that we gave it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from skymagic.errors import HostError, HostsError
+from skymagic.plan.cloud import CloudSettings
+from skymagic.providers.aws import launch
+from skymagic.providers.aws.clients import Clients
+from skymagic.providers.aws.keys import PoolKeys
+from skymagic.providers.aws.launch import Instance
+from skymagic.ssh import connecting
+from skymagic.ssh.config import Endpoint
+from skymagic.ssh.connection import Connection
+
+REACH_SECONDS = 420.0
+"""How long the first boot may take until sshd accepts the pool's key; machines with 8 GPUs take 3 to 5 minutes."""
+POLL_SECONDS = 2.0
+DESCRIBE_SECONDS = 10.0
+"""How often EC2 is asked meanwhile whether they still run."""
+
+Say = Callable[[str], None]
+
+
+def endpoints(instances: Sequence[Instance], keys: PoolKeys, settings: CloudSettings) -> list[Endpoint]:
+    """How the machines of a pool are reached; pure. Those without a public address are reached through the head."""
+    head = instances[0]
+    if settings.use_private_ips:
+        return [keys.endpoint(one.id, one.private, settings.ssh_port, settings.user) for one in instances]
+    first = keys.endpoint(head.id, head.public, settings.ssh_port, settings.user)
+    return [
+        first if one is head
+        else keys.endpoint(one.id, one.public or one.private, settings.ssh_port, settings.user, () if one.public else (first,))
+        for one in instances
+    ]  # fmt: skip
+
+
+def connect(
+    clients: Clients,
+    instances: Sequence[Instance],
+    reached: Sequence[Endpoint],
+    say: Say,
+    seconds: float = REACH_SECONDS,
+) -> list[Connection]:
+    """Connections to all of them, once all accept the pool's key.
+
+    Raises:
+        HostError: one shows another host key than the one that it was given; or they do not answer in time: says how the last
+            attempt failed.
+        CloudError: one has ended meanwhile, with EC2's reason.
+    """
+    end, asked = time.monotonic() + seconds, time.monotonic()
+    while True:
+        try:
+            return connecting.connect_all(reached)
+        except (HostError, HostsError) as problem:
+            failed = problem.failures if isinstance(problem, HostsError) else (problem,)
+            if wrong := [one for one in failed if "host key" in one.reason]:
+                raise _not_ours(wrong[0]) from problem
+            if time.monotonic() >= end:
+                raise _silent(failed, seconds) from problem
+        if time.monotonic() >= asked + DESCRIBE_SECONDS * clients.patience:
+            asked = time.monotonic()
+            say(f"waiting for sshd on {', '.join(one.host for one in failed)} …")
+            region = instances[0].region
+            launch.check(launch.describe(clients, region, [one.id for one in instances]).values(), region)
+        time.sleep(POLL_SECONDS * clients.patience)
+
+
+def _not_ours(failure: HostError) -> HostError:
+    reason = f"{failure.reason.partition(':')[0]}: it is not the key that this machine was given when it was launched"
+    remedy = "somebody else may answer at its address, or its image does not run cloud-init; nothing was sent there"
+    return HostError(failure.host, reason, remedy)
+
+
+def _silent(failures: Sequence[HostError], seconds: float) -> HostError:
+    first = failures[0]
+    more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+    remedy = (
+        "is the subnet routed to where this notebook runs (an internet gateway; or use_private_ips=True and a VPN), does its network "
+        "ACL let SSH in, and is the image's user the right one (user=…)?"
+    )
+    return HostError(first.host, f"no SSH within {seconds:.0f} s of its start: {first.reason}{more}", remedy)

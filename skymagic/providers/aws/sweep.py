@@ -1,0 +1,204 @@
+"""What skymagic has rented, found by its tags alone and given back: of one pool, or of one user in all regions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from skymagic.errors import CloudError
+from skymagic.providers.aws import keys, tags
+from skymagic.providers.aws.clients import DEFAULT_REGION, Clients
+from skymagic.wire.threads import run_all
+
+POLL_SECONDS = 2.0
+TERMINATE_SECONDS = 900.0
+"""How long EC2 may take from a terminate to "terminated": minutes for machines with many GPUs."""
+SETTLE_SECONDS = 60.0
+"""How long one looks for what a launch may have made whose answer was lost: what EC2 tells is late by seconds."""
+ALIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
+REGION_THREADS = 8
+
+Filters = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Rented:
+    """What is there in a region: ids, with each instance's pool."""
+
+    region: str
+    instances: dict[str, str] = field(default_factory=dict)
+    """Id → job; those that are not terminated."""
+    groups: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
+    """Allocation ids of Elastic IPs."""
+
+    def __bool__(self) -> bool:
+        return bool(self.instances or self.groups or self.addresses)
+
+
+def find(clients: Clients, region: str, filters: Filters) -> Rented:
+    """What there is with these tags. Raises CloudError."""
+    wanted = [*filters, {"Name": "instance-state-name", "Values": list(ALIVE)}]
+    reservations = clients.pages("ec2", region, "DescribeInstances", "Reservations", Filters=wanted)
+    found = {each["InstanceId"]: tags.tag(each, tags.JOB) for one in reservations for each in one["Instances"]}
+    groups = clients.pages("ec2", region, "DescribeSecurityGroups", "SecurityGroups", Filters=list(filters))
+    addresses = clients.call("ec2", region, "DescribeAddresses", Filters=list(filters))["Addresses"]
+    return Rented(
+        region, found, tuple(each["GroupId"] for each in groups), tuple(each["AllocationId"] for each in addresses)
+    )
+
+
+class Release:
+    """Gives back what has certain tags in a region; whatever fails, the rest is done, and what is left is named.
+
+    Args:
+        known: instances that are there although EC2 may not show them yet.
+        uncertain: whether a launch may have made more than is known: then it is looked for a while.
+    """
+
+    def __init__(
+        self, clients: Clients, region: str, filters: Filters, known: Collection[str] = (), uncertain: bool = False
+    ) -> None:
+        self.clients, self.region, self.filters = clients, region, filters
+        self.known, self.uncertain = set(known), uncertain
+        self.problems: list[str] = []
+
+    def run(self) -> list[str]:
+        """Do it, and wait until EC2 says "terminated"; what could not be given back, and why."""
+        end = time.monotonic() + (SETTLE_SECONDS * self.clients.patience if self.uncertain else 0.0)
+        gone: set[str] = set()
+        while True:
+            found = self._found()
+            ids = {*self.known, *(found.instances if found else ())} - gone
+            self.terminate(ids)
+            gone |= ids
+            if time.monotonic() >= end or self.problems:
+                break
+            time.sleep(POLL_SECONDS * self.clients.patience)
+        left = gone if self.problems else self._wait(gone)
+        self.problems += [
+            f"instance {each} in {self.region}: not terminated yet" for each in sorted(left) if not self.problems
+        ]
+        if found is not None:
+            self._each("address", found.addresses, self._release_address)
+            self._each("security group", found.groups, self._delete_group)
+        return self.problems
+
+    def terminate(self, ids: Iterable[str]) -> None:
+        """Ask EC2 to end these instances; what it refuses is in `problems`."""
+        self._each("instance", ids, self._terminate)
+
+    def _found(self) -> Rented | None:
+        try:
+            return find(self.clients, self.region, self.filters)
+        except CloudError as problem:
+            self.problems.append(f"{self.region}: what is there cannot be seen: {problem.reason}")
+            return None
+
+    def _each(self, what: str, ids: Iterable[str], release: Callable[[str], object]) -> None:
+        for each in sorted(ids):
+            try:
+                release(each)
+            except CloudError as problem:
+                if problem.kind != "missing":
+                    self.problems.append(f"{what} {each} in {self.region}: {problem.reason}")
+
+    def _terminate(self, instance: str) -> None:
+        # one by one: a call that names one unknown instance does nothing to the others
+        end = time.monotonic() + SETTLE_SECONDS * self.clients.patience
+        while True:
+            try:
+                self.clients.call("ec2", self.region, "TerminateInstances", InstanceIds=[instance])
+                return
+            except CloudError as problem:
+                # right after its launch not all of EC2 knows an instance
+                if problem.kind != "missing" or instance not in self.known or time.monotonic() >= end:
+                    raise
+            time.sleep(POLL_SECONDS * self.clients.patience)
+
+    def _wait(self, ids: Collection[str]) -> set[str]:
+        """Those of these that EC2 does not call terminated in time."""
+        left, end = set(ids), time.monotonic() + TERMINATE_SECONDS * self.clients.patience
+        while left:
+            try:
+                left &= set(alive(self.clients, self.region, sorted(left)))
+            except CloudError as problem:
+                self.problems.append(f"instances {', '.join(sorted(left))} in {self.region}: {problem.reason}")
+                return left
+            if not left or time.monotonic() >= end:
+                break
+            time.sleep(POLL_SECONDS * self.clients.patience)
+        return left
+
+    def _release_address(self, address: str) -> None:
+        self.clients.call("ec2", self.region, "ReleaseAddress", AllocationId=address)
+
+    def _delete_group(self, group: str) -> None:
+        # with machines in it that could not be ended there is nothing to wait for
+        end = time.monotonic() + (0.0 if self.problems else SETTLE_SECONDS * self.clients.patience)
+        while True:
+            try:
+                self.clients.call("ec2", self.region, "DeleteSecurityGroup", GroupId=group)
+                return
+            except CloudError as problem:
+                # the network cards of a terminated machine go a little later
+                if problem.kind != "in_use" or time.monotonic() >= end:
+                    raise
+            time.sleep(POLL_SECONDS * self.clients.patience)
+
+
+def alive(clients: Clients, region: str, ids: Sequence[str]) -> list[str]:
+    """Those of these instances that EC2 knows and does not call terminated. Raises CloudError."""
+    if not ids:
+        return []
+    filters = [{"Name": "instance-id", "Values": list(ids)}]  # by filter: unknown ids are no error
+    reservations = clients.pages("ec2", region, "DescribeInstances", "Reservations", Filters=filters)
+    return [
+        each["InstanceId"] for one in reservations for each in one["Instances"] if each["State"]["Name"] != "terminated"
+    ]
+
+
+def regions(clients: Clients) -> list[str]:
+    """The regions that the account uses. Raises CloudError."""
+    answer = clients.call("ec2", clients.region or DEFAULT_REGION, "DescribeRegions")
+    return sorted(each["RegionName"] for each in answer["Regions"])
+
+
+def caller(clients: Clients) -> str:
+    """The owner that these credentials stand for. Raises CloudError."""
+    answer = clients.call("sts", clients.region or DEFAULT_REGION, "GetCallerIdentity")
+    return tags.owner(answer["Arn"])
+
+
+def everything(clients: Clients) -> tuple[list[Rented], list[str]]:
+    """(What the caller has rented, in all regions; why some could not be asked.) Raises CloudError where none can be asked."""
+    mine, names = tags.owner_filter(caller(clients)), regions(clients)
+    outcomes: list[Any] = []
+    for begin in range(0, len(names), REGION_THREADS):
+        outcomes += run_all([partial(find, clients, name, mine) for name in names[begin : begin + REGION_THREADS]])
+    found = [each for each in outcomes if isinstance(each, Rented) and each]
+    unseen = [f"{name}: {each}" for name, each in zip(names, outcomes, strict=True) if isinstance(each, BaseException)]
+    return found, unseen
+
+
+def release_everything(clients: Clients, say: Callable[[str], None]) -> list[str]:
+    """Give back all that the caller has rented, in all regions, whoever started it; what could not be.
+
+    Raises:
+        CloudError: nobody can be asked what there is.
+    """
+    mine = tags.owner_filter(caller(clients))
+    found, problems = everything(clients)
+    for each in found:
+        jobs = ", ".join(sorted(set(each.instances.values())))
+        say(f"{each.region}: {len(each.instances)} instances{f' of {jobs}' if jobs else ''} …")
+    releases = [Release(clients, each.region, mine) for each in found]
+    for release, outcome in zip(releases, run_all([one.run for one in releases]), strict=True):
+        problems += [f"{release.region}: {outcome}"] if isinstance(outcome, BaseException) else outcome
+    if not problems:
+        for job in {job for each in found for job in each.instances.values()} - {""}:
+            keys.remove(job)
+    return problems

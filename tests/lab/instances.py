@@ -1,0 +1,162 @@
+"""Real sshd's at the addresses of moto's instances: each boots with what its user data says, and ends when it is terminated.
+
+::
+
+    with ec2() as cloud, booting(cloud, tmp_path) as machines:
+        sky.AWS(subnet=machines.subnet, use_private_ips=True, ssh_port=machines.port, user=machines.user, endpoint_url=cloud.url)
+
+A machine takes its host key and the user's public key from the user data, as cloud-init does, and runs the watchdog from there, with
+``shutdown`` and ``poweroff`` replaced by programs that end this instance alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import getpass
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from skymagic.providers.aws import watchdog
+from skymagic.runtime.rendezvous import free_port
+from tests.conftest import MARK
+from tests.lab import ec2 as lab
+from tests.lab.ec2 import EC2, Answer, Call, CarryOut
+from tests.lab.hosts import NAME, Host, closing
+
+
+@dataclass
+class Machines:
+    """What has booted.
+
+    Attributes:
+        hosts: by instance id; those that have ended stay.
+        env: variables of the next ones' sessions.
+        wrong_key: instances that boot with another host key than the one that they were given: which of a launch.
+        silent: instances whose sshd never opens: which of a launch.
+    """
+
+    cloud: EC2
+    folder: Path
+    subnet: str
+    port: int
+    user: str = field(default_factory=getpass.getuser)
+    hosts: dict[str, Host] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    wrong_key: tuple[int, ...] = ()
+    silent: tuple[int, ...] = ()
+    _watchdogs: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def on_launch(self, call: Call, carry_out: CarryOut) -> Answer:
+        """The effect of RunInstances: carried out, and the instances boot."""
+        before = {each.id for each in lab.instances(call.region)}
+        answer = carry_out()
+        for number, each in enumerate(one for one in lab.instances(call.region) if one.id not in before):
+            if each.state == "running" and number not in self.silent:
+                self._boot(
+                    each, json.loads(base64.b64decode(call.fields["UserData"]).decode().partition("\n")[2]), number
+                )
+        return answer
+
+    def on_terminate(self, call: Call, carry_out: CarryOut) -> Answer:
+        """The effect of TerminateInstances."""
+        answer = carry_out()
+        for key, value in call.fields.items():
+            if key.startswith("InstanceId.") and answer.status == 200:
+                self.end(value)
+        return answer
+
+    def _boot(self, instance: Any, config: dict[str, Any], number: int) -> None:
+        folder = self.folder / instance.id
+        host = Host(instance.id, instance.private_ip, folder, folder / "authorized", self.env)
+        host.authorized.write_text("".join(f"{key}\n" for key in config["ssh_authorized_keys"]))
+        if number not in self.wrong_key:
+            host.hostkey.write_text(config["ssh_keys"]["ed25519_private"])
+        host.port = self.port
+        host.start()
+        self.hosts[instance.id] = host
+        self._watch(instance, host, config)
+
+    def _watch(self, instance: Any, host: Host, config: dict[str, Any]) -> None:
+        script = next(one["content"] for one in config["write_files"] if one["path"] == watchdog.PATH)
+        dog = start_watchdog(script, host, self.env)
+        self._watchdogs[instance.id] = dog
+
+        def wait() -> None:
+            dog.wait()
+            if instance.state == "running":  # the system has shut itself down
+                behaviour = instance.instance_initiated_shutdown_behavior
+                lab.set_state(
+                    instance,
+                    "terminated" if behaviour == "terminate" else "stopped",
+                    "Client.InstanceInitiatedShutdown",
+                )
+                host.power_cut()
+
+        self._threads.append(threading.Thread(target=wait, daemon=True))
+        self._threads[-1].start()
+
+    def end(self, instance: str) -> None:
+        """Cut an instance's power."""
+        if (dog := self._watchdogs.get(instance)) is not None:
+            dog.kill()
+            dog.wait()
+        if (host := self.hosts.get(instance)) is not None:
+            host.power_cut()
+
+    def close(self) -> None:
+        """End all of them."""
+        for each in self.hosts:
+            self.end(each)
+        for thread in self._threads:
+            thread.join(timeout=10)
+
+
+def start_watchdog(script: str, host: Host, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Run a watchdog's script on a host. Its process ends, killed, when it would have shut the machine down."""
+    programs = host.folder / "sbin"
+    programs.mkdir(exist_ok=True)
+    for name in ("shutdown", "poweroff"):
+        path = programs / name
+        path.write_text('#!/bin/sh\necho "$0 $@" >>"$SKYMAGIC_WATCHDOG_STATE/off"\nkill -9 $PPID\n')
+        path.chmod(0o755)
+    state = host.folder / "watchdog"
+    environment = {
+        **os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(host.home), NAME: host.mark,
+        MARK: os.environ.get(MARK, ""), "SKYMAGIC_WATCHDOG_STATE": str(state), **(env or {}),
+    }  # fmt: skip
+    return subprocess.Popen(
+        ["sh", "-c", script],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def booting_rules(machines: Machines) -> None:
+    """Have launches boot machines, after all faults that were scripted before."""
+    machines.cloud.on("RunInstances", machines.on_launch, times=1 << 30)
+    machines.cloud.on("TerminateInstances", machines.on_terminate, times=1 << 30)
+
+
+@contextmanager
+def booting(cloud: EC2, folder: Path) -> Iterator[Machines]:
+    """Machines for the launches of this cloud; at the end nothing may run on them any more."""
+    subnet = lab.loopback_subnet()
+    machines = Machines(cloud, folder, subnet, free_port("127.0.0.4"))
+    booting_rules(machines)
+    hosts: list[Host] = []
+    with closing(hosts):
+        try:
+            yield machines
+        finally:
+            hosts += machines.hosts.values()
+            machines.close()

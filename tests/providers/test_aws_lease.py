@@ -1,0 +1,262 @@
+"""Acquiring and giving back at EC2: all machines or none, each step said, and nothing left whatever happens on the way."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skymagic.errors import CloudError, RequestError
+from skymagic.plan.cloud import CloudSettings
+from skymagic.providers.aws import keys, sweep, userdata
+from skymagic.providers.aws.clients import Clients
+from skymagic.providers.aws.lease import Lease
+from skymagic.providers.aws.offer import Offer
+from skymagic.providers.aws.tags import Label, owner
+from skymagic.providers.aws.watchdog import Bounds
+from tests.lab import ec2 as lab
+from tests.lab.ec2 import EC2, REGION, ec2, error, zone
+
+A, B, WEST = (Offer(region, name, "m5.large", vcpus=2, memory=8.0) for region, name in (
+    (REGION, "us-east-1a"), (REGION, "us-east-1b"), ("us-west-2", "us-west-2a"),
+))  # fmt: skip
+SETTINGS = CloudSettings(ssh_from="203.0.113.7", patience=0.02)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[EC2, Clients]]:
+    with ec2() as made:
+        yield made, Clients(endpoint_url=made.url, patience=SETTINGS.patience)
+
+
+@pytest.fixture
+def cloud(server: tuple[EC2, Clients], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> EC2:
+    for name, value in {**lab.environment(), "XDG_STATE_HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    server[0].forget()
+    return server[0]
+
+
+class Case:
+    """A lease, and what it has said."""
+
+    def __init__(self, clients: Clients, job: str = "train-1234", settings: CloudSettings = SETTINGS) -> None:
+        self.said: list[str] = []
+        self.keys = keys.make(job)
+        text = userdata.cloud_config(self.keys, job, settings.user, settings.ssh_port, Bounds(1800, 86400))
+        label = Label("train", job, sweep.caller(clients), "ann@laptop", time.time() + 86400)
+        self.lease = Lease(clients, settings, label, text, self.said.append)
+
+
+@pytest.fixture
+def case(cloud: EC2, server: tuple[EC2, Clients]) -> Case:
+    return Case(server[1])
+
+
+def launched(cloud: EC2) -> list[lab.Call]:
+    return [call for call in cloud.calls if call.action == "RunInstances"]
+
+
+def test_all_machines_in_one_zone_and_safe(cloud: EC2, case: Case) -> None:
+    offer, instances = case.lease.acquire([A, B], 3)
+    assert offer is A
+    there = lab.instances()
+    assert [one.id for one in instances] == [one.id for one in there]
+    assert {one.placement.zone for one in there} == {"us-east-1a"}
+    assert {one.instance_initiated_shutdown_behavior for one in there} == {"terminate"}
+    assert {one.metadata_options.http_tokens for one in there} == {"required"}
+    tags = {tag["key"]: tag["value"] for tag in there[0].get_tags()}
+    assert tags["skymagic:job"] == "train-1234"
+    assert tags["skymagic:pool"] == "train"
+    assert tags["skymagic:client"] == "ann@laptop"
+    assert "skymagic:owner" in tags
+    assert "skymagic:ends" in tags
+    [call] = launched(cloud)
+    assert (call.fields["MinCount"], call.fields["MaxCount"], call.fields["ClientToken"]) == ("3", "3", "train-1234-1")
+    case.lease.release()
+    assert lab.left() == {}
+    assert {one.state for one in there} == {"terminated"}
+
+
+def test_the_group_lets_in_ssh_from_the_caller_and_the_pool_itself(cloud: EC2, case: Case) -> None:
+    case.lease.acquire([A], 1)
+    [group] = [one for one in lab.backend().describe_security_groups() if one.name.startswith("skymagic")]
+    rules = [
+        (rule.ip_protocol, rule.from_port, [r.get("CidrIp") for r in rule.ip_ranges], len(rule.source_groups))
+        for rule in group.ingress_rules
+    ]
+    assert sorted(map(repr, rules)) == sorted(map(repr, [("tcp", 22, ["203.0.113.7/32"], 0), ("-1", None, [], 1)]))
+    assert any(rule.source_groups for rule in group.egress_rules)
+    case.lease.release()
+
+
+def test_failover_says_why(cloud: EC2, case: Case) -> None:
+    cloud.on("RunInstances", error("InsufficientInstanceCapacity", "none of m5.large"), when=zone("us-east-1a"))
+    cloud.on("RunInstances", error("InsufficientInstanceCapacity", "none here either", 500), when=zone("us-east-1b"))
+    offer, instances = case.lease.acquire([A, B, WEST], 2)
+    assert offer is WEST
+    assert len(instances) == 2
+    assert [line for line in case.said if "none of m5.large" in line]
+    assert [line for line in case.said if "none here either" in line]
+    assert len(launched(cloud)) == 3
+    case.lease.release()
+    assert lab.left(REGION, "us-west-2") == {}
+
+
+def test_nowhere(cloud: EC2, case: Case) -> None:
+    cloud.on("RunInstances", error("InsufficientInstanceCapacity", "no"), times=9)
+    with pytest.raises(CloudError, match=r"2 machines are not to be had:\n.*us-east-1a.*\n.*us-east-1b") as failed:
+        case.lease.acquire([A, B], 2)
+    assert failed.value.kind == "capacity"
+    case.lease.release()
+    assert lab.left() == {}
+
+
+def test_a_quota_is_asked_once_in_a_region(cloud: EC2, case: Case) -> None:
+    cloud.on("RunInstances", error("VcpuLimitExceeded", "0 vCPU"), times=9)
+    with pytest.raises(CloudError, match="vCPU quota"):
+        case.lease.acquire([A, B], 2)
+    assert len(launched(cloud)) == 1
+    case.lease.release()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [("UnauthorizedOperation", "may not call ec2:RunInstances"), ("Blocked", "blocked"), ("InternalError", "no lack")],
+)
+def test_what_no_other_zone_mends_is_told_at_once(cloud: EC2, case: Case, code: str, words: str) -> None:
+    cloud.on("RunInstances", error(code, "no", 500 if code == "InternalError" else 403), times=99)
+    with pytest.raises(CloudError, match=words):
+        case.lease.acquire([A, B], 2)
+    assert {call.fields["ClientToken"] for call in launched(cloud)} == {"train-1234-1"}
+    case.lease.release()
+    assert lab.left() == {}
+
+
+def test_a_lost_answer(cloud: EC2, case: Case) -> None:
+    cloud.on("RunInstances", lab.lost)
+    _, instances = case.lease.acquire([A], 2)
+    assert len(lab.instances()) == len(instances) == 2
+    case.lease.release()
+    assert lab.left() == {}
+
+
+def test_an_answer_that_stays_lost_is_looked_for(cloud: EC2, case: Case) -> None:
+    """The launch succeeds, all its answers are lost, and EC2 shows the machines late: they are found and ended all the same."""
+    cloud.on("RunInstances", lab.lost, times=99)
+    with pytest.raises(CloudError):
+        case.lease.acquire([A, B], 2)
+    cloud.on("DescribeInstances", lab.empty, times=2)
+    case.lease.release()
+    assert len(lab.instances()) == 2
+    assert lab.left() == {}
+
+
+def test_not_shown_yet_is_not_gone(cloud: EC2, case: Case) -> None:
+    cloud.on("DescribeInstances", lab.empty, times=3)
+    _, instances = case.lease.acquire([A], 2)
+    assert len(instances) == 2
+    cloud.on("DescribeInstances", lab.empty, times=2)
+    cloud.on("TerminateInstances", error("InvalidInstanceID.NotFound", "not known"), times=1)
+    case.lease.release()
+    assert {one.state for one in lab.instances()} == {"terminated"}
+
+
+def test_ended_while_pending(cloud: EC2, case: Case) -> None:
+    cloud.on("RunInstances", lab.state("terminated", "Server.InsufficientInstanceCapacity"), when=zone("us-east-1a"))
+    offer, _ = case.lease.acquire([A, B], 2)
+    assert offer is B
+    assert [line for line in case.said if "has ended while it was starting" in line]
+    case.lease.release()
+    assert lab.left() == {}
+
+
+def test_never_running(cloud: EC2, case: Case) -> None:
+    cloud.on("RunInstances", lab.state("pending"))
+    with pytest.raises(CloudError, match="not started the machines within 300 s.*pending"):
+        case.lease.acquire([A], 1)
+    case.lease.release()
+    assert lab.left() == {}
+
+
+def test_what_cannot_be_ended_is_named(cloud: EC2, case: Case) -> None:
+    _, instances = case.lease.acquire([A], 1)
+    cloud.on("TerminateInstances", error("UnauthorizedOperation", "no", 403))
+    with pytest.raises(
+        CloudError, match=rf"(?s){instances[0].id}.*ec2:TerminateInstances.*skymagic down --all.*20\d\d-"
+    ) as failed:
+        case.lease.release()
+    assert "end themselves at" in str(failed.value)
+    case.lease.release()  # once it is allowed
+    assert lab.left() == {}
+
+
+def test_keys_are_this_users_alone_and_go_with_the_pool(case: Case) -> None:
+    folder = case.keys.folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {each.name: each.stat().st_mode & 0o777 for each in folder.iterdir()} == {"key": 0o600, "known_hosts": 0o600}
+    assert case.keys.user.private not in repr(case.keys)
+    case.lease.acquire([A], 1)
+    case.lease.release()
+    assert not folder.exists()
+
+
+def test_user_data_has_no_credential(cloud: EC2, case: Case) -> None:
+    case.lease.acquire([A], 1)
+    text = base64.b64decode(launched(cloud)[0].fields["UserData"]).decode()
+    head, _, rest = text.partition("\n")
+    assert head == "#cloud-config"
+    config = json.loads(rest)
+    assert config["ssh_keys"]["ed25519_public"] == case.keys.host.public
+    assert config["ssh_authorized_keys"] == [case.keys.user.public]
+    assert case.keys.user.private not in text
+    assert not [value for value in lab.CREDENTIALS.values() if value in text]
+    assert ["shutdown", "-P", "+1440"] in config["bootcmd"]
+    assert len(text) < userdata.MOST_BYTES
+    case.lease.release()
+
+
+def test_user_data_that_is_too_large(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(userdata, "MOST_BYTES", 1000)
+    with pytest.raises(RequestError, match="EC2 takes 1000"):
+        userdata.cloud_config(case.keys, "train-1234", "ubuntu", 22, Bounds(1, 1))
+
+
+def test_several_network_cards_take_one_address_on_the_head(cloud: EC2, server: tuple[EC2, Clients]) -> None:
+    case = Case(server[1])
+    large = Offer(REGION, "us-east-1a", "p4d.24xlarge", gpu="A100", gpus=8, cards=4, efa=True)
+    _, instances = case.lease.acquire([large], 2)
+    assert [bool(one.public) for one in instances] == [True, False]
+    assert launched(cloud)[0].fields["NetworkInterface.4.NetworkCardIndex"] == "3"
+    assert "NetworkInterface.1.AssociatePublicIpAddress" not in launched(cloud)[0].fields
+    case.lease.release()
+    assert lab.left() == {}
+
+
+def test_everything_is_found_by_tag_alone(cloud: EC2, server: tuple[EC2, Clients]) -> None:
+    """Two pools in two regions, from a process that has forgotten both; what is another's stays."""
+    clients = server[1]
+    Case(clients, "one-1").lease.acquire([A], 2)
+    Case(clients, "two-2").lease.acquire([WEST], 1)
+    others = Case(clients, "hers-3")
+    object.__setattr__(others.lease.label, "owner", "arn:aws:iam::123456789012:user/bea")
+    others.lease.acquire([A], 1)
+    said: list[str] = []
+    fresh = Clients(endpoint_url=cloud.url, patience=SETTINGS.patience)
+    assert sweep.release_everything(fresh, said.append) == []
+    assert any("one-1" in line for line in said)
+    assert len(lab.left()["instances"]) == 1
+    assert lab.left("us-west-2") == {}
+    assert not keys.folder("one-1").exists()
+    others.lease.release()
+
+
+def test_owners_are_the_same_tomorrow() -> None:
+    role = "arn:aws:sts::1:assumed-role/Researcher"
+    assert owner(f"{role}/botocore-session-1763816000") == owner(f"{role}/i-0abc") == role
+    assert owner(f"{role}/ann@example.org") == f"{role}/ann@example.org"
+    assert owner("arn:aws:iam::1:user/ann") == "arn:aws:iam::1:user/ann"

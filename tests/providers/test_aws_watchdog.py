@@ -1,0 +1,151 @@
+"""The watchdog, as the real script on a real host: the command that ends the machine is the only thing that is replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skymagic.kernels.daemon.rundir import make
+from skymagic.providers.aws import watchdog
+from skymagic.providers.aws.watchdog import Bounds
+from skymagic.wire.record import RECORD, AgentRecord, identity
+from tests.lab.hosts import Host, closing
+from tests.lab.instances import start_watchdog
+
+NEVER = Bounds(idle=9999, lifetime=9999, bootstrap=9999, gone=9999, margin=0, interval=0.2)
+END = 30.0
+"""Seconds that an end may take which is due after one."""
+
+
+class Watched:
+    """A host with its watchdog, and an agent of which only the record is written."""
+
+    def __init__(self, host: Host) -> None:
+        self.host, self.job = host, f"dog-{uuid.uuid4().hex[:8]}"
+        self.user = os.environ.get("USER") or subprocess.check_output(["id", "-un"], text=True).strip()
+        self._dogs: list[subprocess.Popen[bytes]] = []
+        self._agents: list[subprocess.Popen[bytes]] = []
+        self.directory = make(f"{self.job}-0")
+
+    def start(self, bounds: Bounds) -> subprocess.Popen[bytes]:
+        dog = start_watchdog(watchdog.script(self.job, self.user, bounds), self.host)
+        self._dogs.append(dog)
+        return dog
+
+    def agent(self, **values: float) -> subprocess.Popen[bytes]:
+        """A process that lives, and its record."""
+        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        self._agents.append(process)
+        self.record(process.pid, **values)
+        return process
+
+    def record(self, pid: int, **values: float) -> None:
+        record = AgentRecord("1", "train", self.job, 0, 1, "ann@laptop", "h", "boot", pid, 1.0)
+        path = Path(self.directory.record)
+        part = path.with_suffix(".part")
+        part.write_bytes(f"{identity(pid)}\n".encode() + RECORD.encode(replace(record, **values)))
+        part.replace(path)
+
+    def reason(self) -> str:
+        return (self.host.folder / "watchdog" / "reason").read_text()
+
+    def close(self) -> None:
+        for process in (*self._dogs, *self._agents):
+            process.kill()
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+        self.directory.remove()
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    host = Host("h1", "127.0.0.2", tmp_path / "h1", tmp_path / "key.pub")
+    with closing([host]):
+        made = Watched(host)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def test_bootstrap_that_never_ends(watched: Watched) -> None:
+    watched.start(replace(NEVER, bootstrap=1)).wait(END)
+    assert "no agent within 1 s" in watched.reason()
+    assert "shutdown -P now" in (watched.host.folder / "watchdog" / "off").read_text()
+
+
+def test_lifetime_holds_at_work_too(watched: Watched) -> None:
+    watched.agent(busy_since=5.0)
+    watched.start(replace(NEVER, lifetime=1)).wait(END)
+    assert "lifetime of 1 s is over" in watched.reason()
+
+
+def test_idle(watched: Watched) -> None:
+    watched.agent(idle_since=5.0)
+    watched.start(replace(NEVER, idle=1)).wait(END)
+    assert "no cell for 1 s" in watched.reason()
+
+
+def test_a_running_cell_is_not_idle(watched: Watched) -> None:
+    """It goes on for several times --idle; then it ends, and the machine some time later."""
+    agent = watched.agent(busy_since=5.0)
+    dog = watched.start(replace(NEVER, idle=1))
+    with pytest.raises(subprocess.TimeoutExpired):
+        dog.wait(4)
+    watched.record(agent.pid, idle_since=6.0)
+    dog.wait(END)
+    assert "no cell" in watched.reason()
+
+
+def test_an_agent_that_is_gone(watched: Watched) -> None:
+    agent = watched.agent(busy_since=5.0)
+    dog = watched.start(replace(NEVER, gone=1))
+    with pytest.raises(subprocess.TimeoutExpired):
+        dog.wait(2)
+    agent.kill()
+    agent.wait()
+    dog.wait(END)
+    assert "no agent for 1 s" in watched.reason()
+
+
+def test_the_record_of_another_boot_is_no_agent(watched: Watched) -> None:
+    agent = watched.agent(busy_since=5.0)
+    path = Path(watched.directory.record)
+    path.write_text(path.read_text().replace(identity(agent.pid).split()[2], "another-boot"))
+    watched.start(replace(NEVER, bootstrap=1)).wait(END)
+    assert "no agent within" in watched.reason()
+
+
+def test_time_goes_on_when_the_script_is_started_anew(watched: Watched) -> None:
+    """systemd starts it again; the lifetime counts from the first time."""
+    dog = watched.start(replace(NEVER, lifetime=3))
+    with pytest.raises(subprocess.TimeoutExpired):
+        dog.wait(1)
+    dog.kill()
+    dog.wait()
+    state = watched.host.folder / "watchdog"
+    begun = (state / "begun").read_text()
+    again = start_watchdog(watchdog.script(watched.job, watched.user, replace(NEVER, lifetime=3)), watched.host)
+    try:
+        again.wait(END)
+    finally:
+        again.kill()
+    assert (state / "begun").read_text() == begun
+
+
+def test_the_text_is_safe_and_small() -> None:
+    hostile = "x'; touch /tmp/owned; '"
+    text = watchdog.script(hostile, "ubuntu", Bounds(1800, 86400))
+    assert """job='x'"'"'; touch /tmp/owned; '"'"''""" in text
+    assert subprocess.run(["sh", "-n"], input=text, text=True, check=False).returncode == 0
+    assert len(json.dumps(text)) < 6000
+    assert not [word for word in ("aws ", "curl", "wget", "AWS_") if word in text]
