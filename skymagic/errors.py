@@ -10,8 +10,8 @@
     ├── PoolError                a pool cannot be made, found or used
     │   ├── ProvisionError       machines or ranks did not come up
     │   │   ├── HostError        a host could not be reached or used: which, why, and what to try
-    │   │   └── HostsError       several hosts at once; holds one HostError for each
-    │   ├── CloudError           a cloud has refused, or does not answer: which permission or quota, and what to do
+    │   │   ├── HostsError       several hosts at once; holds one HostError for each
+    │   │   └── CloudError       a cloud has refused, or does not answer: which permission or quota, and what to do
     │   └── PoolStateError       the pool is not in a state that allows this
     ├── FilesError               files could not be copied
     └── RunError                 a cell failed on the ranks
@@ -112,7 +112,7 @@ class HostsError(ProvisionError):
         return type(self), (self.failures, self.asked)
 
 
-class CloudError(PoolError):
+class CloudError(ProvisionError):
     """A cloud has refused a call, or has not answered it.
 
     Args:

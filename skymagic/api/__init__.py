@@ -1,6 +1,7 @@
 """The Python face: pools as context managers, lazy functions, and the operators that run them.
 
 compute    Compute, @function, gather, find
+rented     what is rented, and its end
 running    what of the user's pools runs on hosts, and its end
 disk       what skymagic keeps on their disks, and its removal
 command    the console command

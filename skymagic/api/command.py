@@ -44,12 +44,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     for one in (status, down, clean):
         one.add_argument(
-            "--hosts", required=True, action="append", metavar="HOSTS", help="as in gpu1,user@gpu2 or gpu[1-4]"
+            "--hosts",
+            required=one is not down,
+            action="append",
+            metavar="HOSTS",
+            help="as in gpu1,user@gpu2 or gpu[1-4]",
         )
     clean.add_argument("--all", action="store_true", help="all of it that no pool uses now")
     clean.add_argument("--dry-run", action="store_true", help="say what would be removed")
     status.add_argument("--disk", action="store_true", help="what skymagic keeps on their disks instead")
-    down.add_argument("--all", action="store_true", help="every pool of yours there")
+    down.add_argument(
+        "--all", action="store_true", help="every pool of yours there; without --hosts all that you have rented"
+    )
     for one in (pools, status):
         one.add_argument("--json", action="store_true", help="for programs")
     pools.set_defaults(call=_pools)
@@ -86,10 +92,15 @@ def _status(line: argparse.Namespace) -> int:
 
 
 def _down(line: argparse.Namespace) -> int:
-    from skymagic.api import running
+    from skymagic.api import rented, running
 
     if line.name and line.all:
         raise RequestError(f"say {line.name} or --all, not both")
+    if not line.hosts:
+        if not line.all:
+            raise RequestError("say where: --hosts gpu1,gpu2; or --all for all that you have rented from EC2")
+        print("\n".join(rented.stop(lambda text: print(text, file=sys.stderr))))
+        return 0
     print("\n".join(running.stop(line.hosts, line.name, line.all)))
     return 0
 

@@ -11,10 +11,12 @@ from typing import Any
 
 from traitlets import Any as AnyTrait
 from traitlets import Bool, Enum, Float, Int, List, TraitError, Unicode, Union, validate
+from traitlets import Dict as DictTrait
 from traitlets.config import Configurable
 
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.readers import dollars
+from skymagic.plan.cloud import settings
 from skymagic.plan.requests import Defaults, plugin_specs
 from skymagic.plan.selection import Selection
 from skymagic.plan.units import duration
@@ -25,7 +27,7 @@ _BUILT_IN = Defaults()
 class SkyMagic(Configurable):
     """Defaults of the magics, for what a line does not say."""
 
-    provider = Unicode(_BUILT_IN.provider, help="Where pools are made: auto, local, ssh.").tag(config=True)
+    provider = Unicode(_BUILT_IN.provider, help="Where pools are made: auto, local, ssh, aws.").tag(config=True)
     plugins = List(Unicode(), help="Plugins of every pool, as --plugin takes them: ['torch:backend=gloo'].").tag(
         config=True
     )
@@ -71,6 +73,15 @@ class SkyMagic(Configurable):
         help="Packages that the notebook has and other machines lack: installed there, asked for, or left alone.",
     ).tag(config=True)
 
+    aws = DictTrait(
+        help="How machines are rented from EC2, as sky.AWS takes it: {'profile': 'work', 'subnet': 'subnet-…', 'use_private_ips': True}."
+    ).tag(config=True)
+
+    @validate("aws")
+    def _check_aws(self, proposal: Any) -> dict[str, Any]:
+        _checked(settings, proposal["value"])
+        return dict(proposal["value"])
+
     @validate("plugins")
     def _check_plugins(self, proposal: Any) -> list[str]:
         return [str(spec) for text in proposal["value"] for spec in _checked(plugin_specs, text)]
@@ -94,6 +105,7 @@ class SkyMagic(Configurable):
         values = {field.name: getattr(self, field.name) for field in fields(Defaults)}
         values["plugins"] = tuple(spec for text in self.plugins for spec in plugin_specs(text))
         values["only"] = Selection(self.only)
+        values["aws"] = settings(self.aws)
         return Defaults(**values)
 
 

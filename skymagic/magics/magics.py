@@ -13,7 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
 from skymagic import plugins, providers
-from skymagic.api import disk, running
+from skymagic.api import disk, rented, running
 from skymagic.api.compute import Compute
 from skymagic.api.offers import offers, rentable
 from skymagic.data.capture import installed
@@ -110,6 +110,8 @@ class SkyMagics(Magics):
         )
         if not chosen:
             print("no pool is running")
+        if request.all and rented.configured():
+            print("\n".join(rented.stop(print_note, self.settings.defaults().aws)))
 
     def _own_jobs(self) -> set[str]:
         return {one.job_id for one in registry.every()}

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from skymagic.errors import RequestError
+from skymagic.plan.keywords import check
 
 
 @dataclass(frozen=True)
@@ -31,3 +36,12 @@ class CloudSettings:
     disk: int = 100
     endpoint_url: str | None = None
     patience: float = 1.0
+
+
+def settings(values: Mapping[str, Any]) -> CloudSettings:
+    """Settings as a dictionary has them. Raises RequestError for names that are none."""
+    try:
+        check("SkyMagic.aws", values, [one.name for one in fields(CloudSettings)], {})
+    except TypeError as wrong:
+        raise RequestError(str(wrong)) from None
+    return CloudSettings(**values)

@@ -16,8 +16,8 @@ from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import AtLeast
 
-PROVIDERS = ("auto", "local", "ssh")
-PLANNED_PROVIDERS = ("aws", "slurm")
+PROVIDERS = ("auto", "local", "ssh", "aws")
+PLANNED_PROVIDERS = ("slurm",)
 """Providers that have a name and nothing else; a package may bring one of them."""
 
 
@@ -76,7 +76,7 @@ def plugin_specs(text: str) -> tuple[PluginSpec, ...]:
 def no_provider(name: str, known: Iterable[str]) -> str:
     """Why there is no provider of this name, with what there is; `known` are the names that exist."""
     if name in PLANNED_PROVIDERS:
-        return f"{name} is not there yet: pools are of this machine (local) or of hosts that you name (ssh, --hosts)"
+        return f"{name} is not there yet: pools are of this machine (local), of hosts that you name (ssh, --hosts), or rented from EC2 (aws)"
     if name.lower() in absent.PROVIDERS:
         return absent.PROVIDERS[name.lower()]
     nearest = did_you_mean(name, known) or f"; known are {', '.join(known)}"
@@ -137,6 +137,7 @@ class PoolRequest:
             "dry_run",
             "stated",
             "imports",
+            "cloud",
         }
 
     @property
@@ -237,6 +238,7 @@ class Defaults:
         screen_limit: bytes of output that one cell may show; the logs hold all of it.
         packages: what is done where a node of another machine lacks a package that a cell needs: "sync" installs it, "ask" says how,
             "off" leaves it to the cell to fail.
+        aws: how rented machines are reached.
         keep_values: whether other machines keep large values on their disks, for later pools.
     """
 
@@ -253,6 +255,7 @@ class Defaults:
     screen_limit: int = 1_000_000
     keep_values: bool = True
     packages: str = "sync"
+    aws: CloudSettings = field(default_factory=CloudSettings)
 
 
 @dataclass(frozen=True)

@@ -89,12 +89,15 @@ def words(record: PoolRecord) -> str:
 
 def reminders(records: Sequence[PoolRecord]) -> list[str]:
     """What to tell a user of pools whose notebooks have ended without them."""
-    return [
-        f"pool {one.name!r} was left on {', '.join(one.hosts)} by a notebook that is gone: "
-        f"%sky_status --hosts {','.join(one.hosts)} shows what runs there, %sky_down {one.job_id} --hosts … ends it"
-        for one in records
-        if left(one)
-    ]
+    return [_reminder(one) for one in records if left(one)]
+
+
+def _reminder(one: PoolRecord) -> str:
+    was_left = f"pool {one.name!r} was left on {', '.join(one.hosts)} by a notebook that is gone"
+    if one.provider == "aws":
+        return f"{was_left}: %sky_down --all ends all that you have rented, and it ends itself at its --idle"
+    hosts = ",".join(one.hosts)
+    return f"{was_left}: %sky_status --hosts {hosts} shows what runs there, %sky_down {one.job_id} --hosts … ends it"
 
 
 def forget(hosts: Collection[str], jobs: Collection[str]) -> None:

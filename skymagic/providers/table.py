@@ -10,7 +10,11 @@ from skymagic.errors import RequestError
 from skymagic.plan.requests import PoolRequest, no_provider
 from skymagic.providers.provider import Provider
 
-TABLE: dict[str, str] = {"local": "skymagic.providers.local:Local", "ssh": "skymagic.providers.ssh:SSH"}
+TABLE: dict[str, str] = {
+    "local": "skymagic.providers.local:Local",
+    "ssh": "skymagic.providers.ssh:SSH",
+    "aws": "skymagic.providers.aws.provider:AWS",
+}
 """Name → ``module:class``; the entry-point group ``skymagic.providers`` adds third parties' own."""
 GROUP = "skymagic.providers"
 

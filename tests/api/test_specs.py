@@ -25,7 +25,7 @@ def rank() -> int:
 def test_the_first_spec_that_can_be_met_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     """What stands beside the specs holds for those that say nothing of it."""
     with sky.Compute(
-        sky.Spec(provider=sky.AWS(), nodes=4),
+        sky.Spec(provider=sky.Slurm(), nodes=4),
         sky.Spec(vcpus=4000, nodes=1),
         sky.Spec(nodes=2),
         env={"FROM": "all"},
@@ -33,7 +33,7 @@ def test_the_first_spec_that_can_be_met_is_taken(capsys: pytest.CaptureFixture[s
         assert rank() @ pool == [0, 1]
         assert pool.plan.image.env == {"FROM": "all"}
     said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith("spec 1: aws is not there yet")
+    assert said[0].startswith("spec 1: slurm is not there yet")
     assert said[1].startswith("spec 2: --cpus 4000+ needs more than this machine has")
 
 

@@ -232,7 +232,13 @@ class EC2:
             fields, answer = self._launches[key]
             words = "Arguments on this idempotent request are inconsistent with arguments used in previous request(s)."
             return answer if fields == call.fields else refusal(call, "IdempotentParameterMismatch", words, 400)
+        before = {each.id for each in instances(call.region)}
         answer = _moto(call, environ, body)
+        if "NetworkInterface.2.DeviceIndex" in call.fields:
+            for each in instances(call.region):
+                if each.id not in before:  # EC2 gives none to a machine with several network cards
+                    each.nics[0].stop()
+                    each.nics[0].public_ip = None
         if token and answer.status == 200:
             self._launches[key] = (call.fields, answer)
         return answer
@@ -376,7 +382,7 @@ def left(*regions: str) -> dict[str, list[str]]:
             "volumes": list(there.volumes),
             "groups": [one.id for one in there.describe_security_groups() if one.name != "default"],
             "addresses": [each.allocation_id for each in there.describe_addresses()],
-            "keys": [each.name for each in there.describe_key_pairs()],
+            "keys": [each.name for each in there.describe_key_pairs([])],
         }
         for kind, ids in kinds.items():
             found.setdefault(kind, []).extend(ids)

@@ -141,14 +141,15 @@ def test_to_end_what_is_not_there_is_no_error(notebook: Notebook, line: str) -> 
     assert notebook.run(line).text == "no pool is running\n"
 
 
-@pytest.mark.parametrize("options", ["--provider aws --region eu-central-1", "--provider slurm --nodes 4"])
+@pytest.mark.parametrize("options", ["--provider slurm --nodes 4"])
 def test_a_provider_that_is_not_there_yet_is_one_sentence(notebook: Notebook, options: str) -> None:
     for cell in (f"%sky_pool {options}", f"%%sky_broadcast {options}\nprint('it ran')"):
         shown = notebook.finish(notebook.start(cell))
         assert shown.error is not None
         name = options.split()[1]
         assert shown.text == (
-            f"UsageError: --provider: {name} is not there yet: pools are of this machine (local) or of hosts that you name (ssh, --hosts)\n"
+            f"UsageError: --provider: {name} is not there yet: pools are of this machine (local), of hosts that you name (ssh, --hosts), "
+            "or rented from EC2 (aws)\n"
         )
 
 

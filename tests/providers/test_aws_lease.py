@@ -12,7 +12,7 @@ import pytest
 
 from skymagic.errors import CloudError, RequestError
 from skymagic.plan.cloud import CloudSettings
-from skymagic.providers.aws import keys, sweep, userdata
+from skymagic.providers.aws import keys, launch, sweep, tags, userdata
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.lease import Lease
 from skymagic.providers.aws.offer import Offer
@@ -84,13 +84,23 @@ def test_all_machines_in_one_zone_and_safe(cloud: EC2, case: Case) -> None:
 
 def test_the_group_lets_in_ssh_from_the_caller_and_the_pool_itself(cloud: EC2, case: Case) -> None:
     case.lease.acquire([A], 1)
-    [group] = [one for one in lab.backend().describe_security_groups() if one.name.startswith("skymagic")]
-    rules = [
-        (rule.ip_protocol, rule.from_port, [r.get("CidrIp") for r in rule.ip_ranges], len(rule.source_groups))
-        for rule in group.ingress_rules
-    ]
-    assert sorted(map(repr, rules)) == sorted(map(repr, [("tcp", 22, ["203.0.113.7/32"], 0), ("-1", None, [], 1)]))
-    assert any(rule.source_groups for rule in group.egress_rules)
+    filters = tags.job_filter("train-1234")
+    [group] = case.lease.clients.call("ec2", REGION, "DescribeSecurityGroups", Filters=filters)["SecurityGroups"]
+    within = [group["GroupId"]]
+
+    def rules(direction: str) -> list[tuple[object, ...]]:
+        return [
+            (
+                one["IpProtocol"],
+                one.get("FromPort"),
+                [each["CidrIp"] for each in one["IpRanges"]],
+                [each["GroupId"] for each in one["UserIdGroupPairs"]],
+            )
+            for one in group[direction]
+        ]
+
+    assert rules("IpPermissions") == [("tcp", 22, ["203.0.113.7/32"], []), ("-1", None, [], within)]
+    assert within in [rule[3] for rule in rules("IpPermissionsEgress")]
     case.lease.release()
 
 
@@ -175,9 +185,10 @@ def test_ended_while_pending(cloud: EC2, case: Case) -> None:
     assert lab.left() == {}
 
 
-def test_never_running(cloud: EC2, case: Case) -> None:
+def test_never_running(cloud: EC2, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "RUNNING_SECONDS", 20.0)
     cloud.on("RunInstances", lab.state("pending"))
-    with pytest.raises(CloudError, match="not started the machines within 300 s.*pending"):
+    with pytest.raises(CloudError, match="not started the machines within 20 s.*pending"):
         case.lease.acquire([A], 1)
     case.lease.release()
     assert lab.left() == {}

@@ -40,18 +40,18 @@ class Watched:
         self._dogs.append(dog)
         return dog
 
-    def agent(self, **values: float) -> subprocess.Popen[bytes]:
+    def agent(self, busy_since: float = 0.0, idle_since: float = 0.0) -> subprocess.Popen[bytes]:
         """A process that lives, and its record."""
         process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         self._agents.append(process)
-        self.record(process.pid, **values)
+        self.record(process.pid, busy_since, idle_since)
         return process
 
-    def record(self, pid: int, **values: float) -> None:
-        record = AgentRecord("1", "train", self.job, 0, 1, "ann@laptop", "h", "boot", pid, 1.0)
+    def record(self, pid: int, busy_since: float = 0.0, idle_since: float = 0.0) -> None:
+        record = AgentRecord("1", "train", self.job, 0, 1, "ann@laptop", "h", "boot", pid, 1.0, busy_since, idle_since)
         path = Path(self.directory.record)
         part = path.with_suffix(".part")
-        part.write_bytes(f"{identity(pid)}\n".encode() + RECORD.encode(replace(record, **values)))
+        part.write_bytes(f"{identity(pid)}\n".encode() + RECORD.encode(record))
         part.replace(path)
 
     def reason(self) -> str:

@@ -41,7 +41,7 @@ class Option:
 # fmt: off
 _SECRET = Option(("--secret", "--secrets"), "secrets", readers.many(readers.variable), "NAME", "a variable of the notebook's environment, kept out of sight", "list")
 POOL: tuple[Option, ...] = (
-    Option(("--provider",), "provider", str, "NAME", "where: auto, local (this machine), ssh (hosts of yours)", choices="providers"),
+    Option(("--provider",), "provider", str, "NAME", "where: auto, local (this machine), ssh (hosts of yours), aws (rented)", choices="providers"),
     Option(("--nodes", "--num-nodes"), "nodes", readers.number(1), "N", "number of machines"),
     Option(("--ranks",), "nodes", readers.number(1), "N", "on this machine: number of ranks; the same as --nodes there"),
     Option(("--gpu", "--gpus"), "gpu", Accelerator.parse, "NAME[:COUNT]", "accelerators of each node", choices="gpus"),
@@ -54,9 +54,9 @@ POOL: tuple[Option, ...] = (
     Option(("--env",), "env", readers.pair, "NAME=VALUE", "an environment variable of the ranks", "list"),
     _SECRET,
     Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "machines for --provider ssh", "list"),
-    Option(("--region",), "region", readers.region, "NAME", "where to rent", offered=False),
-    Option(("--spot",), "spot", help="rent spare capacity, which may be taken back", offered=False),
-    Option(("--max-price",), "max_price", readers.dollars, "DOLLARS", "limit per hour for the whole pool", offered=False),
+    Option(("--region",), "region", readers.region, "NAME", "where to rent: one or several"),
+    Option(("--spot",), "spot", help="rent spare capacity, which may be taken back"),
+    Option(("--max-price",), "max_price", readers.dollars, "DOLLARS", "limit per hour for the whole pool"),
     Option(("--idle",), "idle", readers.limit, "TIME", "stop after so long without a cell, as in 30m"),
     Option(("--max-lifetime",), "max_lifetime", readers.limit, "TIME", "stop after so long, as in 8h"),
     Option(("-y", "--yes"), "yes", help="go ahead where a plan asks first, as for hundreds of ranks on a few cores"),

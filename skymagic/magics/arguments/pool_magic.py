@@ -58,7 +58,7 @@ def pool_of(
     except RequestError as wrong:
         line.mistakes += [f"{line.labels['pip']}: {mistake.removeprefix('pip: ')}" for mistake in wrong.mistakes]
     dry_run = bool(line.values.get("dry_run"))
-    request = PoolRequest(**values, name=name, dry_run=dry_run, stated=frozenset(stated))
+    request = PoolRequest(**values, cloud=defaults.aws, name=name, dry_run=dry_run, stated=frozenset(stated))
     if line.labels.get("nodes", "").endswith("ranks") and request.provider in providers:
         line.mistakes += request.ranks_mistakes(line.labels["nodes"])
     return request

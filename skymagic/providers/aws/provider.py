@@ -75,10 +75,10 @@ class AWS:
     def acquire(self, survey: Rented, job_id: str, say: Say) -> Sequence[Node]:
         """Rent them all together, connect to them by the keys that they were given, and set them up side by side."""
         plan, held, settings = survey.plan, survey.held, survey.plan.request.cloud
-        made = keys.make(job_id)
         limits = bounds(plan.request)
-        user_data = userdata.cloud_config(made, job_id, settings.user, settings.ssh_port, limits)
         label = _label(survey, job_id, limits)
+        made = keys.make(job_id)
+        user_data = userdata.cloud_config(made, job_id, settings.user, settings.ssh_port, limits)
         held.lease = Lease(survey.clients, settings, label, user_data, say)
         offer, instances = held.lease.acquire(survey.offers, plan.topology.nodes)
         say(f"{', '.join(one.id for one in instances)} run in {offer.zone} …")

@@ -1,0 +1,41 @@
+"""Nothing is paid for by accident: random histories of faults, interrupts and deaths; benchmarks/rented_leaks.py has a thousand of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+
+from skymagic.providers.aws.clients import Clients
+from tests.lab import ec2 as lab
+from tests.lab.ec2 import EC2, ec2
+from tests.lab.rented_histories import SETTINGS, History, histories, live
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EC2, Clients]]:
+    with pytest.MonkeyPatch.context() as patch, ec2() as made:
+        for name, value in {**lab.environment(), "XDG_STATE_HOME": str(tmp_path_factory.mktemp("state"))}.items():
+            patch.setenv(name, value)
+        yield made, Clients(endpoint_url=made.url, patience=SETTINGS.patience)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
+@given(histories())
+@example(History([], 1, 3))
+@example(History([], 1, 3, dies=12))
+@example(History(["", "", "", "", "", "", *["lost"] * 30], 2, 2))
+@example(History([], 3, 2, interrupted=7, after=True))
+def test_nothing_is_left_or_it_ends_itself(server: tuple[EC2, Clients], history: History) -> None:
+    live(server[0], history, server[1])
+
+
+def test_the_keys_of_pools_that_are_gone_are_gone(server: tuple[EC2, Clients], tmp_path: Path) -> None:
+    from skymagic.providers.aws import keys
+
+    keys.make("gone-1")
+    keys.remove("gone-1")
+    keys.remove("../gone")
+    assert not keys.folder("gone-1").exists()
