@@ -38,6 +38,7 @@ bench: $(READY)
 soak: $(READY)
 	@$(RUN) benchmarks/soak.py $(ARGS)
 	@$(RUN) benchmarks/soak_values.py $(VALUES)
+	@$(RUN) benchmarks/rented_leaks.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -100,7 +100,7 @@ def test_a_machine_with_another_host_key_is_refused(aws: tuple[Machines, Noteboo
     machines.wrong_key = (1,)
     shown = notebook.finish(notebook.start(f"{POOL} -y"))
     assert shown.error is not None
-    assert "it is not the key that this machine was given" in shown.text
+    assert "it is not the key that this machine was given" in shown.error.text
     assert {one.state for one in lab.instances()} == {"terminated"}
 
 
@@ -114,7 +114,7 @@ def test_a_machine_that_ends_before_it_is_reached(aws: tuple[Machines, Notebook]
     lab.set_state(lab.instances()[1], "terminated", "Server.SpotInstanceTermination")
     shown = notebook.finish(run)
     assert shown.error is not None
-    assert "has ended while it was starting" in shown.text
+    assert "has ended while it was starting" in shown.error.text
     assert {one.state for one in lab.instances()} == {"terminated"}
 
 
@@ -171,5 +171,6 @@ def test_what_is_denied_is_named(aws: tuple[Machines, Notebook]) -> None:
     machines.cloud._rules.clear()
     machines.cloud.on("RunInstances", error("UnauthorizedOperation", "You are not authorized", 403))
     shown = notebook.finish(notebook.start(f"{POOL} -y"))
-    assert "may not call ec2:RunInstances" in shown.text
+    assert shown.error is not None
+    assert "may not call ec2:RunInstances" in shown.error.text
     assert lab.left() == {}

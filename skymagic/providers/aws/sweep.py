@@ -39,15 +39,22 @@ class Rented:
         return bool(self.instances or self.groups or self.addresses)
 
 
-def find(clients: Clients, region: str, filters: Filters) -> Rented:
-    """What there is with these tags. Raises CloudError."""
+def instances(clients: Clients, region: str, filters: Filters) -> dict[str, str]:
+    """Id → job of the instances with these tags that are not terminated. Raises CloudError."""
     wanted = [*filters, {"Name": "instance-state-name", "Values": list(ALIVE)}]
     reservations = clients.pages("ec2", region, "DescribeInstances", "Reservations", Filters=wanted)
-    found = {each["InstanceId"]: tags.tag(each, tags.JOB) for one in reservations for each in one["Instances"]}
+    return {each["InstanceId"]: tags.tag(each, tags.JOB) for one in reservations for each in one["Instances"]}
+
+
+def find(clients: Clients, region: str, filters: Filters) -> Rented:
+    """What there is with these tags. Raises CloudError."""
     groups = clients.pages("ec2", region, "DescribeSecurityGroups", "SecurityGroups", Filters=list(filters))
     addresses = clients.call("ec2", region, "DescribeAddresses", Filters=list(filters))["Addresses"]
     return Rented(
-        region, found, tuple(each["GroupId"] for each in groups), tuple(each["AllocationId"] for each in addresses)
+        region,
+        instances(clients, region, filters),
+        tuple(each["GroupId"] for each in groups),
+        tuple(each["AllocationId"] for each in addresses),
     )
 
 
@@ -65,38 +72,60 @@ class Release:
         self.clients, self.region, self.filters = clients, region, filters
         self.known, self.uncertain = set(known), uncertain
         self.problems: list[str] = []
+        self._asked: set[str] = set()
+        """Whose end EC2 has agreed to."""
+        self._refused: set[str] = set()
 
     def run(self) -> list[str]:
         """Do it, and wait until EC2 says "terminated"; what could not be given back, and why."""
-        end = time.monotonic() + (SETTLE_SECONDS * self.clients.patience if self.uncertain else 0.0)
-        gone: set[str] = set()
-        while True:
-            found = self._found()
-            ids = {*self.known, *(found.instances if found else ())} - gone
-            self.terminate(ids)
-            gone |= ids
-            if time.monotonic() >= end or self.problems:
+        begun, patience = time.monotonic(), self.clients.patience
+        settled, end = begun + SETTLE_SECONDS * patience, begun + TERMINATE_SECONDS * patience
+        while (left := self._alive()) is not None:
+            self.terminate({*left, *self.known})
+            left -= self._refused
+            now = time.monotonic()
+            # one that is known and that nobody shows is too new, or was gone long ago
+            unseen = self.uncertain or self.known - self._asked - self._refused
+            if not left and not (unseen and now < settled):
                 break
-            time.sleep(POLL_SECONDS * self.clients.patience)
-        left = gone if self.problems else self._wait(gone)
-        self.problems += [
-            f"instance {each} in {self.region}: not terminated yet" for each in sorted(left) if not self.problems
-        ]
-        if found is not None:
-            self._each("address", found.addresses, self._release_address)
-            self._each("security group", found.groups, self._delete_group)
+            if now >= end:
+                self.problems += [f"instance {each} in {self.region}: not terminated yet" for each in sorted(left)]
+                break
+            time.sleep(POLL_SECONDS * patience)
+        else:
+            self.terminate(self.known)
+        self._rest()
         return self.problems
 
-    def terminate(self, ids: Iterable[str]) -> None:
-        """Ask EC2 to end these instances; what it refuses is in `problems`."""
-        self._each("instance", ids, self._terminate)
+    def terminate(self, ids: Collection[str]) -> None:
+        """Ask EC2 to end these instances, one by one: a call that names one unknown to it does nothing to the others."""
+        for each in sorted(set(ids) - self._asked - self._refused):
+            try:
+                self.clients.call("ec2", self.region, "TerminateInstances", InstanceIds=[each])
+                self._asked.add(each)
+            except CloudError as problem:
+                if problem.kind != "missing":  # right after its launch not all of EC2 knows an instance
+                    self._refused.add(each)
+                    self.problems.append(f"instance {each} in {self.region}: {problem.reason}")
 
-    def _found(self) -> Rented | None:
+    def _alive(self) -> set[str] | None:
+        """What EC2 shows and does not call terminated; None where it does not say."""
         try:
-            return find(self.clients, self.region, self.filters)
+            return set(instances(self.clients, self.region, self.filters))
+        except CloudError as problem:
+            unseen = f", {', '.join(sorted(self.known))} among it" if self.known else ""
+            self.problems.append(f"{self.region}: what is there cannot be seen{unseen}: {problem.reason}")
+            return None
+
+    def _rest(self) -> None:
+        """What the machines have used."""
+        try:
+            found = find(self.clients, self.region, self.filters)
         except CloudError as problem:
             self.problems.append(f"{self.region}: what is there cannot be seen: {problem.reason}")
-            return None
+            return
+        self._each("address", found.addresses, self._release_address)
+        self._each("security group", found.groups, self._delete_group)
 
     def _each(self, what: str, ids: Iterable[str], release: Callable[[str], object]) -> None:
         for each in sorted(ids):
@@ -105,33 +134,6 @@ class Release:
             except CloudError as problem:
                 if problem.kind != "missing":
                     self.problems.append(f"{what} {each} in {self.region}: {problem.reason}")
-
-    def _terminate(self, instance: str) -> None:
-        # one by one: a call that names one unknown instance does nothing to the others
-        end = time.monotonic() + SETTLE_SECONDS * self.clients.patience
-        while True:
-            try:
-                self.clients.call("ec2", self.region, "TerminateInstances", InstanceIds=[instance])
-                return
-            except CloudError as problem:
-                # right after its launch not all of EC2 knows an instance
-                if problem.kind != "missing" or instance not in self.known or time.monotonic() >= end:
-                    raise
-            time.sleep(POLL_SECONDS * self.clients.patience)
-
-    def _wait(self, ids: Collection[str]) -> set[str]:
-        """Those of these that EC2 does not call terminated in time."""
-        left, end = set(ids), time.monotonic() + TERMINATE_SECONDS * self.clients.patience
-        while left:
-            try:
-                left &= set(alive(self.clients, self.region, sorted(left)))
-            except CloudError as problem:
-                self.problems.append(f"instances {', '.join(sorted(left))} in {self.region}: {problem.reason}")
-                return left
-            if not left or time.monotonic() >= end:
-                break
-            time.sleep(POLL_SECONDS * self.clients.patience)
-        return left
 
     def _release_address(self, address: str) -> None:
         self.clients.call("ec2", self.region, "ReleaseAddress", AllocationId=address)
@@ -148,17 +150,6 @@ class Release:
                 if problem.kind != "in_use" or time.monotonic() >= end:
                     raise
             time.sleep(POLL_SECONDS * self.clients.patience)
-
-
-def alive(clients: Clients, region: str, ids: Sequence[str]) -> list[str]:
-    """Those of these instances that EC2 knows and does not call terminated. Raises CloudError."""
-    if not ids:
-        return []
-    filters = [{"Name": "instance-id", "Values": list(ids)}]  # by filter: unknown ids are no error
-    reservations = clients.pages("ec2", region, "DescribeInstances", "Reservations", Filters=filters)
-    return [
-        each["InstanceId"] for one in reservations for each in one["Instances"] if each["State"]["Name"] != "terminated"
-    ]
 
 
 def regions(clients: Clients) -> list[str]:
