@@ -66,7 +66,7 @@ class AWS:
         settings = request.cloud
         clients = Clients(settings.profile, settings.endpoint_url, settings.patience)
         request = bounded(request)
-        image, requirements = ssh.needs(request, topology(request))
+        image, requirements = ssh.needs(request, topology(request), say)
         found = market.survey(request, clients)
         offers = market.choice(request, found)
         plan = plan_rented(request, listing.rental(offers, found, request.nodes or 1))
