@@ -52,6 +52,8 @@ class Machines:
     wrong_key: tuple[int, ...] = ()
     silent: tuple[int, ...] = ()
     _watchdogs: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _ended: set[str] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def on_launch(self, call: Call, carry_out: CarryOut) -> Answer:
@@ -98,25 +100,40 @@ class Machines:
                     "terminated" if behaviour == "terminate" else "stopped",
                     "Client.InstanceInitiatedShutdown",
                 )
-                host.power_cut()
+                self.end(instance.id)
 
         self._threads.append(threading.Thread(target=wait, daemon=True))
         self._threads[-1].start()
 
     def end(self, instance: str) -> None:
-        """Cut an instance's power."""
+        """Cut an instance's power; twice is safe."""
+        with self._lock:
+            if instance in self._ended:
+                return
+            self._ended.add(instance)
         if (dog := self._watchdogs.get(instance)) is not None:
             dog.kill()
             dog.wait()
         if (host := self.hosts.get(instance)) is not None:
             host.power_cut()
 
+    def wait_ended(self, seconds: float) -> None:
+        """Wait until all watchdogs have ended, and what they end."""
+        for thread in self._threads:
+            thread.join(timeout=seconds)
+
+    def forget(self) -> None:
+        """No more faults, of calls or of machines."""
+        self.cloud._rules.clear()
+        self.cloud.calls.clear()
+        self.wrong_key, self.silent = (), ()
+        booting_rules(self)
+
     def close(self) -> None:
         """End all of them."""
         for each in self.hosts:
             self.end(each)
-        for thread in self._threads:
-            thread.join(timeout=10)
+        self.wait_ended(10)
 
 
 def start_watchdog(script: str, host: Host, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:

@@ -22,7 +22,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EC2, Clie
         yield made, Clients(endpoint_url=made.url, patience=SETTINGS.patience)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
 @given(histories())
 @example(History([], 1, 3))
 @example(History([], 1, 3, dies=12))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from skymagic.plan.cloud import CloudSettings
+from skymagic.providers.aws import keys, userdata
+from skymagic.providers.aws.clients import Clients
+from skymagic.providers.aws.lease import Lease
+from skymagic.providers.aws.offer import Offer
+from skymagic.providers.aws.tags import Label
+from skymagic.providers.aws.watchdog import Bounds
 from tests.lab import ec2 as lab
-from tests.lab.ec2 import EC2, REGION, ec2, error
+from tests.lab.ec2 import EC2, REGION, Rule, after, ec2, error
 from tests.lab.instances import Machines, booting
 from tests.lab.notebook import Notebook, opened
 
@@ -47,10 +56,17 @@ def rented(cloud: EC2, folder: Path) -> Iterator[tuple[Machines, Notebook]]:
     assert lab.left() == {}
 
 
-@pytest.fixture
-def aws(server: EC2, tmp_path: Path) -> Iterator[tuple[Machines, Notebook]]:
-    with rented(server, tmp_path) as made:
+@pytest.fixture(scope="module")
+def both(server: EC2, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machines, Notebook]]:
+    with rented(server, tmp_path_factory.mktemp("aws")) as made:
         yield made
+
+
+@pytest.fixture
+def aws(both: tuple[Machines, Notebook]) -> Iterator[tuple[Machines, Notebook]]:
+    both[0].forget()
+    yield both
+    assert lab.left() == {}
 
 
 def test_from_a_line_to_terminated(aws: tuple[Machines, Notebook]) -> None:
@@ -58,21 +74,19 @@ def test_from_a_line_to_terminated(aws: tuple[Machines, Notebook]) -> None:
     cloud = machines.cloud
     shown = notebook.run(f"{POOL} -y")
     assert "asking for 2 ×" in shown.said
-    notebook.run(
-        "scale = 3\n",
-    )
+    notebook.run("scale = 3")
     notebook.run(
         "%%sky_broadcast -o found\nimport os\n(int(os.environ['RANK']) * scale, os.environ['HOME'], dict(os.environ))"
     )
     found = notebook.value("[(a, b) for a, b, _ in found]")
-    homes = [str(host.home) for host in machines.hosts.values()]
+    homes = [str(host.home) for host in list(machines.hosts.values())[-2:]]
     assert [value for value, _ in found] == [0, 3]
     assert [home for _, home in found] == homes, "ranks are in the order of the machines"
     assert not notebook.value("[name for _, _, env in found for name in env if name.startswith('AWS_')]")
     # the connection was verified by the key that was put there: nobody was asked, and no file of the user's has it
     assert not list((Path(notebook.value("__import__('os').environ['HOME']"))).glob(".ssh/*"))
     notebook.run("%sky_down")
-    assert {one.state for one in lab.instances()} == {"terminated"}
+    assert lab.instances()
     assert lab.left() == {}
     assert not notebook.value("list(__import__('pathlib').Path.home().rglob('skymagic/keys/*/key'))")
     assert set(cloud.actions()) <= permissions(), "docs/aws.md lacks a permission"
@@ -92,7 +106,7 @@ def test_without_a_yes_nothing_is_rented(aws: tuple[Machines, Notebook]) -> None
     assert "per hour" in plan or "price unknown" in plan
     assert "without a cell" in plan
     assert "RunInstances" not in [call.action for call in machines.cloud.calls]
-    assert lab.instances() == []
+    assert lab.left() == {}
 
 
 def test_a_machine_with_another_host_key_is_refused(aws: tuple[Machines, Notebook]) -> None:
@@ -104,14 +118,22 @@ def test_a_machine_with_another_host_key_is_refused(aws: tuple[Machines, Noteboo
     assert {one.state for one in lab.instances()} == {"terminated"}
 
 
+def launched(cloud: EC2) -> list[str]:
+    """The ids of the next launch, once its answer has been sent."""
+    seen, event = [one.id for one in lab.instances()], threading.Event()
+    cloud._rules.insert(0, Rule("DescribeInstances", after(lambda call: event.set()), 1 << 30, lambda call: True))
+    assert event.wait(60)
+    return [one.id for one in lab.instances() if one.id not in seen]
+
+
 def test_a_machine_that_ends_before_it_is_reached(aws: tuple[Machines, Notebook]) -> None:
     machines, notebook = aws
     machines.silent = (1,)
     run = notebook.start(f"{POOL} -y")
-    deadline = time.monotonic() + 60
-    while len(machines.hosts) < 1 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    lab.set_state(lab.instances()[1], "terminated", "Server.SpotInstanceTermination")
+    ids = launched(machines.cloud)
+    lab.set_state(
+        next(one for one in lab.instances() if one.id == ids[1]), "terminated", "Server.SpotInstanceTermination"
+    )
     shown = notebook.finish(run)
     assert shown.error is not None
     assert "has ended while it was starting" in shown.error.text
@@ -122,55 +144,59 @@ def test_an_interrupt_while_it_waits_for_sshd(aws: tuple[Machines, Notebook]) ->
     machines, notebook = aws
     machines.silent = (0, 1)
     run = notebook.start(f"{POOL} -y")
-    deadline = time.monotonic() + 60
-    while len(lab.instances()) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    launched(machines.cloud)
     notebook.interrupt()
     assert notebook.finish(run).error is not None
     assert {one.state for one in lab.instances()} == {"terminated"}
     assert lab.left() == {}
 
 
-def test_down_all_from_another_process_without_local_state(
-    aws: tuple[Machines, Notebook], server: EC2, tmp_path: Path
-) -> None:
-    """The notebook is killed; a machine that knows nothing of it ends what it has left, by its tags."""
-    _, notebook = aws
-    notebook.run(f"{POOL} -y")
-    os.kill(notebook.value("__import__('os').getpid()"), signal.SIGKILL)
-    other = tmp_path / "other"
-    other.mkdir()
-    import subprocess
-
-    said = subprocess.run(
-        [sys.executable, "-m", "skymagic.api.command", "down", "--all"],
-        env={**os.environ, **lab.environment(), "HOME": str(other), "AWS_ENDPOINT_URL": server.url}, capture_output=True, text=True, timeout=60,
-        check=False,
-    )  # fmt: skip
-    assert said.returncode == 0, said.stderr
-    assert "all of it is terminated" in said.stdout
-    assert lab.left() == {}
-
-
-def test_machines_end_themselves_when_nobody_is_left(aws: tuple[Machines, Notebook]) -> None:
-    """The notebook dies by SIGKILL: the watchdog holds the lifetime, and EC2 terminates what shuts itself down."""
-    machines, notebook = aws
-    notebook.run(f"{POOL} --max-lifetime 25s -y")
-    os.kill(notebook.value("__import__('os').getpid()"), signal.SIGKILL)
-    for thread in machines._threads:
-        thread.join(timeout=60)
-    assert {one.state for one in lab.instances()} == {"terminated"}
-    assert {one.state_reason.code for one in lab.instances()} == {"Client.InstanceInitiatedShutdown"}
-    for one in lab.backend().describe_security_groups():
-        if one.name.startswith("skymagic"):
-            lab.backend().delete_security_group(group_id=one.id)  # free of charge, and found by `down --all`
-
-
 def test_what_is_denied_is_named(aws: tuple[Machines, Notebook]) -> None:
     machines, notebook = aws
-    machines.cloud._rules.clear()
+    machines.cloud._rules.clear()  # the first rule counts
     machines.cloud.on("RunInstances", error("UnauthorizedOperation", "You are not authorized", 403))
     shown = notebook.finish(notebook.start(f"{POOL} -y"))
     assert shown.error is not None
     assert "may not call ec2:RunInstances" in shown.error.text
     assert lab.left() == {}
+
+
+def test_machines_end_themselves_and_ec2_terminates_them(
+    server: EC2, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is left: the watchdog shuts down, with no call of anybody's."""
+    for name, value in {**lab.environment(), "XDG_STATE_HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    server.forget()
+    with booting(server, tmp_path / "machines") as machines:
+        settings = CloudSettings(subnet=machines.subnet, use_private_ips=True, patience=0.05)
+        job = f"alone-{os.getpid()}"
+        bounds = Bounds(1800, 2, interval=0.2)
+        text = userdata.cloud_config(keys.make(job), job, machines.user, machines.port, bounds)
+        label = Label("alone", job, "me", "ann@laptop", time.time())
+        lease = Lease(Clients(endpoint_url=server.url, patience=0.05), settings, label, text, lambda said: None)
+        lease.acquire([Offer(REGION, f"{REGION}a", "m5.large")], 2)
+        server.calls.clear()
+        machines.wait_ended(60)
+        assert {one.state for one in lab.instances()} == {"terminated"}
+        assert {one.state_reason.code for one in lab.instances()} == {"Client.InstanceInitiatedShutdown"}
+        assert server.calls == []
+        lease.release()
+    assert lab.left() == {}
+
+
+def test_down_all_from_another_process_without_local_state(server: EC2, tmp_path: Path) -> None:
+    """The notebook is killed; a machine that knows nothing of it ends what it has left, by its tags."""
+    other = tmp_path / "other"
+    other.mkdir()
+    with rented(server, tmp_path) as (_, notebook):
+        notebook.run(f"{POOL} -y")
+        os.kill(notebook.value("__import__('os').getpid()"), signal.SIGKILL)
+        said = subprocess.run(
+            [sys.executable, "-c", "import sys; from skymagic.api.command import main; sys.exit(main())", "down", "--all"],
+            env={**os.environ, **lab.environment(), "HOME": str(other), "AWS_ENDPOINT_URL": server.url},
+            capture_output=True, text=True, timeout=90, check=False,
+        )  # fmt: skip
+        assert said.returncode == 0, said.stderr
+        assert "all of it is terminated" in said.stdout
+        assert {one.state for one in lab.instances()} == {"terminated"}
