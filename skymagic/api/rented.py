@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from skymagic.errors import PoolError
+from skymagic.errors import CloudError, PoolError
 from skymagic.plan.cloud import CloudSettings
 
 _VARIABLES = (
@@ -21,6 +21,18 @@ def configured() -> bool:
     return any(map(os.environ.get, _VARIABLES)) or any(
         Path(os.environ.get(name, default)).expanduser().is_file() for name, default in files
     )
+
+
+def stop_with_the_rest(say: Callable[[str], None], settings: CloudSettings) -> list[str]:
+    """As `stop`, for who ends all pools and may have rented nothing: without credentials that are good, only a line says so."""
+    if not configured():
+        return []
+    try:
+        return stop(say, settings)
+    except CloudError as problem:
+        if problem.kind != "credentials":
+            raise
+        return [f"what is rented from EC2 was not looked for: {problem.reason}"]
 
 
 def stop(say: Callable[[str], None], settings: CloudSettings = CloudSettings()) -> list[str]:  # noqa: B008  # it is frozen

@@ -110,8 +110,8 @@ class SkyMagics(Magics):
         )
         if not chosen:
             print("no pool is running")
-        if request.all and rented.configured():
-            print("\n".join(rented.stop(print_note, self.settings.defaults().aws)))
+        for line in rented.stop_with_the_rest(print_note, self.settings.defaults().aws) if request.all else ():
+            print(line)
 
     def _own_jobs(self) -> set[str]:
         return {one.job_id for one in registry.every()}

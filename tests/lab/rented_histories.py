@@ -181,7 +181,7 @@ def bounded() -> None:
             assert one.instance_initiated_shutdown_behavior == "terminate"
             config = json.loads(b64decode(str(one.user_data)).decode().partition("\n")[2])
             assert watchdog.PATH in [each["path"] for each in config["write_files"]]
-            assert config["bootcmd"][0][0] == "shutdown"
+            assert config["bootcmd"][0][0] == "systemd-run"
 
 
 def found_and_ended(cloud: EC2, shared: Clients) -> None:

@@ -226,7 +226,7 @@ def test_user_data_has_no_credential(cloud: EC2, case: Case) -> None:
     assert config["ssh_authorized_keys"] == [case.keys.user.public]
     assert case.keys.user.private not in text
     assert not [value for value in lab.CREDENTIALS.values() if value in text]
-    assert ["shutdown", "-P", "+1440"] in config["bootcmd"]
+    assert ["systemd-run", "--on-active=86400s", "systemctl", "poweroff"] in config["bootcmd"]
     assert len(text) < userdata.MOST_BYTES
     case.lease.release()
 

@@ -52,8 +52,9 @@ def cloud_config(keys: PoolKeys, job: str, user: str, ssh_port: int, bounds: Bou
 def _at_boot(bounds: Bounds) -> list[list[str]]:
     """Before anything else: the lifetime holds although all that follows may fail, and no update takes apt's lock or reboots."""
     timers = "apt-daily.timer apt-daily-upgrade.timer unattended-upgrades.service"
+    # a timer of systemd's own: so early in a boot `shutdown` may find nobody who keeps its time
     return [
-        ["shutdown", "-P", f"+{max(1, round(bounds.lifetime / 60))}"],
+        ["systemd-run", f"--on-active={max(60, round(bounds.lifetime))}s", "systemctl", "poweroff"],
         ["sh", "-c", f"systemctl mask --now {timers} || true"],
     ]
 
