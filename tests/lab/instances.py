@@ -15,6 +15,7 @@ import base64
 import getpass
 import json
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skymagic.providers.aws import watchdog
+from skymagic.providers.aws import tags, watchdog
 from skymagic.runtime.rendezvous import free_port
 from tests.conftest import MARK
 from tests.lab import ec2 as lab
@@ -53,6 +54,7 @@ class Machines:
     silent: tuple[int, ...] = ()
     _watchdogs: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
+    _jobs: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _threads: list[threading.Thread] = field(default_factory=list)
 
@@ -76,6 +78,7 @@ class Machines:
         return answer
 
     def _boot(self, instance: Any, config: dict[str, Any], number: int) -> None:
+        self._jobs.add(next(each["value"] for each in instance.get_tags() if each["key"] == tags.JOB))
         folder = self.folder / instance.id
         host = Host(instance.id, instance.private_ip, folder, folder / "authorized", self.env)
         host.authorized.write_text("".join(f"{key}\n" for key in config["ssh_authorized_keys"]))
@@ -130,10 +133,13 @@ class Machines:
         booting_rules(self)
 
     def close(self) -> None:
-        """End all of them."""
+        """End all of them; what lies in folders that they share with this machine is gone with their disks."""
         for each in self.hosts:
             self.end(each)
         self.wait_ended(10)
+        for job in self._jobs:
+            for path in (*Path("/tmp").glob(f"skymagic-*{job}-*"), *Path("/dev/shm").glob(f"skymagic-*{job}-*")):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def start_watchdog(script: str, host: Host, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:

@@ -49,6 +49,7 @@ VALUES = {
     "NAMES": "model",
     "DIR": ".",
     "LINES": "5",
+    "DOLLARS": "12.50",
 }
 """By its field, or by what help calls it: a value that is right."""
 WORDS = {"RANKS NAMES": "2 model", "NAMES": "model", "SRC DST": "a b", "on|off": "on", "install NAMES|list": "list"}
