@@ -117,6 +117,13 @@ def state(name: str, reason: str = "") -> Effect:
     return effect
 
 
+def regions(*names: str) -> Effect:
+    """DescribeRegions of an account that uses these alone; moto has all, and takes a while to make each."""
+    items = "".join(f"<item><regionName>{name}</regionName></item>" for name in names)
+    text = f'<DescribeRegionsResponse xmlns="{NAMESPACE}"><regionInfo>{items}</regionInfo></DescribeRegionsResponse>'
+    return lambda call, carry_out: _xml(text)
+
+
 def after(done: Callable[[Call], object]) -> Effect:
     """Carried out; then this is called, and then it is answered."""
 

@@ -251,6 +251,7 @@ def test_several_network_cards_take_one_address_on_the_head(cloud: EC2, server: 
 def test_everything_is_found_by_tag_alone(cloud: EC2, server: tuple[EC2, Clients]) -> None:
     """Two pools in two regions, from a process that has forgotten both; what is another's stays."""
     clients = server[1]
+    cloud.on("DescribeRegions", lab.regions("eu-west-1", REGION, "us-west-2"))
     Case(clients, "one-1").lease.acquire([A], 2)
     Case(clients, "two-2").lease.acquire([WEST], 1)
     others = Case(clients, "hers-3")

@@ -191,6 +191,7 @@ def test_down_all_from_another_process_without_local_state(server: EC2, tmp_path
     other.mkdir()
     with rented(server, tmp_path) as (_, notebook):
         notebook.run(f"{POOL} -y")
+        server.on("DescribeRegions", lab.regions(REGION, "us-west-2"))
         os.kill(notebook.value("__import__('os').getpid()"), signal.SIGKILL)
         said = subprocess.run(
             [sys.executable, "-c", "import sys; from skymagic.api.command import main; sys.exit(main())", "down", "--all"],
