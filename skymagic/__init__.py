@@ -36,6 +36,7 @@ _EXPORTS = {
     "instance_info": "runtime.info:instance_info",
     "integrations": "plugins.integrations",
     "plugins": "plugins",
+    "report": "runtime.reporting:report",
     "shard": "runtime.sharding:shard",
     "silent": "runtime.info:silent",
     "stderr": "runtime.info:stderr",

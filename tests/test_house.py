@@ -212,8 +212,8 @@ def test_public_names() -> None:
     assert sorted(skymagic.__all__) == sorted(
         """
         AWS Compute ComputePool Image InstanceInfo Local Options PipIndex SSH Slurm Spec Worker __version__ accelerators
-        compute errors find function gather instance_info integrations load_ipython_extension plugins shard silent stderr
-        stdout unload_ipython_extension
+        compute errors find function gather instance_info integrations load_ipython_extension plugins report shard silent
+        stderr stdout unload_ipython_extension
         """.split()
     )
     assert set(skymagic.__all__) <= set(dir(skymagic))

@@ -8,5 +8,8 @@ question  yes or no, and no where nobody can answer
 button    a line with a stop button, as widgets
 panel     a pool as HTML: its ranks as cells coloured by state
 starting  a pool's start: lines, or one display that is drawn again
+run_line  the line of a running cell, and the one that stays of it; pure
+run_view  that line on the screen
+bars      tqdm's bars in what ranks print, read as progress; pure
 screen    where a run's output is shown, and the progress of shipping and copying
 """

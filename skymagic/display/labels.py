@@ -17,6 +17,7 @@ from typing import Protocol
 from skymagic.display.text import Write
 
 CONTROLS = re.compile(r"(\n|\r|\x1b\[A)")
+UP = "\x1b[A"
 DELAY = 0.2
 """Seconds that a line must be open before it is shown: most lines are whole sooner."""
 HOLD = 0.05
@@ -81,7 +82,7 @@ class Terminal:
                 self._over = True
             elif piece == "\r":
                 row.redrawn = self._over = True
-            elif piece == "\x1b[A":
+            elif piece == UP:
                 self._at = max(0, self._at - 1)
             elif piece:
                 row.text = piece if self._over else row.text + piece
@@ -104,6 +105,16 @@ class Terminal:
         while taken and taken[-1].blank and (taken[-1].redrawn or not taken[-1].text):
             taken.pop()
         return [row.text for row in taken]
+
+    def wiped(self) -> str:
+        """What makes a terminal that shows these rows show blanks in their place, the cursor at the first."""
+        blank = "\n".join(f"\r{' ' * len(row.text)}" for row in self.rows)
+        return UP * self._at + blank + UP * (len(self.rows) - 1) + "\r"
+
+    def repainted(self) -> str:
+        """What makes a terminal show these rows, and puts its cursor where it is."""
+        text = "\n".join(row.text for row in self.rows) + UP * (len(self.rows) - 1 - self._at)
+        return text + "\r" * (self._over and self.rows[self._at].redrawn)
 
     @property
     def waiting(self) -> bool:

@@ -6,6 +6,7 @@ redraw its last line. Where neither is there, what moves is not shown, and its e
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from collections.abc import Mapping
@@ -25,6 +26,13 @@ def in_notebook() -> bool:
     return in_ipython() and getattr(sys.modules["IPython"].get_ipython(), "kernel", None) is not None
 
 
+def watched() -> bool:
+    """Whether somebody looks at this notebook while it runs: nbconvert and papermill say that nobody could be asked anything."""
+    if not in_notebook() or os.environ.get("SKYMAGIC_NONINTERACTIVE", "0") not in ("", "0"):
+        return False
+    return bool(getattr(sys.modules["IPython"].get_ipython().kernel, "_allow_stdin", True))
+
+
 def show(content: Mapping[str, Any], *, update: bool = False) -> None:
     """Show a bundle of representations: richly in IPython, as text elsewhere."""
     data = dict(content["data"])
@@ -40,19 +48,19 @@ def show(content: Mapping[str, Any], *, update: bool = False) -> None:
 
 
 class Area:
-    """A display of text in a notebook; each `draw` replaces what the one before has shown, in its place."""
+    """A display of text in a notebook, and of HTML where it is given; each `draw` replaces the one before, in its place."""
 
     def __init__(self) -> None:
         self._id = f"skymagic-{secrets.token_hex(8)}"
-        self._drawn: str | None = None
+        self._drawn: dict[str, str] | None = None
 
-    def draw(self, text: str) -> None:
-        """Show this text there; the same as before is not sent again."""
-        if text == self._drawn:
+    def draw(self, text: str, html: str = "") -> None:
+        """Show this there; the same as before is not sent again."""
+        data = {"text/plain": text, **({"text/html": html} if html else {})}
+        if data == self._drawn:
             return
-        content = {"data": {"text/plain": text}, "transient": {"display_id": self._id}}
-        show(content, update=self._drawn is not None)
-        self._drawn = text
+        show({"data": data, "transient": {"display_id": self._id}}, update=self._drawn is not None)
+        self._drawn = data
 
 
 class StatusLine:
@@ -72,14 +80,16 @@ class StatusLine:
             stream.flush()
             self._width = len(text)
 
-    def end(self, text: str) -> None:
-        """How it ended: in the place of what was shown."""
+    def end(self, text: str) -> Area | None:
+        """How it ended: in the place of what was shown, which is returned where it is a display."""
+        area = self._area
         if self._area is not None:
             self._area.draw(text)
         elif (stream := own_stream()) is not None:
             stream.write(("\r" if self._width else "") + text.ljust(self._width) + "\n")
             stream.flush()
         self._area, self._width = None, 0
+        return area
 
 
 def own_stream() -> Any:

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from skymagic.display import text as display
+from skymagic.display.bars import Bars
 from skymagic.display.labels import Labels
 from skymagic.display.live import Area, StatusLine, in_ipython, in_notebook, own_stream, show
+from skymagic.display.run_line import RunEnd, RunState
+from skymagic.display.run_view import RunView
 from skymagic.plan.units import size
 from skymagic.wire.agent import IN_LINE
 
+SHIPPED = "[shipped"
+
 
 class NotebookScreen:
-    """Shows a run's output in the cell that caused it; ranks are labelled when there is more than one."""
+    """Shows a run's output in the cell that caused it; ranks are labelled when there is more than one.
 
-    def __init__(self, ranks: Sequence[int]) -> None:
+    Args:
+        view: the line that says how the run is; None for none.
+    """
+
+    def __init__(self, ranks: Sequence[int], view: RunView | None = None) -> None:
         self._many = len(ranks) > 1
+        self._view, self._bars = view, Bars()
         self._labels = Labels(ranks, display.write, Area if in_notebook() else None)
         self._status = StatusLine()
         self._moving: dict[tuple[int, str], str] = {}
@@ -26,6 +37,9 @@ class NotebookScreen:
     def text(self, rank: int, name: str, text: str) -> None:
         """Text of a rank's standard output or error."""
         self._labels.text(rank, name, text)
+        if self._view is not None:
+            alone = not (self._many or self._view.shown)
+            self._bars.feed(rank, name, text, time.monotonic(), all=alone)
 
     def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
         """A display message."""
@@ -59,14 +73,39 @@ class NotebookScreen:
 
     def status(self, text: str, *, last: bool = False) -> None:
         """What is under way, in the place of what was said before; `last` is how it ended."""
-        (self._status.end if last else self._status.show)(text)
+        if not last:
+            self._status.show(text)
+        elif (area := self._status.end(text)) is not None and self._view is not None and text.startswith(SHIPPED):
+            self._view.area = area  # one line says both
 
     def refresh(self) -> None:
         """Show lines that are open for a while; called often."""
         self._labels.refresh()
 
+    def progress(self, state: Callable[[], RunState]) -> None:
+        """How the run is; called often, and asked for when the line is to be drawn."""
+        view, now = self._view, time.monotonic()
+        if view is None or not view.due:
+            return
+        known = state()
+        known = replace(known, seconds=view.seconds, progress=known.progress or self._bars.progress(now))
+        line = None if self._many or view.area is not None else self._bars.open_line(now)
+        if line is None:
+            view.draw(known)
+            return
+        # a bar that goes on below the line must not stay above it as it was
+        name, terminal = line
+        display.write(name, terminal.wiped())
+        view.draw(known)
+        display.write(name, terminal.repainted())
+
+    def end(self, end: RunEnd) -> None:
+        """How the run has ended, in the place of its line."""
+        if self._view is not None:
+            self._view.end(end)
+
     def finish(self) -> None:
-        """The run is over."""
+        """All output of the run has come."""
         self._labels.finish()
         for (rank, _), text in sorted(self._moving.items()):
             display.write("stdout", f"{self._labels.label(rank, text)}\n" if text else "")
@@ -118,8 +157,8 @@ class Progress:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._what:
-            how = "shipped" if kind is None else "could not ship"
-            self._status(f"[{how} {self._what} in {time.monotonic() - self._begun:.1f} s]", last=True)
+            how = SHIPPED if kind is None else "[could not ship"
+            self._status(f"{how} {self._what} in {time.monotonic() - self._begun:.1f} s]", last=True)
 
 
 class Copying:
@@ -171,4 +210,7 @@ class NullScreen:
         """Not shown."""
 
     def refresh(self) -> None:
+        """Not shown."""
+
+    def progress(self, state: Callable[[], RunState]) -> None:
         """Not shown."""

@@ -57,6 +57,11 @@ def missed(rank: int, count: int) -> str:
     return f"[{displays} of rank {rank} not shown: this notebook was away, and the newest were kept]\n"
 
 
+def thinned_out(rank: int, every: int) -> str:
+    """The line on numbers that were reported while the notebook was away, and were too many to be kept."""
+    return f"[of what rank {rank} reported while this notebook was away, one step of {every} is kept]\n"
+
+
 def table(rows: Iterable[Sequence[object]]) -> str:
     """Rows as aligned columns; the first is the heading."""
     cells = [[str(value) for value in row] for row in rows]

@@ -1,6 +1,7 @@
 """What can be run: a cell, a shell script, a call of a function, joblib's tasks.
 
 cell              a cell on the ranks: from its text to values by rank, or one error
+ending            the end of a run, for the line that stays of it
 clone             names of one rank copied to others
 hints             what may help with an error that ranks have raised
 script            a shell script on every node, to how it ended there

@@ -5,6 +5,7 @@ import __future__
 
 import ast
 import functools
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +13,10 @@ from typing import Any
 
 from skymagic.data.capture.names import interactive
 from skymagic.display import text
+from skymagic.display.run_view import RunView
 from skymagic.display.screen import NotebookScreen
 from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
+from skymagic.jobs.ending import ended, sent_bytes
 from skymagic.jobs.hints import hints
 from skymagic.plan.requests import RunRequest
 from skymagic.plan.units import agreeing, rank_words
@@ -141,25 +144,34 @@ def spec_of(request: RunRequest, pool: Pool, cell: Cell, source_without_magics: 
 
 
 def broadcast(
-    pool: Pool, spec: RunSpec, limits: Limits, screen: Screen | None = None, *, stop: StopSignal | None = None
+    pool: Pool,
+    spec: RunSpec,
+    limits: Limits,
+    screen: Screen | None = None,
+    *,
+    stop: StopSignal | None = None,
+    names: Sequence[str] = (),
 ) -> Values:
     """Run a cell and bring its values back.
 
     Args:
         screen: where output goes; the notebook unless said.
         stop: ends the run from another thread.
+        names: the variables that will hold what comes back, for the line that stays of the run.
 
     Raises:
         RunError: a rank failed, died or was interrupted; the time was over; or values could not come back.
         CaptureError: names cannot travel.
     """
-    notebook = NotebookScreen(spec.visible_ranks)
-    with interrupt.deferred() as interrupts:
-        report = pool.run(spec, screen or notebook, limits, stop)
+    view = RunView(limits.view_after) if limits.view_after < math.inf else None
+    notebook = NotebookScreen(spec.visible_ranks, view)
+    with interrupt.deferred() as interrupts, ended(view, names) as ending:
+        report = ending.report = pool.run(spec, screen or notebook, limits, stop)
         notebook.finish()
         if not report.good:
             discard(report, pool)
             raise failure(report, pool, limits, task=bool(spec.extra))
+        ending.gathers(sent_bytes(report))
         try:
             with interrupts.interruptible():
                 return collect(report, spec, pool)

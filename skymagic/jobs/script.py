@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.display import text as display
+from skymagic.display.run_line import RunState
 from skymagic.display.screen import NotebookScreen
 from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError
 from skymagic.jobs import cell as broadcast
@@ -102,6 +103,10 @@ class NodeScreen:
     def refresh(self) -> None:
         """Show lines that are open."""
         self._inner.refresh()
+
+    def progress(self, state: Callable[[], RunState]) -> None:
+        """How the run is."""
+        self._inner.progress(state)
 
 
 def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:

@@ -56,6 +56,11 @@ class SkyMagic(Configurable):
     stall_after = Float(
         _BUILT_IN.stall_after, min=0.0, help="Seconds without progress until a stalled cell is pointed out."
     ).tag(config=True)
+    view_after = Float(
+        _BUILT_IN.view_after,
+        min=0.0,
+        help="Seconds after which a cell that goes on has a line that says how it is; inf for none.",
+    ).tag(config=True)
     grace = Float(_BUILT_IN.grace, min=0.0, help="Seconds that an interrupted rank has before it is ended.").tag(
         config=True
     )

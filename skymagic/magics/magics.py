@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -322,8 +323,15 @@ class SkyMagics(Magics):
         if request.dry_run:
             print(display.shipment(one.preview(spec).items))
             return None
-        limits = Limits(timeout=request.timeout, grace=defaults.grace, stall_after=defaults.stall_after)
-        return broadcast.broadcast(one, self._known(spec, beside), limits, stop=beside.stop if beside else None)
+        limits = Limits(
+            timeout=request.timeout,
+            grace=defaults.grace,
+            stall_after=defaults.stall_after,
+            view_after=math.inf if beside else defaults.view_after,
+        )
+        names = (*([request.output] if request.output else []), *request.gather)
+        stop = beside.stop if beside else None
+        return broadcast.broadcast(one, self._known(spec, beside), limits, stop=stop, names=names)
 
     def _known(self, spec: RunSpec, beside: Pending | None) -> RunSpec:
         """The run as the handle and the pool know of each other."""

@@ -234,6 +234,7 @@ class Defaults:
         max_price: dollars per hour that a rented pool may cost, None for no limit.
         away: seconds that nodes on other machines wait for a notebook that has gone, once their cells have ended.
         stall_after: seconds without progress until one line says who waits for whom.
+        view_after: seconds after which a cell that goes on has a line that says how it is.
         grace: seconds that an interrupted rank has before it is ended.
         screen_limit: bytes of output that one cell may show; the logs hold all of it.
         packages: what is done where a node of another machine lacks a package that a cell needs: "sync" installs it, "ask" says how,
@@ -251,6 +252,7 @@ class Defaults:
     max_price: float | None = None
     away: float | None = 1800.0
     stall_after: float = 30.0
+    view_after: float = 1.0
     grace: float = 2.0
     screen_limit: int = 1_000_000
     keep_values: bool = True

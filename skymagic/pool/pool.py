@@ -28,6 +28,7 @@ from skymagic.pool.scheduling import Scheduler
 from skymagic.pool.states import Event, State
 from skymagic.pool.status import Status, now
 from skymagic.run.interrupt import StopSignal
+from skymagic.run.metrics import table
 from skymagic.run.report import Limits, Report
 from skymagic.run.run import Screen
 from skymagic.run.spec import RunSpec
@@ -187,6 +188,15 @@ class Pool(Status):
             RunInterrupted: it was stopped before it began.
         """
         return self._runs.run(spec, screen, limits, stop or StopSignal())
+
+    @property
+    def metrics(self) -> Any:
+        """What ranks have reported with ``sky.report``, while they go on too: a DataFrame with the index (step, rank).
+
+        Columns are ``cell``, ``seconds`` since the cell began on that rank, and the numbers. Where steps begin again, in another
+        epoch or another cell, they are counted on. Without pandas: a list of dicts. ``pool.metrics.loss.unstack().plot()``.
+        """
+        return table(self._runs.reported)
 
     def preview(self, spec: RunSpec) -> Manifest:
         """What a run would ship; nothing is written or sent."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from skymagic.pool.states import Event, State
 from skymagic.pool.status import Status
 from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
+from skymagic.run.metrics import Metrics, kept
 from skymagic.run.report import Limits, Report
 from skymagic.run.run import Screen
 from skymagic.run.spec import RunSpec
@@ -32,6 +34,8 @@ from skymagic.wire.order import RunCell
 if TYPE_CHECKING:
     from skymagic.data.shipping.shipper import Manifest
 
+MOST_NUMBERS = 10_000_000
+"""Doubles of reports that a pool holds."""
 STOPPED_WAITING = "stopped before it began"
 NOTES_WAIT = 0.2
 """Seconds for which an error waits for what recovery finds out, so that both are shown together."""
@@ -52,6 +56,8 @@ class Runs:
     """Held for moments, while what follows is changed."""
     _running: int = 0
     """Runs that have begun and not ended."""
+    reported: list[Metrics] = field(default_factory=list)
+    """What runs have reported, in the order in which they began."""
 
     def run(self, spec: RunSpec, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
         """See `Pool.run`."""
@@ -61,11 +67,14 @@ class Runs:
             for note in self._status.take_notes():
                 screen.note(f"[{note}]\n")
             with self.counted():
+                begun = time.monotonic()
                 manifest = self._prepare(spec, screen, stop)
+                ship_seconds = time.monotonic() - begun
                 # those of the store, on where the values went, are shown with the cell that sent them
                 for note in [*self._status.take_notes(), *replaced.sent_instead(manifest, bindings, spec.ranks)]:
                     screen.note(f"[{note}]\n")
                 report = self._carry_out(spec, manifest, screen, limits, stop)
+                report.shipped, report.ship_seconds = manifest.nbytes, ship_seconds
             if not report.good:
                 report.notes += replaced.missing(report, bindings, spec.source_without_magics)
             self._recovery.begin_after(report)
@@ -169,7 +178,7 @@ class Runs:
         )
         if stop.sent:
             raise RunInterrupted(STOPPED_WAITING)
-        submission = Submission(spec.ranks)
+        submission = Submission(spec.ranks, self._metrics(spec))
         stop.attach(submission)
         with interrupt.deferred() as interrupts, interrupts.sent_to(submission):
             report = self._dispatch.send(submission, order, spec.source, screen, limits)
@@ -181,6 +190,13 @@ class Runs:
                 shipper.bound(manifest, number, outcome["rebound"], outcome["deleted"], completed=completed)
             shipper.gone(number, outcome.get("unlinked", ()), outcome.get("lost", ()))
         return report
+
+    def _metrics(self, spec: RunSpec) -> Metrics:
+        """Where the numbers go that this run will report: into the pool's, of which the oldest are forgotten when there are too many."""
+        made = Metrics(spec.execution_count)
+        with self._lock:
+            self.reported = [*kept(self.reported, MOST_NUMBERS), made]
+        return made
 
 
 def _tell(spec: RunSpec, before: Sequence[RunSpec]) -> None:

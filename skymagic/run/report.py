@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from skymagic.plan.requests import Defaults
+from skymagic.run.metrics import Metrics
 from skymagic.wire import agent as wire
 
 DEAD_OUTPUT_TIMEOUT = 1.0
@@ -29,6 +31,8 @@ class Limits:
     are released too."""
     silent_may_leave: bool = False
     """Whether a rank whose control thread does not answer may be leaving its cell: on a busy machine it is only slow."""
+    view_after: float = math.inf
+    """Until a line says how the run is; infinite for none."""
 
 
 @dataclass
@@ -83,6 +87,14 @@ class Report:
     """Connections of process groups were shut down: groups must be formed anew."""
     notes: list[str] = field(default_factory=list)
     """What could not be carried over, and the like."""
+    metrics: Metrics = field(default_factory=Metrics)
+    """What its ranks have reported."""
+    shipped: int = 0
+    """Bytes that it needed on its ranks and they had not."""
+    ship_seconds: float = 0.0
+    """How long it took to find and write them."""
+    lagged: str = ""
+    """Which rank was behind others, in words."""
 
     @property
     def good(self) -> bool:

@@ -29,11 +29,13 @@ from typing import Any, Protocol
 
 from skymagic.cluster import Agents
 from skymagic.display import text as display
+from skymagic.display.run_line import RunState
 from skymagic.plan.units import rank_words
 from skymagic.run.inspection import Stacks, stacks
 from skymagic.run.report import Limits, RankRun, Report
 from skymagic.run.results import is_connection_error
 from skymagic.run.stall import Stall
+from skymagic.run.state import state_of
 from skymagic.run.submission import Event, Submission
 from skymagic.wire import agent as wire
 
@@ -73,6 +75,9 @@ class Screen(Protocol):
     def refresh(self) -> None:
         """Called several times a second, also when nothing comes: show lines that are open."""
 
+    def progress(self, state: Callable[[], RunState]) -> None:
+        """Called likewise: how the run is, for who asks for it."""
+
 
 class Run:
     """The event loop of one submission: events, deadlines, and the escalation from interrupt to kill, through the agents."""
@@ -95,7 +100,7 @@ class Run:
         self._disturbed: set[int] = set()
         """Ranks that were sent signals or other disturbances."""
         self._stall = Stall(limits.stall_after, now)
-        self.report = Report({rank: RankRun() for rank in submission.ranks})
+        self.report = Report({rank: RankRun() for rank in submission.ranks}, metrics=submission.metrics)
 
     def wait(self) -> Report:
         """Until every rank has settled. What the user does with the stop button becomes part of the report."""
@@ -121,6 +126,7 @@ class Run:
         if event is not None:
             self._handle(event)
         self._screen.refresh()
+        self._screen.progress(lambda: state_of(self.report, self._stall.waiting))
         now = time.monotonic()
         for act in [act for act, when in self._due.items() if when is not None and when <= now]:
             self._due[act] = None
@@ -177,6 +183,10 @@ class Run:
         kind = content["kind"]
         if kind == "stream":
             self._screen.text(number, content["name"], content["text"])
+        elif kind == "numbers":
+            self.report.metrics.add(number, content["batches"])
+            if content["every"] > 1:
+                self._screen.note(display.thinned_out(number, content["every"]))
         elif kind == "end":
             rank.ended = True
         elif kind == "held_back":

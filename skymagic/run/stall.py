@@ -35,6 +35,12 @@ class Stall:
         self._last_at = self._since = now
         self.due: float | None = now + min(FIRST_SAMPLE, self._interval) if after < math.inf else None
 
+    @property
+    def waiting(self) -> list[int]:
+        """Ranks that were in a collective, at the last sample, to which others had not come."""
+        behind = those_behind(self._last)
+        return [rank for rank, stack in self._last.items() if behind and rank not in behind and stack and waits(stack)]
+
     def observe(self, ended: Sequence[int], stacks: Stacks, now: float) -> str | None:
         """Take one sample; a line for the user when ranks have stood still for long enough.
 
@@ -71,6 +77,11 @@ def those_behind(stacks: Stacks) -> list[int]:
     return [rank for rank, count in begun.items() if len(counts) > 1 and count == min(counts)]
 
 
+def waits(stack: Mapping[str, Any]) -> bool:
+    """Whether a stack is in a collective."""
+    return any("distributed" in str(frame.get("file")) for frame in stack["frames"])
+
+
 def stand_still(before: Stacks, now: Stacks, working: float, measure: str = "cpu") -> bool:
     """Whether no rank got on between two samples: the same frames, and no time on the processor but for waiting in a collective.
 
@@ -84,7 +95,6 @@ def stand_still(before: Stacks, now: Stacks, working: float, measure: str = "cpu
             return one is two
         if (one["frames"], one["collectives"]) != (two["frames"], two["collectives"]):
             return False
-        waits = any("distributed" in str(frame.get("file")) for frame in two["frames"])
-        return waits or two.get(measure, 0.0) - one.get(measure, 0.0) < working
+        return waits(two) or two.get(measure, 0.0) - one.get(measure, 0.0) < working
 
     return before.keys() == now.keys() and all(same(before[rank], now[rank]) for rank in now)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from skymagic.run.metrics import Metrics
+
 
 @dataclass(frozen=True)
 class Event:
@@ -23,10 +25,12 @@ class Submission:
     Attributes:
         futures: ipyparallel's future of each rank.
         nbytes: what was sent, to all ranks together.
+        metrics: what the ranks have reported.
     """
 
-    def __init__(self, ranks: Sequence[int]) -> None:
+    def __init__(self, ranks: Sequence[int], metrics: Metrics | None = None) -> None:
         self.ranks = tuple(ranks)
+        self.metrics = Metrics() if metrics is None else metrics
         # SimpleQueue.put is reentrant: a signal handler may interrupt a put (Queue.put would deadlock)
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.futures: dict[int, Any] = {}

@@ -4,6 +4,7 @@ info          `instance_info`, who takes part in a run, and output control: `std
 silence       redirection of standard streams at the level of file descriptors
 sharding      `shard`: this rank's part of data
 generators    generators that live on a rank between runs
+reporting     `report`: numbers of a training by step
 rendezvous    a key-value store of the pool's ranks, for plugins
 on_import     post-import hooks: libraries adapted when a program imports them
 context       what plugins and the kernel of a rank know of each other

@@ -14,6 +14,7 @@
                              ←   Reply                    ←
                                                           ←   BeginOutput, Publish…, EndOutput: rank, for each cell
                                  Published                →   for each Publish, which the rank waits for
+                                                          ←   Reported: rank, at most twice a second
                              ←   RankExited               ←   ChildExited: forkserver
     Shutdown                 →   ends everything
                              ←   LastLines                    of each rank's log
@@ -299,6 +300,13 @@ class Publish(Message):
     rank: int
     kind: str
     content: dict[str, Any]
+
+
+class Reported(Message):
+    """Rank → agent: numbers that the cell has reported since the last such message (`wire.metrics`)."""
+
+    rank: int
+    batches: tuple[dict[str, Any], ...]
 
 
 class EndOutput(Message):

@@ -103,13 +103,22 @@ class Notebook:
     Args:
         folder: where the notebook lies: the kernel's working directory.
         env: what the kernel's environment has besides this process's own.
+        view_after: ``SkyMagic.view_after``: on a busy machine any cell may take the second after which it gets a line.
+        watched: whether somebody could be asked something, as in a front end; where nobody is, nothing moves.
     """
 
-    def __init__(self, folder: Path, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, env: dict[str, str] | None = None, *, view_after: float = 600.0, watched: bool = False
+    ) -> None:
         self.folder = folder
+        self.watched = watched
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         # the history's journal comes and goes, and would be counted among the descriptors
-        options = ["--IPKernelApp.log_level=50", "--HistoryManager.hist_file=:memory:"]
+        options = [
+            "--IPKernelApp.log_level=50",
+            "--HistoryManager.hist_file=:memory:",
+            f"--SkyMagic.view_after={view_after}",
+        ]
         self._manager = KernelManager(kernel_name="python3")
         self._manager.start_kernel(
             cwd=str(folder),
@@ -128,7 +137,8 @@ class Notebook:
     def start(self, source: str, *, answering: bool = False) -> Shown:
         """Send a cell; what it shows is filled in by `watch` and `finish`. With `answering` it may ask: see `answer`."""
         shown = Shown()
-        self._cells[self._client.execute(source, allow_stdin=answering, stop_on_error=False)] = shown
+        allow = answering or self.watched
+        self._cells[self._client.execute(source, allow_stdin=allow, stop_on_error=False)] = shown
         return shown
 
     def answer(self, text: str) -> str:
@@ -245,9 +255,9 @@ def own_folders(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def opened(folder: Path, *cells: str, env: dict[str, str] | None = None) -> Iterator[Notebook]:
-    """A notebook with skymagic loaded and these cells run; closed at the end."""
-    notebook = Notebook(folder, env)
+def opened(folder: Path, *cells: str, env: dict[str, str] | None = None, **options: Any) -> Iterator[Notebook]:
+    """A notebook with skymagic loaded and these cells run; closed at the end. `options` are those of `Notebook`."""
+    notebook = Notebook(folder, env, **options)
     try:
         notebook.run("%load_ext skymagic")
         for cell in cells:

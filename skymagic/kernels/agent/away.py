@@ -1,12 +1,20 @@
-"""What a rank displays while the notebook is away: the newest is kept, for nobody would take it and a live plot never ends."""
+"""What a rank displays and reports while the notebook is away: bounded, for nobody would take it and a live plot never ends.
+
+Of displays the newest are kept. Numbers are thinned out when they are too many, so that what is kept spans all steps.
+"""
 
 from __future__ import annotations
 
 import json
+from array import array
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from skymagic.wire import metrics
 
 MAX_DISPLAYS = 20
 MAX_BYTES = 8 << 20
+MAX_NUMBERS_BYTES = 4 << 20
 
 
 class KeptDisplays:
@@ -46,3 +54,27 @@ class KeptDisplays:
         """All that is kept, which is forgotten here."""
         kept, self._kept = [content for _, content, _ in self._kept], []
         return kept
+
+
+class KeptNumbers:
+    """The numbers that one rank has reported; of too many every second step, then every fourth, …"""
+
+    def __init__(self) -> None:
+        self._rows: dict[metrics.Names, array[float]] = {}
+        self._every = 1
+
+    def add(self, batches: Iterable[Mapping[str, Any]]) -> None:
+        """Keep rows that the notebook would have got."""
+        for names, rows in metrics.unpacked(batches):
+            self._rows.setdefault(names, array("d")).extend(rows)
+        while sum(len(rows) for rows in self._rows.values()) * 8 > MAX_NUMBERS_BYTES:
+            thinned = {names: metrics.thinned(names, rows) for names, rows in self._rows.items()}
+            if all(len(rows) == len(self._rows[names]) for names, rows in thinned.items()):
+                break  # one row each
+            self._every, self._rows = 2 * self._every, thinned
+
+    def take(self) -> tuple[int, tuple[dict[str, Any], ...]]:
+        """(one row of how many is kept of the oldest, all that is kept), which is forgotten here."""
+        every, batches = self._every, metrics.packed(self._rows)
+        self._every, self._rows = 1, {}
+        return every, batches

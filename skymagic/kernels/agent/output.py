@@ -12,12 +12,12 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from skymagic.kernels.agent.away import KeptDisplays
-from skymagic.wire.agent import BeginOutput, Publish
+from skymagic.kernels.agent.away import KeptDisplays, KeptNumbers
+from skymagic.wire.agent import BeginOutput, Publish, Reported
 
 PIPE_BYTES = 1 << 20
 F_SETPIPE_SZ = 1031
@@ -99,6 +99,8 @@ class RankOutput:
         """Displays that were updated, by id, as they are now."""
         self._away: KeptDisplays | None = None
         """What is displayed while the notebook is away."""
+        self._numbers = KeptNumbers()
+        """What is reported meanwhile."""
         self._since = self._logged()
         """Where the present request begins in the log, in bytes."""
         self._heading: str | None = None
@@ -133,8 +135,21 @@ class RankOutput:
             else:
                 self._send(self._parent, content)
 
+    def report(self, message: Reported) -> None:
+        """Numbers of the request, from ranks that are not shown too."""
+        if self._parent is None:
+            return
+        if self._away is not None:
+            self._numbers.add(message.batches)
+        else:
+            self._send_numbers(message.batches)
+
+    def _send_numbers(self, batches: Sequence[Mapping[str, Any]], every: int = 1) -> None:
+        content = {"rank": self.rank, "kind": "numbers", "batches": list(batches), "every": every}
+        self._send(self._parent or {}, content)
+
     def detach(self) -> None:
-        """The notebook is away: from now on, only the newest displays are kept for it."""
+        """The notebook is away: from now on, only the newest displays are kept for it, and its numbers in bounded memory."""
         self._away = self._away or KeptDisplays()
 
     def attach(self) -> None:
@@ -150,6 +165,9 @@ class RankOutput:
             self._away.missed = 0
         for content in self._away.take():
             self._send(self._parent, content)
+        every, batches = self._numbers.take()
+        if batches:
+            self._send_numbers(batches, every)
 
     def end(self, now: float) -> None:
         """All text of the request has been written: show it, and say that it was all."""

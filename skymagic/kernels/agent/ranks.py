@@ -302,6 +302,8 @@ class Ranks:
             case wire.Publish():
                 rank.output.publish(message, now)
                 rank.send(wire.Published())
+            case wire.Reported():
+                rank.output.report(message)
             case wire.EndOutput():
                 self._lifetime.end(rank.number, now)
                 rank.output.end(now)

@@ -30,8 +30,9 @@ from skymagic.kernels.rank.kernel import RankKernel
 from skymagic.kernels.rank.plugin_hooks import Hooks
 from skymagic.kernels.rank.stdio import text_stream
 from skymagic.runtime import info as runtime
-from skymagic.runtime import rendezvous, silence
+from skymagic.runtime import rendezvous, reporting, silence
 from skymagic.wire import agent as wire
+from skymagic.wire import metrics
 
 # ipyparallel has no trait for the kernel's class, but looks it up here.
 engine_app.Kernel = RankKernel
@@ -103,6 +104,7 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     _progress_bars_as_text()
     control = Control(socket.socket(fileno=control_fd), spec.rank)
     rendezvous.attach(control, spec.generation)
+    reporting.attach(lambda rows: control.send(wire.Reported(spec.rank, metrics.packed(rows))))
     try:
         hooks = Hooks(spec.plugins, info)
     except Exception as problem:

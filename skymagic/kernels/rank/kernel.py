@@ -31,7 +31,7 @@ from skymagic.kernels.rank.shell import Flusher, RankShell, flush_text, views
 from skymagic.kernels.rank.spawned import define_in_children
 from skymagic.kernels.rank.stdio import Stdio
 from skymagic.runtime import info as runtime
-from skymagic.runtime import rendezvous, silence
+from skymagic.runtime import rendezvous, reporting, silence
 from skymagic.wire import agent as wire
 from skymagic.wire.exit_status import UNFIT
 from skymagic.wire.order import LAST_VALUE, NOT_DEFINED, PREFIX, Debug, Lend, Order, Rejoin, RunCell, decode
@@ -197,6 +197,7 @@ class RankKernel(IPythonParallelKernel):
         self._heard, self._stopped_at = False, []
         self._order_count += 1
         self._own_modules.remember()
+        reporting.begin()
         try:
             with (
                 runtime.taking_part(order.ranks, order.run),
@@ -219,6 +220,7 @@ class RankKernel(IPythonParallelKernel):
         flush_text()
         with contextlib.suppress(Exception):  # a widget of the user's own
             views.refresh()
+        reporting.flush()
         self._context.control.send(wire.EndOutput(rank))
         return outcome
 

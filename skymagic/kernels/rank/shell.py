@@ -21,7 +21,7 @@ from traitlets import Type
 from skymagic.kernels.rank import refusals, tracebacks, widgets
 from skymagic.kernels.rank.context import current
 from skymagic.kernels.rank.own_modules import OwnModules
-from skymagic.runtime import silence
+from skymagic.runtime import reporting, silence
 from skymagic.wire import agent as wire
 
 
@@ -177,9 +177,11 @@ def flush_text() -> None:
 
 
 class Flusher:
-    """Shows text without a newline (``print(".", end="")``) while a cell goes on; one thread, entered for each cell."""
+    """Shows text without a newline (``print(".", end="")``) while a cell goes on, and sends what it reports; one thread,
+    entered for each cell."""
 
     INTERVAL = 0.1
+    REPORT_INTERVAL = 0.5
 
     def __init__(self) -> None:
         self._running = threading.Event()
@@ -189,6 +191,7 @@ class Flusher:
         self._running.set()
 
     def _run(self) -> None:
+        reported = time.monotonic()
         while self._running.wait():
             # not woken by the cell's end: short cells that follow each other do not switch threads
             time.sleep(self.INTERVAL)
@@ -197,6 +200,9 @@ class Flusher:
                 with contextlib.suppress(Exception):
                     flush_text()
                     views.refresh()
+                    if (now := time.monotonic()) - reported >= self.REPORT_INTERVAL:
+                        reported = now
+                        reporting.flush()
 
     def __exit__(self, *_: object) -> None:
         self._running.clear()

@@ -1,0 +1,69 @@
+"""How a run is, and how it has ended, as its line shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skymagic.display.run_line import RunEnd, RunState
+from skymagic.plan.units import count, rank_words
+from skymagic.run.report import Report
+
+
+def state_of(report: Report, waiting: Sequence[int]) -> RunState:
+    """How a run is now; its seconds are for who knows when it was asked for.
+
+    Args:
+        waiting: ranks that wait for others in a collective.
+    """
+    ended = [number for number, rank in report.ranks.items() if rank.outcome is not None or rank.died is not None]
+    failed = failed_ranks(report)
+    metrics = report.metrics
+    lagging = metrics.lagging(ended)
+    report.lagged = lag_words(lagging) or report.lagged
+    return RunState(
+        ranks=len(report.ranks),
+        seconds=0.0,
+        done=len(ended) - len(failed),
+        failed=failed,
+        waiting=tuple(rank for rank in waiting if rank not in ended),
+        progress=metrics.progress(),
+        numbers=metrics.numbers(),
+        lagging=lag_words(lagging, "is", "are"),
+    )
+
+
+def end_of(report: Report, seconds: float, names: Sequence[str], gathered: tuple[int, float]) -> RunEnd:
+    """How a run has ended.
+
+    Args:
+        seconds: since it was asked for.
+        names: the notebook's variables that hold what came back.
+        gathered: how many bytes came back, and in how many seconds.
+    """
+    return RunEnd(
+        ranks=len(report.ranks),
+        seconds=seconds,
+        failed=() if report.interrupted or report.timed_out else failed_ranks(report),
+        interrupted=report.interrupted,
+        timed_out=report.timed_out,
+        shipped=report.shipped,
+        ship_seconds=report.ship_seconds,
+        gathered=gathered[0],
+        gather_seconds=gathered[1],
+        names=tuple(names) if report.good else (),
+        numbers=report.metrics.numbers(),
+        lagged=report.lagged,
+    )
+
+
+def failed_ranks(report: Report) -> tuple[int, ...]:
+    """Ranks whose own cell failed; those that were stopped because of it are not among them."""
+    return tuple(number for number, rank in report.ranks.items() if rank.failed and not rank.stopped)
+
+
+def lag_words(behind: dict[int, int], one: str = "was", several: str = "were") -> str:
+    """Ranks that are behind others, as a part of a line; "" for none."""
+    if not behind:
+        return ""
+    verb = one if len(behind) == 1 else several
+    return f"{rank_words(list(behind))} {verb} {count(max(behind.values()), 'step')} behind"

@@ -1,0 +1,42 @@
+"""Numbers that ranks report, as rows of doubles: packed for the wire, and thinned out where memory is bounded.
+
+Each set of names has rows of its own: ``seconds`` since the cell began on its rank, ``step``, ``total`` (NaN where it was not
+given), then a double for each name.
+"""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+Names = tuple[str, ...]
+SECONDS, STEP, TOTAL = range(3)
+FIXED = 3
+"""Columns before those of the names."""
+
+
+def packed(rows: Mapping[Names, array[float]]) -> tuple[dict[str, Any], ...]:
+    """As plain values. Base64, for JSON has no NaN, and the text of a double takes longer than a step of some trainings."""
+    return tuple(
+        {"names": list(names), "rows": base64.b64encode(found.tobytes()).decode()} for names, found in rows.items()
+    )
+
+
+def unpacked(batches: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Names, array[float]]]:
+    """What `packed` gave."""
+    for batch in batches:
+        rows = array("d")
+        rows.frombytes(base64.b64decode(batch["rows"]))
+        yield tuple(batch["names"]), rows
+
+
+def thinned(names: Names, rows: array[float]) -> array[float]:
+    """Every second row, the newest among them."""
+    width = FIXED + len(names)
+    count = len(rows) // width
+    kept = array("d")
+    for index in range((count + 1) % 2, count, 2):
+        kept.extend(rows[index * width : (index + 1) * width])
+    return kept

@@ -1,0 +1,215 @@
+"""What ranks report, as a table and as progress; and what is kept of it while the notebook is away."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skymagic.kernels.agent.away import MAX_NUMBERS_BYTES, KeptNumbers
+from skymagic.kernels.agent.output import RankOutput
+from skymagic.run import metrics as module
+from skymagic.run.metrics import Metrics, kept, records, table
+from skymagic.wire.agent import BeginOutput, Reported
+from skymagic.wire.metrics import packed, thinned, unpacked
+
+NAN = math.nan
+
+
+def batch(names: str, *rows: tuple[float, ...]) -> tuple[dict[str, Any], ...]:
+    """Rows of (seconds, step, total, numbers…), as they travel."""
+    return packed({tuple(names.split()): array("d", [value for row in rows for value in row])})
+
+
+def of(*batches: tuple[int, tuple[dict[str, Any], ...]], cell: int = 1) -> Metrics:
+    """What was reported by (rank, batch)."""
+    made = Metrics(cell)
+    for rank, each in batches:
+        made.add(rank, each)
+    return made
+
+
+def loop(names: str, steps: range, total: float = NAN, rate: float = 10.0) -> tuple[dict[str, Any], ...]:
+    """A loop that reports its step as each number."""
+    count = len(names.split())
+    return batch(names, *((step / rate, step, total, *[float(step)] * count) for step in steps))
+
+
+# ------------------------------------------------------------------------------------------ the table
+
+
+def test_a_row_for_each_step_of_each_rank() -> None:
+    run = of((1, batch("loss", (0.1, 0, 2, 0.5), (0.2, 1, 2, NAN))), (0, batch("loss", (0.1, 0, 2, 0.25))), cell=7)
+    found = records([run])
+    assert found[:2] == [
+        {"step": 0, "rank": 0, "cell": 7, "seconds": 0.1, "loss": 0.25},
+        {"step": 0, "rank": 1, "cell": 7, "seconds": 0.1, "loss": 0.5},
+    ]
+    assert (found[2]["step"], math.isnan(found[2]["loss"])) == (1, True)
+
+
+def test_numbers_of_one_step_stand_together_and_the_newer_counts() -> None:
+    run = of((0, batch("loss", (1, 5, NAN, 0.5), (2, 5, NAN, 0.4))), (0, batch("accuracy lr", (3, 5, NAN, 0.9, 0.1))))
+    assert records([run]) == [{"step": 5, "rank": 0, "cell": 1, "seconds": 3, "loss": 0.4, "accuracy": 0.9, "lr": 0.1}]
+
+
+def test_steps_that_begin_again_are_counted_on() -> None:
+    epochs = of((0, loop("loss", range(3))), (0, loop("loss", range(3))), (0, loop("accuracy", range(2))))
+    again = of((0, loop("loss", range(1, 3))), cell=2)
+    found = records([epochs, again])
+    assert [(row["step"], row.get("loss"), row.get("accuracy")) for row in found] == [
+        (0, 0, 0), (1, 1, 1), (2, 2, None), (3, 0, None), (4, 1, None), (5, 2, None), (6, 1, None), (7, 2, None),
+    ]  # fmt: skip
+    assert [row["cell"] for row in found] == [1] * 6 + [2] * 2
+
+
+def test_a_data_frame_that_one_line_plots() -> None:
+    pandas = pytest.importorskip("pandas")
+    run = of((0, loop("loss", range(3))), (1, loop("loss", range(3))), (0, batch("lr", (0, 2, NAN, 0.1))))
+    frame = table([run])
+    assert list(frame.index.names) == ["step", "rank"]
+    assert list(frame.columns) == ["cell", "seconds", "loss", "lr"]
+    assert frame.loss.unstack().shape == (3, 2)
+    assert frame.lr.dropna().to_dict() == {(2, 0): 0.1}
+    empty = table([])
+    assert isinstance(empty, pandas.DataFrame)
+    assert len(empty) == 0
+
+
+def test_without_pandas_it_is_a_list_of_dicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    assert table([of((0, batch("loss", (0.5, 1, NAN, 2.0))))]) == [
+        {"step": 1, "rank": 0, "cell": 1, "seconds": 0.5, "loss": 2.0}
+    ]
+
+
+def test_the_oldest_runs_are_forgotten_when_there_is_too_much() -> None:
+    runs = [of((0, loop("loss", range(10))), cell=cell) for cell in range(4)]
+    empty = Metrics(9)
+    assert [run.cell for run in kept([*runs, empty], doubles=90)] == [2, 3]
+    assert [run.cell for run in kept(runs, doubles=1)] == [3]
+
+
+# ------------------------------------------------------------------------------------------ progress
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_percent_rate_and_time_left(first: int) -> None:
+    run = of((0, loop("loss", range(first, first + 5), 20)), (0, loop("loss", range(first + 5, first + 10), 20)))
+    progress = run.progress()
+    assert progress is not None
+    assert (progress.done, progress.share) == (10, 0.5)
+    assert progress.rate == pytest.approx(10)
+    assert progress.left == pytest.approx(1)
+
+
+def test_the_slowest_rank_counts() -> None:
+    run = of((0, loop("loss", range(50), 100)), (1, loop("loss", range(25), 100)))
+    progress = run.progress()
+    assert progress is not None
+    assert progress.share == 0.25
+
+
+def test_a_new_epoch_begins_at_the_beginning() -> None:
+    run = of((0, loop("loss", range(100), 100)))
+    assert run.progress().share == 1  # type: ignore[union-attr]
+    run.add(0, loop("loss", range(10), 100))
+    assert run.progress().share == 0.1  # type: ignore[union-attr]
+    both = of((0, batch("loss", *((i / 10, i % 4, 4, 0.0) for i in range(6)))))
+    assert both.progress().share == 0.5  # type: ignore[union-attr]
+
+
+def test_of_loops_in_each_other_the_outer_one_counts() -> None:
+    run = of((0, loop("epoch", range(1), 10, rate=0.1)), (0, loop("loss", range(90), 100)))
+    run.add(0, loop("epoch", range(1, 2), 10, rate=0.1))
+    progress = run.progress()
+    assert progress is not None
+    assert progress.total == 10
+
+
+def test_a_total_that_nobody_knows() -> None:
+    progress = of((0, loop("loss", range(5)))).progress()
+    assert progress is not None
+    assert (progress.share, progress.left, progress.done) == (None, None, 5)
+    assert Metrics().progress() is None
+
+
+def test_numbers_are_the_mean_and_range_of_ranks() -> None:
+    run = of((0, loop("loss", range(4))), (1, loop("loss", range(3))))
+    (loss,) = run.numbers()
+    assert (loss.name, loss.value, loss.low, loss.high, loss.history) == ("loss", 2.5, 2, 3, (0, 1, 2, 3))
+
+
+# ------------------------------------------------------------------------------------------ who lags
+
+
+def test_a_rank_that_falls_back_by_seconds_lags() -> None:
+    ranks = {rank: loop("loss", range(100), 200) for rank in (0, 1, 3)}
+    assert of(*ranks.items(), (2, loop("loss", range(40), 200, rate=4))).lagging() == {2: 60}
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [
+        loop("loss", range(80), 200),  # two seconds: news of ranks are that far apart
+        loop("loss", range(40), 50),  # another loop
+    ],
+)
+def test_ranks_that_do_not_lag(slow: tuple[dict[str, Any], ...]) -> None:
+    ranks = {rank: loop("loss", range(100), 200) for rank in (0, 1, 3)}
+    assert of(*ranks.items(), (2, slow)).lagging() == {}
+
+
+def test_the_head_alone_and_ranks_that_are_over_do_not_lag() -> None:
+    assert of((0, loop("loss", range(100), 200))).lagging() == {}
+    both = of((0, loop("loss", range(100), 200)), (1, loop("loss", range(10), 200, rate=1)))
+    assert both.lagging() == {1: 90}
+    assert both.lagging(finished=[1]) == {}
+
+
+# ------------------------------------------------------------------------------------------ while the notebook is away
+
+
+def test_every_second_row_is_left_and_the_newest() -> None:
+    rows = array("d", [value for step in range(5) for value in (0.0, step, NAN, step)])
+    assert list(thinned(("loss",), rows)[1::4]) == [0, 2, 4]
+    assert list(thinned(("loss",), rows[:16])[1::4]) == [1, 3]
+
+
+def test_away_memory_is_bounded_and_all_steps_are_spanned() -> None:
+    numbers = KeptNumbers()
+    steps = 2 * MAX_NUMBERS_BYTES // 32
+    for start in range(0, steps, 1000):
+        numbers.add(loop("loss", range(start, start + 1000), steps))
+    every, batches = numbers.take()
+    ((_, rows),) = unpacked(batches)
+    assert len(rows) * 8 <= MAX_NUMBERS_BYTES
+    assert every > 1
+    assert rows[1] <= every
+    assert rows[-3] >= steps - 1
+    assert numbers.take() == (1, ())
+
+
+def test_on_return_the_notebook_gets_what_was_kept(tmp_path: Path) -> None:
+    sent: list[dict[str, Any]] = []
+    output = RankOutput(3, tmp_path / "log", {}, lambda parent, content: sent.append(content), print)
+    try:
+        output.report(Reported(3, loop("loss", range(1))))
+        assert sent == [], "between cells it is nobody's"
+        output.begin(BeginOutput(3, {"msg_id": "1"}, False, 100), 0.0)
+        output.detach()
+        for step in range(3):
+            output.report(Reported(3, loop("loss", range(step, step + 1))))
+        assert sent == []
+        output.attach()
+        output.report(Reported(3, loop("loss", range(3, 4))))
+        output.end(1.0)
+    finally:
+        output.close()
+    assert [content["kind"] for content in sent] == ["numbers", "numbers", "end"]
+    assert [(row["step"], row["loss"]) for row in records([of(*((3, one["batches"]) for one in sent[:2]))])] == [
+        (step, step) for step in range(4)
+    ]

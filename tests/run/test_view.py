@@ -1,0 +1,306 @@
+"""The line of a running cell: what it says, when it is there, and the one line that stays of it."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from skymagic.display.bars import Bars, bar
+from skymagic.display.labels import Terminal
+from skymagic.display.run_line import Number, Progress, RunEnd, RunState, as_html, end_line, line, sparkline
+from tests.lab.notebook import ROOT, Notebook, Shown, opened
+
+WIDGETS = "application/vnd.jupyter.widget"
+
+# ------------------------------------------------------------------------------------------ pure
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (RunState(4, 7.3), "4 ranks · 0:07"),
+        (RunState(1, 3725.0), "1 rank · 1:02:05"),
+        (
+            RunState(4, 45.0, progress=Progress(450, 1000, 10), numbers=[Number("loss", 0.2034, 0.19, 0.21, (3, 2, 1))]),
+            "4 ranks · 0:45 · 45% · 0:55 left · 10 steps/s · loss 0.203 (0.19–0.21) █▅▁",
+        ),
+        (RunState(2, 5.0, progress=Progress(12, None, 0.25)), "2 ranks · 0:05 · step 12 · 0.25 steps/s"),
+        (RunState(2, 5.0, progress=Progress(999, 1000)), "2 ranks · 0:05 · 99%"),
+        (RunState(2, 5.0, progress=Progress(10, 10, 2)), "2 ranks · 0:05 · 100% · 2 steps/s"),
+        (
+            RunState(8, 9.0, done=5, failed=(7,), waiting=(0, 1), lagging="rank 3 is 22 steps behind"),
+            "8 ranks · 0:09 · rank 7 failed · 5 done · ranks 0, 1 waiting · rank 3 is 22 steps behind",
+        ),
+        (RunState(2, 5.0, progress=Progress(1, 2), activity="gathering 1.2 GB"), "2 ranks · 0:05 · gathering 1.2 GB"),
+    ],
+)  # fmt: skip
+def test_what_the_line_says(state: RunState, said: str) -> None:
+    assert line(state) == said
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (RunEnd(4, 12.34), "4 ranks · 12.3 s"),
+        (
+            RunEnd(4, 12.34, shipped=400_000_000, ship_seconds=0.2, names=("results",)),
+            "4 ranks · 12.3 s · shipped 400.0 MB in 0.2 s · results → `results`",
+        ),
+        (RunEnd(2, 75.0, gathered=2_000_000, gather_seconds=0.31), "2 ranks · 1:15 · gathered 2.0 MB in 0.3 s"),
+        (RunEnd(2, 3.0, shipped=999, ship_seconds=0.1, failed=(1,)), "2 ranks · 3.0 s · rank 1 failed"),
+        (RunEnd(2, 3.0, interrupted=True), "2 ranks · 3.0 s · interrupted"),
+        (RunEnd(2, 3.0, timed_out=True, lagged="rank 3 was 9 steps behind"), "2 ranks · 3.0 s · stopped: its time was over · rank 3 was 9 steps behind"),
+    ],
+)  # fmt: skip
+def test_what_stays_of_it(end: RunEnd, said: str) -> None:
+    assert end_line(end) == said
+
+
+def test_sparklines() -> None:
+    assert sparkline([1, 2, 3, 4, 5, 6, 7, 8]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([5, 5, 5]) == "▁▁▁"
+    assert sparkline([1, math.nan, 2, math.inf, 3]) == "▁ ▅ █"
+    assert sparkline([1, 2]) == ""
+
+
+def test_html_is_only_the_line() -> None:
+    assert "<progress" not in as_html("4 ranks · results → `a<b`")
+    assert "a&lt;b" in as_html("4 ranks · results → `a<b`")
+    assert 'value="0.450"' in as_html("4 ranks", 0.45)
+
+
+# ------------------------------------------------------------------------------------------ tqdm's bars
+
+
+def test_a_loop_of_tqdm_is_progress() -> None:
+    tqdm = pytest.importorskip("tqdm")
+
+    def loop(stream: io.StringIO) -> None:
+        for i in tqdm.tqdm(range(40), file=stream, mininterval=0, miniters=1, desc="train", postfix={"loss": 0.5}):
+            if i == 10:
+                raise StopIteration
+
+    stream = io.StringIO()
+    with pytest.raises(StopIteration):
+        loop(stream)
+    text = stream.getvalue().rstrip("\n")
+    bars = Bars()
+    bars.feed(0, "stderr", text, 0.0)
+    progress = bars.progress(0.0)
+    assert progress is not None
+    assert (progress.done, progress.total) == (10, 40)
+    assert progress.rate > 0
+    bars.feed(0, "stderr", "\n", 1.0)
+    assert bars.progress(2.0) is None, "a bar that has ended says nothing of what comes"
+
+
+@pytest.mark.parametrize(
+    ("row", "progress"),
+    [
+        (" 45%|████▌     | 45/100 [00:01<00:01, 33.2it/s]", Progress(45, 100, 33.2)),
+        ("  2%|▏| 1/60 [00:04<03:56,  4.00s/it, loss=0.1]", Progress(1, 60, 0.25)),
+        ("  0%|          | 0/60 [00:00<?, ?it/s]", Progress(0, 60, 0)),
+        ("data:  12%|█▏ | 1.20k/10.0k [1:00:01<00:01, 1.50kB/s]", Progress(1200, 10000, 1500)),
+        ("45/100 of it", None),
+        ("1.2.3/4 [00:00<?]", None),
+    ],
+)
+def test_lines_of_tqdm(row: str, progress: Progress | None) -> None:
+    assert bar(row) == progress
+
+
+def test_of_nested_bars_the_outer_one_counts_with_the_inner_ones_part() -> None:
+    bars = Bars()
+    bars.feed(0, "stderr", "\r 20%| | 1/5 [00:10<00:40, 10.0s/it]", 0.0)
+    bars.feed(0, "stderr", "\n\r 50%| | 50/100 [00:05<00:05, 10.0it/s]\x1b[A", 0.0)
+    assert bars.progress(0.0) == Progress(1.5, 5, 0.1)
+    bars.feed(1, "stderr", "\r 20%| | 1/5 [00:10<00:40, 10.0s/it]", 0.0)
+    assert bars.progress(0.0) == Progress(1, 5, 0.1)
+
+
+def on_a_terminal(text: str) -> list[str]:
+    """What a terminal shows of it."""
+    rows: list[list[str]] = [[]]
+    y = x = 0
+    for piece in re.findall(r"\x1b\[A|.|\n", text):
+        if piece == "\n":
+            y, x = y + 1, 0
+            rows += [[]] * 0 if y < len(rows) else [[]]
+        elif piece == "\r":
+            x = 0
+        elif piece == "\x1b[A":
+            y = max(0, y - 1)
+        else:
+            rows[y][x : x + 1] = [piece]
+            x += 1
+    return ["".join(row).rstrip() for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "shown"),
+    [
+        ("training ..", ".. done\n", ["training .... done", ""]),
+        ("\r 1/3", "\r 2/3\r 3/3\n", [" 3/3", ""]),
+        ("\r 1/3\n\r 7/9\x1b[A", "\r 2/3\n\r 8/9\x1b[A\r 3/3", [" 3/3", " 8/9"]),
+        ("\r 1/3\n\r 7/9", "\r 8/9\x1b[A\r 2/3", [" 2/3", " 8/9"]),
+    ],
+)
+def test_what_is_open_goes_on_below_the_line(before: str, after: str, shown: list[str]) -> None:
+    terminal = Terminal(0.0)
+    terminal.feed(before, 0.0)
+    assert not any(on_a_terminal(before + terminal.wiped())), "nothing of it stays above"
+    assert on_a_terminal(terminal.repainted() + after) == shown
+
+
+# ------------------------------------------------------------------------------------------ in a notebook
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    setup = "%%sky_broadcast\nimport os, sys, time\nimport skymagic as sky\nrank = int(os.environ['RANK']);"
+    folder = tmp_path_factory.mktemp("view")
+    with opened(folder, "pool = %sky_pool --ranks 2", setup, view_after=0.2, watched=True) as one:
+        yield one
+
+
+def gate(notebook: Notebook) -> Path:
+    """A file that cells wait for."""
+    return notebook.folder / f"gate-{os.urandom(4).hex()}"
+
+
+def waiting(gate: Path) -> str:
+    """Code of a cell that waits until the gate is there."""
+    return f"while not os.path.exists({str(gate)!r}): time.sleep(0.01)"
+
+
+def view(shown: Shown) -> str:
+    """The cell's line as it is now; "" where it has none."""
+    lines = [data["text/plain"] for data in shown.rich if re.match(r"\d+ ranks? · ", data["text/plain"])]
+    assert len(lines) <= 1
+    return lines[0] if lines else ""
+
+
+def test_a_loop_moves_the_line_and_one_line_stays(notebook: Notebook) -> None:
+    half = gate(notebook)
+    cell = notebook.start(
+        "%%sky_broadcast -o found -g out\nfor step in range(10):\n    sky.report(step=step, total=10, loss=1 / (step + 1))\n"
+        f"    if step == 4:\n        {waiting(half)}\nout = 1\nrank;"
+    )
+    notebook.watch(cell, lambda shown: "50%" in view(shown))
+    assert "loss 0.2" in view(cell)
+    assert "left" not in view(cell) or "0:0" in view(cell)
+    half.touch()
+    notebook.finish(cell)
+    assert re.fullmatch(r"2 ranks · \d+\.\d s · loss 0\.1 [▁-█]+ · results → `found`, `out`", view(cell))
+    (bundle,) = cell.rich
+    assert bundle.keys() == {"text/plain", "text/html"}
+    assert "<progress" not in bundle["text/html"]
+    assert notebook.value("found") == [0, 1]
+
+
+def test_all_that_was_reported_is_a_table(notebook: Notebook) -> None:
+    pytest.importorskip("pandas")
+    notebook.run("%%sky_broadcast\nfor step in range(3000):\n    sky.report(step=step, total=3000, number=step + rank)")
+    frame = "pool.metrics.dropna(subset=['number'])"
+    assert notebook.value(f"{frame}.shape[0]") == 6000
+    assert notebook.value(f"{frame}.number.unstack().diff(axis=1)[1].unique().tolist()") == [1]
+    assert notebook.value(f"list({frame}.index.names)") == ["step", "rank"]
+
+
+def test_a_short_cell_shows_what_it_shows(notebook: Notebook) -> None:
+    notebook.run("%config SkyMagic.view_after = 60")
+    cell = notebook.run("%%sky_broadcast -o found\nprint('hello')\nsky.report(loss=1.0)\nrank;")
+    notebook.run("%config SkyMagic.view_after = 0.2")
+    assert cell.kinds == ["stdout"]
+
+
+def test_a_loop_of_tqdm_moves_the_line_and_no_bar_stays_above_it(notebook: Notebook) -> None:
+    pytest.importorskip("tqdm")
+    go, half = gate(notebook), gate(notebook)
+    cell = notebook.start(
+        "%%sky_broadcast\nfrom tqdm import tqdm\nprint('before')\n"
+        f"for i in tqdm(range(20), mininterval=0):\n    if i == 3:\n        {waiting(go)}\n    if i == 10:\n        {waiting(half)}"
+    )
+    notebook.watch(cell, lambda shown: "15%" in view(shown))
+    go.touch()
+    notebook.watch(cell, lambda shown: "50%" in view(shown))
+    half.touch()
+    notebook.finish(cell)
+    assert cell.kinds == ["stdout", "stderr", "display_data", "stderr"]
+    above, below = (output["text"] for output in cell.outputs if output.get("name") == "stderr")
+    assert not any(on_a_terminal(above)), "the bar goes on below"
+    bar_shown, *_ = on_a_terminal(below)
+    assert "20/20" in bar_shown
+    assert re.fullmatch(r"2 ranks · \d+\.\d s", view(cell))
+
+
+def test_a_rank_that_fails_is_in_the_line_that_stays(notebook: Notebook) -> None:
+    late = gate(notebook)
+    cell = notebook.start(f"%%sky_broadcast\n{waiting(late)}\nif rank == 1: raise ValueError('no')\ntime.sleep(600)")
+    notebook.watch(cell, lambda shown: view(shown) != "")
+    late.touch()
+    notebook.finish(cell)
+    assert cell.error is not None
+    assert re.fullmatch(r"2 ranks · \d+\.\d s · rank 1 failed", view(cell))
+    assert cell.kinds[-1] == "error"
+
+
+def test_an_interrupt_is_in_the_line_that_stays(notebook: Notebook) -> None:
+    cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
+    notebook.watch(cell, lambda shown: view(shown) != "")
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert re.fullmatch(r"2 ranks · \d+\.\d s · interrupted", view(cell))
+
+
+def test_a_rank_that_lags_is_in_the_line(notebook: Notebook) -> None:
+    end = gate(notebook)
+    cell = notebook.start(
+        "%%sky_broadcast\nfor step in range(10_000):\n    sky.report(step=step, total=10_000, loss=1.0)\n"
+        f"    time.sleep(0.3 if rank else 0.005)\n    if os.path.exists({str(end)!r}): break"
+    )
+    notebook.watch(cell, lambda shown: "rank 1 is" in view(shown))
+    assert re.search(r"rank 1 is \d+ steps behind", view(cell))
+    end.touch()
+    notebook.finish(cell)
+    assert re.search(r"rank 1 was \d+ steps behind$", view(cell))
+
+
+def test_a_value_that_is_refused_fails_the_cell_at_its_line(notebook: Notebook) -> None:
+    error = notebook.fail("%%sky_broadcast\nsky.report(loss='high')")
+    assert "takes one number, not a str" in error.text
+    assert "line 2" in error.text or "----> 2" in error.text
+
+
+# ------------------------------------------------------------------------------------------ where nobody looks
+
+
+def test_a_cell_that_nobody_watches_has_its_line_at_the_end_alone(tmp_path: Path) -> None:
+    kernel = nbformat.v4.new_notebook(
+        cells=[
+            nbformat.v4.new_code_cell("%load_ext skymagic\n%config SkyMagic.view_after = 0.1\n%sky_pool --ranks 2"),
+            nbformat.v4.new_code_cell(
+                "%%sky_broadcast -o r\nimport sys, time\nimport skymagic as sky\n"
+                "for step in range(4):\n    print('.', end='', file=sys.stderr)\n    time.sleep(0.1)\n"
+                "    sky.report(step=step, total=4)\nstep;"
+            ),
+            nbformat.v4.new_code_cell("%sky_down"),
+        ]
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path / ".ipython")}
+    NotebookClient(kernel, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute(env=env)
+    outputs = kernel.cells[1].outputs
+    *streams, last = outputs
+    assert {output.output_type for output in streams} == {"stream"}
+    assert "".join(output.text for output in streams) == "...."
+    assert re.fullmatch(r"2 ranks · \d+\.\d s · results → `r`", last.data["text/plain"])
+    assert WIDGETS not in nbformat.writes(kernel)
+    assert "widgets" not in kernel.metadata
