@@ -114,6 +114,12 @@ class Plan:
         nodes = f"{count(shape.nodes, 'node')} × {each}"
         return nodes if self.remote else ranks if self.counted_in_ranks else f"{ranks} ({nodes})"
 
+    @property
+    def starting(self) -> str:
+        """What starts, where, and what it costs if anything: -y leaves nothing to ask, and this is said all the same."""
+        cost = f": {cost_words(self.price, self.priced)}" if self.region else ""
+        return f"starting {count(self.topology.world_size, 'rank')} on {', '.join(self.hosts)}{cost}"
+
     def text(self) -> str:
         """The plan as --dry-run prints it, without values of variables."""
         asked, shape = self.request, self.topology

@@ -139,7 +139,7 @@ def _make(pool: Pool, tell: Callable[[str], None]) -> Pool:
     if before is not None and before.ended is not None:
         tell(f"{before.ended}, and its variables are gone")
     with starting.shown(tell, partial(_picture, pool), drawn=tell is print_note) as say:
-        say(f"starting {count(pool.world_size, 'rank')} on {', '.join(pool.plan.hosts)} …")
+        say(f"{pool.plan.starting} …")
         _pools[pool.name] = pool
         if pool.plan.remote:
             request = pool.plan.request

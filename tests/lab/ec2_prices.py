@@ -108,9 +108,9 @@ class EC2Market:
             {"InstanceType": name, "AvailabilityZone": zone, "SpotPrice": f"{dollars:.6f}", "Timestamp": at, "ProductDescription": product}
             for (name, zone), price in self.spot.items()
             for at, dollars, product in (
-                ("2026-11-20T10:00:00.000Z", price * 0.4, "Linux/UNIX"),  # what it was, and what others cost
+                ("2026-11-22T11:00:00.000Z", price * 3, "Windows"),  # what others cost, and below what it was: the latest first
                 ("2026-11-22T10:00:00.000Z", price, "Linux/UNIX"),
-                ("2026-11-22T11:00:00.000Z", price * 3, "Windows"),
+                ("2026-11-20T10:00:00.000Z", price * 0.4, "Linux/UNIX"),
             )
             if name in names and zone.startswith(call.region) and product in products
         ]  # fmt: skip

@@ -50,6 +50,9 @@ def test_nothing_is_asked_where_yes_was_said() -> None:
     plan = plan_rented(replace(REQUEST, yes=True), RENTAL)
     assert plan.question == ""
     assert "$87.84 per hour" in plan.text(), "it is said all the same"
+    assert plan.starting == (
+        "starting 32 ranks on 4 × p4d.24xlarge (8 × A100) in us-east-1b, on demand: $87.84 per hour (price list of 2026-11-22)"
+    )
 
 
 def test_what_it_may_come_to_elsewhere_is_asked_too() -> None:
