@@ -1,4 +1,4 @@
-"""All benchmarks, and one table of them: ``python benchmarks/run.py [start cells tasks ddp output failures data ssh remote first remote_pools wan wan64 sh]``.
+"""All benchmarks, and one table of them: ``python benchmarks/run.py [start cells tasks ddp output failures data ssh remote first remote_pools wan wan64 sh wheels]``.
 
 Each part runs in a process of its own. Ends with 1 when a figure is over its limit or a part fails.
 """
@@ -37,6 +37,7 @@ PARTS = (
     "wan",
     "wan64",
     "sh",
+    "wheels",
 )
 PATIENCE = 900.0
 """Seconds that one part may take."""

@@ -36,4 +36,5 @@ running       sh that finds and ends what of a user's pools runs on a host
 uv            uv's program for a host's platform
 versions      `pinned(names)`: requirements with the notebook's versions; `preferred(names)`: those of what they need
 wheel         skymagic's running code as a wheel
+wheelhouse    wheels for hosts that reach no index, resolved and downloaded here
 """

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote as escaped
 
-from skymagic.bootstrap.install import COMMON, OWN, WATCHED, prepare_script, written
+from skymagic.bootstrap.install import COMMON, OWN, WATCHED, links, prepare_script, written
 from skymagic.bootstrap.messages import advice
 from skymagic.bootstrap.own import OwnWheel, misfit
 from skymagic.bootstrap.packages import PACKAGES
@@ -17,6 +17,7 @@ from skymagic.bootstrap.progress import InstallProgress
 from skymagic.bootstrap.quoting import TELL, assignments
 from skymagic.bootstrap.remote import Installation, RemoteShell, upload
 from skymagic.bootstrap.requirements import TORCH
+from skymagic.bootstrap.wheelhouse import NoWheels, Wanted, Wheelhouse, fetch
 from skymagic.errors import HostError
 from skymagic.plan.image import project
 
@@ -38,6 +39,7 @@ main() {
         export UV_CACHE_DIR PIP_CACHE_DIR
     fi
     step "writing the list of packages" requirements
+    if [ -n "$sent_links" ]; then sent_alone; fi
     set -- -r "$drop/requirements.txt" -c "$drop/kept.txt"
     install "$@" -c "$drop/versions.txt" || install "$@" || fail
     own
@@ -75,6 +77,9 @@ find_uv() {
 """
 
 
+Words = Callable[[str], None]
+
+
 @dataclass(frozen=True)
 class Addition:
     """Packages to be installed into an environment that is there.
@@ -83,14 +88,14 @@ class Addition:
         packages: requirements.
         kept: what must stay as it is there: ``numpy==2.1.0``.
         preferences: the notebook's versions of what the packages need; they hold where all of them can.
-        files: wheels that go along, name → bytes.
+        files: wheels of this machine that go along.
         own: wheels of the notebook's own distributions; they are installed also where there is one of their version.
     """
 
     packages: tuple[str, ...]
     kept: tuple[str, ...] = ()
     preferences: tuple[str, ...] = ()
-    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    files: tuple[Path, ...] = field(default=(), repr=False)
     own: tuple[OwnWheel, ...] = ()
 
 
@@ -98,7 +103,7 @@ def add(
     host: RemoteShell,
     installation: Installation,
     addition: Addition,
-    words: Callable[[str], None],
+    words: Words,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
     """Install more packages into the environment of an installation; one that has them already is left as it is.
@@ -112,11 +117,13 @@ def add(
         KeyboardInterrupt: it was cancelled.
     """
     requirements, facts, token = installation.requirements, installation.facts, secrets.token_hex(8)
-    files = {**addition.files, **{each.file: Path(each.path).read_bytes() for each in addition.own}}
+    files = {path.name: path for path in (*addition.files, *(Path(each.path) for each in addition.own))}
     for file in files:
         if file.endswith(".whl") and (why := misfit(file, facts, requirements.minor)):
             raise HostError(host.label, f"{file} cannot be installed: {why}")
-    upload(host, prepare_script(requirements, token), files, words)
+    house = _fetched(host, installation, addition, words) if facts.without_index else None
+    wheels = {f"wheels/{name}": path for name, path in house.files.items()} if house is not None else {}
+    upload(host, prepare_script(requirements, token), {**files, **wheels}, words)
     progress = InstallProgress(lambda step: None, requirements.hidden, words)
 
     def feed(line: str) -> None:
@@ -124,7 +131,7 @@ def add(
             raise KeyboardInterrupt
         progress.feed(line)
 
-    done = host.run(addition_script(installation, addition, token), lines=feed)
+    done = host.run(addition_script(installation, addition, token, house is not None), lines=feed)
     if not progress.done:
         failure = progress.failure(done.status, done.err, requirements.minor)
         what = ", ".join((*addition.packages, *files))
@@ -134,10 +141,28 @@ def add(
         )
 
 
-def addition_script(installation: Installation, addition: Addition, incoming: str) -> str:
+def _fetched(host: RemoteShell, installation: Installation, addition: Addition, words: Words) -> Wheelhouse:
+    """The wheels of an addition for a host that reaches no index, beside what is there already."""
+    requirements = installation.requirements
+    paths = [str(path) for path in addition.files if path.suffix == ".whl"] + [each.path for each in addition.own]
+    wanted = Wanted(
+        addition.packages, requirements.minor, addition.preferences, addition.kept, requirements.every_index, tuple(paths),
+        requirements.backend,
+    )  # fmt: skip
+    try:
+        return fetch(wanted, installation.facts, words)
+    except NoWheels as problem:
+        what = ", ".join((*addition.packages, *(Path(path).name for path in paths)))
+        raise HostError(
+            host.label, f"{what} could not be installed: it reaches no package index, and here\n{problem}"
+        ) from None
+
+
+def addition_script(installation: Installation, addition: Addition, incoming: str, sent: bool = False) -> str:
     """sh that installs them.
 
     Args:
+        sent: whether all that they need is in ``wheels/`` there.
         incoming: name of the folder of uploads, which is there, and is removed at the end.
     """
     facts, requirements = installation.facts, installation.requirements
@@ -149,10 +174,11 @@ def addition_script(installation: Installation, addition: Addition, incoming: st
         "incoming": incoming,
         "backend": "" if there else backend,  # its index need not answer for what is there
         "no_cuda": "" if there or facts.accelerated else "yes",
+        "sent_links": links(facts, incoming) if sent else "",
     }
     functions = [
         COMMON + OWN + _ADD + WATCHED + PIP_SETTINGS + PACKAGES,
-        _lists(addition, requirements.indexes, f"{facts.folder}/incoming/{incoming}"),
+        _lists(addition, () if sent else requirements.indexes, f"{facts.folder}/incoming/{incoming}"),
     ]
     return "\n".join([TELL, *assignments(names), *functions, "main </dev/null 2>&1\n"])
 
@@ -160,7 +186,7 @@ def addition_script(installation: Installation, addition: Addition, incoming: st
 def _lists(addition: Addition, indexes: tuple[str, ...], place: str) -> str:
     """A shell function that writes both lists; passwords in URLs are on no command line."""
     own = [_url(place, each.file) for each in addition.own]
-    uploaded = [_url(place, name) for name in addition.files]
+    uploaded = [_url(place, path.name) for path in addition.files]
     wanted = [*(f"--extra-index-url {url}" for url in indexes), *addition.packages, *uploaded, *own]
     files = {
         "requirements.txt": wanted,

@@ -69,9 +69,10 @@ class Facts:
         pythons: interpreters; not looked for when the environment is ready.
         uv: path of a uv on the host that chooses PyTorch's builds.
         no_index: whether its pip may use no index, only links.
+        indexes: how many of its package indexes answer; None where nobody asked. links: whether it has links beside them.
         silent: (URL, why) of its package indexes that do not answer. offers: what the others have of what was asked.
         env: name of the environment for what is wanted. ready: whether it is there and its interpreter starts.
-        own: name → digest of the notebook's own distributions in it.
+        own: name → digest of the notebook's own distributions in it. sent: whether its packages came from the notebook.
         code: whether skymagic's code is there.
         packages: name → version of those that are wanted and there, for an interpreter that is used as it is.
     """
@@ -102,11 +103,14 @@ class Facts:
     pythons: tuple[Python, ...] = ()
     uv: str | None = None
     no_index: bool = False
+    indexes: int | None = None
+    links: bool = False
     silent: tuple[tuple[str, str], ...] = ()
     offers: tuple[Offer, ...] = field(default=(), repr=False)
     env: str = ""
     ready: bool = False
     own: Mapping[str, str] = field(default_factory=dict, repr=False)
+    sent: bool = False
     code: bool = False
     packages: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -114,6 +118,11 @@ class Facts:
     def accelerated(self) -> bool:
         """Whether it runs programs that are built for GPUs."""
         return bool(self.gpus or self.driver) or self.rocm
+
+    @property
+    def without_index(self) -> bool:
+        """Whether its packages have to come from the notebook: none of its indexes answers, or it has none, and no links either."""
+        return self.sent or (self.indexes == 0 and not self.links)
 
     def inventory(self, python: str = "") -> Inventory:
         """The host as planning sees it."""
@@ -157,6 +166,8 @@ def parse(out: str) -> Facts:
         driver=one("driver"),
         rocm="rocm" in said,
         no_index="no_index" in said,
+        indexes=number("indexes"),
+        links="links" in said,
         silent=tuple(_pair(value) for value in said.get("silent", ())),
         offers=tuple(_offer(value, one("system")) for value in said.get("offer", ())),
         addresses=tuple(_pair(value) for value in said.get("address", ())),
@@ -164,6 +175,7 @@ def parse(out: str) -> Facts:
         uv=one("uv") or None,
         ready="ready" in said,
         own=dict(_pair(value) for value in said.get("own", ())),
+        sent="sent" in said,
         code="code" in said,
         packages=dict(_pair(value) for value in said.get("package", ())),
     )

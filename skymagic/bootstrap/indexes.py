@@ -123,6 +123,9 @@ for queue in queues:  # one for each index: none waits for another
         threads[-1].start()
 for each in threads:
     each.join(max(0, begun + seconds - time.time()))
+print('@sky indexes', len(answered & set(indexes)))
+if links:
+    print('@sky links')
 for index in indexes:
     if index not in answered:
         print('@sky silent', bare(index), silent.get(index, 'no answer in %.0f s' % seconds))

@@ -35,6 +35,7 @@ class InstallPlan:
         files: names of uploaded packages in it.
         builds: which builds of PyTorch's packages fit.
         silent: URLs of indexes that do not answer.
+        sent: pins of the wheels in `incoming`, which are all that packages come from; () where it has indexes.
     """
 
     requirements: Requirements
@@ -47,6 +48,7 @@ class InstallPlan:
     files: tuple[str, ...] = ()
     builds: Builds = field(default_factory=lambda: Builds("auto"))
     silent: tuple[str, ...] = ()
+    sent: tuple[str, ...] = ()
 
 
 COMMON = r"""
@@ -176,6 +178,7 @@ environment() {
     fi
     step "writing the list of packages" requirements
     answering
+    if [ -n "$sent_links" ]; then sent_alone; fi
     with_uv || with_pip || fail
     python=$made/bin/python
     PATH=$made/bin:$PATH VIRTUAL_ENV=$made
@@ -184,6 +187,7 @@ environment() {
     own
     # what a power cut could take back must not be called ready
     sync -f "$made" 2>/dev/null || sync
+    if [ -n "$sent_links" ]; then : >"$made/.sent"; fi
     step "marking it ready" finish
     half=
 }
@@ -244,6 +248,7 @@ def install_script(plan: InstallPlan, facts: Facts) -> str:
         "torch_index": TORCH_INDEX,
         "no_cuda": "" if facts.accelerated or plan.builds.only_cuda else "yes",
         "silent": " ".join(plan.silent),
+        "sent_links": links(facts, plan.incoming) if plan.sent else "",
     }
     functions = [
         COMMON + OWN + _MAIN + WATCHED + _INSTALL + PIP_SETTINGS + PACKAGES,
@@ -259,16 +264,22 @@ def _requirements(plan: InstallPlan, facts: Facts) -> str:
     # pip and uv split a path at spaces, but not a URL
     uploaded = [f"file://{escaped(f'{facts.folder}/incoming/{plan.incoming}/{name}')}" for name in plan.files]
     indexes = [f"--extra-index-url {url}" for url in requirements.indexes if without_user(url) not in plan.silent]
+    indexes, scoped = ([], ()) if plan.sent else (indexes, requirements.scoped)
     files = {
         "requirements.txt": [*indexes, *requirements.packages, *uploaded],
-        "builds.txt": plan.builds.constraints,
-        "versions.txt": requirements.preferences,
+        "builds.txt": plan.sent or plan.builds.constraints,
+        "versions.txt": () if plan.sent else requirements.preferences,
         "own.txt": [f"{each.name} {each.digest}" for each in requirements.own],
-        **{f"scoped-{n}.txt": [f"--index-url {url}", *served] for n, (url, served) in enumerate(requirements.scoped)},
+        **{f"scoped-{n}.txt": [f"--index-url {url}", *served] for n, (url, served) in enumerate(scoped)},
     }
     return "\n".join(
         ["requirements() {", *(line for name, lines in files.items() for line in written(name, lines)), "}"]
     )
+
+
+def links(facts: Facts, incoming: str) -> str:
+    """URL of the folder of wheels that were sent."""
+    return f"file://{escaped(f'{facts.folder}/incoming/{incoming}/wheels')}"
 
 
 def without_user(url: str) -> str:

@@ -12,6 +12,9 @@ from skymagic.bootstrap.own import OwnWheel
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.plan.units import count, size
 
+UNPACKED = 4
+"""Bytes on a disk for each byte of a wheel: the wheel, and about three times as much of what is in it."""
+
 
 @dataclass(frozen=True)
 class Package:
@@ -47,6 +50,21 @@ def packages(requirements: Requirements, facts: Facts) -> tuple[Package, ...]:
             package = _torch(package, offer, builds.backend, facts)
         found.append(package)
     return (*found, *(_own(each) for each in requirements.own))
+
+
+def shortage(requirements: Requirements, facts: Facts) -> str:
+    """That a host's disk will not hold a new environment, as far as the sizes of its packages are known; "" where it may."""
+    return shortage_of(sum(each.nbytes or 0 for each in packages(requirements, facts)), facts)
+
+
+def shortage_of(nbytes: int, facts: Facts) -> str:
+    """The same for so many bytes of wheels."""
+    needed, free = nbytes * UNPACKED, facts.disk_kb
+    if free is None or needed <= free * 1024:
+        return ""
+    return (
+        f"its disk will not hold the packages: about {size(needed)} needed, {size(free * 1024)} free at {facts.folder}"
+    )
 
 
 def _own(one: OwnWheel) -> Package:

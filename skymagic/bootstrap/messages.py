@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from skymagic.bootstrap.facts import Facts
+from skymagic.bootstrap.listing import shortage
 from skymagic.bootstrap.own import misfit
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.plan.image import lacking
@@ -109,7 +110,9 @@ def refusals(facts: Facts, requirements: Requirements) -> list[str]:
     found = [*_safety(facts), *(_prepared(facts, requirements) if requirements.prepared else ())]
     if facts.code and (facts.ready or requirements.prepared):
         return found
-    return [*found, *_place(facts, requirements), *_wheels(facts, requirements)]
+    room = "" if facts.ready or requirements.prepared else shortage(requirements, facts)
+    short = [f"{room}: make room, or {OTHER_FOLDER}"] if room else []
+    return [*found, *(_place(facts, requirements) or short), *_wheels(facts, requirements)]
 
 
 def _safety(facts: Facts) -> list[str]:

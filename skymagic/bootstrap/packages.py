@@ -123,6 +123,15 @@ answering() {
     export PIP_INDEX_URL PIP_EXTRA_INDEX_URL
 }
 
+# The notebook has sent wheels: they are all that there is, and no index is asked.
+sent_alone() {
+    unset UV_DEFAULT_INDEX UV_INDEX UV_INDEX_URL UV_EXTRA_INDEX_URL PIP_INDEX_URL PIP_EXTRA_INDEX_URL
+    PIP_CONFIG_FILE=/dev/null PIP_NO_INDEX=1 PIP_FIND_LINKS=$sent_links
+    UV_NO_CONFIG=1 UV_NO_INDEX=1 UV_FIND_LINKS=$sent_links UV_OFFLINE=1
+    export PIP_CONFIG_FILE PIP_NO_INDEX PIP_FIND_LINKS UV_NO_CONFIG UV_NO_INDEX UV_FIND_LINKS UV_OFFLINE
+    backend= silent=
+}
+
 bare() { printf '%s\n' "$1" | sed 's|://[^/]*@|://|; s|/*$||'; }
 
 unpack_uv() {

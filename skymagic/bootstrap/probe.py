@@ -143,6 +143,7 @@ environment() {
     tell env "$env"
     if works "$env"; then
         tell ready "$env"
+        if [ -f "$folder/env/$env/.sent" ]; then tell sent; fi
         for one in "$folder/env/$env/.own"/*; do
             if [ -f "$one" ]; then tell own "${one##*/}" "$(cat "$one")"; fi
         done

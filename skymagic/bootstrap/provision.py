@@ -7,7 +7,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -41,6 +41,18 @@ TORCH_BUILD = re.compile(re.escape(WHEELS) + r"(cpu|xpu|cu\d+|rocm[\d.]+)/?")
 """PyTorch's own indexes, each of one build: which of them fits is the node's matter."""
 CLOCK_SKEW_SECONDS = 120
 """Clock skew above which it is reported."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Wheels that the notebook has sent to a host.
+
+    Attributes:
+        incoming: name of the folder of uploads, in which they are in ``wheels/``. pins: ``name==version`` of each.
+    """
+
+    incoming: str
+    pins: tuple[str, ...]
 
 
 # ------------------------------------------------------------------------------------ what a node must have
@@ -153,12 +165,15 @@ def probe(host: RemoteShell, requirements: Requirements, sizes: bool = False) ->
         raise HostError(host.label, reason, remedy) from None
 
 
-def setup(host: RemoteShell, requirements: Requirements, report: Report, facts: Facts | None = None) -> Installation:
+def setup(
+    host: RemoteShell, requirements: Requirements, report: Report, facts: Facts | None = None, sent: Sent | None = None
+) -> Installation:
     """Make a host ready to run skymagic's modules; a host that is ready costs one round trip.
 
     Args:
         report: called with each step in words, and with installers' progress.
         facts: what `probe` said of this host for the same requirements.
+        sent: wheels that are there already: its packages come from these alone.
 
     Raises:
         HostError: what failed on the host, its last lines and what can be done; nothing half-made stays there.
@@ -172,9 +187,9 @@ def setup(host: RemoteShell, requirements: Requirements, report: Report, facts: 
     if problems := refusals(facts, requirements):
         raise HostError(host.label, "it cannot be set up: " + ";\n  ".join(problems))
     if not (facts.code and (facts.ready or requirements.prepared)):
-        _install(host, requirements, facts, report)
+        _install(host, requirements, facts, report, sent)
         if not facts.ready:
-            facts = replace(facts, own=requirements.digests)
+            facts = replace(facts, own=requirements.digests, sent=sent is not None)
     python = requirements.python if requirements.prepared else f"{facts.folder}/env/{facts.env}/bin/python"
     ready = Installation(python, facts, f"{facts.folder}/code/{requirements.code}", requirements)
     _renew_own(host, ready, report)
@@ -191,8 +206,11 @@ def _renew_own(host: RemoteShell, ready: Installation, report: Report) -> None:
         add(host, ready, Addition((), (), ready.requirements.preferences, own=changed), lambda line: None)
 
 
-def _install(host: RemoteShell, requirements: Requirements, facts: Facts, report: Report) -> None:
-    plan = plan_install(requirements, facts, secrets.token_hex(8), wheel.running()[1])
+def _install(host: RemoteShell, requirements: Requirements, facts: Facts, report: Report, sent: Sent | None) -> None:
+    incoming = sent.incoming if sent is not None else secrets.token_hex(8)
+    plan = plan_install(requirements, facts, incoming, wheel.running()[1])
+    if sent is not None:
+        plan = replace(plan, sent=sent.pins)
     upload(host, prepare_script(requirements, plan.incoming), _files(host, plan, facts), report)
     progress = InstallProgress(report, requirements.hidden)
     done = host.run(install_script(plan, facts), lines=progress.feed)
@@ -201,9 +219,9 @@ def _install(host: RemoteShell, requirements: Requirements, facts: Facts, report
         raise HostError(host.label, failure.reason, failure.remedy(facts))
 
 
-def _files(host: RemoteShell, plan: InstallPlan, facts: Facts) -> dict[str, bytes]:
+def _files(host: RemoteShell, plan: InstallPlan, facts: Facts) -> dict[str, bytes | Path]:
     """What has to be uploaded, by name."""
-    files = {Path(path).name: Path(path).read_bytes() for path in plan.requirements.uploads if plan.files}
+    files: dict[str, bytes | Path] = {Path(path).name: Path(path) for path in plan.requirements.uploads if plan.files}
     if plan.wheel:
         files[plan.wheel] = wheel.running()[2]
     if plan.uv == UPLOADED:

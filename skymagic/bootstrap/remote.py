@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -72,19 +72,30 @@ class Installation:
         return any_shell(f"export {settings}; exec {' '.join(words)}")
 
 
-def upload(host: RemoteShell, prepare: str, files: Mapping[str, bytes], report: Report) -> None:
+def upload(host: RemoteShell, prepare: str, files: Mapping[str, bytes | Path], report: Report) -> None:
     """Make the folder of uploads (`prepare` is the script), and fill it; what went half is removed."""
     place = prepared(host, prepare)
     try:
         for name, content in files.items():
-            if len(content) > UPLOAD_NOTICE_BYTES:
-                report(f"uploading {name} ({len(content) / 1e6:.0f} MB)")
-            starts, view = range(0, len(content), CHUNK_BYTES), memoryview(content)
-            host.upload(f"{place}/{name}", (view[start : start + CHUNK_BYTES] for start in starts), len(content))
+            nbytes = content.stat().st_size if isinstance(content, Path) else len(content)
+            if nbytes > UPLOAD_NOTICE_BYTES:
+                report(f"uploading {name} ({nbytes / 1e6:.0f} MB)")
+            host.upload(f"{place}/{name}", chunks(content), nbytes)
     except BaseException:
         with contextlib.suppress(Exception):  # then the next one to install removes it, after a day
             host.run(f"rm -rf {quote(place)}", timeout=10.0)
         raise
+
+
+def chunks(content: bytes | Path) -> Iterator[memoryview]:
+    """The content of an upload, or of a file of this machine, as `Connection.upload` takes it."""
+    if isinstance(content, Path):
+        with content.open("rb") as file:
+            while data := file.read(CHUNK_BYTES):
+                yield memoryview(data)
+    else:
+        view = memoryview(content)
+        yield from (view[start : start + CHUNK_BYTES] for start in range(0, len(content), CHUNK_BYTES))
 
 
 def prepared(host: RemoteShell, prepare: str) -> str:

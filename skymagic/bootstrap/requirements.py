@@ -57,6 +57,11 @@ class Requirements:
         return self.python.startswith("/")
 
     @property
+    def every_index(self) -> tuple[str, ...]:
+        """URLs of all indexes that are named, those for certain packages too."""
+        return (*self.indexes, *(url for url, _ in self.scoped))
+
+    @property
     def digests(self) -> dict[str, str]:
         """Name → digest of the notebook's own distributions."""
         return {each.name: each.digest for each in self.own}

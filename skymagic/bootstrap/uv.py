@@ -29,8 +29,7 @@ def fetch(facts: Facts) -> bytes:
     Raises:
         UvUnavailable: there is none for this platform, or no package index that has it.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skymagic"
-    kept = cache / f"uv-{facts.system}-{facts.machine}{'-musl' if facts.libc == 'musl' else ''}.gz"
+    kept = cache_folder() / f"uv-{facts.system}-{facts.machine}{'-musl' if facts.libc == 'musl' else ''}.gz"
     if kept.is_file():
         return kept.read_bytes()
     program = _local_uv(facts) or _download(platforms(facts))
@@ -40,6 +39,11 @@ def fetch(facts: Facts) -> bytes:
         file.write(data)
     Path(file.name).replace(kept)
     return data
+
+
+def cache_folder() -> Path:
+    """Where it is kept, for this user."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skymagic"
 
 
 def platforms(facts: Facts) -> tuple[str, ...]:

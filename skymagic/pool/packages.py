@@ -322,7 +322,7 @@ def by_hand(packages: Sequence[str]) -> Addition:
         wheels = tuple(map(own_wheel, own(names)))
     except NoWheel as problem:
         raise PackagesError(str(problem)) from None
-    return Addition(pinned(names), (), preferred(names), {path.name: path.read_bytes() for path in paths}, wheels)
+    return Addition(pinned(names), (), preferred(names), tuple(paths), wheels)
 
 
 def refused(needed: Sequence[Distribution], nodes: Sequence[str], pythons: Sequence[str]) -> str:

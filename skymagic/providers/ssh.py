@@ -14,8 +14,8 @@ from skymagic import plugins
 from skymagic.bootstrap.additions import Addition, add
 from skymagic.bootstrap.builds import choose, question
 from skymagic.bootstrap.facts import Facts
-from skymagic.bootstrap.listing import lines
-from skymagic.bootstrap.provision import probe, requirements_of, setup
+from skymagic.bootstrap.listing import lines, shortage
+from skymagic.bootstrap.provision import Sent, probe, requirements_of, setup
 from skymagic.bootstrap.remote import Installation
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.versions import notebook
@@ -31,6 +31,7 @@ from skymagic.plan.plans import Topology, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.plugins import packing
 from skymagic.providers.provider import Say, Survey
+from skymagic.providers.sending import Target, provided
 from skymagic.ssh import connecting, hostlist
 from skymagic.ssh.config import Endpoint, SshConfig
 from skymagic.ssh.connection import Connection
@@ -67,7 +68,7 @@ class SSH:
         chosen = endpoints[: shape.nodes]
         connections = connecting.connect_all(chosen, getpass.getpass)
         try:
-            found = side_by_side(lambda connection: probe(connection, requirements, request.dry_run), connections)
+            found = side_by_side(lambda connection: probe(connection, requirements, True), connections)
             machines = tuple(map(Machine, chosen, connections, found))
             inventories = [
                 replace(machine.facts.inventory(requirements.minor), hostname=machine.name, machine=machine.facts.boot)
@@ -93,7 +94,9 @@ class SSH:
     def acquire(self, survey: Hosts, job_id: str, say: Say) -> Sequence[Node]:
         """Set up the hosts that are not, side by side."""
         machines = survey.machines[: survey.plan.topology.nodes]
-        side_by_side(lambda machine: machine.set_up(survey.requirements, say), machines)
+        apart = [] if survey.requirements.prepared else [each for each in machines if each.lacks_index]
+        with provided([each.target(survey.requirements) for each in apart], survey.requirements, say) as sent:
+            side_by_side(lambda machine: machine.set_up(survey.requirements, say, sent.get(machine.name)), machines)
         if shared := _shared(machines):
             say(f"two nodes on one machine: {shared}")
         # two nodes may be one machine: each has a daemon of its own
@@ -141,12 +144,27 @@ class Machine:
         """Whether the tunnel has gone over this connection."""
         self._lock = threading.Lock()
 
-    def set_up(self, requirements: Requirements, say: Say) -> None:
-        """Give it an environment and skymagic's code, where it lacks them."""
+    def set_up(self, requirements: Requirements, say: Say, sent: Sent | None) -> None:
+        """Give it an environment and skymagic's code, where it lacks them.
+
+        Args:
+            sent: wheels that are there for it; None where it takes packages from its indexes.
+        """
         assert self._connection is not None
         self._installation = setup(
-            self._connection, requirements, lambda step: say(NodeStep(self.name, step)), self.facts
+            self._connection, requirements, lambda step: say(NodeStep(self.name, step)), self.facts, sent
         )
+
+    @property
+    def lacks_index(self) -> bool:
+        """Whether it needs an environment, and reaches no package index."""
+        return not self.facts.ready and self.facts.without_index
+
+    def target(self, requirements: Requirements) -> Target:
+        """It as a host that gets wheels."""
+        assert self._connection is not None
+        fitting = [each.path for each in self.facts.pythons if each.version == requirements.minor]
+        return Target(self.name, self._connection, self.facts, next(iter(fitting), ""))
 
     def node(self, index: int, daemon: str) -> Node:
         """The machine as a pool sees it; `daemon` names what keeps the node's agent there."""
@@ -243,6 +261,10 @@ def _set_up_words(machines: Sequence[Machine], requirements: Requirements) -> st
         step = "nothing to do" if facts.code else "skymagic's code is copied"
         if not (facts.ready or requirements.prepared):
             step = f"an environment with Python {requirements.minor} is made"
+            if facts.without_index:
+                step += " of packages that the notebook fetches and sends, for no index can be reached from there"
+            elif room := shortage(requirements, facts):
+                words.setdefault(room, []).append(machine.name)
         for url, why in facts.silent:
             words.setdefault(f"{url} does not answer ({why})", []).append(machine.name)
         words.setdefault(step, []).append(machine.name)

@@ -49,7 +49,7 @@ SCRIPTS = {
     "install.sh": install_script(RECIPE, FACTS),
     "add.sh": addition_script(
         Installation("/p", FACTS, "/c", WANTED),
-        Addition(("pandas==3.0", "it's"), ("numpy==2.0",), ("six==1.0",), {"my x-1.whl": b""}),
+        Addition(("pandas==3.0", "it's"), ("numpy==2.0",), ("six==1.0",), (Path("/w/my x-1.whl"),)),
         "token",
     ),
 }

@@ -4,6 +4,7 @@ env=KEY-Linux-x86_64
 incoming=token
 backend=cpu
 no_cuda=yes
+sent_links=''
 
 # A step is a command; when it fails, nothing half-made stays.
 step() { attempt "$@" || fail; }
@@ -48,6 +49,7 @@ main() {
         export UV_CACHE_DIR PIP_CACHE_DIR
     fi
     step "writing the list of packages" requirements
+    if [ -n "$sent_links" ]; then sent_alone; fi
     set -- -r "$drop/requirements.txt" -c "$drop/kept.txt"
     install "$@" -c "$drop/versions.txt" || install "$@" || fail
     own
@@ -307,6 +309,15 @@ answering() {
     fi
     PIP_INDEX_URL=${first:-file:///nowhere} PIP_EXTRA_INDEX_URL=${more:-$first}
     export PIP_INDEX_URL PIP_EXTRA_INDEX_URL
+}
+
+# The notebook has sent wheels: they are all that there is, and no index is asked.
+sent_alone() {
+    unset UV_DEFAULT_INDEX UV_INDEX UV_INDEX_URL UV_EXTRA_INDEX_URL PIP_INDEX_URL PIP_EXTRA_INDEX_URL
+    PIP_CONFIG_FILE=/dev/null PIP_NO_INDEX=1 PIP_FIND_LINKS=$sent_links
+    UV_NO_CONFIG=1 UV_NO_INDEX=1 UV_FIND_LINKS=$sent_links UV_OFFLINE=1
+    export PIP_CONFIG_FILE PIP_NO_INDEX PIP_FIND_LINKS UV_NO_CONFIG UV_NO_INDEX UV_FIND_LINKS UV_OFFLINE
+    backend= silent=
 }
 
 bare() { printf '%s\n' "$1" | sed 's|://[^/]*@|://|; s|/*$||'; }

@@ -12,6 +12,7 @@ backend=cpu
 torch_index=https://download.pytorch.org/whl/cpu
 no_cuda=yes
 silent=''
+sent_links=''
 
 # A step is a command; when it fails, nothing half-made stays.
 step() { attempt "$@" || fail; }
@@ -118,6 +119,7 @@ environment() {
     fi
     step "writing the list of packages" requirements
     answering
+    if [ -n "$sent_links" ]; then sent_alone; fi
     with_uv || with_pip || fail
     python=$made/bin/python
     PATH=$made/bin:$PATH VIRTUAL_ENV=$made
@@ -126,6 +128,7 @@ environment() {
     own
     # what a power cut could take back must not be called ready
     sync -f "$made" 2>/dev/null || sync
+    if [ -n "$sent_links" ]; then : >"$made/.sent"; fi
     step "marking it ready" finish
     half=
 }
@@ -319,6 +322,15 @@ answering() {
     fi
     PIP_INDEX_URL=${first:-file:///nowhere} PIP_EXTRA_INDEX_URL=${more:-$first}
     export PIP_INDEX_URL PIP_EXTRA_INDEX_URL
+}
+
+# The notebook has sent wheels: they are all that there is, and no index is asked.
+sent_alone() {
+    unset UV_DEFAULT_INDEX UV_INDEX UV_INDEX_URL UV_EXTRA_INDEX_URL PIP_INDEX_URL PIP_EXTRA_INDEX_URL
+    PIP_CONFIG_FILE=/dev/null PIP_NO_INDEX=1 PIP_FIND_LINKS=$sent_links
+    UV_NO_CONFIG=1 UV_NO_INDEX=1 UV_FIND_LINKS=$sent_links UV_OFFLINE=1
+    export PIP_CONFIG_FILE PIP_NO_INDEX PIP_FIND_LINKS UV_NO_CONFIG UV_NO_INDEX UV_FIND_LINKS UV_OFFLINE
+    backend= silent=
 }
 
 bare() { printf '%s\n' "$1" | sed 's|://[^/]*@|://|; s|/*$||'; }

@@ -144,6 +144,9 @@ for queue in queues:  # one for each index: none waits for another
         threads[-1].start()
 for each in threads:
     each.join(max(0, begun + seconds - time.time()))
+print('"'"'@sky indexes'"'"', len(answered & set(indexes)))
+if links:
+    print('"'"'@sky links'"'"')
 for index in indexes:
     if index not in answered:
         print('"'"'@sky silent'"'"', bare(index), silent.get(index, '"'"'no answer in %.0f s'"'"' % seconds))
@@ -315,6 +318,7 @@ environment() {
     tell env "$env"
     if works "$env"; then
         tell ready "$env"
+        if [ -f "$folder/env/$env/.sent" ]; then tell sent; fi
         for one in "$folder/env/$env/.own"/*; do
             if [ -f "$one" ]; then tell own "${one##*/}" "$(cat "$one")"; fi
         done

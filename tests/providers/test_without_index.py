@@ -1,0 +1,179 @@
+"""Hosts that reach no package index get everything from the notebook: resolved and fetched here, over its link once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skymagic.bootstrap.facts import Facts
+from skymagic.bootstrap.listing import shortage_of
+from skymagic.bootstrap.provision import probe, requirements_of
+from skymagic.bootstrap.requirements import Requirements
+from skymagic.bootstrap.wheelhouse import pip_platforms
+from skymagic.errors import HostError
+from skymagic.plan.image import Image
+from skymagic.providers.sending import Target, meeting, provided, send
+from skymagic.ssh.config import SshConfig
+from skymagic.ssh.connecting import connect
+from skymagic.ssh.connection import Connection, ScriptResult
+from skymagic.ssh.hostlist import HostSpec
+from skymagic.ssh.process import Process
+from tests.lab.distributions import Shelf
+from tests.lab.hosts import Hosts, loopback
+from tests.lab.notebook import opened
+from tests.lab.shells import SMALL, pip_settings
+from tests.lab.wheels import packed
+
+CUT_OFF = {
+    "PIP_CONFIG_FILE": "/dev/null",
+    "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+    **dict.fromkeys(("PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_EXTRA_INDEX_URL"), ""),
+    **dict.fromkeys(("http_proxy", "https_proxy", "ALL_PROXY"), "http://127.0.0.1:9"),
+}
+"""Environment of hosts on which every index refuses."""
+
+
+class Counting:
+    """A connection that counts what goes over it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection, self.label, self.nbytes = connection, connection.label, 0
+
+    def open(self, command: str) -> Process:
+        process = self.connection.open(command)
+        write = process.write
+
+        def counted(data: bytes | memoryview) -> None:
+            self.nbytes += len(data)
+            write(data)
+
+        process.write = counted  # type: ignore[method-assign]
+        return process
+
+    def run(
+        self, script: str, *, lines: Callable[[str], None] | None = None, timeout: float | None = None
+    ) -> ScriptResult:
+        return self.connection.run(script, lines=lines, timeout=timeout)
+
+    def upload(self, path: str, chunks: Iterable[memoryview], nbytes: int) -> None:
+        self.nbytes += nbytes
+        self.connection.upload(path, chunks, nbytes)
+
+
+@pytest.mark.needs("sshd")
+def test_wheels_cross_the_notebooks_link_once(tmp_path: Path) -> None:
+    """Further hosts get no more from here than what carries them; what went wrong leaves nothing there."""
+    files = {path.name: path for path in (packed(tmp_path, "pyzmq"), packed(tmp_path, "xxhash"))}
+    large = tmp_path / "large-1.0-py3-none-any.whl"
+    large.write_bytes(os.urandom(30_000_000))
+    files[large.name] = large
+    with loopback(tmp_path / "hosts", 3) as hosts:
+        targets = [target(hosts, name) for name in hosts.names]
+        told: list[str] = []
+        incoming = send(targets, SMALL, files, told.append)
+        for host in hosts:
+            there = host.home / ".skymagic/incoming" / incoming / "wheels"
+            assert {path.name: path.read_bytes() for path in there.iterdir()} == {
+                name: path.read_bytes() for name, path in files.items()
+            }
+        first, *others = (each.host.nbytes for each in targets)  # type: ignore[attr-defined]
+        carriers = sum(path.stat().st_size for path in files.values() if path != large) + 3_000_000
+        assert first > 30_000_000
+        assert max(others) < carriers
+        assert any(line.startswith("sending large-1.0") for line in told)
+        with pytest.raises(HostError, match="h3: .*/nowhere/python did not unpack wheels"):
+            send([*targets[:2], replace(targets[2], python="/nowhere/python")], SMALL, files, told.append)
+        assert [path.name for host in hosts for path in host.home.glob(".skymagic/incoming/*")] == [incoming] * 3
+        for each in targets:
+            each.host.connection.close()  # type: ignore[attr-defined]
+
+
+def target(hosts: Hosts, name: str) -> Target:
+    connection = Counting(connect(SshConfig(hosts.config).endpoint(HostSpec(name, name))))
+    return Target(name, connection, probe(connection, SMALL), sys.executable)  # type: ignore[arg-type]
+
+
+@pytest.mark.needs("sshd")
+def test_a_pool_of_hosts_without_an_index(tmp_path: Path, cache: Path) -> None:
+    """From empty homes; a later cell brings its package over the same way. No index is waited for, and it is said."""
+    shelf = Shelf(tmp_path / "shelf")
+    shelf.add("tiny-data", "1.2", {"tinydata.py": "version = '1.2'\n"})
+    shelf.add("tiny-late", "3.0", {"tinylate.py": "late = True\n"})
+    shelf.editable("tiny-own", "1.0", {"tinyown.py": "import tinydata\n"}, ["tiny-data"])
+    settings = pip_settings()
+    links = f"{settings.get('PIP_FIND_LINKS', '')} {shelf.links}".strip()
+    with loopback(tmp_path / "hosts", 2, env=CUT_OFF, names=("gpu1", "gpu2")) as hosts:
+        (tmp_path / "client/.ssh").mkdir(parents=True)
+        shutil.copy(hosts.config, tmp_path / "client/.ssh/config")
+        (tmp_path / "notebook").mkdir()
+        env = {
+            "HOME": str(tmp_path / "client"), **shelf.of_notebook, **settings, "PIP_FIND_LINKS": links,
+            "XDG_CACHE_HOME": str(cache), "PIP_CACHE_DIR": str(Path.home() / ".cache/pip"),
+        }  # fmt: skip
+        with opened(tmp_path / "notebook", "import tinyown", env=env) as notebook:
+            start = "%sky_pool lab --provider ssh --hosts gpu1,gpu2"
+            plan = notebook.run(f"{start} --dry-run").text
+            assert "packages that the notebook fetches and sends, for no index can be reached from there" in plan
+            shown = notebook.run(start).text
+            assert "gpu1, gpu2: no package index can be reached from there; the packages are fetched here" in shown
+            cell = "import tinyown, tinydata\ntinydata.version"
+            notebook.run(f"%%sky_broadcast -o seen\n{cell}")
+            assert notebook.value("seen") == ["1.2", "1.2"]
+            notebook.run("%%sky_broadcast -o seen\nimport tinylate\ntinylate.late")
+            assert notebook.value("seen") == [True, True]
+        for host in hosts:
+            assert list(host.home.glob(".skymagic/incoming/*")) == []
+
+
+@pytest.mark.needs("sshd")
+def test_what_cannot_be_had_here_either_is_said(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with loopback(tmp_path / "hosts", 1, env=CUT_OFF) as hosts:
+        wanted: Requirements = replace(requirements_of(Image()), packages=("no-such-thing-anywhere==9",))
+        each = target(hosts, "h1")
+        with (
+            pytest.raises(HostError, match="(?s)could not be fetched here either.*no-such-thing-anywhere"),
+            provided([each], wanted, print),
+        ):
+            pass
+        each.host.connection.close()  # type: ignore[attr-defined]
+
+
+HOST = Facts(system="Linux", machine="x86_64", hostname="n", home="/h", folder="/h/s", libc="glibc 2.36")
+
+
+def test_addresses_by_which_hosts_meet() -> None:
+    def facts(*addresses: str, boot: str = "") -> Facts:
+        return replace(HOST, boot=boot, addresses=tuple(("eth0", each) for each in addresses))
+
+    assert meeting([facts(boot="b"), facts(boot="b")]) == ["127.0.0.1"] * 2
+    containers = [facts("10.1.0.1", boot="b"), facts("10.1.0.2", boot="b")]
+    assert meeting(containers) == ["10.1.0.1", "10.1.0.2"]
+    assert meeting([facts("10.1.0.1", "192.168.7.1"), facts("192.168.7.2", "10.2.0.1")]) == [
+        "192.168.7.1",
+        "192.168.7.2",
+    ]
+    assert meeting([facts("127.0.0.1", "8.8.8.8", "fe80::1"), facts("10.0.0.1")]) is None
+    docker = replace(HOST, addresses=(("docker0", "172.17.0.1"),))
+    assert meeting([docker, docker]) is None
+
+
+def test_wheels_of_a_platform() -> None:
+    tags = pip_platforms(HOST)
+    assert tags[0] == "manylinux_2_36_x86_64"
+    assert {"manylinux_2_17_x86_64", "manylinux2014_x86_64", "linux_x86_64"} <= set(tags)
+    assert "musllinux_1_2_aarch64" in pip_platforms(replace(HOST, libc="musl", machine="aarch64"))
+    assert "macosx_11_0_arm64" in pip_platforms(replace(HOST, system="Darwin", machine="arm64"))
+
+
+def test_a_disk_that_will_not_hold_it() -> None:
+    assert shortage_of(100_000_000, replace(HOST, disk_kb=None)) == ""
+    assert shortage_of(100_000_000, replace(HOST, disk_kb=500_000)) == ""
+    said = shortage_of(100_000_000, replace(HOST, disk_kb=300_000))
+    assert said == "its disk will not hold the packages: about 400.0 MB needed, 307.2 MB free at /h/s"
