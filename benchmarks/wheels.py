@@ -9,40 +9,41 @@ from pathlib import Path
 
 from benchmarks.figures import Figure, say
 from skymagic.bootstrap.provision import probe, requirements_of
-from skymagic.bootstrap.wheelhouse import Wanted, fetch
+from skymagic.bootstrap.requirements import Requirements
+from skymagic.bootstrap.wheelhouse import Wanted, Wheelhouse, fetch
 from skymagic.plan.image import Image
 from skymagic.providers.sending import Target, send
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.hostlist import HostSpec
 from tests.lab.machines import Machines, machines
+from tests.lab.shells import ShellHost
 
 MACHINES = 4
 RATE = 100.0
 """Mbit/s of the link."""
 DELAY = 25.0
 """Its delay, one way, in milliseconds."""
-PACKAGES = ("numpy", "pandas", "scikit-learn")
+PACKAGES = ("torch", "numpy", "pandas", "scikit-learn")
 
 
 def figures() -> Iterator[Figure]:
-    """Wheels that are fetched beforehand, from this process to all machines."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        machines(Path(folder) / "hosts", MACHINES, rate_mbit=RATE, delay_ms=DELAY) as hosts,
-    ):
-        yield from sent(hosts)
-
-
-def sent(hosts: Machines) -> Iterator[Figure]:
-    """Bytes and seconds on the link; what was probed is not counted."""
+    """Wheels that are fetched beforehand, for this process is then on the machines' network alone."""
     requirements = requirements_of(Image(pip=PACKAGES))
+    wanted = Wanted((*requirements.packages, "uv"), requirements.minor, requirements.preferences)
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        house = fetch(wanted, probe(ShellHost(folder), requirements), say)
+        with machines(folder / "hosts", MACHINES, rate_mbit=RATE, delay_ms=DELAY) as hosts:
+            yield from sent(hosts, requirements, house)
+
+
+def sent(hosts: Machines, requirements: Requirements, house: Wheelhouse) -> Iterator[Figure]:
+    """Bytes and seconds on the link; what was probed is not counted."""
     config = SshConfig(hosts.config)
     connections = [connect(config.endpoint(HostSpec(name, name))) for name in hosts.names]
     try:
         facts = [probe(connection, requirements) for connection in connections]
-        wanted = Wanted((*requirements.packages, "uv"), requirements.minor, requirements.preferences)
-        house = fetch(wanted, facts[0], say)
         targets = [
             Target(name, connection, each, next(one.path for one in each.pythons if one.version == requirements.minor))
             for name, connection, each in zip(hosts.names, connections, facts, strict=True)

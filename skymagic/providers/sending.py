@@ -15,10 +15,11 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import mmap
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from shlex import quote
 from typing import TypeVar, cast
@@ -43,6 +44,8 @@ from skymagic.wire.transport import Transport
 T = TypeVar("T")
 CARRIERS = ("pyzmq", "xxhash")
 """Distributions that a value server needs beside skymagic's code."""
+CARRIED = r"skymagic/(__init__|errors|wire/.*|data/(__init__|store/.*)|kernels/(__init__|store/.*))(\.py)?$"
+"""The files of skymagic's code that it needs."""
 NOTICE_BYTES = 5_000_000
 """Size of a wheel above which it is said that it is sent."""
 _SHARE = 0.95
@@ -214,7 +217,7 @@ def _replicate(
 
 def _unpack(target: Target, place: str, carriers: Mapping[str, Path]) -> None:
     """Put what a value server needs beside the host's own Python."""
-    _, name, data = wheel.running()
+    name, data = f"skymagic-{wheel.version()}-py3-none-any.whl", _carrier()
     target.host.upload(f"{place}/{name}", iter([memoryview(data)]), len(data))
     _upload(target, place, carriers)
     python = quote(target.python)
@@ -224,6 +227,13 @@ def _unpack(target: Target, place: str, carriers: Mapping[str, Path]) -> None:
         raise HostError(
             target.name, f"it cannot be set up: {target.python} did not unpack wheels:\n{done.err.strip()[-1000:]}"
         )
+
+
+@cache
+def _carrier() -> bytes:
+    """The part of skymagic's code that a value server runs; all of it comes once, with the other uploads."""
+    parts = {name: data for name, data in wheel.contents().items() if re.match(CARRIED, name)}
+    return wheel.build(parts, wheel.version())
 
 
 def _link(target: Target, place: str, names: Mapping[str, str]) -> None:

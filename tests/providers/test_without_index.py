@@ -100,7 +100,7 @@ def target(hosts: Hosts, name: str) -> Target:
 
 
 @pytest.mark.needs("sshd")
-def test_a_pool_of_hosts_without_an_index(tmp_path: Path, cache: Path) -> None:
+def test_a_pool_of_hosts_without_an_index(tmp_path: Path) -> None:
     """From empty homes; a later cell brings its package over the same way. No index is waited for, and it is said."""
     shelf = Shelf(tmp_path / "shelf")
     shelf.add("tiny-data", "1.2", {"tinydata.py": "version = '1.2'\n"})
@@ -114,13 +114,13 @@ def test_a_pool_of_hosts_without_an_index(tmp_path: Path, cache: Path) -> None:
         (tmp_path / "notebook").mkdir()
         env = {
             "HOME": str(tmp_path / "client"), **shelf.of_notebook, **settings, "PIP_FIND_LINKS": links,
-            "XDG_CACHE_HOME": str(cache), "PIP_CACHE_DIR": str(Path.home() / ".cache/pip"),
+            "PIP_CACHE_DIR": str(Path.home() / ".cache/pip"),
         }  # fmt: skip
         with opened(tmp_path / "notebook", "import tinyown", env=env) as notebook:
             start = "%sky_pool lab --provider ssh --hosts gpu1,gpu2"
             plan = notebook.run(f"{start} --dry-run").text
             assert "packages that the notebook fetches and sends, for no index can be reached from there" in plan
-            shown = notebook.run(start).text
+            shown = "".join(data.get("text/plain", "") for data in notebook.run(start).rich)
             assert "gpu1, gpu2: no package index can be reached from there; the packages are fetched here" in shown
             cell = "import tinyown, tinydata\ntinydata.version"
             notebook.run(f"%%sky_broadcast -o seen\n{cell}")
@@ -132,8 +132,9 @@ def test_a_pool_of_hosts_without_an_index(tmp_path: Path, cache: Path) -> None:
 
 
 @pytest.mark.needs("sshd")
-def test_what_cannot_be_had_here_either_is_said(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
+def test_what_cannot_be_had_here_either_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_CACHE_DIR", str(Path.home() / ".cache/pip"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with loopback(tmp_path / "hosts", 1, env=CUT_OFF) as hosts:
         wanted: Requirements = replace(requirements_of(Image()), packages=("no-such-thing-anywhere==9",))
         each = target(hosts, "h1")
