@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.bootstrap.facts import Facts
+from skymagic.bootstrap.facts import Facts, Offer
 from skymagic.bootstrap.listing import shortage_of
+from skymagic.bootstrap.messages import refusals
 from skymagic.bootstrap.provision import probe, requirements_of
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.wheelhouse import pip_platforms
@@ -178,3 +179,8 @@ def test_a_disk_that_will_not_hold_it() -> None:
     assert shortage_of(100_000_000, replace(HOST, disk_kb=500_000)) == ""
     said = shortage_of(100_000_000, replace(HOST, disk_kb=300_000))
     assert said == "its disk will not hold the packages: about 400.0 MB needed, 307.2 MB free at /h/s"
+    wanted = replace(SMALL, packages=("numpy==2.4.6",))
+    known = replace(HOST, offers=(Offer("numpy", "2.4.6", "cpu", 200_000_000),))
+    assert refusals(replace(known, disk_kb=900_000), wanted) == []
+    (refused,) = refusals(replace(known, disk_kb=700_000), wanted)
+    assert "about 800.0 MB needed, 716.8 MB free at /h/s: make room, or name a folder" in refused
