@@ -144,7 +144,7 @@ class Machine:
         """Whether the tunnel has gone over this connection."""
         self._lock = threading.Lock()
 
-    def set_up(self, requirements: Requirements, say: Say, sent: Sent | None) -> None:
+    def set_up(self, requirements: Requirements, say: Say, sent: Sent | None = None) -> None:
         """Give it an environment and skymagic's code, where it lacks them.
 
         Args:
