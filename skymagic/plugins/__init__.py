@@ -13,6 +13,7 @@ _keras/         Keras 3: one model trained on all ranks
 _accelerate     Accelerate: the environment of ``accelerate launch``
 _jax            JAX: one global device mesh
 _huggingface    HuggingFace: its packages, and the hub's token
+_reports        what trainers of libraries know of their progress goes to `sky.report`
 _joblib         joblib's tasks on the pool's ranks
 _sklearn        what scikit-learn does in parallel, on the pool's ranks
 """

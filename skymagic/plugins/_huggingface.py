@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from skymagic.plugins import _reports
 from skymagic.plugins.plugin import Cluster, Plugin
 from skymagic.runtime.info import InstanceInfo
 
@@ -36,6 +37,7 @@ def huggingface(token: str | None = None) -> Plugin:
             os.environ["HF_TOKEN"] = token
         # the tokenizers' threads and a process that forks do not go together, and ranks fork loader workers
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        _reports.adapt_transformers()
         yield
 
     # transformers alone is light; what it loads on use would start threads, which a process that forks must not have

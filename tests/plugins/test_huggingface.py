@@ -91,6 +91,9 @@ def test_trainer_trains_one_model_on_all_ranks(pool: Any, tmp_path: Path) -> Non
     first, second = finetune(str(tmp_path)) @ pool
     assert (first["world"], first["wrapped"]) == (2, "DistributedDataParallel")
     assert first["weights"] == second["weights"]
+    reported = pool.metrics.loss.unstack()
+    assert reported.index.tolist() == [1, 2, 3, 4], "Trainer's callback reports each step"
+    assert reported.notna().all(axis=1).tolist() == [False, True, False, True], "and what is logged, each second one"
 
 
 @needs_all

@@ -95,6 +95,10 @@ def test_torch_trains_one_model(on_torch: Any, options: dict[str, Any]) -> None:
     assert results[0]["backend"] == "torch"
     assert equal(results)
     assert {each["epochs"] for each in results} == {2 if options.get("stop") else 3}
+    if not options:
+        reported = on_torch.metrics.loss.unstack()
+        assert reported.index.tolist() == [3, 6, 9], "without a bar of its own, each epoch's end is reported"
+        assert reported.notna().all(axis=None)
 
 
 @needs_keras

@@ -40,6 +40,12 @@ def test_trainer_trains_twice_over_all_ranks_and_keeps_a_checkpoint(notebook: No
     assert first["kept"] == second["kept"]
     assert (notebook.folder / first["kept"]).is_file()
     assert first["loss"] < 0.5
+    steps = "__import__('skymagic').find().metrics.reset_index()"
+    assert (
+        notebook.value(f"{steps}.groupby('rank').step.agg(lambda found: sorted(set(map(int, found)))).tolist()")
+        == [[*range(1, 17)]] * 2
+    )
+    assert notebook.value(f"{steps}[{steps}.step == 16].loss.notna().tolist()") == [True, True]
 
 
 @needs_lightning

@@ -10,12 +10,27 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from skymagic.plugins._keras import on_jax, on_torch
+from skymagic.plugins._reports import keras_fit, with_callback
 from skymagic.runtime import info
 
 ALONE = (
     "skymagic: this fit trains on each rank for itself. To average gradients make the pool with --plugin {backend} "
     "beside keras; to say that it is meant so: --plugin keras:backend={backend},sync=false\n"
 )
+
+
+@contextlib.contextmanager
+def reporting() -> Iterator[None]:
+    """Inside, ``fit`` reports its steps and what it logs."""
+    import keras
+
+    model = owner(keras.Model, "fit")
+    plain = model.fit
+    model.fit = keras_fit(plain)
+    try:
+        yield
+    finally:
+        model.fit = plain
 
 
 @contextlib.contextmanager
@@ -60,13 +75,7 @@ def together(plain: Callable[..., Any], backend: str, callback: Callable[[], Any
             warn_alone(backend)
         else:
             ours.data = bound.arguments.get("x")
-            theirs = bound.arguments.get("callbacks")
-            # a CallbackList
-            if theirs is not None and hasattr(theirs, "append") and not isinstance(theirs, list):
-                theirs.append(ours)
-            else:
-                listed = theirs if isinstance(theirs, list | tuple) else [theirs]
-                bound.arguments["callbacks"] = [each for each in listed if each is not None] + [ours]
+            with_callback(bound, ours)
         return plain(*bound.args, **bound.kwargs)
 
     return fit

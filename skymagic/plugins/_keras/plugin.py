@@ -44,14 +44,18 @@ def keras(backend: str = "jax", sync: bool = True) -> Plugin:
     @contextlib.contextmanager
     def around_app(info: InstanceInfo) -> Iterator[None]:
         os.environ[VARIABLE] = backend
-        if backend == "tensorflow" or not sync:
+        if backend == "tensorflow":
             yield
             return
         from skymagic.plugins._keras import fit
 
+        if not sync:
+            with fit.reporting():
+                yield
+            return
         if backend == "jax":
             distribute(info)
-        with fit.installed(backend):
+        with fit.reporting(), fit.installed(backend):
             yield
 
     def around_run() -> contextlib.AbstractContextManager[None]:

@@ -1,0 +1,170 @@
+"""What trainers of libraries know of their progress goes to `report`: transformers' Trainer, Lightning's, Keras's ``fit``.
+
+Each gets a callback of ours when a cell imports it; none of them is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import time
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from skymagic.runtime.on_import import when_imported
+from skymagic.runtime.reporting import RESERVED, report
+
+INTERVAL = 0.5
+"""Seconds between two looks at numbers that may wait for a GPU."""
+LIGHTNING = (
+    "lightning.pytorch.trainer.connectors.callback_connector",
+    "pytorch_lightning.trainer.connectors.callback_connector",
+)
+"""Where Lightning's ``Trainer`` chooses its callbacks."""
+
+
+def told(step: float, total: float | None, numbers: Mapping[str, Any] | None = None) -> None:
+    """Report what a library has; what cannot be reported is left out, for its training goes on."""
+    chosen = {str(name): value for name, value in (numbers or {}).items() if name not in RESERVED}
+    chosen = {name: value for name, value in chosen.items() if not isinstance(value, str) and _one(value)}
+    with contextlib.suppress(TypeError, ValueError):
+        report(step=step, total=total if total and 0 < total < float("inf") else None, **chosen)
+
+
+def _one(value: Any) -> bool:
+    count = getattr(value, "numel", None)
+    return isinstance(value, int | float) or (hasattr(value, "item") and (not callable(count) or count() == 1))
+
+
+# -- transformers ----------------------------------------------------------------------------------------------------
+
+
+@functools.cache  # once in a process: torch's plugin and huggingface's may both be there
+def adapt_transformers() -> None:
+    """Each ``Trainer`` reports its steps, and what it logs."""
+    when_imported("transformers.trainer", _trainer)
+
+
+def _trainer(module: types.ModuleType) -> None:
+    class Report(module.TrainerCallback):  # type: ignore[misc, name-defined]
+        """Reports to skymagic's notebook."""
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            told(state.global_step, state.max_steps)
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            told(state.global_step, state.max_steps, logs)
+
+    module.DEFAULT_CALLBACKS.append(Report)
+
+
+# -- Lightning -------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def adapt_lightning() -> None:
+    """Each of Lightning's ``Trainer`` reports its steps, and what its modules log."""
+    for module in LIGHTNING:
+        when_imported(module, _lightning)
+
+
+def _lightning(module: types.ModuleType) -> None:
+    class Report(module.Callback):  # type: ignore[misc, name-defined]
+        """Reports to skymagic's notebook."""
+
+        total: float | None = None
+        looked = 0.0
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            self.total = None
+            with contextlib.suppress(Exception):  # a dataset without a length
+                self.total = float(trainer.estimated_stepping_batches)
+
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            due = time.monotonic() - self.looked >= INTERVAL
+            self.tell(trainer, trainer.callback_metrics if due else {})
+
+        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.state.fn == "fit" and not trainer.sanity_checking:
+                self.tell(trainer, trainer.callback_metrics)
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            self.tell(trainer, trainer.callback_metrics)
+
+        def tell(self, trainer: Any, numbers: Mapping[str, Any]) -> None:
+            told(trainer.global_step, self.total)
+            if numbers:
+                self.looked = time.monotonic()
+                told(trainer.global_step, self.total, numbers)
+
+    connector = module._CallbackConnector
+    plain = connector.on_trainer_init
+
+    @functools.wraps(plain)
+    def on_trainer_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        self.trainer.callbacks.insert(0, Report())
+
+    connector.on_trainer_init = on_trainer_init
+
+
+# -- Keras -----------------------------------------------------------------------------------------------------------
+
+
+def keras_fit(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """``fit`` with a callback that reports; the last in the list."""
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def fit(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        # a look at each batch's numbers waits for them, which Keras's own bar does too; without it, after each epoch
+        quiet = bound.arguments.get("verbose") in (0, "0")
+        with_callback(bound, _keras_callback(each_batch=not quiet))
+        return plain(*bound.args, **bound.kwargs)
+
+    return fit
+
+
+def with_callback(bound: inspect.BoundArguments, ours: Any) -> None:
+    """Add a callback to those of a call of ``fit``."""
+    theirs = bound.arguments.get("callbacks")
+    if theirs is not None and hasattr(theirs, "append") and not isinstance(theirs, list):  # a CallbackList
+        theirs.append(ours)
+        return
+    listed = theirs if isinstance(theirs, list | tuple) else [theirs]
+    bound.arguments["callbacks"] = [each for each in listed if each is not None] + [ours]
+
+
+def _keras_callback(*, each_batch: bool) -> Any:
+    import keras
+
+    class Epochs(keras.callbacks.Callback):  # type: ignore[misc]
+        """Reports to skymagic's notebook."""
+
+        done = 0
+        first: int | None = None
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.first = epoch if self.first is None else self.first
+
+        @property
+        def total(self) -> int | None:
+            steps, epochs = self.params.get("steps"), self.params.get("epochs")
+            return steps * (epochs - (self.first or 0)) if steps and epochs else None
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if not each_batch:
+                self.done += self.params.get("steps") or 1
+            told(self.done, self.total, logs)
+
+    class Batches(Epochs):
+        """Likewise."""
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.done += 1
+            told(self.done, self.total, logs)
+
+    return Batches() if each_batch else Epochs()
