@@ -14,7 +14,7 @@ from skymagic.cluster.liveness import Liveness
 from skymagic.cluster.nodes import Node, RankState
 from skymagic.cluster.rpc import PendingCalls
 from skymagic.errors import PoolError, ProvisionError
-from skymagic.plan.units import count
+from skymagic.plan.units import count, duration_text
 from skymagic.wire import agent as wire
 from skymagic.wire.exit_status import describe
 from skymagic.wire.threads import run_all
@@ -36,6 +36,7 @@ class Agents:
         note: called with what the user should know of links that are down, and up again.
         ended: called (on a link's thread) when an agent ends everything because a limit is over, with the reason.
         problem: called (on a link's thread) with what went wrong on a node that goes on.
+        shown: called (on a link's thread) with a rank and what it shows in a run that another notebook began.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Agents:
         note: Callable[[str], object],
         ended: Callable[[str], None],
         problem: Callable[[str], None],
+        shown: Callable[[int, Mapping[str, Any]], None] = lambda rank, content: None,
     ) -> None:
         self.nodes = tuple(nodes)
         self.specs: dict[int, tuple[int, wire.RankSpec]] = {}
@@ -70,6 +72,7 @@ class Agents:
         self._offers: dict[str, wire.Offer] = {}
         self.controller: wire.ControllerUp | None = None
         self._died, self._lost, self._note, self._ended, self._problem = died, lost, note, ended, problem
+        self._shown = shown
         self._links: list[Link] = []
         self._changed = threading.Condition()
         self._calls = PendingCalls(self._changed)
@@ -90,6 +93,43 @@ class Agents:
             link = Link(transports[index], index, self._received)
             self._links.append(link)
             link.send(spec)
+
+    def attach(
+        self, agents: Sequence[wire.AgentSpec], ranks: Mapping[int, tuple[int, wire.RankSpec]], timeout: float
+    ) -> wire.ControllerUp:
+        """Take up agents and ranks that another notebook has started, as they are: ready, failed, or ended.
+
+        Args:
+            agents: what each was told at its start.
+            ranks: as for `order`.
+
+        Returns:
+            The controller's connection info.
+
+        Raises:
+            ProvisionError: one is gone, or does not answer within `timeout` seconds.
+        """
+        self._node_specs, self.specs = tuple(agents), dict(ranks)
+        self.ranks = {rank: self._new_state(rank) for rank in ranks}
+        transports = self._open(range(len(self.nodes)))
+        self._links = [Link(transport, index, self._received) for index, transport in sorted(transports.items())]
+
+        def known() -> bool:
+            states = self.ranks.values()
+            there = len(self.started) == len(self.nodes) and self.controller is not None
+            return there and all(one.ready or one.failed or one.exited for one in states)
+
+        self._wait(known, timeout, "the node agents")
+        return self.wait_controller(0.0)
+
+    def follow(self, shown: Mapping[int, int]) -> None:
+        """Have agents tell what ranks show (`shown` of the constructor), after what has been shown.
+
+        Args:
+            shown: rank → number of the last content that was shown already.
+        """
+        for link, mine in self._by_link(shown):
+            link.send(wire.Follow({str(rank): shown[rank] for rank in mine}))
 
     def _open(self, indices: Iterable[int]) -> dict[int, Transport]:
         """Open links side by side; when one fails, the others are closed."""
@@ -226,6 +266,14 @@ class Agents:
         run_all([link.close for link in self._links])
         self.unreached = [self.nodes[index].name for index in sorted(self._unreachable | self.away)]
 
+    def leave(self) -> None:
+        """Close the links, and leave the agents and all that they run; twice is safe."""
+        self._closing = True
+        self._liveness.close()
+        for node in self.nodes:
+            if node.leave is not None:
+                node.leave()
+
     # -- ranks -------------------------------------------------------------------------------------------------------
 
     def respawn(self, ranks: Iterable[int], generation: int) -> None:
@@ -270,19 +318,41 @@ class Agents:
         """
         found = self._log(rank, timeout, lines=lines)
         if found is None:
-            host = self.ranks[rank].hostname
-            raise PoolError(f"{host} does not tell the log of rank {rank}: no answer within {timeout:.0f} s")
+            raise PoolError(self._silent(rank, timeout))
         return found
 
     def log_since(self, rank: int, start: int, timeout: float) -> tuple[str, int]:
         """What a rank's log holds from byte `start` on, and where that ends; waits up to `timeout` seconds for it."""
         return self._log(rank, timeout, start=start) or ("", start)
 
+    def log_of_run(self, rank: int, run: int, timeout: float) -> str | None:
+        """What a rank wrote in a run, as its log has it, also while the run goes on; None where its node knows the run no more.
+
+        Raises:
+            PoolError: its node did not answer within `timeout` seconds, for each megabyte.
+        """
+        pieces: list[str] = []
+        found = self._ask_log(rank, timeout, run=run)
+        while found is not None and found["more"]:
+            pieces.append(found["text"])
+            found = self._ask_log(rank, timeout, run=run, start=found["end"])
+        if found is None:
+            raise PoolError(self._silent(rank, timeout))
+        return "".join([*pieces, found["text"]]) if found["known"] else None
+
+    def _silent(self, rank: int, timeout: float) -> str:
+        host = self.ranks[rank].hostname
+        return f"{host} does not tell the log of rank {rank}: no answer within {timeout:.0f} s"
+
     def _log(self, rank: int, timeout: float, **what: int) -> tuple[str, int] | None:
+        found = self._ask_log(rank, timeout, **what)
+        return None if found is None else (found["text"], found["end"])
+
+    def _ask_log(self, rank: int, timeout: float, **what: int) -> dict[str, Any] | None:
         with self._calls.call() as (number, answers):
             self._links[self.specs[rank][0]].send(wire.ReadLog(rank, number, **what))
             self._calls.wait(lambda: rank in answers, timeout)
-            return (answers[rank]["text"], answers[rank]["end"]) if rank in answers else None
+            return answers.get(rank)
 
     def _by_link(self, ranks: Iterable[int]) -> list[tuple[Link, tuple[int, ...]]]:
         chosen = sorted(set(ranks))
@@ -326,7 +396,9 @@ class Agents:
     def _note_link(self, index: int, away: bool) -> None:
         name = self.nodes[index].name
         if away:
-            self._note(f"{name}: the connection is lost; what runs there goes on, and this notebook reconnects")
+            limit = self._node_specs[index].max_away
+            bound = f" for {duration_text(limit)} at most" if limit is not None else ""
+            self._note(f"{name}: the connection is lost; what runs there goes on{bound}, and this notebook reconnects")
         elif not self._closing and index not in self.gone:
             self._note(f"{name}: connected again")
 
@@ -463,6 +535,8 @@ class Agents:
                     link.send(message)
         if self._closing:
             return
+        if isinstance(message, wire.RankOutput):
+            self._shown(message.rank, message.content)
         if isinstance(message, wire.AgentProblem):
             self._problem(f"{self.nodes[index].name}: {message.text}")
         if isinstance(message, wire.PoolEnded):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from skymagic.wire import agent as wire
 from skymagic.wire.transport import Transport
@@ -46,6 +46,8 @@ class Node:
             line that the installer prints, and it ends soon once `cancelled` says so. None where the environment is the
             notebook's own, or an interpreter that is used as it is.
         python: that interpreter; empty where there is none.
+        access: what its provider needs to reach its agent again from another notebook; None where an agent ends with its notebook.
+        leave: closes what leads to its agent, and leaves that running; twice is safe. None where it would end.
         hostname: its own name for itself; empty until the nodes have met.
         own: name → digest of the notebook's own distributions in the environment of its ranks.
     """
@@ -59,6 +61,8 @@ class Node:
         default=None, repr=False, compare=False
     )
     python: str = ""
+    access: Any = field(default=None, repr=False, compare=False)
+    leave: Callable[[], None] | None = field(default=None, repr=False, compare=False)
     address: str = ""
     hostname: str = ""
     own: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)

@@ -40,6 +40,8 @@ def show(content: Mapping[str, Any], *, update: bool = False) -> None:
         from IPython.core.interactiveshell import InteractiveShell
 
         transient = dict(content.get("transient") or {})
+        for call in display.leaving():
+            call()
         InteractiveShell.instance().display_pub.publish(
             data=data, metadata=dict(content.get("metadata") or {}), transient=transient, update=update
         )

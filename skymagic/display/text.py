@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,24 @@ def write(name: str, text: str) -> None:
     """Put text on the notebook's own standard output or error."""
     stream = sys.stderr if name == "stderr" else sys.stdout
     stream.write(text)
+    thread = getattr(stream, "pub_thread", None)  # of a kernel, which sends from there
+    for call in leaving():
+        thread.schedule(call) if thread is not None else call()
     stream.flush()
+
+
+_due = threading.local()
+
+
+def before_leaving(call: Callable[[], object]) -> None:
+    """Have it called at the moment in which what is written next leaves this process: on the thread that sends it, just before."""
+    _due.calls = [*getattr(_due, "calls", ()), call]
+
+
+def leaving() -> list[Callable[[], object]]:
+    """What is to be called when what was written leaves; once."""
+    calls, _due.calls = getattr(_due, "calls", []), []
+    return calls
 
 
 def last_state(line: str) -> str:

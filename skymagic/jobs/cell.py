@@ -138,6 +138,9 @@ def spec_of(request: RunRequest, pool: Pool, cell: Cell, source_without_magics: 
         push=request.push,
         no_push=request.no_push,
         fresh=request.fresh,
+        waits=request.busy == "wait",
+        output=request.output or "",
+        head=request.head,
         execution_count=cell.execution_count,
         compiler_flags=cell.compiler_flags,
     )
@@ -163,21 +166,46 @@ def broadcast(
         RunError: a rank failed, died or was interrupted; the time was over; or values could not come back.
         CaptureError: names cannot travel.
     """
+    return _carried_out(pool, spec, limits, lambda shown: pool.run(spec, shown, limits, stop), screen, names)
+
+
+def follow(pool: Pool, spec: RunSpec, run: int, limits: Limits) -> Values:
+    """Show the rest of a cell that another notebook began, and bring its values.
+
+    Args:
+        run: the pool's number of it.
+
+    Raises:
+        RunError: as of `broadcast`.
+    """
+    return _carried_out(pool, spec, limits, lambda shown: pool.follow(spec, run, shown, limits))
+
+
+def _carried_out(
+    pool: Pool,
+    spec: RunSpec,
+    limits: Limits,
+    run: Callable[[Screen], Report],
+    screen: Screen | None = None,
+    names: Sequence[str] = (),
+) -> Values:
     view = RunView(limits.view_after) if limits.view_after < math.inf else None
     notebook = NotebookScreen(spec.visible_ranks, view)
     with interrupt.deferred() as interrupts, ended(view, names) as ending:
-        report = ending.report = pool.run(spec, screen or notebook, limits, stop)
+        report = ending.report = run(screen or notebook)
         notebook.finish()
-        if not report.good:
-            discard(report, pool)
-            raise failure(report, pool, limits, task=bool(spec.extra))
-        ending.gathers(sent_bytes(report))
         try:
+            if not report.good:
+                discard(report, pool)
+                raise failure(report, pool, limits, task=bool(spec.extra))
+            ending.gathers(sent_bytes(report))
             with interrupts.interruptible():
                 return collect(report, spec, pool)
         except KeyboardInterrupt:
             discard(report, pool)
             raise
+        finally:
+            pool.shown.deliver(report.run, spec.ranks)
 
 
 def discard(report: Report, pool: Pool) -> None:

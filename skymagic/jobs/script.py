@@ -141,7 +141,8 @@ def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
     return RunSpec(
         source=SOURCE, source_without_magics=SOURCE, ranks=tuple(first), value_ranks=tuple(first),
         visible_ranks=tuple(rank for rank, node in zip(first, part, strict=True) if node in shown),
-        execution_count=cell.execution_count, extra={SCRIPT_VARIABLE: asked},
+        execution_count=cell.execution_count, extra={SCRIPT_VARIABLE: asked}, waits=request.busy == "wait",
+        job="script", output=request.output or "",
     )  # fmt: skip
 
 
@@ -175,15 +176,34 @@ def run(
         PoolStateError, CaptureError: nothing has run.
         RunInterrupted: it was stopped before it began.
     """
+
+    def carry_out(shown: Screen, unstalled: Limits) -> Report:
+        if note := too_many_nodes(spec.extra[SCRIPT_VARIABLE]["text"], len(spec.ranks)):
+            shown.note(note)
+        return pool.run(spec, shown, unstalled, stop)
+
+    return _carried_out(pool, spec, limits, carry_out, screen)
+
+
+def follow(pool: Pool, spec: RunSpec, run: int, limits: Limits) -> Outcome:
+    """Show the rest of a script that another notebook began, and how it ended.
+
+    Args:
+        run: the pool's number of it.
+    """
+    return _carried_out(pool, spec, limits, lambda shown, unstalled: pool.follow(spec, run, shown, unstalled))
+
+
+def _carried_out(
+    pool: Pool, spec: RunSpec, limits: Limits, run: Callable[[Screen, Limits], Report], screen: Screen | None = None
+) -> Outcome:
     node_of = pool.plan.topology.node_of
     notebook = NotebookScreen([node_of(rank) for rank in spec.visible_ranks])
     shown = screen or notebook
-    if note := too_many_nodes(spec.extra[SCRIPT_VARIABLE]["text"], len(spec.ranks)):
-        shown.note(note)
     # a script that says nothing for a while is none of our business: its processes are not ours to look into
-    unstalled = replace(limits, stall_after=math.inf)
-    report = pool.run(spec, NodeScreen(shown, node_of), unstalled, stop)
+    report = run(NodeScreen(shown, node_of), replace(limits, stall_after=math.inf))
     notebook.finish()
+    pool.shown.deliver(report.run, spec.ranks)
     ends = [end_of(rank, report.ranks[rank], pool) for rank in spec.ranks]
     for end in ends:
         if end.left:

@@ -96,7 +96,7 @@ def spec_of(task: Task, ranks: tuple[int, ...]) -> RunSpec:
     source = f"{wait}{FUNCTION_NAME}({', '.join(written)});  # {task.name}"
     return RunSpec(
         source=source, source_without_magics=source, ranks=ranks, visible_ranks=ranks, value_ranks=ranks,
-        execution_count=execution_count(), extra=extra,
+        execution_count=execution_count(), extra=extra, job="call",
     )  # fmt: skip
 
 

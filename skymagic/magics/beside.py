@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from skymagic.display.button import StopLine, stop_line
 from skymagic.display.live import in_ipython
-from skymagic.errors import RunInterrupted
+from skymagic.errors import PoolError, RequestError, RunInterrupted
 from skymagic.plan.units import duration_text, rank_words
+from skymagic.pool import Pool
+from skymagic.pool.states import State
 from skymagic.run.interrupt import StopSignal
 
 TICK = 1.0
 """Seconds between two texts of a cell that goes on."""
 
+LOG_TIMEOUT = 20.0
+"""Seconds in which a node must tell each megabyte of what a rank wrote."""
 
-class Pending:
-    """The handle of a cell that goes on beside the notebook.
+
+class Run:
+    """The handle of a cell that goes on beside the notebook: what ``%%sky_broadcast -a`` gives. ``await run`` is its result.
 
     Args:
         call: what is to be done, on a thread of its own; it is given this handle, to say on which ranks.
@@ -29,12 +35,14 @@ class Pending:
 
     Attributes:
         stop: ends the run, once it has been given to it.
+        pool: where it runs; None until that is known.
         ranks: those that take part, as soon as they are known.
     """
 
-    def __init__(self, call: Callable[[Pending], Any], number: int) -> None:
+    def __init__(self, call: Callable[[Run], Any], number: int) -> None:
         self.number = number
         self.stop = StopSignal()
+        self.pool: Pool | None = None
         self.ranks: tuple[int, ...] = ()
         self._call = call
         self._value: Any = None
@@ -42,6 +50,9 @@ class Pending:
         self._begun = time.monotonic()
         self._seconds: float | None = None
         """How long it took, when it has ended."""
+        self._waiters: list[Callable[[], object]] = []
+        """Called when it has ended."""
+        self._lock = threading.Lock()
         self._shown_as = uuid.uuid4().hex
         self._shown = threading.Event()
         self._line: StopLine | None = None
@@ -57,12 +68,22 @@ class Pending:
             self._value = self._call(self)
         except BaseException as problem:
             self._problem = problem
-        self._seconds = time.monotonic() - self._begun
+        with self._lock:
+            self._seconds = time.monotonic() - self._begun
+            waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            with contextlib.suppress(RuntimeError):  # its event loop is closed
+                waiter()
         self._refresh()
 
     def done(self) -> bool:
         """Whether it has ended."""
         return self._seconds is not None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for its end, however it ends, `timeout` seconds at most; whether it has ended."""
+        self._thread.join(timeout)
+        return self.done()
 
     def cancel(self) -> bool:
         """Stop it, as the stop button does: once interrupts its ranks, twice kills what still runs. False if it has ended."""
@@ -78,15 +99,55 @@ class Pending:
         Raises:
             TimeoutError: it goes on after `timeout` seconds.
         """
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+        if not self.wait(timeout):
             raise TimeoutError(f"the cell goes on after {timeout} s")
         if self._problem is not None:
             raise self._problem
         return None if self._value is None else self._value.value
 
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Its result, without holding up the event loop; cancelling the wait leaves the run as it is."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(None))
+
+        with self._lock:
+            over = self.done()
+            if not over:
+                self._waiters.append(wake)
+        if not over:
+            yield from ended
+        return self.result()
+
+    def output(self, rank: int | None = None) -> str:
+        """What a rank has written so far, complete, whether it was shown or not; of the first of its ranks unless said.
+
+        Raises:
+            RequestError: the rank takes no part.
+            PoolError: the pool has ended (%sky_logs has the last lines), its node does not answer, or its log is gone.
+        """
+        rank = rank if rank is not None else min(self.ranks, default=0)
+        if self.ranks and rank not in self.ranks:
+            raise RequestError(
+                f"rank {rank} takes no part in it: {rank_words(self.ranks)} {'do' if len(self.ranks) > 1 else 'does'}"
+            )
+        if self.pool is None or not self.stop.run:
+            return ""
+        if self.pool.state is State.STOPPED:
+            raise self.pool.missing()
+        text = self.pool.agents.log_of_run(rank, self.stop.run, LOG_TIMEOUT)
+        if text is None and not self.done():  # the rank has not begun
+            return ""
+        if text is None:
+            raise PoolError(
+                f"nothing is left of what rank {rank} wrote in cell {self.number}: its node has started anew, or had many runs since"
+            )
+        return text
+
     @property
-    def state(self) -> str:
+    def status(self) -> str:
         """``waiting`` for ranks that others use, ``running``, ``stopping``, ``stopped``, ``failed`` or ``done``."""
         if not self.done():
             return "stopping" if self.stop.sent else "running" if self.stop.attached else "waiting"
@@ -97,7 +158,7 @@ class Pending:
         took = f"{seconds:.1f} s" if seconds < 60 else duration_text(int(seconds))
         where = f" on {rank_words(self.ranks)}" if self.ranks else ""
         hint = "" if self.done() or self.stop.sent else f"; Out[{self.number}].cancel() stops it"
-        return f"<cell {self.number}{where}: {self.state} {'after' if self.done() else 'for'} {took}{hint}>"
+        return f"<cell {self.number}{where}: {self.status} {'after' if self.done() else 'for'} {took}{hint}>"
 
     # -- as the notebook shows it --------------------------------------------------------------------------------------
 

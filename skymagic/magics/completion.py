@@ -12,7 +12,7 @@ from skymagic import plugins, providers
 from skymagic.errors import PoolError
 from skymagic.magics.arguments import help
 from skymagic.magics.arguments.options import MAGICS
-from skymagic.pool import registry
+from skymagic.pool import records, registry
 
 LINE = re.compile(r"%{1,2}(sky_\w+)[ \t]+(.*)$", re.DOTALL)
 
@@ -48,6 +48,7 @@ def complete(text: str, namespace: dict[str, Any]) -> tuple[str, list[str]] | No
         theirs=_names_of_ranks(),
         plugins=tuple(plugins.names()),
         providers=("auto", *providers.names()),
+        left=tuple(one.name for one in records.every()),
     )
     words = help.complete(line[1], line[2], names)
     return re.split(r"[ \t=,]", line[2])[-1], words

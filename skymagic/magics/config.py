@@ -87,6 +87,12 @@ class SkyMagic(Configurable):
         _checked(settings, proposal["value"])
         return dict(proposal["value"])
 
+    busy = Enum(
+        ("wait", "refuse"),
+        _BUILT_IN.busy,
+        help="What becomes of a cell while another is at work on its ranks: it waits, or is refused.",
+    ).tag(config=True)
+
     @validate("plugins")
     def _check_plugins(self, proposal: Any) -> list[str]:
         return [str(spec) for text in proposal["value"] for spec in _checked(plugin_specs, text)]

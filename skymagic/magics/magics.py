@@ -27,13 +27,14 @@ from skymagic.jobs import clone, script
 from skymagic.magics import auto, completion, debugging, inspection, logs, rendering
 from skymagic.magics.arguments import cell_magics, line_magics, pool_magic
 from skymagic.magics.arguments.help import help_alone, with_help
-from skymagic.magics.beside import Pending
+from skymagic.magics.beside import Run
 from skymagic.magics.config import SkyMagic
 from skymagic.plan.requests import PoolRequest, RunRequest, ShellRequest
 from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import rank_words
 from skymagic.pool import Pool, records, registry
+from skymagic.pool.attaching import Unfinished
 from skymagic.pool.status import now
 from skymagic.providers.local import gpus as local_gpus
 from skymagic.run import interrupt
@@ -70,7 +71,7 @@ class SkyMagics(Magics):
         shell.configurables.append(self.settings)
         self.auto = auto.Auto(shell)
         self._round_robin: Iterator[int] = itertools.count()
-        self.pending: list[Pending] = []
+        self.pending: list[Run] = []
 
     # -- pools -------------------------------------------------------------------------------------------------------
 
@@ -125,6 +126,39 @@ class SkyMagics(Magics):
         ranks = None if chosen is None else usage(lambda: chosen.ranks(one.world_size))
         one.restart(ranks)
         print(f"{rank_words(ranks or range(one.world_size))} of pool {one.name!r} started anew, without variables")
+
+    @line_magic
+    def sky_attach(self, line: str) -> Compute | None:
+        request = usage(lambda: line_magics.parse_attach(line))
+        if request.name is None:
+            listed = map(records.words, records.every())
+            print("\n".join(listed) or "no pool of other machines was started from here and left")
+            return None
+        defaults = self.settings.defaults()
+        with interrupt.deferred():
+            one, found = registry.attach(
+                request.name, self.shell.user_ns, defaults, print_note, take_over=request.take_over
+            )
+            for unfinished in found:
+                self._follow(one, unfinished)
+        return Compute.of(one)
+
+    def _follow(self, one: Pool, unfinished: Unfinished) -> None:
+        """Show the rest of a run that another notebook began, and keep what it gives."""
+        spec, defaults = unfinished.spec, self.settings.defaults()
+        number = f"cell {spec.execution_count} on {rank_words(spec.ranks)}"
+        print_note(f"[{number} {'had ended' if unfinished.over else 'goes on'}]")
+        limits = Limits(grace=defaults.grace, stall_after=defaults.stall_after)
+        if spec.job == "script":
+            outcome = script.follow(one, spec, unfinished.run, limits)
+            if spec.output:
+                self.shell.user_ns[spec.output] = outcome.value
+            if outcome.error is not None:
+                raise outcome.error
+            return
+        values = broadcast.follow(one, spec, unfinished.run, limits)
+        request = RunRequest(pool=named(one.name), output=spec.output or None, gather=spec.gather, head=spec.head)
+        self._keep(values, request)
 
     @line_magic
     def sky_status(self, line: str) -> None:
@@ -251,11 +285,11 @@ class SkyMagics(Magics):
         whole = self._cell(cell)
         return self._beside_or_now(request.noblock, whole, lambda beside: self._script(request, whole, beside))
 
-    def _script(self, request: ShellRequest, cell: broadcast.Cell, beside: Pending | None) -> script.Outcome:
+    def _script(self, request: ShellRequest, cell: broadcast.Cell, beside: Run | None) -> script.Outcome:
         """Run a script on the nodes; how it ended there is kept also when it failed."""
         one = registry.find(request.pool)
         one.defaults = defaults = self.settings.defaults()
-        spec = self._known(usage(lambda: script.spec_of(request, one, cell)), beside)
+        spec = self._known(usage(lambda: script.spec_of(request, one, cell)), one, beside)
         with interrupt.deferred():
             outcome = script.run(
                 one, spec, Limits(timeout=request.timeout, grace=defaults.grace), stop=beside.stop if beside else None
@@ -285,18 +319,16 @@ class SkyMagics(Magics):
         cell = self._cell(body)
         return self._beside_or_now(request.noblock, cell, lambda beside: self._run_now(request, cell, beside))
 
-    def _beside_or_now(
-        self, noblock: bool, cell: broadcast.Cell, call: Callable[[Pending | None], Any]
-    ) -> Pending | None:
+    def _beside_or_now(self, noblock: bool, cell: broadcast.Cell, call: Callable[[Run | None], Any]) -> Run | None:
         """Call now, or on a thread of its own, with the handle that the user has of it."""
         if not noblock:
             call(None)
             return None
-        pending = Pending(lambda handle: self._run_beside(call, handle), cell.execution_count)
+        pending = Run(lambda handle: self._run_beside(call, handle), cell.execution_count)
         self.pending = [*(one for one in self.pending if not one.done()), pending]
         return pending
 
-    def _run_beside(self, call: Callable[[Pending | None], Any], handle: Pending) -> Any:
+    def _run_beside(self, call: Callable[[Run | None], Any], handle: Run) -> Any:
         """Run on a thread, where nobody else shows what is raised."""
         try:
             return call(handle)
@@ -305,16 +337,14 @@ class SkyMagics(Magics):
             display.write("stderr", "\n".join([*lines, ""]))
             raise
 
-    def _run_now(self, request: RunRequest, cell: broadcast.Cell, beside: Pending | None) -> broadcast.Values | None:
+    def _run_now(self, request: RunRequest, cell: broadcast.Cell, beside: Run | None) -> broadcast.Values | None:
         with interrupt.deferred():
             values = self._values(request, cell, beside)
             if values is not None:
                 self._keep(values, request)
             return values
 
-    def _values(
-        self, request: RunRequest, cell: broadcast.Cell, beside: Pending | None = None
-    ) -> broadcast.Values | None:
+    def _values(self, request: RunRequest, cell: broadcast.Cell, beside: Run | None = None) -> broadcast.Values | None:
         with self.auto.paused():
             source = broadcast.check_syntax(cell.source, self.shell.transform_cell)
         one = self._pool_of(request.pool)
@@ -331,13 +361,13 @@ class SkyMagics(Magics):
         )
         names = (*([request.output] if request.output else []), *request.gather)
         stop = beside.stop if beside else None
-        return broadcast.broadcast(one, self._known(spec, beside), limits, stop=stop, names=names)
+        return broadcast.broadcast(one, self._known(spec, one, beside), limits, stop=stop, names=names)
 
-    def _known(self, spec: RunSpec, beside: Pending | None) -> RunSpec:
+    def _known(self, spec: RunSpec, pool: Pool, beside: Run | None) -> RunSpec:
         """The run as the handle and the pool know of each other."""
         if beside is None:
             return spec
-        beside.ranks = spec.ranks
+        beside.pool, beside.ranks = pool, spec.ranks
         return replace(spec, beside=True)
 
     def _cell(self, body: str) -> broadcast.Cell:

@@ -15,10 +15,19 @@ class Lifetime:
         max_lifetime: seconds from now on, None for no limit.
         now: seconds on a clock that never goes back, as in all methods.
         away: seconds without work on this node and without the notebook, None for no limit.
+        max_away: seconds for which ranks of this node may work without the notebook, None for no limit.
     """
 
-    def __init__(self, idle: float | None, max_lifetime: float | None, now: float, away: float | None = None) -> None:
+    def __init__(
+        self,
+        idle: float | None,
+        max_lifetime: float | None,
+        now: float,
+        away: float | None = None,
+        max_away: float | None = None,
+    ) -> None:
         self._idle = idle
+        self._max_away = max_away
         self._max_lifetime = max_lifetime
         self._away = away
         self._started = now
@@ -53,6 +62,10 @@ class Lifetime:
         """The notebook is connected."""
         self._disconnected_at = None
 
+    def elsewhere(self) -> list[int | str]:
+        """What keeps the pool from being idle and is none of this node's ranks."""
+        return [who for who in self._busy if not isinstance(who, int)]
+
     @property
     def busy(self) -> bool:
         """Whether somebody is at work."""
@@ -63,8 +76,20 @@ class Lifetime:
         """Whether the notebook is not connected."""
         return self._disconnected_at is not None
 
+    @property
+    def working(self) -> list[int]:
+        """The ranks of this node that are at work."""
+        return sorted(who for who in self._busy if isinstance(who, int))
+
     def _ranks_work(self) -> bool:
-        return any(isinstance(who, int) for who in self._busy)
+        return bool(self.working)
+
+    @property
+    def runs_end(self) -> float | None:
+        """When what ranks are at work on is to be stopped, for the notebook has been away for too long; None for never."""
+        if self._max_away is None or self._disconnected_at is None or not self._ranks_work():
+            return None
+        return self._disconnected_at + self._max_away
 
     def _limits(self) -> Iterator[tuple[float, str]]:
         """(when it is over, why the pool is to end then) of each limit that runs now."""

@@ -196,7 +196,7 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
         reasons.append(f"its region is {running.region or 'none'}, not {request.region}")
     for name in ("hosts", "spot"):
         differs(name, getattr(made, name), getattr(request, name), f"its {name} is {{here}}, not {{asked}}")
-    for name in ("idle", "max_lifetime"):
+    for name in ("idle", "max_lifetime", "max_away"):
         here, wants = (getattr(each, name) for each in (made, request))
         words = f"its --{name.replace('_', '-')} is {{here}}, not {{asked}}"
         differs(name, _limit(here), _limit(wants), words)

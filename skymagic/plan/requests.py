@@ -94,6 +94,7 @@ class PoolRequest:
         region: where to rent, or several with commas between, the best liked first.
         max_price: dollars per hour for the whole pool.
         idle, max_lifetime: seconds.
+        max_away: seconds for which a cell on other machines may go on without its notebook.
         image: what `python`, `pip` and `env` are added to.
         cloud: how rented machines are reached.
         imports: dotted names of modules that the notebook uses: other machines get the distributions that they are from, in
@@ -120,6 +121,7 @@ class PoolRequest:
     max_price: float | None = None
     idle: float | None = None
     max_lifetime: float | None = None
+    max_away: float | None = 86_400.0
     yes: bool = False
     dry_run: bool = False
     image: Image = field(default_factory=Image)
@@ -189,6 +191,7 @@ class RunRequest:
         only: whose output is shown. targets: who runs it; None for all ranks (for one rank: round robin).
         no_push: True when nothing travels, or the names that do not.
         timeout: seconds.
+        busy: what becomes of it where another cell is at work on its ranks: it waits ("wait"), or is refused ("refuse").
     """
 
     pool: PoolRequest = field(default_factory=PoolRequest)
@@ -201,6 +204,7 @@ class RunRequest:
     no_push: bool | tuple[str, ...] = False
     timeout: float | None = None
     noblock: bool = False
+    busy: str = "wait"
     fresh: bool = False
     dry_run: bool = False
 
@@ -240,6 +244,7 @@ class Defaults:
         packages: what is done where a node of another machine lacks a package that a cell needs: "sync" installs it, "ask" says how,
             "off" leaves it to the cell to fail.
         aws: how rented machines are reached.
+        busy: what becomes of a cell while another is at work on its ranks: "wait" or "refuse".
         keep_values: whether other machines keep large values on their disks, for later pools.
     """
 
@@ -258,6 +263,7 @@ class Defaults:
     keep_values: bool = True
     packages: str = "sync"
     aws: CloudSettings = field(default_factory=CloudSettings)
+    busy: str = "wait"
 
 
 @dataclass(frozen=True)
@@ -272,6 +278,7 @@ class ShellRequest:
         targets: the nodes that run it; None for all. only: the nodes whose output is shown.
         output: the variable that takes exit codes and last lines, by node.
         timeout: seconds.
+        busy: as of a cell.
     """
 
     workdir: str | None = None
@@ -284,6 +291,7 @@ class ShellRequest:
     only: Selection = field(default_factory=Selection)
     output: str | None = None
     noblock: bool = False
+    busy: str = "wait"
 
 
 def missing_secrets(names: Iterable[str], environ: Mapping[str, str]) -> list[str]:

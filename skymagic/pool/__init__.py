@@ -10,10 +10,12 @@
                         └─ Resources           machines, agents, engine, store
 
 agent_events  what agents report: deaths, lost nodes, notes, limits
+attaching     a pool taken up as another notebook has left it
 cloning       names of one rank copied to others
 debugging     commands of a debugger to a rank whose cell has failed
 dispatch      orders on their way to ranks, and who waits for them
 hanging       ranks for which others would wait in vain while a process group is formed anew
+keys          what another notebook must know of a pool, and how far this one has shown its runs, on disk
 messages      what is shown of its ranks
 packages      which packages the nodes have, and how they get more
 pool          the public class

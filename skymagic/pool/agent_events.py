@@ -35,7 +35,8 @@ class AgentEvents:
     def connect(self, nodes: Sequence[Node]) -> Agents:
         """Agents of these machines, whose events come here."""
         note = self._dispatch.note
-        return Agents(nodes, self._rank_died, self._node_lost, note, self._limit_reached, self._problem)
+        shown = self._dispatch.shown
+        return Agents(nodes, self._rank_died, self._node_lost, note, self._limit_reached, self._problem, shown)
 
     def _problem(self, text: str) -> None:
         if not self._dispatch.note(text):

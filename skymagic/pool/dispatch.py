@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from skymagic.pool.resources import Resources
 from skymagic.pool.status import Status, now
@@ -13,6 +15,9 @@ from skymagic.run.run import Run, Screen
 from skymagic.run.submission import Submission
 from skymagic.wire import agent as wire
 from skymagic.wire.order import Order
+
+RECALL_TIMEOUT = 10.0
+"""Seconds in which a rank tells how a run has ended."""
 
 
 @dataclass(eq=False, repr=False)
@@ -29,12 +34,24 @@ class Dispatch:
 
     def send(self, submission: Submission, order: Order, source: str, screen: Screen, limits: Limits) -> Report:
         """Have an order carried out by ranks that are reserved for it; waits for them."""
+        engine = self._resources.engine
+        return self._run(submission, lambda: engine.submit(submission, order, source), screen, limits)
+
+    def follow(self, submission: Submission, screen: Screen, limits: Limits) -> Report:
+        """Go on with a run that another notebook began, from where that has shown it; waits for its ranks."""
+        shown = self._status.shown.read(submission.number)
         agents = self._resources.agents
+        places = {rank: max(0, shown.get(rank, 0)) for rank in submission.ranks}
+        return self._run(submission, lambda: agents.follow(places), screen, limits)
+
+    def _run(self, submission: Submission, begin: Callable[[], object], screen: Screen, limits: Limits) -> Report:
+        agents = self._resources.agents
+        mark = partial(self._status.shown.mark, submission.number)
         try:
             self._status.lifetime.begin(id(submission))
             with agents.busy(submission.ranks):
-                self._submit(submission, order, source)
-                report = Run(submission, agents, screen, limits).wait()
+                self._begin(submission, begin)
+                report = Run(submission, agents, screen, limits, *([mark] if submission.number else [])).wait()
         finally:
             self._status.lifetime.end(id(submission), now())
             with self._lock:
@@ -44,7 +61,7 @@ class Dispatch:
         self._resources.engine.purge(submission)
         return report
 
-    def _submit(self, submission: Submission, order: Order, source: str) -> None:
+    def _begin(self, submission: Submission, begin: Callable[[], object]) -> None:
         # Registered before the ranks are looked at, so that a death in between is reported twice rather than never.
         with self._lock:
             self._status.check_ended()
@@ -53,7 +70,26 @@ class Dispatch:
             exited = self._resources.agents.ranks[rank].exited
             if exited is not None:
                 submission.put("died", rank, {"exited": exited})
-        self._resources.engine.submit(submission, order, source)
+        begin()
+
+    def shown(self, rank: int, content: Mapping[str, Any]) -> None:
+        """A rank of a run that another notebook began shows something, on a link's thread."""
+        with self._lock:
+            current = next((each for each in self._under_way if rank in each.ranks), None)
+        if current is None:
+            return
+        current.put("output", rank, content)
+        if content["kind"] == "end":  # its outcome went to the other notebook, and the rank has kept it
+            threading.Thread(target=self._recall, args=(current, rank), name="skymagic-recall", daemon=True).start()
+
+    def _recall(self, submission: Submission, rank: int) -> None:
+        """Ask a rank how the run has ended there; one that dies is told of otherwise."""
+        agents = self._resources.agents
+        while submission in self._under_way and agents.ranks[rank].exited is None:
+            kept = agents.ask([rank], "recall", RECALL_TIMEOUT).get(rank) or {}
+            if kept.get("outcome") is not None and kept["order"]["run"] == submission.number:
+                submission.put("outcome", rank, kept["outcome"])
+                return
 
     def rank_died(self, exited: wire.RankExited) -> bool:
         """Report a rank's death to the run that waits for it; False if there is none."""

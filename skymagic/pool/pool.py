@@ -8,16 +8,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skymagic.cluster import Agents
+from skymagic.cluster import Agents, Node
 from skymagic.display import panel
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults
 from skymagic.plan.selection import Selection
 from skymagic.pool import view
 from skymagic.pool.agent_events import AgentEvents
+from skymagic.pool.attaching import Attaching, Unfinished
 from skymagic.pool.cloning import Cloned, Cloning
 from skymagic.pool.debugging import Debugging
 from skymagic.pool.dispatch import Dispatch
+from skymagic.pool.keys import PoolKey
 from skymagic.pool.messages import rows
 from skymagic.pool.packages import Packages
 from skymagic.pool.recovery import Recovery
@@ -50,6 +52,7 @@ class Pool(Status):
         namespace: the notebook's variables.
         defaults: limits and such.
         gone: called when nothing of it is left, and nobody need hear why.
+        job_id: of one that another notebook has made; a new one unless given.
     """
 
     def __init__(
@@ -60,8 +63,9 @@ class Pool(Status):
         namespace: dict[str, Any],
         defaults: Defaults,
         gone: Callable[[Pool], None],
+        job_id: str = "",
     ) -> None:
-        super().__init__(name, survey.plan, defaults)
+        super().__init__(name, survey.plan, defaults, job_id)
         self.namespace = namespace
         self.started_at = 0.0
         self.start_seconds = 0.0
@@ -78,6 +82,7 @@ class Pool(Status):
         self.packages = Packages(self, self._resources)
         self._runs = Runs(self, self._resources, dispatch, self.scheduler, self._recovery, self.packages)
         self._debugging = Debugging(self, dispatch, self.scheduler, self._recovery, self._runs)
+        self._attaching = Attaching(self, self._resources, self._recovery, self._runs)
         self._cloning = Cloning(self, self._resources, dispatch, self.scheduler, self._recovery, self._runs)
 
     @property
@@ -107,6 +112,35 @@ class Pool(Status):
         self.started_at = now()
         self.start_seconds = time.monotonic() - begun
         self._enter_plugins()
+
+    def attach(self, nodes: Sequence[Node], key: PoolKey) -> list[Unfinished]:
+        """Take up a pool that another notebook has made, in that one's place.
+
+        Args:
+            nodes: its machines.
+            key: what that notebook knew of it.
+
+        Returns:
+            The runs whose end the user has not seen, the oldest first, for `follow`.
+
+        Raises:
+            ProvisionError: a machine is gone, or does not answer; what runs there is left as it is.
+        """
+        begun = time.monotonic()
+        found = self._attaching.attach(nodes, self._events.connect, key)
+        self.started_at, self.start_seconds = now(), time.monotonic() - begun
+        self._enter_plugins()
+        return found
+
+    @property
+    def key(self) -> PoolKey | None:
+        """What another notebook must know to attach to it; None where its agents end with this one."""
+        nodes = self.agents.nodes
+        if not all(node.access for node in nodes):
+            return None
+        places = tuple((node.address, node.hostname) for node in nodes)
+        accesses = tuple(node.access for node in nodes)
+        return PoolKey(self.name, self.job_id, self.plan, accesses, places, self.agents.started[0].port)
 
     def _enter_plugins(self) -> None:
         """Open what plugins do in the notebook; if one fails, the pool goes."""
@@ -197,6 +231,15 @@ class Pool(Status):
         epoch or another cell, they are counted on. Without pandas: a list of dicts. ``pool.metrics.loss.unstack().plot()``.
         """
         return table(self._runs.reported)
+
+    def follow(self, spec: RunSpec, run: int, screen: Screen, limits: Limits, stop: StopSignal | None = None) -> Report:
+        """Show what a run that another notebook began has not shown there, and what follows; wait for its ranks.
+
+        Args:
+            run: the pool's number of it.
+            stop: ends the run from another thread.
+        """
+        return self._runs.follow(spec, run, screen, limits, stop or StopSignal())
 
     def preview(self, spec: RunSpec) -> Manifest:
         """What a run would ship; nothing is written or sent."""

@@ -59,7 +59,13 @@ def write(record: PoolRecord) -> None:
 def remove(job_id: str) -> None:
     """The pool has ended; twice is safe."""
     with contextlib.suppress(OSError):
-        _path(job_id).unlink(missing_ok=True)
+        for path in folder().glob(f"{job_id}.*"):  # its key, and how far it was shown, too
+            path.unlink(missing_ok=True)
+
+
+def own(job_id: str) -> bool:
+    """Whether a pool is this process's: another notebook may have taken it over."""
+    return any(one.job_id == job_id and one.process == identity() for one in every())
 
 
 def every() -> list[PoolRecord]:
@@ -97,7 +103,7 @@ def _reminder(one: PoolRecord) -> str:
     if one.provider == "aws":
         return f"{was_left}: %sky_down --all ends all that you have rented, and it ends itself at its --idle"
     hosts = ",".join(one.hosts)
-    return f"{was_left}: %sky_status --hosts {hosts} shows what runs there, %sky_down {one.job_id} --hosts … ends it"
+    return f"{was_left}: %sky_attach {one.name} goes on with it, %sky_down {one.job_id} --hosts {hosts} ends it"
 
 
 def forget(hosts: Collection[str], jobs: Collection[str]) -> None:

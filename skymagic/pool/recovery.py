@@ -63,7 +63,8 @@ class Recovery:
     _queued: bool = False
     _thread: threading.Thread | None = None
     _problem: Exception | None = None
-    _generation: int = 0
+    generation: int = 0
+    """Of the process group that was formed last."""
     _infos: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """The new places of ranks that live, which they get when they join the next group."""
 
@@ -199,8 +200,8 @@ class Recovery:
         everyone = set(range(self._status.world_size))
         replaced = set(dead)
         for attempt in range(1, ATTEMPTS + 1):
-            self._generation += 1
-            self._resources.replace(sorted(replaced), self._generation)
+            self.generation += 1
+            self._resources.replace(sorted(replaced), self.generation)
             problems = self._rejoin(sorted(everyone - replaced))
             if problems is None:
                 self._resources.take_up(sorted(replaced))
@@ -221,7 +222,7 @@ class Recovery:
         # those that are being replaced take part too, from their side
         infos = {str(rank): info for rank, info in self._infos.items()}
         everyone = tuple(range(self._status.world_size))
-        order = Rejoin(ranks=everyone, generation=self._generation, form=form, infos=infos)
+        order = Rejoin(ranks=everyone, generation=self.generation, form=form, infos=infos)
         limits = Limits(timeout=REJOIN_TIMEOUT, grace=REJOIN_GRACE, interrupt_grace=0.0, silent_may_leave=True)
         submission = Submission(alive)
         starting = {*everyone} - {*alive} if form else ()

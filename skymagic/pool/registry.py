@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,13 +18,16 @@ from skymagic.display import starting
 from skymagic.display.panel import PoolView
 from skymagic.display.question import confirmed
 from skymagic.display.screen import print_note
-from skymagic.errors import PoolError, RequestError
+from skymagic.errors import PoolError, ProvisionError, RequestError
 from skymagic.plan.planning import fits
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults, PoolRequest, missing_secrets
 from skymagic.plan.units import count
-from skymagic.pool import Pool, records, view
+from skymagic.pool import Pool, keys, records, view
+from skymagic.pool.attaching import Unfinished
 from skymagic.providers import Provider, Survey
+from skymagic.providers.provider import Attachable
+from skymagic.wire.record import identity
 
 DEFAULT_NAME = "main"
 _pools: dict[str, Pool] = {}
@@ -151,12 +155,73 @@ def _make(pool: Pool, tell: Callable[[str], None]) -> Pool:
         except BaseException:
             _drop(pool)
             raise
+        if (key := pool.key) is not None:
+            keys.write(key)
         say(f"ready in {pool.start_seconds:.1f} s")
     return pool
 
 
 def _picture(pool: Pool, steps: Mapping[str, str]) -> PoolView:
     return view.starting(pool, pool.status(), pool.start_seconds, steps)
+
+
+def attach(
+    name: str,
+    namespace: dict[str, Any],
+    defaults: Defaults,
+    tell: Callable[[str], None],
+    *,
+    take_over: bool = False,
+) -> tuple[Pool, list[Unfinished]]:
+    """A pool that another notebook of this user has made from here, in that one's place; and the runs that its user has to hear of.
+
+    Args:
+        name: the pool's, or its job id.
+        take_over: whether that notebook may be alive: it loses the pool.
+
+    Raises:
+        PoolError: there is no such pool, its notebook is alive, its key is not to be used, or it is gone; says what to do.
+    """
+    record = _record(name)
+    if any(pool.job_id == record.job_id for pool in _pools.values()):
+        raise PoolError(f"pool {record.name!r} is this notebook's already")
+    if record.name in _pools:
+        raise PoolError(
+            f"this notebook has a pool {record.name!r} of its own: end that first (%sky_down {record.name})"
+        )
+    if not (take_over or records.left(record)):
+        raise PoolError(
+            f"{records.words(record)}: end that notebook, or take the pool away from it: %sky_attach {name} --take-over"
+        )
+    key = keys.read(record.job_id)
+    provider = providers.serving(key.plan.request)
+    if not isinstance(provider, Attachable):
+        raise PoolError(f"pools of --provider {key.plan.provider} cannot be attached")
+    survey, nodes = provider.attach(key.plan, key.accesses)
+    pool = Pool(key.name, provider, survey, namespace, defaults, _drop, key.job_id)
+    try:
+        found = pool.attach(nodes, key)
+    except ProvisionError as problem:
+        raise PoolError(f"pool {key.name!r} cannot be attached: {problem}") from problem
+    _pools[pool.name] = pool
+    records.write(replace(record, machine=socket.gethostname(), process=identity(), folder=str(Path.cwd())))
+    tell(f"attached to pool {pool.name!r} on {', '.join(pool.plan.hosts)} in {pool.start_seconds:.1f} s")
+    return pool, found
+
+
+def _record(name: str) -> records.PoolRecord:
+    """The record of a pool by its name, or its job id. Raises PoolError where there is none, or several."""
+    found = [one for one in records.every() if name in (one.name, one.job_id)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        listed = "\n".join(records.words(one) for one in found)
+        raise PoolError(
+            f"several pools are called {name!r}; name one by its job id, as in %sky_attach {found[0].job_id}:\n{listed}"
+        )
+    known = ", ".join(sorted({one.name for one in records.every()}))
+    there = f"; there are {known}" if known else ""
+    raise PoolError(f"no pool {name!r} was left from here{there}: %sky_status --hosts … shows what runs on hosts")
 
 
 def preview(
@@ -230,7 +295,7 @@ def _drop(pool: Pool) -> None:
         _last_lines[pool.name] = pool.last_lines
         for name in list(_last_lines)[:-KEPT_POOLS]:
             del _last_lines[name]
-    if pool.plan.remote and not pool.unreached:
+    if pool.plan.remote and not pool.unreached and records.own(pool.job_id):
         records.remove(pool.job_id)
     if _pools.get(pool.name) is pool:
         del _pools[pool.name]

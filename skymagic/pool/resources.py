@@ -84,18 +84,55 @@ class Resources:
         agents = self._agents = connect(nodes)
         agents.start(specs.of_agents(status, nodes, self._detached_timeout, os.environ))
         # these import ipyparallel, while the agents start
-        from skymagic.data.shipping.shipper import Shipper
+        import skymagic.data.shipping.shipper  # noqa: F401
         from skymagic.run.engine import Engine
 
         nodes = agents.meet(status.job_id, START_TIMEOUT)
         agents.order(specs.of_ranks(status, nodes, agents.started[0].port))
         controller = agents.wait_controller(START_TIMEOUT)
         self._engine = Engine(controller.client, nodes[0].forward)
-        store = open_store(
-            agents, status.plan.remote, status.note, keep=KEPT_ON_NODES if status.defaults.keep_values else 0
-        )
-        self._shipper = Shipper(store, self._namespace, str(Path.cwd()))
+        self._shipper = self._new_shipper()
         self.take_up(range(status.world_size))
+
+    def _new_shipper(self) -> Shipper:
+        from skymagic.data.shipping.shipper import Shipper
+
+        status = self._status
+        keep = KEPT_ON_NODES if status.defaults.keep_values else 0
+        store = open_store(self.agents, status.plan.remote, status.note, keep=keep)
+        return Shipper(store, self._namespace, str(Path.cwd()))
+
+    def attach(self, nodes: Sequence[Node], connect: Callable[[Sequence[Node]], Agents], port: int) -> list[int]:
+        """Take up what another notebook has started, as it is; after a failure `leave` closes what was opened.
+
+        Args:
+            nodes: the machines, which have met.
+            connect: makes their agents.
+            port: of the head, free for process groups.
+
+        Returns:
+            The ranks that have died meanwhile.
+        """
+        from skymagic.run.engine import Engine
+
+        status = self._status
+        agents = self._agents = connect(nodes)
+        ranks = specs.of_ranks(status, nodes, port)
+        controller = agents.attach(
+            specs.of_agents(status, nodes, self._detached_timeout, os.environ), ranks, START_TIMEOUT
+        )
+        self._engine = Engine(controller.client, nodes[0].forward)
+        self._shipper = self._new_shipper()
+        dead = [rank for rank, state in agents.ranks.items() if not state.ready]
+        self.take_up([rank for rank in agents.ranks if rank not in dead])
+        return dead
+
+    def leave(self) -> None:
+        """Close all connections, and leave what runs on the machines; twice is safe."""
+        self._close_store()
+        self._close_engine()
+        if self._agents is not None:
+            self._agents.leave()
 
     def take_up(self, ranks: Sequence[int]) -> None:
         """Wait for ranks that are starting, and bind them to the engine."""

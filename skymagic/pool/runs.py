@@ -51,7 +51,8 @@ class Runs:
     _scheduler: Scheduler
     _recovery: Recovery
     _packages: Packages
-    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    """Of the runs to come."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held for moments, while what follows is changed."""
     _running: int = 0
@@ -80,6 +81,16 @@ class Runs:
             self._recovery.begin_after(report)
         if not report.good and self._recovery.wait(NOTES_WAIT):
             report.notes += self._status.take_notes()
+        return report
+
+    def follow(self, spec: RunSpec, run: int, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
+        """See `Pool.follow`."""
+        with self._reservation(spec, stop), self.counted():
+            submission = Submission(spec.ranks, run, self._metrics(spec))
+            stop.attach(submission)
+            with interrupt.deferred() as interrupts, interrupts.sent_to(submission):
+                report = self._dispatch.follow(submission, screen, limits)
+        self._recovery.begin_after(report)
         return report
 
     def _reservation(self, spec: RunSpec, stop: StopSignal) -> Reservation:
@@ -165,7 +176,7 @@ class Runs:
 
     def _carry_out(self, spec: RunSpec, manifest: Manifest, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
         order = RunCell(
-            run=next(self._numbers),
+            run=next(self.numbers),
             ranks=spec.ranks,
             visible_ranks=spec.visible_ranks,
             screen_limit=self._status.defaults.screen_limit,
@@ -175,10 +186,13 @@ class Runs:
             gather=spec.gather,
             gather_ranks=spec.gather_ranks,
             value_ranks=spec.value_ranks,
+            job=spec.job,
+            output=spec.output,
+            head=spec.head,
         )
         if stop.sent:
             raise RunInterrupted(STOPPED_WAITING)
-        submission = Submission(spec.ranks, self._metrics(spec))
+        submission = Submission(spec.ranks, order.run, self._metrics(spec))
         stop.attach(submission)
         with interrupt.deferred() as interrupts, interrupts.sent_to(submission):
             report = self._dispatch.send(submission, order, spec.source, screen, limits)
@@ -200,8 +214,16 @@ class Runs:
 
 
 def _tell(spec: RunSpec, before: Sequence[RunSpec]) -> None:
-    """Say for which other cells a run waits."""
+    """Say for which other cells a run waits. Raises PoolStateError for a run that does not wait."""
     others = {other.execution_count: other for other in before if other.execution_count != spec.execution_count}
+    if others and not spec.waits:
+        raise PoolStateError("; ".join(_busy(number, other) for number, other in others.items()))
     for number, other in others.items():
         remedy = f"; to stop that one, stop this cell, then Out[{number}].cancel()" if other.beside else ""
         print_note(f"[waits for cell {number} on {rank_words(other.ranks)}{remedy}]")
+
+
+def _busy(number: int, other: RunSpec) -> str:
+    """Why a run is refused that does not wait."""
+    remedy = f": Out[{number}].cancel() stops it, Out[{number}].wait() waits for it" if other.beside else ""
+    return f"cell {number} is at work on {rank_words(other.ranks)}{remedy}"

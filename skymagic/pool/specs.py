@@ -46,7 +46,7 @@ def of_agents(
             devices=plan.devices[node.index] if plan.remote and plan.devices else (),
             env=environment(plan, environ), address=node.address or None,
             idle_timeout=request.idle, max_lifetime=request.max_lifetime,
-            detached_timeout=detached_timeout if plan.remote else None,
+            detached_timeout=detached_timeout if plan.remote else None, max_away=request.max_away,
         )
         for node in nodes
     ]  # fmt: skip

@@ -14,6 +14,7 @@ from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults
 from skymagic.plugins import packing
 from skymagic.pool import states
+from skymagic.pool.keys import Shown
 from skymagic.pool.states import Event, State
 
 
@@ -25,13 +26,15 @@ def now() -> float:
 class Status:
     """The shared state of one pool: `Pool` is one, with what it holds."""
 
-    def __init__(self, name: str, plan: Plan, defaults: Defaults) -> None:
+    def __init__(self, name: str, plan: Plan, defaults: Defaults, job_id: str = "") -> None:
         self.name = name
         self.plan = plan
         """What it was made from; another one after it was resized."""
         self.defaults = defaults
         """Limits of its runs; the magics set them before each cell, so that %config counts at once."""
-        self.job_id = f"{name}-{secrets.token_hex(4)}"
+        self.job_id = job_id or f"{name}-{secrets.token_hex(4)}"
+        self.shown = Shown(self.job_id if plan.remote else None)
+        """How far its runs were shown, for another notebook."""
         self.client = f"{getpass.getuser()}@{socket.gethostname()}"
         """Who started it, and where."""
         self.plugins = plugins.resolve(plan.request.plugins)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from skymagic.cluster import Node
 from skymagic.plan.plans import Plan
@@ -32,3 +32,14 @@ class Provider(Protocol):
 
     def acquire(self, survey: Any, job_id: str, say: Say) -> Sequence[Node]:
         """Machines that can run an agent, the head first. Called once with what `plan` gave; the survey releases them."""
+
+
+@runtime_checkable
+class Attachable(Protocol):
+    """What a provider has whose nodes outlive their notebook (`Node.access`)."""
+
+    def attach(self, plan: Plan, accesses: Sequence[Any]) -> tuple[Survey, Sequence[Node]]:
+        """The machines of a pool that another notebook has made from this plan, each with what its node had as `access`.
+
+        Called once; nothing is started, and what the survey's `close` gives back is the caller's from now on.
+        """

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import getpass
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
 from skymagic import plugins
@@ -27,7 +28,7 @@ from skymagic.errors import ProvisionError, RequestError
 from skymagic.plan import distributions
 from skymagic.plan.image import Image, project
 from skymagic.plan.planning import plan_over
-from skymagic.plan.plans import Topology, topology
+from skymagic.plan.plans import Plan, Topology, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.plugins import packing
 from skymagic.providers.provider import Say, Survey
@@ -42,6 +43,20 @@ from skymagic.wire.transport import Transport
 
 T = TypeVar("T")
 U = TypeVar("U")
+
+
+@dataclass(frozen=True)
+class Access:
+    """What leads another notebook to a host's daemon.
+
+    Attributes:
+        host: as the user calls it. daemon: its name there. secret: what it knows its notebooks by.
+    """
+
+    host: str
+    installation: Installation
+    daemon: str
+    secret: str = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -102,6 +117,22 @@ class SSH:
         # two nodes may be one machine: each has a daemon of its own
         return [machine.node(index, f"{job_id}-{index}") for index, machine in enumerate(machines)]
 
+    def attach(self, plan: Plan, accesses: Sequence[Access]) -> tuple[Hosts, Sequence[Node]]:
+        """The machines of a pool that another notebook has made from this plan; nothing is connected to yet."""
+        config = SshConfig()
+        machines = [
+            Machine(
+                config.endpoint(hostlist.expand((one.host,))[0]),
+                None,
+                one.installation.facts,
+                one.secret,
+                one.installation,
+            )
+            for one in accesses
+        ]
+        nodes = [one.node(index, accesses[index].daemon, takes_over=True) for index, one in enumerate(machines)]
+        return Hosts(plan, tuple(machines), accesses[0].installation.requirements), nodes
+
 
 def needs(request: PoolRequest, shape: Topology, say: Say) -> tuple[Image, Requirements]:
     """The image of a pool of this shape, and what each of its machines must have. Raises RequestError."""
@@ -128,15 +159,27 @@ class Machine:
         endpoint: how it is reached.
         connection: the connection made first.
         facts: what it is.
+        secret: what its daemon knows this user's notebooks by; a new one unless given.
+        installation: what is set up there already.
     """
 
-    def __init__(self, endpoint: Endpoint, connection: Connection, facts: Facts) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        connection: Connection | None,
+        facts: Facts,
+        secret: str = "",
+        installation: Installation | None = None,
+    ) -> None:
         self.endpoint = endpoint
         self.name = endpoint.label
         self.facts = facts
         self._connection: Connection | None = connection
         """What the tunnel goes over; None while it is opened again."""
-        self._installation: Installation | None = None
+        self._installation = installation
+        self._secret = secret or secrets.token_hex(16)
+        self._takes_over = False
+        """Whether the next tunnel leads to an agent that is there already."""
         self._bulk: Connection | None = None
         """For what is large, so that it does not stand in the way of cells."""
         self._tunnel: Tunnel | None = None
@@ -166,11 +209,21 @@ class Machine:
         fitting = [each.path for each in self.facts.pythons if each.version == requirements.minor]
         return Target(self.name, self._connection, self.facts, next(iter(fitting), ""))
 
-    def node(self, index: int, daemon: str) -> Node:
-        """The machine as a pool sees it; `daemon` names what keeps the node's agent there."""
+    def node(self, index: int, daemon: str, *, takes_over: bool = False) -> Node:
+        """The machine as a pool sees it.
+
+        Args:
+            daemon: names what keeps the node's agent there.
+            takes_over: whether that is there already.
+        """
+        assert self._installation is not None
+        self._takes_over = takes_over
+        known = replace(self._installation, requirements=replace(self._installation.requirements, hidden=frozenset()))
         return Node(
             index,
             self.name,
+            access=Access(self.endpoint.label, known, daemon, self._secret),
+            leave=self.leave,
             start_agent=lambda state: self._open(daemon, state),
             run=self._run,
             install=None if self._used_as_it_is else self._install,
@@ -194,7 +247,10 @@ class Machine:
         if before is not None:
             before.close()
         command = self._command(processes.ATTACH, daemon)
-        self._tunnel = Tunnel(lambda: self._start_process(command), state=state)
+        takes_over, self._takes_over = self._takes_over, False
+        self._tunnel = Tunnel(
+            lambda: self._start_process(command), state=state, secret=self._secret, takes_over=takes_over
+        )
         return self._tunnel.agent
 
     def _current(self) -> Tunnel:
@@ -226,6 +282,14 @@ class Machine:
             if self._bulk is None or not self._bulk.alive:
                 self._bulk = connecting.connect(self.endpoint)
             return self._bulk
+
+    def leave(self) -> None:
+        """Close the tunnel and all connections, and leave what runs there; twice is safe."""
+        if self._tunnel is not None:
+            self._tunnel.leave()
+        for connection in (self._bulk, self._connection):
+            if connection is not None:
+                connection.close()
 
     def close(self) -> None:
         """End the tunnel and all connections; twice is safe."""

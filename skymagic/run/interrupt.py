@@ -41,6 +41,11 @@ class StopSignal:
         """Whether the run has begun."""
         return self._submission is not None
 
+    @property
+    def run(self) -> int:
+        """The pool's number of the run; 0 while it has not begun."""
+        return 0 if self._submission is None else self._submission.number
+
     def send(self) -> None:
         """Stop the run; one that has not begun does not begin."""
         with self._lock:

@@ -79,6 +79,8 @@ class Report:
     """The report of a run: how each rank ended, and what was done to end it."""
 
     ranks: dict[int, RankRun]
+    run: int = 0
+    """The pool's number of the run; 0 for what is none."""
     interrupted: bool = False
     timed_out: bool = False
     stacks: Mapping[int, Mapping[str, Any] | None] = field(default_factory=dict)

@@ -25,6 +25,7 @@ import queue
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from skymagic.cluster import Agents
@@ -80,10 +81,22 @@ class Screen(Protocol):
 
 
 class Run:
-    """The event loop of one submission: events, deadlines, and the escalation from interrupt to kill, through the agents."""
+    """The event loop of one submission: events, deadlines, and the escalation from interrupt to kill, through the agents.
 
-    def __init__(self, submission: Submission, agents: Agents, screen: Screen, limits: Limits) -> None:
+    Args:
+        mark: called with a rank and the number of a content that the screen is about to get.
+    """
+
+    def __init__(
+        self,
+        submission: Submission,
+        agents: Agents,
+        screen: Screen,
+        limits: Limits,
+        mark: Callable[[int, int], None] = lambda rank, seq: None,
+    ) -> None:
         self._submission = submission
+        self._mark = mark
         self._agents = agents
         self._screen = screen
         self._limits = limits
@@ -100,7 +113,8 @@ class Run:
         self._disturbed: set[int] = set()
         """Ranks that were sent signals or other disturbances."""
         self._stall = Stall(limits.stall_after, now)
-        self.report = Report({rank: RankRun() for rank in submission.ranks}, metrics=submission.metrics)
+        ranks = {rank: RankRun() for rank in submission.ranks}
+        self.report = Report(ranks, submission.number, metrics=submission.metrics)
 
     def wait(self) -> Report:
         """Until every rank has settled. What the user does with the stop button becomes part of the report."""
@@ -181,6 +195,10 @@ class Run:
 
     def _show(self, number: int, rank: RankRun, content: Mapping[str, Any]) -> None:
         kind = content["kind"]
+        if (
+            "seq" in content
+        ):  # before it is seen: a notebook that is killed in between loses it, and does not show it twice
+            display.before_leaving(partial(self._mark, number, content["seq"]))
         if kind == "stream":
             self._screen.text(number, content["name"], content["text"])
         elif kind == "numbers":
@@ -191,6 +209,8 @@ class Run:
             rank.ended = True
         elif kind == "held_back":
             self._screen.note(display.held_back(number, content["nbytes"]))
+        elif kind == "note":
+            self._screen.note(content["text"])
         elif kind == "missed":
             self._screen.note(display.missed(number, content["count"]))
         else:

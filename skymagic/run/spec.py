@@ -30,6 +30,14 @@ class RunSpec:
     execution_count: int = 1
     compiler_flags: int = 0
     """Of ``__future__``, as the notebook's cells have set them."""
+    waits: bool = True
+    """Whether it waits for other runs on its ranks; else it is refused."""
+    job: str = "cell"
+    """What it is: a cell, a ``script``, or a ``call``."""
+    output: str = ""
+    """The variable that takes the values of the last expression."""
+    head: bool = False
+    """Whether the variables take the first rank's values alone."""
     beside: bool = False
     """The notebook does not wait for it, and the user has a handle."""
     extra: Mapping[str, Any] = field(default_factory=dict)

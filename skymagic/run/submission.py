@@ -25,11 +25,13 @@ class Submission:
     Attributes:
         futures: ipyparallel's future of each rank.
         nbytes: what was sent, to all ranks together.
+        number: the pool's, of the run; 0 for what is none.
         metrics: what the ranks have reported.
     """
 
-    def __init__(self, ranks: Sequence[int], metrics: Metrics | None = None) -> None:
+    def __init__(self, ranks: Sequence[int], number: int = 0, metrics: Metrics | None = None) -> None:
         self.ranks = tuple(ranks)
+        self.number = number
         self.metrics = Metrics() if metrics is None else metrics
         # SimpleQueue.put is reentrant: a signal handler may interrupt a put (Queue.put would deadlock)
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()

@@ -16,6 +16,8 @@
                                  Published                →   for each Publish, which the rank waits for
                                                           ←   Reported: rank, at most twice a second
                              ←   RankExited               ←   ChildExited: forkserver
+    Follow                   →                                only from a notebook that has taken over
+                             ←   RankOutput …
     Shutdown                 →   ends everything
                              ←   LastLines                    of each rank's log
 
@@ -65,6 +67,8 @@ class AgentSpec(Message):
     """Seconds after which it does so in any case."""
     detached_timeout: float | None = None
     """Seconds without the notebook, and without a rank at work here, after which it does so; None: the link's end does."""
+    max_away: float | None = None
+    """Seconds without the notebook after which it stops what its ranks are at work on."""
 
 
 class AgentStarted(Message):
@@ -160,6 +164,8 @@ class ReadLog(Message):
     number: int
     lines: int = 0
     start: int | None = None
+    run: int = 0
+    """Not 0: what this run wrote, a piece of it, from byte `start` on or from its beginning."""
 
 
 class Reply(Message):
@@ -195,6 +201,24 @@ class NotebookDetached(Message):
 
 class NotebookAttached(Message):
     """Daemon → agent: the notebook is there again."""
+
+
+class NotebookReplaced(Message):
+    """Daemon → agent: another notebook is there, which knows nothing yet; all that the first one was told is told again."""
+
+
+class Follow(Message):
+    """Notebook → agent: tell what these ranks show in the run that goes on, or has ended last, by way of the link."""
+
+    shown: dict[str, int]
+    """Rank → number of the last content that was shown already; 0 for none."""
+
+
+class RankOutput(Message):
+    """Agent → notebook that follows: what a rank shows, as it stands on iopub for the notebook that began the run."""
+
+    rank: int
+    content: dict[str, Any]
 
 
 class RunElsewhere(Message):
@@ -288,6 +312,8 @@ class BeginOutput(Message):
     """Bytes of text that may reach the screen at once; more is paced, and complete in the log only."""
     cell: int = 0
     """Its number in the notebook, for the log; 0 for what is no cell."""
+    run: int = 0
+    """The pool's number of the run; 0 for what is none."""
 
 
 IN_LINE = "skymagic-in-line"

@@ -55,6 +55,12 @@ class RunCell(_Order):
     gather_ranks: tuple[int, ...] = ()
     value_ranks: tuple[int, ...] = ()
     """Ranks that send the value of the last expression."""
+    job: str = "cell"
+    """This and what follows ranks only keep, for another notebook: what it is (`RunSpec.job`)."""
+    output: str = ""
+    """The notebook's variable for those values."""
+    head: bool = False
+    """Whether its variables take the first rank's values alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

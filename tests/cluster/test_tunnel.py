@@ -406,3 +406,53 @@ signal.pause()
     finally:
         child.kill()
         child.wait()
+
+
+def taking_over(node: Node, secret: str) -> Tunnel:
+    """Another notebook's tunnel to the same daemon."""
+    return Tunnel(lambda: ChildTransport(node.command), secret=secret, takes_over=True)
+
+
+def line(tunnel: Tunnel) -> bytes:
+    """The next line of a tunnel's agent."""
+    data = b""
+    while not data.endswith(b"\n"):
+        piece = tunnel.agent.read()
+        assert piece, tunnel.agent.complaint()
+        data += piece
+    return data
+
+
+def test_another_notebook_takes_over() -> None:
+    """In the place of one that has lost its connection in the middle of a line, and comes back later."""
+    with node() as one:
+        one.agent.write(b"1\n")
+        assert one.lines(1) == [b"1"]
+        one.agent.write(b"half a li")
+        one.down.set()
+        one.cut()
+        one.wait("reconnecting")
+        other = taking_over(one, one.tunnel._secret)
+        try:
+            other.agent.write(b"2\n")
+            assert line(other) == b"2\n"
+            one.down.clear()
+            while one.agent.read():
+                pass
+            assert one.agent.complaint() == "another notebook has attached in the place of this one"
+            other.agent.write(b"3\n")
+            assert line(other) == b"3\n"
+        finally:
+            other.close()
+
+
+def test_who_does_not_know_the_secret_takes_nothing_over() -> None:
+    with node() as one:
+        one.agent.write(b"1\n")
+        assert one.lines(1) == [b"1"]
+        other = taking_over(one, "guessed")
+        assert other.agent.read() == b""
+        assert other.agent.complaint() == "a daemon of this name serves another notebook"
+        other.close()
+        one.agent.write(b"2\n")
+        assert one.lines(1) == [b"2"]

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty
@@ -155,6 +155,13 @@ class Notebook:
             except Empty:
                 raise AssertionError(f"nothing more came after:\n{shown.text}\n{shown.error}") from None
             self._take(message)
+        return shown
+
+    def rest(self, shown: Shown) -> Shown:
+        """What a kernel that was killed has sent before: what it had under way comes at once."""
+        with suppress(Empty):
+            while True:
+                self._take(self._client.get_iopub_msg(timeout=0.5))
         return shown
 
     def _take(self, message: dict[str, Any]) -> None:

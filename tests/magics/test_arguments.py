@@ -16,6 +16,7 @@ from skymagic.errors import RequestError
 from skymagic.magics.arguments.cell_magics import parse_broadcast, parse_run, parse_sh
 from skymagic.magics.arguments.help import CompletionNames, complete, help_text
 from skymagic.magics.arguments.line_magics import (
+    AttachRequest,
     CleanRequest,
     CloneRequest,
     DownRequest,
@@ -27,6 +28,7 @@ from skymagic.magics.arguments.line_magics import (
     RanksRequest,
     RestartRequest,
     StatusRequest,
+    parse_attach,
     parse_auto,
     parse_clean,
     parse_clone,
@@ -631,6 +633,19 @@ def test_run() -> None:
         assert "one rank's number" in mistakes(parse_run, f"--rank {several}")[0]
     assert "--nodes: no such option" in mistakes(parse_run, "--nodes 2")[0]
     assert parse_run("").pool.given() == frozenset()
+
+
+def test_attach() -> None:
+    assert parse_attach("") == AttachRequest()
+    assert parse_attach("lab --take-over") == AttachRequest("lab", take_over=True)
+    assert mistakes(parse_attach, "--take-over") == ["--take-over: say which pool"]
+
+
+def test_what_becomes_of_a_cell_while_another_is_at_work() -> None:
+    assert parse_broadcast("").busy == "wait"
+    assert parse_broadcast("", Defaults(busy="refuse")).busy == parse_run("--busy refuse").busy == "refuse"
+    assert parse_sh("--busy wait", Defaults(busy="refuse")).busy == "wait"
+    assert "'skip' is not one of wait, refuse" in mistakes(parse_broadcast, "--busy skip")[0]
 
 
 def test_shell() -> None:

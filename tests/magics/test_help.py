@@ -27,6 +27,7 @@ NAMES = CompletionNames(
     pools=("train",),
     variables=("model",),
     theirs=("model",),
+    left=("lab",),
     plugins=tuple(plugins.names()),
     providers=("auto", *providers.names()),
 )
@@ -50,6 +51,7 @@ VALUES = {
     "DIR": ".",
     "LINES": "5",
     "DOLLARS": "12.50",
+    "wait|refuse": "wait",
 }
 """By its field, or by what help calls it: a value that is right."""
 WORDS = {"RANKS NAMES": "2 model", "NAMES": "model", "SRC DST": "a b", "on|off": "on", "install NAMES|list": "list"}
@@ -64,6 +66,7 @@ NEEDED = {
     ("sky_gpus", ""): "A100",
     ("sky_clean", ""): "--hosts gpu1",
     ("sky_clean", "--hosts"): "",
+    ("sky_attach", "--take-over"): "lab",
 }
 """(magic or any, option or any other) → what stands beside it."""
 
@@ -97,7 +100,7 @@ def test_every_completion_is_accepted(magic: str) -> None:
 def test_nothing_is_offered_that_is_not_there_yet() -> None:
     for magic in MAGICS:
         shown = [*complete(magic, "--", NAMES), *complete(magic, "--provider ", NAMES), help_text(magic)]
-        for word in ("--detach", "slurm", "sky_attach"):
+        for word in ("--detach", "slurm"):
             assert word not in " ".join(shown), (magic, word)
 
 

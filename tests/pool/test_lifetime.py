@@ -71,6 +71,25 @@ def test_a_notebook_that_has_gone_is_waited_for_once_the_ranks_are_at_rest() -> 
     assert lifetime.reason(260.0) == "after 1m without its notebook"
 
 
+def test_a_cell_without_its_notebook_has_a_bound_of_its_own() -> None:
+    lifetime = Lifetime(None, None, 0.0, 1800.0, 86_400.0)
+    lifetime.begin(0)
+    assert lifetime.runs_end is None  # the notebook is there
+    lifetime.left(100.0)
+    assert lifetime.runs_end == 86_500.0
+    assert lifetime.working == [0]
+    lifetime.returned()
+    assert lifetime.runs_end is None
+    lifetime.left(200.0)
+    lifetime.end(0, 300.0)
+    assert lifetime.runs_end is None
+    assert lifetime.due == 2100.0
+    endless = Lifetime(None, None, 0.0, 1800.0)
+    endless.begin(0)
+    endless.left(0.0)
+    assert endless.runs_end is None
+
+
 def test_the_first_of_two_limits_is_due() -> None:
     lifetime = Lifetime(60.0, 90.0, 0.0)
     lifetime.begin(0)

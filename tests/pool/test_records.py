@@ -70,8 +70,8 @@ def test_only_pools_whose_notebook_is_gone_are_told() -> None:
     assert records.reminders(there) == []
     assert len(records.reminders([*there, *left])) == len(left)
     assert records.reminders(left[:1]) == [
-        "pool 'lab' was left on gpu1, gpu2 by a notebook that is gone: %sky_status --hosts gpu1,gpu2 shows what runs there, "
-        "%sky_down lab-0a1b2c3d --hosts … ends it"
+        "pool 'lab' was left on gpu1, gpu2 by a notebook that is gone: %sky_attach lab goes on with it, "
+        "%sky_down lab-0a1b2c3d --hosts gpu1,gpu2 ends it"
     ]
 
 

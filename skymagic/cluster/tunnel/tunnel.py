@@ -41,17 +41,28 @@ class Tunnel:
         connect: opens a transport to ``python -m skymagic.kernels.daemon.attach NAME`` on the node. It is called again, on a thread
             of its own, whenever a connection is lost; it may raise, and should do so within some seconds.
         state: called (on the tunnel's thread) with each new state: ``"connected"``, ``"reconnecting"``, ``"lost"``.
+        secret: what the daemon knows its notebooks by; a new one unless given.
+        takes_over: whether the daemon is there already, with a session of another notebook.
 
     Opening does not wait; a node that cannot be reached ends the agent's transport, whose `complaint` says why.
     """
 
-    def __init__(self, connect: Callable[[], Transport], *, state: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Transport],
+        *,
+        state: Callable[[str], None] = lambda _: None,
+        secret: str = "",
+        takes_over: bool = False,
+    ) -> None:
         self.state = "reconnecting"
         """``connected``, ``reconnecting``, ``lost`` (for certain: nothing will come back) or ``closed``."""
         self.reason = ""
         """Why it is not connected."""
         self._connect, self._on_state = connect, state
-        self._secret = secrets.token_hex(16)
+        self._secret = secret or secrets.token_hex(16)
+        self._client = secrets.token_hex(8)
+        self._takes_over = takes_over
         self._session = Session()
         self._loop = Loop(self._session, self._on_frame, self._reconnect)
         self.agent = AgentEnd(lambda data: self._post(lambda: self._session.put(frames.DATA, 0, data)), self._finish)
@@ -105,6 +116,11 @@ class Tunnel:
         end = time.monotonic() + STOP_TIMEOUT
         for connection in self._old_connections:  # one that hangs may take its time
             connection.wait_closed(max(0.0, end - time.monotonic()))
+
+    def leave(self) -> None:
+        """Close it without ending the agent, which goes on as after a lost connection; twice is safe."""
+        self._post(self._end)
+        self._thread.join(STOP_TIMEOUT)
 
     # -- the thread --------------------------------------------------------------------------------------------------
 
@@ -162,7 +178,11 @@ class Tunnel:
 
     def _request(self) -> HandshakeRequest:
         self._post(lambda: self._wait(HANDSHAKE_TIMEOUT))
-        return HandshakeRequest(self._secret, bool(self._boot_id), self._attempt, self._session.received)
+        begun = bool(self._boot_id)
+        return HandshakeRequest(
+            self._secret, begun or self._takes_over, self._attempt, self._session.received, self._client,
+            self._takes_over and not begun,
+        )  # fmt: skip
 
     def _wait(self, seconds: float) -> None:
         if not self._replied:

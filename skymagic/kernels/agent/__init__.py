@@ -17,6 +17,8 @@ orphans       what ranks have started, ended with them
 discovery     by which addresses the nodes reach each other
 output        a rank's output: pipes → complete log → what the screen may see
 away          what ranks display while the notebook is away
+kept          what ranks have shown in their last run, for a notebook that takes over
+unattended    the end of a run whose notebook has been away for too long
 iopub         the agent's place on ipyparallel's iopub channel
 logs          the last lines of a rank's log, and what follows
 oom           the system's out-of-memory kills, and GPUs in use

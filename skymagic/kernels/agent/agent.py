@@ -23,6 +23,7 @@ from skymagic.kernels.agent.discovery import Candidates
 from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.agent.ranks import Ranks
 from skymagic.kernels.agent.record import RecordFile
+from skymagic.kernels.agent.unattended import UnattendedRuns
 from skymagic.plan.capacity import MOST_DESCRIPTORS
 from skymagic.plan.lifetime import Lifetime
 from skymagic.runtime import rendezvous
@@ -56,10 +57,15 @@ class Agent:
         self._directory, self._store = self._directories.work, self._directories.store
         self._loop = Loop(self._survive)
         self._decoder = wire.decoder()
-        self._lifetime = Lifetime(spec.idle_timeout, spec.max_lifetime, time.monotonic(), spec.detached_timeout)
+        self._lifetime = Lifetime(
+            spec.idle_timeout, spec.max_lifetime, time.monotonic(), spec.detached_timeout, spec.max_away
+        )
+        self._unattended = UnattendedRuns(self._lifetime, spec.max_away or 0.0)
         self._candidates = Candidates(self._loop, spec.job_id)
         self._ranks = Ranks(self._loop, spec.job_id, self._directory, self._store, self._lifetime, self._send)
         self._controller: Controller | None = None
+        self._told: dict[type[wire.Message], wire.Message] = {}
+        """What each notebook must know of this node, by kind."""
         self._stop_at: float | None = None
         self._linked = True
 
@@ -105,10 +111,12 @@ class Agent:
         try:
             while self._stop_at is None or (self._ranks and time.monotonic() < self._stop_at):
                 ends = self._lifetime.due if self._stop_at is None else self._stop_at
-                due = [when for when in (ends, self._ranks.flush_due, self._record.due) if when is not None]
+                times = (ends, self._ranks.flush_due, self._record.due, self._unattended.due)
+                due = [when for when in times if when is not None]
                 self._loop.run_once(min(due, default=None))
                 now = time.monotonic()
                 self._ranks.flush(now)
+                self._unattended.stop_if_due(now, self._ranks)
                 self._record.update(self._lifetime, self._ranks.pids)
                 if self._stop_at is None and (reason := self._lifetime.reason(now)):
                     self._send(wire.PoolEnded(reason))
@@ -135,6 +143,8 @@ class Agent:
 
     def _send(self, message: wire.Message) -> None:
         """Send to the notebook."""
+        if isinstance(message, wire.AgentStarted | wire.ControllerUp):
+            self._told[type(message)] = message
         try:
             write_all(self._link_out, wire.encode(message))
         except OSError:
@@ -193,8 +203,21 @@ class Agent:
             case wire.NotebookAttached():
                 self._lifetime.returned()
                 self._ranks.attach()
+            case wire.NotebookReplaced():
+                self._replaced()
+            case wire.Follow():
+                self._ranks.follow(message)
             case wire.Shutdown():
                 self._stop()
+
+    def _replaced(self) -> None:
+        """Another notebook has taken over: it is told all that it must know."""
+        self._lifetime.returned()
+        for who in self._lifetime.elsewhere():
+            self._lifetime.end(who, time.monotonic())  # it says anew what runs
+        for message in self._told.values():
+            self._send(message)
+        self._ranks.tell()
 
     def _probe(self, message: wire.ProbeAddresses) -> None:
         def result(routes: dict[str, str]) -> None:

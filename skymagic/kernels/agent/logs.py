@@ -9,6 +9,40 @@ from typing import Any
 
 PIECE = 1 << 20
 """Bytes of a log that are read at once."""
+KNOWN_RUNS = 1000
+"""How many of the last runs are found in a log."""
+
+
+class Spans:
+    """Where each of the last runs stands in a rank's log, in bytes; the log goes on when the rank is started anew."""
+
+    def __init__(self) -> None:
+        self._spans: dict[int, tuple[int, int | None]] = {}
+        self._current = 0
+
+    def begin(self, run: int, start: int) -> None:
+        """What follows is this run's; 0 is none."""
+        self.end(start)  # of a rank that was replaced amidst it
+        self._current = run
+        if run:
+            self._spans[run] = start, None
+            for old in list(self._spans)[:-KNOWN_RUNS]:
+                del self._spans[old]
+
+    def skip(self, start: int) -> None:
+        """What was written of the run so far is not its own: a heading."""
+        if self._current:
+            self._spans[self._current] = start, None
+
+    def end(self, end: int) -> None:
+        """The run is over; twice is safe."""
+        if self._current:
+            self._spans[self._current] = self._spans[self._current][0], end
+        self._current = 0
+
+    def find(self, run: int) -> tuple[int, int | None] | None:
+        """(start, end) of a run, the end None while it goes on; None where it is not known."""
+        return self._spans.get(run)
 
 
 def last(path: str, lines: int) -> dict[str, Any]:
@@ -44,3 +78,21 @@ def since(path: str, start: int) -> dict[str, Any]:
     if len(found) < PIECE:
         found = found[: found.rfind(b"\n") + 1]
     return {"text": found.decode(errors="replace"), "end": start + len(found)}
+
+
+def of_run(path: str, span: tuple[int, int | None] | None, start: int | None) -> dict[str, Any]:
+    """A piece of what a run wrote: ``text``, where it ends: ``end``, whether there is ``more``, and whether the run is ``known``."""
+    if span is None:
+        return {"text": "", "end": 0, "more": False, "known": False}
+    first, last = span
+    start = first if start is None else start
+    try:
+        with open(path, "rb") as log:
+            end = log.seek(0, os.SEEK_END) if last is None else last
+            log.seek(start)
+            found = log.read(min(PIECE, max(0, end - start)))
+    except FileNotFoundError:
+        end, found = start, b""
+    if more := start + len(found) < end:
+        found = found[: found.rfind(b"\n") + 1] or found  # a character is not cut in two
+    return {"text": found.decode(errors="replace"), "end": start + len(found), "more": more, "known": True}

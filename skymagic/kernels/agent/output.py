@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from skymagic.kernels.agent.away import KeptDisplays, KeptNumbers
+from skymagic.kernels.agent.kept import KeptOutput
+from skymagic.kernels.agent.logs import Spans
 from skymagic.wire.agent import BeginOutput, Publish, Reported
 
 PIPE_BYTES = 1 << 20
@@ -80,10 +82,20 @@ class RankOutput:
         pipes: read ends by stream name.
         send: puts a content on iopub.
         tell: called with a sentence for the user: the log cannot be written.
+        spans: is told where each run stands in the log.
     """
 
-    def __init__(self, rank: int, log: Path, pipes: dict[str, int], send: Send, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        log: Path,
+        pipes: dict[str, int],
+        send: Send,
+        tell: Callable[[str], None],
+        spans: Spans | None = None,
+    ) -> None:
         self.rank = rank
+        self._spans = spans or Spans()
         self.pipes = [Pipe(name, fd) for name, fd in pipes.items()]
         self.log_path = log
         fd = os.open(log, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600)
@@ -101,6 +113,10 @@ class RankOutput:
         """What is displayed while the notebook is away."""
         self._numbers = KeptNumbers()
         """What is reported meanwhile."""
+        self._kept = KeptOutput(rank)
+        """What the present request has shown, or the one before, for another notebook that takes over."""
+        self._follower: Callable[[dict[str, Any]], None] | None = None
+        """Who gets it in the place of the notebook that made the request."""
         self._since = self._logged()
         """Where the present request begins in the log, in bytes."""
         self._heading: str | None = None
@@ -114,7 +130,9 @@ class RankOutput:
         self._since = self._logged()
         clock = time.strftime("%H:%M:%S")
         self._heading = f"── cell {message.cell}, {clock} ──" if message.cell else None
+        self._spans.begin(message.run, self._since)
         self._parent = message.parent
+        self._kept, self._follower = KeptOutput(self.rank), None
         self._bucket = TokenBucket(message.limit, now) if message.visible else None
 
     def publish(self, message: Publish, now: float) -> None:
@@ -133,7 +151,7 @@ class RankOutput:
             if self._away is not None:
                 self._away.add(content)
             else:
-                self._send(self._parent, content)
+                self._show(content)
 
     def report(self, message: Reported) -> None:
         """Numbers of the request, from ranks that are not shown too."""
@@ -146,7 +164,10 @@ class RankOutput:
 
     def _send_numbers(self, batches: Sequence[Mapping[str, Any]], every: int = 1) -> None:
         content = {"rank": self.rank, "kind": "numbers", "batches": list(batches), "every": every}
-        self._send(self._parent or {}, content)
+        if self._follower is not None:
+            self._follower(content)
+        else:
+            self._send(self._parent or {}, content)
 
     def detach(self) -> None:
         """The notebook is away: from now on, only the newest displays are kept for it, and its numbers in bounded memory."""
@@ -161,23 +182,47 @@ class RankOutput:
         if self._away is None or self._parent is None:
             return
         if self._away.missed:
-            self._send(self._parent, {"rank": self.rank, "kind": "missed", "count": self._away.missed})
+            self._show({"rank": self.rank, "kind": "missed", "count": self._away.missed})
             self._away.missed = 0
         for content in self._away.take():
-            self._send(self._parent, content)
+            self._show(content)
         every, batches = self._numbers.take()
         if batches:
             self._send_numbers(batches, every)
+
+    def replaced(self) -> None:
+        """Another notebook has taken over; nobody hears the one that made the request any more."""
+        self._follower = lambda content: None
+        self.attach()
+
+    def follow(self, shown: int, tell: Callable[[dict[str, Any]], None]) -> None:
+        """Tell what the request has shown after the first `shown` contents, and what it shows from now on."""
+        for content in self._kept.after(shown):
+            tell(content)
+        self._follower = tell
+
+    def note(self, text: str) -> None:
+        """A line of skymagic's own, after what was written before it."""
+        self._show({"rank": self.rank, "kind": "note", "text": f"[rank {self.rank}: {text}]\n"})
+
+    def _show(self, content: dict[str, Any]) -> None:
+        """Put a content on its way to the notebook, with its number."""
+        content = self._kept.add(content)
+        if self._follower is not None:
+            self._follower(content)
+        elif self._parent is not None:
+            self._send(self._parent, content)
 
     def end(self, now: float) -> None:
         """All text of the request has been written: show it, and say that it was all."""
         self.drain(now, last=True)
         self._write_log("".join(f"{plain}\n" for plain in self._updated.values() if plain).encode(errors="replace"))
         self._updated.clear()
+        self._spans.end(self._logged())
         if self._parent is not None:
             self._send_kept()
             self._note_held_back()
-            self._send(self._parent, {"rank": self.rank, "kind": "end"})
+            self._show({"rank": self.rank, "kind": "end"})
             self._parent = self._bucket = None  # what threads still print goes to the log
 
     def read(self, pipe: Pipe, now: float) -> bool:
@@ -211,7 +256,7 @@ class RankOutput:
                 pipe.waiting.clear()
                 self._last_sent = now
                 if self._parent is not None:
-                    self._send(self._parent, {"rank": self.rank, "kind": "stream", "name": pipe.name, "text": text})
+                    self._show({"rank": self.rank, "kind": "stream", "name": pipe.name, "text": text})
 
     def close(self) -> None:
         """Close the log and the pipes; twice is safe."""
@@ -241,7 +286,7 @@ class RankOutput:
         if bucket is not None and bucket.held_back and self._parent is not None:
             note = {"rank": self.rank, "kind": "held_back", "nbytes": bucket.held_back}
             bucket.held_back = 0
-            self._send(self._parent, note)
+            self._show(note)
 
     def _logged(self) -> int:
         return os.fstat(self._log.fileno()).st_size
@@ -257,6 +302,7 @@ class RankOutput:
             heading, self._heading = "\n" * self._open_line + self._heading + "\n", None
             self._append(heading.encode())
             self._since, self._open_line = self._logged(), False
+            self._spans.skip(self._since)
 
     def _append(self, data: bytes) -> None:
         view = memoryview(data)

@@ -88,6 +88,8 @@ class Ranks:
         self._profile.mkdir()
         self.forkserver: Forkserver
         self._ranks: dict[int, Rank] = {}
+        self._dead: dict[int, tuple[wire.RankExited, RankOutput]] = {}
+        """By rank: how it ended, and what it had shown, while it is not started anew."""
         self._replaced: dict[int, Rank] = {}
         """By pid: ranks that were replaced and have not ended yet."""
         self._waiting: list[wire.Spawn] = []
@@ -102,6 +104,8 @@ class Ranks:
         # an agent that is started in the place of one that was lost must make other identities
         self._nonce = os.urandom(4).hex()
         self._oom_kills = oom_kills()
+        self._spans: dict[int, logs.Spans] = {}
+        """By rank: where its runs stand in its log."""
         self._followers: dict[int, wire.ReadLog] = {}
         """By rank: who follows its log."""
 
@@ -138,6 +142,7 @@ class Ranks:
 
     def _spawn(self, spec: wire.RankSpec, iopub: Iopub) -> None:
         self._replace(spec.rank)
+        self._dead.pop(spec.rank, None)
         # what was put once for all, and what belongs to this generation
         lasting = ("", str(spec.generation))
         self._values = {k: put for k, put in self._values.items() if k.partition("/")[2] in lasting}
@@ -149,8 +154,9 @@ class Ranks:
             enlarge(reader)
         log, readers = self._log(spec.rank), {name: reader for name, (reader, _) in pipes.items()}
         output = RankOutput(
-            spec.rank, log, readers, lambda parent, content: iopub.send(ident, parent, content), self._tell
-        )
+            spec.rank, log, readers, lambda parent, content: iopub.send(ident, parent, content), self._tell,
+            self._spans.setdefault(spec.rank, logs.Spans()),
+        )  # fmt: skip
         rank = self._ranks[spec.rank] = Rank(spec.rank, ident, ours, output)
         self._lifetime.begin(spec.rank)
         env, store, profile = {**spec.env, "SKYMAGIC_IDENT": ident}, str(self._store), str(self._profile)
@@ -197,6 +203,11 @@ class Ranks:
         else:
             rank.signal(signum)
 
+    def note(self, number: int, text: str) -> None:
+        """Say something beside what a rank shows, to the notebook that takes its run up."""
+        if (rank := self._ranks.get(number)) is not None:
+            rank.output.note(text)
+
     def call(self, message: wire.Request) -> None:
         """Pass a remote call on to ranks' control threads; ``native`` and ``usage`` are carried out here."""
         for number in message.ranks:
@@ -235,8 +246,12 @@ class Ranks:
         return [state, (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")]
 
     def read_log(self, message: wire.ReadLog) -> None:
-        """Send the last lines of a rank's log, or follow it."""
-        if message.start is None:
+        """Send the last lines of a rank's log, a piece of what a run wrote there, or follow it."""
+        if message.run:
+            span = self._spans.setdefault(message.rank, logs.Spans()).find(message.run)
+            found = logs.of_run(str(self._log(message.rank)), span, message.start)
+            self._send(wire.Reply(message.rank, message.number, found))
+        elif message.start is None:
             found = logs.last(str(self._log(message.rank)), message.lines)
             self._send(wire.Reply(message.rank, message.number, found))
         else:
@@ -349,6 +364,30 @@ class Ranks:
         for rank in self._ranks.values():
             rank.output.attach()
 
+    def tell(self) -> None:
+        """Another notebook is there: it is told how the ranks are, and what they have put once for all."""
+        self._followers.clear()
+        for rank in self._ranks.values():
+            rank.output.replaced()
+            if rank.pid is not None:
+                self._send(wire.RankForked(rank.number, rank.pid, rank.ident, rank.started))
+            if rank.ready:
+                self._send(wire.RankReady(rank.number))
+        for exited, _ in self._dead.values():
+            self._send(wire.RankForked(exited.rank, exited.pid, ""))
+            self._send(exited)
+        for key, put in self._values.items():
+            if "/" not in key:
+                self._send(put)
+
+    def follow(self, message: wire.Follow) -> None:
+        """Tell the notebook what ranks show, after what it has shown."""
+        outputs = {number: output for number, (_, output) in self._dead.items()}
+        outputs |= {number: rank.output for number, rank in self._ranks.items()}
+        for number, shown in message.shown.items():
+            if (output := outputs.get(int(number))) is not None:
+                output.follow(shown, lambda content: self._send(wire.RankOutput(content["rank"], content)))
+
     # -- end ---------------------------------------------------------------------------------------------------------
 
     def _exited(self, pid: int, status: int) -> None:
@@ -360,7 +399,9 @@ class Ranks:
         self._lifetime.end(rank.number, time.monotonic())
         before, self._oom_kills = self._oom_kills, oom_kills()
         oom = status == -signal.SIGKILL and not rank.expected and self._oom_kills > before
-        self._send(wire.RankExited(rank.number, pid, status, rank.expected, oom, rank.output.tail()))
+        exited = wire.RankExited(rank.number, pid, status, rank.expected, oom, rank.output.tail())
+        self._dead[rank.number] = exited, rank.output
+        self._send(exited)
         del self._ranks[rank.number]
         rank.close(self._loop)
 

@@ -47,6 +47,8 @@ class Daemon:
         self.secret = secret
         self.session = Session()
         self.loop = Loop(self.session, self._on_frame, lambda _: self._notify_agent(wire.NotebookDetached()))
+        self.client = ""
+        """The notebook that it serves."""
         self.attempt = 0
         self.partial_line = bytearray()
         """The beginning of a line for the agent, whose end has not come."""
@@ -59,6 +61,10 @@ class Daemon:
         self.exit_with_agent = False
         """Whether the daemon ends with its agent: somebody on this machine wants it, or nobody ever came."""
         self.status: int | None = None
+        self.exit_data = b""
+        """What was told of the agent's end."""
+        self.mid_line = self.skipping = False
+        """Whether what the agent wrote last has no end yet; whether its end is left out, for its beginning was told to another notebook."""
         self.agent: subprocess.Popen[bytes] | Forked | None = None
         self.input = self.output = -1
         self.deadline: float | None = time.monotonic() + ORPHAN_TIMEOUT
@@ -168,19 +174,36 @@ class Daemon:
     def _attach(self, sock: socket.socket, request: HandshakeRequest, rest: bytes) -> None:
         if request.secret != self.secret:
             self._refuse(sock, "a daemon of this name serves another notebook")
+        elif request.takes_over:
+            self._take_over(request)
+            self._serve(sock, request, rest, wire.NotebookReplaced())
+        elif request.client != (self.client or request.client):
+            self._refuse(sock, "another notebook has attached in the place of this one")
         elif request.attempt <= self.attempt:
             self._refuse(sock, "a newer connection has taken its place", gone=False)
         else:
-            self.attempt = request.attempt
-            was_attached = self.loop.attached
-            try:
-                reply = REPLY.encode(HandshakeReply(boot_id(), self.session.received))
-                self.loop.attach(sock, request.received, reply, rest)
-            except ProtocolError as problem:
-                self._refuse(sock, str(problem))
-                return
-            if not was_attached:
-                self._notify_agent(wire.NotebookAttached())
+            self._serve(sock, request, rest, None if self.loop.attached else wire.NotebookAttached())
+
+    def _take_over(self, request: HandshakeRequest) -> None:
+        """Forget the notebook before, with all that it was to get and had begun to say."""
+        self.session = Session()
+        self.loop.restart(self.session)
+        self.partial_line.clear()
+        self.skipping = self.mid_line
+        if self.exit_data:
+            self.session.put(frames.EXIT, 0, self.exit_data)
+
+    def _serve(self, sock: socket.socket, request: HandshakeRequest, rest: bytes, news: wire.Message | None) -> None:
+        """Go on with this notebook over this connection; `news` is what the agent hears of it."""
+        self.client, self.attempt = request.client, request.attempt
+        try:
+            reply = REPLY.encode(HandshakeReply(boot_id(), self.session.received))
+            self.loop.attach(sock, request.received, reply, rest)
+        except ProtocolError as problem:
+            self._refuse(sock, str(problem))
+            return
+        if news is not None:
+            self._notify_agent(news)
 
     # -- the agent ---------------------------------------------------------------------------------------------------
 
@@ -204,7 +227,7 @@ class Daemon:
         self.configured = True
         self._write()
 
-    def _notify_agent(self, message: wire.NotebookDetached | wire.NotebookAttached) -> None:
+    def _notify_agent(self, message: wire.Message) -> None:
         if self.configured:
             self.pending_lines += wire.encode(message)
             self._write()
@@ -243,7 +266,12 @@ class Daemon:
     def _on_output(self) -> None:
         with suppress(BlockingIOError):
             if data := os.read(self.output, READ_SIZE):
-                self.session.put(frames.DATA, 0, data)
+                self.mid_line = not data.endswith(b"\n")
+                if self.skipping:
+                    _, end, data = data.partition(b"\n")
+                    self.skipping = not end
+                if data:
+                    self.session.put(frames.DATA, 0, data)
             else:
                 self.loop.watch(self.output, lambda _: None, 0)
                 self.output = -1
@@ -267,7 +295,8 @@ class Daemon:
 
     def _send_exit(self, status: int, stderr: str) -> None:
         self.status = status
-        self.session.put(frames.EXIT, 0, EXIT.encode(AgentExit(status, stderr)))
+        self.exit_data = EXIT.encode(AgentExit(status, stderr))
+        self.session.put(frames.EXIT, 0, self.exit_data)
 
     # -- streams -----------------------------------------------------------------------------------------------------
 

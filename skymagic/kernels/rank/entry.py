@@ -62,6 +62,7 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
             variables=lambda: variables.described(kernel.shell.user_ns, kernel.shell.user_ns_hidden),
             installed=packages.installed,
             rescan=packages.rescan,
+            recall=kernel.recall,
             stop=self._stop_idle,
         )
         try:

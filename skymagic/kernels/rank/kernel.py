@@ -85,6 +85,8 @@ class RankKernel(IPythonParallelKernel):
         """The cell that runs, if it awaits something."""
         self._post_mortem: PostMortem | None = None
         """On the frames of the error with which the last cell has ended, which it keeps."""
+        self.last_run: dict[str, Any] | None = None
+        """The run that goes on, or has ended last, for a notebook that takes over: its number, what was asked, how it ended."""
         self._order_count = 0
         """Counts orders, so that what belongs to one does not fall into the next."""
         self._answered_count = 0
@@ -110,6 +112,10 @@ class RankKernel(IPythonParallelKernel):
 
     def getpass(self, prompt: str = "", stream: Any = None) -> str:
         raise RuntimeError(INPUT_REFUSED)
+
+    def recall(self) -> dict[str, Any]:
+        """Called on the control thread: the run that goes on, or has ended last, and the generation of the process group."""
+        return {**(self.last_run or {"order": None, "outcome": None}), "generation": rendezvous.generation()}
 
     def release(self) -> int:
         """Called on the control thread: let the main thread out of a collective."""
@@ -191,13 +197,16 @@ class RankKernel(IPythonParallelKernel):
         rank = self._context.info.rank
         cell = order.execution_count if isinstance(order, RunCell) else 0
         visible = rank in order.visible_ranks
-        self._context.control.send(wire.BeginOutput(rank, header, visible, order.screen_limit, cell))
+        self._context.control.send(wire.BeginOutput(rank, header, visible, order.screen_limit, cell, order.run))
         self._context.freed, self.busy, self._interrupted = False, True, False
         self._context.control.cancel(False)
         self._heard, self._stopped_at = False, []
         self._order_count += 1
         self._own_modules.remember()
         reporting.begin()
+        if isinstance(order, RunCell) and order.run:
+            asked = {name: value for name, value in vars(order).items() if name != "manifest"}
+            self.last_run = {"order": asked, "outcome": None}
         try:
             with (
                 runtime.taking_part(order.ranks, order.run),
@@ -221,6 +230,8 @@ class RankKernel(IPythonParallelKernel):
         with contextlib.suppress(Exception):  # a widget of the user's own
             views.refresh()
         reporting.flush()
+        if isinstance(order, RunCell) and self.last_run is not None:
+            self.last_run = {**self.last_run, "outcome": outcome}
         self._context.control.send(wire.EndOutput(rank))
         return outcome
 

@@ -28,7 +28,7 @@ def parse_broadcast(
         values.get("head") and not parsed.labels.keys() & {"output", "gather"},
         "--head keeps one value of -o or -g: add -o NAME or -g NAMES",
     )
-    return _run(parsed, pool, {"only": defaults.only, "timeout": defaults.timeout})
+    return _run(parsed, pool, {"only": defaults.only, "timeout": defaults.timeout, "busy": defaults.busy})
 
 
 def parse_run(line: str, defaults: Defaults = NO_DEFAULTS) -> RunRequest:
@@ -43,7 +43,9 @@ def parse_run(line: str, defaults: Defaults = NO_DEFAULTS) -> RunRequest:
         f"--rank: one rank's number, not {rank}; for several there is %%sky_broadcast -t {rank}",
     )
     pool = PoolRequest(name=parsed.values.get("name"), stated=frozenset())
-    return _run(parsed, pool, {"only": Selection("all"), "timeout": defaults.timeout, "head": True})
+    return _run(
+        parsed, pool, {"only": Selection("all"), "timeout": defaults.timeout, "busy": defaults.busy, "head": True}
+    )
 
 
 def _run(line: ParsedLine, pool: PoolRequest, configured: Mapping[str, Any]) -> RunRequest:
@@ -67,6 +69,6 @@ def parse_sh(line: str, defaults: Defaults = NO_DEFAULTS) -> ShellRequest:
     parsed = ParsedLine("sky_sh", line)
     check_environment(parsed)
     parsed.done()
-    values = {"only": defaults.only, "timeout": defaults.timeout, **parsed.values}
+    values = {"only": defaults.only, "timeout": defaults.timeout, "busy": defaults.busy, **parsed.values}
     values["pool"] = values.pop("name", None)
     return ShellRequest(**values)

@@ -78,6 +78,9 @@ class CompletionNames:
     ranks: tuple[str, ...] = ("head", "all")
     switch: tuple[str, ...] = ("on", "off")
     pip: tuple[str, ...] = ("install", "list")
+    busy: tuple[str, ...] = ("wait", "refuse")
+    left: tuple[str, ...] = ()
+    """Pools of other notebooks."""
 
 
 def complete(magic: str, text: str, names: CompletionNames | None = None) -> list[str]:

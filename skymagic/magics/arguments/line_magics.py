@@ -91,6 +91,14 @@ class DownRequest:
 
 
 @dataclass(frozen=True)
+class AttachRequest:
+    """%sky_attach: a pool by name or job id, None for which there are; whether a notebook that is alive may lose it."""
+
+    name: str | None = None
+    take_over: bool = False
+
+
+@dataclass(frozen=True)
 class StatusRequest:
     """%sky_status: one pool by name, or all of them; of those on hosts where any are named, or what is on their disks."""
 
@@ -245,6 +253,15 @@ def parse_down(line: str) -> DownRequest:
     parsed.check(name and parsed.values.get("all"), f"say {name} or --all, not both")
     parsed.done()
     return DownRequest(name, bool(parsed.values.get("all")), parsed.values.get("hosts", ()))
+
+
+def parse_attach(line: str) -> AttachRequest:
+    """``%sky_attach [NAME] [--take-over]``. Raises RequestError with all mistakes."""
+    parsed = ParsedLine("sky_attach", line)
+    name = parsed.word("name of a pool", pool_name)
+    parsed.check(parsed.values.get("take_over") and not name, "--take-over: say which pool")
+    parsed.done()
+    return AttachRequest(name, bool(parsed.values.get("take_over")))
 
 
 def parse_auto(line: str) -> bool:

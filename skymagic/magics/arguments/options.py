@@ -59,6 +59,7 @@ POOL: tuple[Option, ...] = (
     Option(("--max-price",), "max_price", readers.dollars, "DOLLARS", "limit per hour for the whole pool"),
     Option(("--idle",), "idle", readers.limit, "TIME", "stop after so long without a cell, as in 30m"),
     Option(("--max-lifetime",), "max_lifetime", readers.limit, "TIME", "stop after so long, as in 8h"),
+    Option(("--max-away",), "max_away", readers.limit, "TIME", "on other machines: stop a cell whose notebook is gone for so long; 24h unless said, or none"),
     Option(("-y", "--yes"), "yes", help="go ahead where a plan asks first, as for hundreds of ranks on a few cores"),
 )
 DRY_RUN = Option(("--dry-run",), "dry_run", help="show what would happen, and do nothing")
@@ -69,6 +70,7 @@ _HEAD = Option(("--head",), "head", help="keep the first rank's value alone inst
 _RANK = Option(("--rank",), "targets", Selection, "R", "one rank, or several: 0,2")
 _FROM = Option(("--from",), "source", readers.number(0), "R", "the rank that has the variables")
 _NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return at once; the cell goes on")
+_BUSY = Option(("--busy",), "busy", readers.one_of("wait", "refuse"), "wait|refuse", "while another cell is at work on these ranks: wait for it, or fail at once", choices="busy")
 _TIMEOUT = Option(("--timeout",), "timeout", readers.limit, "TIME", "fail after so long, as in 10m")
 _SHIPPING: tuple[Option, ...] = (
     Option(("--push",), "push", readers.identifiers, "NAMES", "variables to send though the cell does not show them", "names", "variables"),
@@ -85,6 +87,7 @@ RUN: tuple[Option, ...] = (
     _TARGETS,
     *_SHIPPING,
     _NOBLOCK,
+    _BUSY,
     DRY_RUN,
 )
 _WORKDIR = Option(("--workdir",), "workdir", readers.path, "DIR", "a folder that goes along, and where the script runs")
@@ -94,7 +97,7 @@ _SH_ONLY = Option(("--only",), "only", Selection, "NODES", "whose output is show
 _SH_OUTPUT = Option(("-o", "--output"), "output", readers.identifier, "NAME", "keep exit codes and last lines, by node")
 _SH_NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return at once; the script goes on")
 _DETACH = Option(("--detach",), "detach", help="go on without the notebook", offered=False)
-SH: tuple[Option, ...] = (_POOL_NAME, _WORKDIR, _SH_ENV, _SECRET, _SH_OUTPUT, _SH_ONLY, _SH_TARGETS, _TIMEOUT, _SH_NOBLOCK, _DETACH)
+SH: tuple[Option, ...] = (_POOL_NAME, _WORKDIR, _SH_ENV, _SECRET, _SH_OUTPUT, _SH_ONLY, _SH_TARGETS, _TIMEOUT, _SH_NOBLOCK, _BUSY, _DETACH)
 _LINES = Option(("-n", "--lines"), "lines", readers.number(1), "LINES", "how many of the last lines; 50 unless said")
 _FOLLOW = Option(("-f", "--follow"), "follow", help="go on as the log grows, until the stop button")
 _NODE = Option(("--node",), "nodes", Selection, "NODES", "which nodes: all, head, 0,2 or 0:4", choices="ranks")
@@ -106,6 +109,7 @@ _TO_RENT: tuple[Option, ...] = (
     Option(("--region",), "region", readers.region, "NAMES", "where to rent: us-east-1, or several with commas between"),
     Option(("--spot",), "spot", help="spare capacity, which is cheaper and may be taken back"),
 )
+_TAKE_OVER = Option(("--take-over",), "take_over", help="take it away from a notebook that is alive")
 _CLEAN_ALL = Option(("--all",), "all", help="all of it that no pool uses now")
 # fmt: on
 
@@ -157,7 +161,7 @@ _GET_EXAMPLES = (
 MAGICS: dict[str, Magic] = {
     "sky_pool": Magic("Make a pool ready, or use the one of this name when it fits.", (*POOL, DRY_RUN), "[NAME]", "pools", _POOL_EXAMPLES),
     "sky_broadcast": Magic("Run the cell on every rank; without a pool, options of a pool make one.", (*RUN, *POOL), examples=_BROADCAST_EXAMPLES, cell=True),
-    "sky_run": Magic("Run the cell on one rank: the next in turn unless --rank says which.", (_RANK, _POOL_NAME, _OUTPUT, *_SHIPPING, _NOBLOCK, DRY_RUN), examples=("%%sky_run -o value", "%%sky_run --rank 1 --timeout 30s"), cell=True),
+    "sky_run": Magic("Run the cell on one rank: the next in turn unless --rank says which.", (_RANK, _POOL_NAME, _OUTPUT, *_SHIPPING, _NOBLOCK, _BUSY, DRY_RUN), examples=("%%sky_run -o value", "%%sky_run --rank 1 --timeout 30s"), cell=True),
     "sky_sh": Magic("Run the cell as a shell script, once on each node.", SH, examples=_SH_EXAMPLES, cell=True),
     "sky_status": Magic("Show the pools and what they do.", (_AT_HOSTS, _DISK), "[NAME]", "pools", ("%sky_status", "%sky_status --hosts gpu1,gpu2      # also of notebooks that are gone", "%sky_status --hosts gpu1,gpu2 --disk")),
     "sky_logs": Magic("Show what ranks wrote, also what the cell did not show.", (_RANK, _LINES, _FOLLOW, _POOL_NAME), examples=("%sky_logs --rank 1 -n 200", "%sky_logs -f")),
@@ -173,6 +177,7 @@ MAGICS: dict[str, Magic] = {
     "sky_cost": Magic("Show what pools have cost, and cost now.", (), "[NAME]", "pools", ("%sky_cost",)),
     "sky_restart": Magic("Start ranks again; their variables are gone.", (_RANK, _POOL_NAME), examples=("%sky_restart", "%sky_restart --rank 2")),
     "sky_down": Magic("Stop a pool and release its machines.", (_ALL, _AT_HOSTS), "[NAME]", "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone")),
+    "sky_attach": Magic("Go on with a pool whose notebook was killed, and show what its cell has printed since; alone: which there are.", (_TAKE_OVER,), "[NAME]", "left", ("%sky_attach", "%sky_attach lab")),
     "sky_clean": Magic("Remove what skymagic keeps on the disks of hosts, and no pool has used for 30 days.", (_AT_HOSTS, _CLEAN_ALL, DRY_RUN), examples=("%sky_clean --hosts gpu1,gpu2", "%sky_clean --hosts gpu1,gpu2 --all --dry-run")),
     "sky_auto": Magic("Run every plain cell on the ranks, or no longer.", (), "on|off", "switch", ("%sky_auto on",)),
 }

@@ -20,6 +20,9 @@ notebook connects anew with a higher `attempt`; both say how many frames they ha
 the rest again, in order. A number that does not follow the last one ends the connection. While there is none, TCP sockets are not
 read beyond 256 KiB in all, so that their senders wait; the agent's output is kept in full.
 
+A notebook that was killed has lost its end of the session. Another one that knows the secret takes over: the daemon begins a new
+session with it, and asks the agent to tell again all that the first one knew (`NotebookReplaced`).
+
 Why not TCP alone: a TCP connection dies with a suspended laptop, a changed address, a NAT's timeout or its sshd, and neither end
 knows how much of what it wrote has arrived; and its end may be noticed after minutes only. Why not QUIC or mosh, which survive
 this: they need UDP, and all there is on many hosts is SSH. So the session lives above what SSH carries.

@@ -14,13 +14,17 @@ class HandshakeRequest(FrozenMessage):
     """Notebook → daemon: who attaches."""
 
     secret: str = field(repr=False)
-    """Known to this notebook and its daemon only."""
+    """Known to this user's notebooks and the daemon only."""
     resume: bool
     """Whether the daemon must be there already."""
     attempt: int
     """Counts the connections of a session: a newer one takes the place of an older."""
     received: int
     """Frames that the notebook has."""
+    client: str = ""
+    """Which notebook it is: the daemon serves one, until another takes its place."""
+    takes_over: bool = False
+    """Whether it begins a session of its own, in the place of the one that the daemon has; what that had under way is lost."""
 
 
 class HandshakeReply(FrozenMessage):

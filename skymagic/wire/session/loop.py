@@ -129,6 +129,13 @@ class Loop:
             self._feed(read)
         self.flush()
 
+    def restart(self, session: Session) -> None:
+        """Begin another session, with another end: the connection and all channels of this one are closed."""
+        self._drop()
+        self.channels.close()
+        self.session = session
+        self.channels = Channels(session, self.watch)
+
     def detach(self, why: str) -> None:
         """Give the connection up."""
         if self._connection is not None:

@@ -1,0 +1,156 @@
+"""What lets another notebook of this user attach to a pool whose notebook was killed: a file beside the pool's record, while the pool lives.
+
+The file holds the secrets of the pool's daemons and whatever else its notebook knew (its plan, where its nodes are); the user alone can
+read it. Beside it lies a file that says how far the notebook has shown the run that goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import skymagic
+from skymagic.errors import PoolError
+from skymagic.plan.plans import Plan
+from skymagic.pool import records
+
+MAGIC = "skymagic key"
+LINE_BYTES = 64
+"""Of each rank's line in the file that says what was shown."""
+DELIVERED = -1
+"""In the place of a number: the run is over, and the user has what it gave."""
+
+
+@dataclass(frozen=True)
+class PoolKey:
+    """What another notebook must know of a pool.
+
+    Attributes:
+        accesses: of each machine, what leads to its agent (`cluster.Node.access`).
+        addresses: of each machine, where the others reach it, and its own name for itself.
+        port: a port of the head that is free for process groups.
+    """
+
+    name: str
+    job_id: str
+    plan: Plan
+    accesses: tuple[Any, ...]
+    addresses: tuple[tuple[str, str], ...]
+    port: int
+
+
+def path(job_id: str) -> Path:
+    """Where a pool's key is."""
+    return records.folder() / f"{job_id}.key"
+
+
+def write(key: PoolKey) -> None:
+    """Keep a key; a home that cannot be written keeps none, and nobody attaches."""
+    text = f"{MAGIC} {skymagic.__version__}\n".encode() + pickle.dumps(key)
+    with contextlib.suppress(OSError):
+        target = path(key.job_id)
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = target.with_suffix(f".{os.getpid()}.part")
+        with open(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(text)
+        part.replace(target)
+
+
+def read(job_id: str) -> PoolKey:
+    """The key of a pool.
+
+    Raises:
+        PoolError: there is none here, others could have written it, or it is another version's; says what to do.
+    """
+    try:
+        with open(path(job_id), "rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+                raise PoolError(
+                    f"{path(job_id)} is open to others, and not used: chmod 600 it if nobody has changed it"
+                )
+            heading, text = file.readline(), file.read()
+    except OSError as problem:
+        raise PoolError(f"the key of {job_id} is not here ({problem.strerror}): {_otherwise(job_id)}") from None
+    version = heading.decode(errors="replace").strip().removeprefix(MAGIC).strip()
+    if version != skymagic.__version__:
+        raise PoolError(
+            f"{job_id} was made by skymagic {version or '?'}, and this is {skymagic.__version__}: attach with that version; "
+            f"{_otherwise(job_id)}"
+        )
+    try:
+        key = pickle.loads(text)
+    except Exception as problem:
+        raise PoolError(f"the key of {job_id} is damaged ({type(problem).__name__}): {_otherwise(job_id)}") from None
+    if not isinstance(key, PoolKey):
+        raise PoolError(f"the key of {job_id} is damaged: {_otherwise(job_id)}")
+    return key
+
+
+def _otherwise(job_id: str) -> str:
+    return f"%sky_status --hosts … shows what runs, %sky_down {job_id} --hosts … ends it"
+
+
+class Shown:
+    """How far this notebook has shown each rank's last run, in a file that outlives it: a line is written by one system call.
+
+    Args:
+        job_id: the pool's; None where nobody can attach, and nothing is kept.
+    """
+
+    def __init__(self, job_id: str | None) -> None:
+        self._path = None if job_id is None else path(job_id).with_suffix(".shown")
+        self._file: int | None = None
+        self._delivered: dict[int, int] = {}
+        """Rank → the last run of which the user has what it gave."""
+
+    def read(self, run: int) -> dict[int, int]:
+        """Rank → number of the last content of this run that was shown."""
+        return {rank: seq for rank, (of, seq) in self._lines().items() if of == run}
+
+    def delivered(self, run: int, ranks: Iterable[int]) -> bool:
+        """Whether the user has the values of this run, or its error."""
+        lines = self._lines()
+        return all(lines.get(rank) == (run, DELIVERED) for rank in ranks)
+
+    def mark(self, run: int, rank: int, seq: int) -> None:
+        """This content of a rank is about to be shown; once the run is delivered, that is no news."""
+        if self._delivered.get(rank, 0) < run:
+            self._write(rank, run, seq)
+
+    def deliver(self, run: int, ranks: Iterable[int]) -> None:
+        """The user has the values of this run, or its error."""
+        for rank in ranks:
+            self._delivered[rank] = run
+            self._write(rank, run, DELIVERED)
+
+    def _write(self, rank: int, run: int, seq: int) -> None:
+        if self._path is None:
+            return
+        with contextlib.suppress(OSError):
+            if self._file is None:
+                self._file = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
+            line = f"{rank} {run} {seq}".ljust(LINE_BYTES - 1) + "\n"
+            os.pwrite(self._file, line.encode(), rank * LINE_BYTES)
+
+    def _lines(self) -> dict[int, tuple[int, int]]:
+        """Rank → (run, number)."""
+        found = {}
+        with contextlib.suppress(OSError, ValueError):
+            text = b"" if self._path is None else self._path.read_bytes().replace(b"\0", b" ")
+            for line in text.decode().splitlines():
+                rank, run, seq = map(int, line.split())
+                found[rank] = run, seq
+        return found
+
+    def close(self) -> None:
+        """Close the file; twice is safe."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None

@@ -1,0 +1,236 @@
+"""Attaching: a notebook is killed amidst its cell, and another goes on with it: each line once and in order, its values, its errors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.lab.hosts import Hosts, loopback, still_there
+from tests.lab.notebook import Notebook, opened
+from tests.lab.places import home_that_knows
+from tests.lab.shells import pip_settings
+
+pytestmark = pytest.mark.needs("sshd")
+POOL = f"%sky_pool lab --provider ssh --hosts h[1-2] --python {sys.executable}"
+
+
+@dataclass
+class Desk:
+    """Where notebooks of one user come and go, and the hosts that their pools are on."""
+
+    folder: Path
+    hosts: Hosts
+    env: dict[str, str]
+    notebooks: int = 0
+
+    @contextmanager
+    def notebook(self, *cells: str) -> Iterator[Notebook]:
+        self.notebooks += 1
+        folder = self.folder / f"notebook-{self.notebooks}"
+        folder.mkdir()
+        with opened(folder, *cells, env=self.env) as one:
+            yield one
+
+    def gate(self) -> Path:
+        """A named pipe: a cell that reads it goes on when it is opened."""
+        path = self.folder / f"gate-{os.urandom(4).hex()}"
+        os.mkfifo(path)
+        return path
+
+    def left_alone(self, notebook: Notebook, cell: str) -> None:
+        """The notebook is killed amidst a cell, which goes on then and is over soon."""
+        way, over = self.gate(), self.folder / "over"
+        over.unlink(missing_ok=True)
+        shown = notebook.start(cell.format(way=repr(str(way)), over=repr(str(over))))
+        notebook.watch(shown, lambda seen: "before" in seen.stdout)
+        killed(notebook)
+        way.write_text("go")
+        while not over.exists():
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with loopback(tmp_path / "hosts", 2, env=pip_settings()) as hosts:
+        home = home_that_knows(hosts, tmp_path / "client")
+        yield Desk(tmp_path, hosts, {"HOME": str(home), "XDG_STATE_HOME": str(tmp_path / "state")})
+
+
+def killed(notebook: Notebook) -> None:
+    """As by the system, out of memory."""
+    os.kill(notebook.pid, signal.SIGKILL)
+    assert still_there([psutil.Process(notebook.pid)] if psutil.pid_exists(notebook.pid) else []) == []
+
+
+COUNTS = """%%sky_broadcast -o values -g total
+import os, time
+rank, total = int(os.environ['RANK']), 0
+for step in range(STEPS):
+    time.sleep(0.02)
+    total += step
+    print('step', step)
+total + rank
+"""
+
+
+CELL = """%%sky_broadcast -o value -g name
+import os
+rank = int(os.environ['RANK'])
+print('before', flush=True)
+if rank == 0:
+    open({way}).read()
+    open({over}, 'w').close()
+"""
+"""A cell that can end once its gate is open; says so."""
+
+
+def steps(text: str) -> list[int]:
+    return [int(line.removeprefix("step ")) for line in text.splitlines() if line.startswith("step ")]
+
+
+def test_a_run_goes_on_in_another_notebook_and_each_line_is_shown_once(desk: Desk) -> None:
+    count = 300
+    shown: list[int] = []
+    with desk.notebook(POOL) as first:
+        cell = first.start(COUNTS.replace("STEPS", str(count)))
+        first.watch(cell, lambda seen: "step 20" in seen.stdout)
+        killed(first)
+        shown += steps(first.rest(cell).stdout)
+    with desk.notebook() as second:
+        assert "lab (lab-" in second.run("%sky_attach").stdout
+        cell = second.start("%sky_attach lab")
+        second.watch(cell, lambda seen: "step" in seen.stdout)
+        killed(second)
+        shown += steps(second.rest(cell).stdout)
+    with desk.notebook() as third:
+        cell = third.run("%sky_attach lab")
+        shown += steps(cell.stdout)
+        assert shown == list(range(count))
+        assert third.value("values, total") == ([44850, 44851], [44850, 44850])
+        # the pool is as any other
+        third.run("%%sky_broadcast -o after\ntotal + rank")
+        third.run("%sky_pull total -o pulled")
+        assert third.value("after, pulled, 'pulled' in globals()") == ([44850, 44851], [44850, 44850], True)
+        third.run("%sky_down lab")
+
+
+def test_what_has_ended_meanwhile_waits(desk: Desk) -> None:
+    with desk.notebook(POOL) as notebook:
+        desk.left_alone(notebook, CELL + "print('after')\nname = [1.5] * 200_000 + [rank]\nlen(name)")
+    with desk.notebook() as notebook:
+        shown = notebook.run("%sky_attach lab")
+        assert "[cell 3 on ranks 0, 1 " in shown.stdout
+        assert (shown.stdout.count("after"), shown.stdout.count("before")) == (1, 0)
+        lists = [(200_001, 0), (200_001, 1)]
+        assert notebook.value("value, [(len(each), each[-1]) for each in name]") == ([200_001] * 2, lists)
+        killed(notebook)
+    with desk.notebook() as notebook:  # what its user has had is not shown again
+        shown = notebook.run("%sky_attach lab")
+        assert "cell 3" not in shown.stdout
+        assert notebook.value("'value' in globals()") is False
+        notebook.run("%sky_down lab")
+
+
+def test_a_death_and_a_script_wait_too(desk: Desk) -> None:
+    with desk.notebook(POOL) as notebook:
+        desk.left_alone(
+            notebook, CELL + "import signal, time\nif rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(1000)"
+        )
+    with desk.notebook() as notebook:
+        assert notebook.fail("%sky_attach lab").ename == "RankDied"
+        notebook.run("%%sky_broadcast -o ranks\nimport os\nos.environ['RANK']")
+        assert notebook.value("ranks") == ["0", "1"]
+        desk.left_alone(notebook, "%%sky_sh -t 0 -o ends\necho before\ncat {way}\ntouch {over}\necho after\nexit 3")
+    with desk.notebook() as notebook:
+        cell = notebook.finish(notebook.start("%sky_attach lab"))
+        assert cell.error is not None
+        assert cell.error.ename == "ScriptError"
+        assert cell.stdout.count("after") == 1
+        assert notebook.value("[(end.status, end.tail) for end in ends]") == [(3, "before\ngoafter")]
+        notebook.run("%sky_down lab")
+
+
+def test_a_notebook_that_is_alive_keeps_its_pool_unless_it_is_taken_away(desk: Desk) -> None:
+    with desk.notebook(POOL) as first, desk.notebook() as second:
+        assert "no pool 'other' was left from here; there are lab" in second.fail("%sky_attach other").evalue
+        assert "is this notebook's already" in first.fail("%sky_attach lab").evalue
+        assert "--take-over" in second.fail("%sky_attach lab").evalue
+        first.run("%%sky_broadcast\nkept = 5")
+        cell = first.start("%%sky_broadcast\nimport time\nprint('begun', flush=True)\nwhile True: time.sleep(0.05)")
+        first.watch(cell, lambda seen: "begun" in seen.stdout)
+        taking = second.start("%sky_attach lab --take-over")
+        second.watch(taking, lambda seen: "goes on" in seen.stdout)
+        lost = first.finish(cell)
+        assert lost.error is not None
+        assert "another notebook has attached in the place of this one" in lost.error.text
+        second.interrupt()
+        stopped = second.finish(taking).error
+        assert stopped is not None
+        assert stopped.ename == "RunInterrupted"
+        second.run("%sky_pull kept")
+        assert second.value("kept") == [5, 5]
+        first.run("%sky_down --all")  # which ends what is its own no more
+        second.run("%%sky_broadcast -o still\nkept")
+        assert second.value("still") == [5, 5]
+        second.run("%sky_down lab")
+
+
+def test_a_cell_that_nobody_comes_back_for_is_stopped(desk: Desk) -> None:
+    said = desk.folder / "said"
+    body = f"""%%sky_broadcast
+import os, time
+print('begun', flush=True)
+try:
+    while True: time.sleep(0.05)
+finally:
+    if os.environ['RANK'] == '0':
+        open({str(said)!r}, 'w').close()"""
+    with desk.notebook(f"{POOL} --max-away 1s") as first:
+        cell = first.start(body)
+        first.watch(cell, lambda seen: "begun" in seen.stdout)
+        killed(first)
+    while not said.exists():
+        psutil.wait_procs([], timeout=0.05)
+    with desk.notebook() as second:
+        cell = second.finish(second.start("%sky_attach lab"))
+        assert cell.error is not None
+        assert cell.error.ename == "KeyboardInterrupt"
+        assert "[rank 0: stopped after 1s without its notebook (--max-away 1s)]" in cell.stderr
+        second.run("%%sky_broadcast -o fine\n'fine'")
+        assert second.value("fine") == ["fine", "fine"]
+        second.run("%sky_down lab")
+
+
+def test_a_pool_that_is_gone(desk: Desk) -> None:
+    with desk.notebook(POOL) as first:
+        folder = Path(desk.env["XDG_STATE_HOME"]) / "skymagic" / "pools"
+        (key,) = folder.glob("*.key")
+        assert key.stat().st_mode & 0o777 == 0o600
+        killed(first)
+    for host in desk.hosts:
+        for process in host.processes():
+            with suppress(psutil.Error):
+                if "daemon.attach" in " ".join(process.cmdline()):
+                    process.kill()
+    with desk.notebook() as second:
+        text = key.read_bytes()
+        key.write_bytes(text.replace(b"skymagic key ", b"skymagic key 0.0.", 1))
+        assert "was made by skymagic 0.0." in second.fail("%sky_attach lab").evalue
+        key.write_bytes(text[: len(text) // 2])
+        assert "is damaged" in second.fail("%sky_attach lab").evalue
+        key.write_bytes(text)
+        key.chmod(0o644)
+        assert "open to others" in second.fail("%sky_attach lab").evalue
+        key.chmod(0o600)
+        assert "cannot be attached: " in second.fail("%sky_attach lab").evalue
+        key.unlink()
+        assert "is not here" in second.fail("%sky_attach lab").evalue

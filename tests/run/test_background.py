@@ -1,0 +1,126 @@
+"""A cell beside the notebook: its handle tells how it is, waits, stops it, and has what each rank wrote; other cells wait or are refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.notebook import Notebook, opened
+
+TEN = "for step in range(10):\n    print('step', step, 'of rank', rank)\n"
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with opened(tmp_path_factory.mktemp("background"), "%sky_pool --nodes 2") as one:
+        one.run("%%sky_broadcast\nimport os\nrank = int(os.environ['RANK']);")
+        one.run("def begin(line, body): return get_ipython().run_cell_magic('sky_broadcast', f'-a {line}', body)")
+        yield one
+
+
+def gate(notebook: Notebook) -> Path:
+    """A named pipe: a cell that reads it goes on when it is opened."""
+    path = notebook.folder / f"gate-{os.urandom(4).hex()}"
+    os.mkfifo(path)
+    return path
+
+
+def begin(notebook: Notebook, body: str, line: str = "") -> None:
+    """Begin a cell beside the notebook, with the handle `run`."""
+    notebook.run(f"run = begin({line!r}, {body!r})")
+
+
+def written(rank: int, steps: int = 10) -> str:
+    return "".join(f"step {step} of rank {rank}\n" for step in range(steps))
+
+
+def test_the_handle_of_a_run(notebook: Notebook) -> None:
+    way = gate(notebook)
+    begin(notebook, f"{TEN}\nif rank == 0:\n    open({str(way)!r}).read()\nprint('over')\nrank * 2;", "-o twice")
+    notebook.run("while '9 of rank 0' not in run.output(): run.wait(0.01)")
+    assert notebook.value("run.status, run.done(), run.wait(0.0), 'twice' in globals()") == (
+        "running",
+        False,
+        False,
+        False,
+    )
+    assert notebook.value("run.output(0)") == written(0)
+    assert "the cell goes on" in notebook.fail("run.result(0.0)").evalue
+    assert "rank 7 takes no part in it: ranks 0, 1 do" in notebook.fail("run.output(7)").evalue
+    way.write_text("go")
+    assert notebook.value("run.wait(60), run.status, run.result(), twice") == (True, "done", [0, 2], [0, 2])
+    # complete, of a rank that was not shown too; and another run's output is not its
+    notebook.run("%%sky_broadcast\nprint('of a later cell')")
+    assert notebook.value("[run.output(rank) for rank in (0, 1)]") == [f"{written(rank)}over\n" for rank in (0, 1)]
+
+
+def test_a_long_output_comes_in_pieces_and_none_is_none(notebook: Notebook) -> None:
+    begin(notebook, "for i in range(300_000): print('täglich', i)", "-t 1")
+    notebook.run("run.wait(60)")
+    assert notebook.value("run.output() == ''.join(f'täglich {i}\\n' for i in range(300_000))") is True
+    begin(notebook, "None")
+    notebook.run("run.wait(60)")
+    assert notebook.value("run.output(0)") == ""
+
+
+def test_a_run_is_awaited(notebook: Notebook) -> None:
+    way = gate(notebook)
+    begin(notebook, f"open({str(way)!r}).read()\n'late'", "-t 1 -o late")
+    cell = notebook.start("import asyncio\nbeats = 0\nasync def beat():\n    global beats\n    while True:\n        beats += 1\n        print('beat', flush=True)\n        await asyncio.sleep(0.05)\n"
+                          "beating = asyncio.ensure_future(beat())\nvalue = await run\nbeating.cancel();")  # fmt: skip
+    notebook.watch(cell, lambda shown: shown.text.count("beat") > 3)  # the event loop goes on meanwhile
+    way.write_text("go")
+    notebook.finish(cell)
+    assert notebook.value("value, run.status") == (["late"], "done")
+    notebook.run("again = await run")
+    assert notebook.value("again") == ["late"]
+
+
+def test_a_run_that_fails_raises_where_it_is_awaited(notebook: Notebook) -> None:
+    begin(notebook, "1 / 0")
+    assert notebook.fail("await run").ename == "ZeroDivisionError"
+    assert notebook.value("run.wait(), run.status") == (True, "failed")
+
+
+def test_a_wait_that_is_cancelled_leaves_the_run(notebook: Notebook) -> None:
+    way = gate(notebook)
+    begin(notebook, f"open({str(way)!r}).read()", "-t 0")
+    waits = "import asyncio\nasync def waits(): return await run\nawait asyncio.wait_for(waits(), 0.05)"
+    assert notebook.fail(waits).ename == "TimeoutError"
+    assert notebook.value("run.status") == "running"
+    way.write_text("go")
+    assert notebook.value("run.wait(60), run.status") == (True, "done")
+
+
+def test_a_run_that_is_cancelled(notebook: Notebook) -> None:
+    begin(notebook, "import time\nprint('begun', flush=True)\ntime.sleep(1000)")
+    notebook.run("while 'begun' not in run.output(1): run.wait(0.01)")
+    assert notebook.value("run.cancel(), run.wait(60), run.status, run.cancel()") == (True, True, "stopped", False)
+
+
+def test_a_cell_that_is_not_to_wait_is_refused(notebook: Notebook) -> None:
+    way = gate(notebook)
+    begin(notebook, f"open({str(way)!r}).read()", "-t 0")
+    refused = notebook.fail("%%sky_broadcast --busy refuse\n1")
+    assert refused.ename == "PoolStateError"
+    assert "is at work on rank 0: Out[" in refused.evalue
+    assert "].cancel() stops it" in refused.evalue
+    notebook.run("%%sky_broadcast --busy refuse -t 1 -o free\n'other ranks are free'")
+    notebook.run('%config SkyMagic.busy = "refuse"')
+    assert "is at work" in notebook.fail("%%sky_run --rank 0\n1").evalue
+    assert "is at work" in notebook.fail("%%sky_sh\ntrue").evalue
+    waits = notebook.start("%%sky_broadcast --busy wait -o after\n'after it'")
+    way.write_text("go")
+    notebook.finish(waits)
+    notebook.run('%config SkyMagic.busy = "wait"')
+    assert notebook.value("free, after") == (["other ranks are free"], ["after it"] * 2)
+
+
+def test_the_output_of_a_pool_that_has_ended(notebook: Notebook) -> None:
+    begin(notebook, "print('last')")
+    notebook.run("run.wait(60)")
+    notebook.run("%sky_down")
+    assert notebook.fail("run.output()").ename == "PoolStateError"
