@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 from skymagic.errors import CloudError, PoolError
 from skymagic.plan.cloud import CloudSettings
-
-_VARIABLES = (
-    "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-)  # fmt: skip
-
-
-def configured() -> bool:
-    """Whether this machine looks as if it had AWS credentials; nothing is imported, and nobody is asked."""
-    files = (("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), ("AWS_CONFIG_FILE", "~/.aws/config"))
-    return any(map(os.environ.get, _VARIABLES)) or any(
-        Path(os.environ.get(name, default)).expanduser().is_file() for name, default in files
-    )
+from skymagic.providers.aws.configured import configured
 
 
 def stop_with_the_rest(say: Callable[[str], None], settings: CloudSettings) -> list[str]:
