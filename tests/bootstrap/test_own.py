@@ -144,10 +144,11 @@ def test_own_ones_are_found_behind_others(shelf: Shelf) -> None:
         ("a-1-cp312-cp312-linux_x86_64.whl", HOST, "it is built for cp312, and the host's environment has Python 3.11"),
     ],
 )
-def test_a_wheel_of_another_platform_is_refused_by_name(file: str, facts: Facts, why: str) -> None:
+def test_a_wheel_of_another_platform_is_refused_by_name(file: str, facts: Facts, why: str, tmp_path: Path) -> None:
     assert (why in misfit(file, facts, "3.11")) if why else misfit(file, facts, "3.11") == ""
     wanted = requirements_of(Image())
-    wanted = replace(wanted, minor="3.11", own=(OwnWheel("tiny-fast", "1", f"/w/{file}", "d", "/src/fast"),))
+    (tmp_path / file).touch()
+    wanted = replace(wanted, minor="3.11", own=(OwnWheel("tiny-fast", "1", str(tmp_path / file), "d", "/src/fast"),))
     said = refusals(facts, wanted)
     assert bool(said) == bool(why)
     assert all(sentence.startswith("tiny-fast 1 (from /src/fast) cannot be installed: ") for sentence in said)
