@@ -25,6 +25,7 @@ def fails(text):
     return str(done.error_in_exec or done.error_before_exec)
 
 cell("%load_ext skymagic")
+cell("%config SkyMagic.view_after = 600.0")
 """
 
 
