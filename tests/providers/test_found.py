@@ -51,9 +51,12 @@ def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path
             notebook.watch(notebook.start(FOREVER), lambda cell: "begun" in cell.text)
             killed(notebook)
 
-        asked = command(other, "status", "--hosts", "h1,h2", "--json")
-        assert asked.returncode == 0, asked.stderr
-        (pool,) = json.loads(asked.stdout)["pools"]
+        for _ in range(10):  # a node writes its record once a second at most
+            asked = command(other, "status", "--hosts", "h1,h2", "--json")
+            assert asked.returncode == 0, asked.stderr
+            (pool,) = json.loads(asked.stdout)["pools"]
+            if all(one["busy_since"] for one in pool["nodes"]):
+                break
         assert (pool["name"], pool["nodes_elsewhere"]) == ("lab", 0)
         assert [(one["host"], sorted(one["ranks"])) for one in pool["nodes"]] == [
             ("h1", ["0", "1"]),
