@@ -5,6 +5,7 @@ uv resolves, for it knows what a requirement means on another platform; pip down
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import platform
@@ -114,7 +115,8 @@ def fetch(wanted: Wanted, facts: Facts, say: Callable[[str], None]) -> Wheelhous
 
 def _fetch(wanted: Wanted, facts: Facts) -> Wheelhouse:
     folder = tempfile.TemporaryDirectory(prefix="skymagic-wheels-")
-    with tempfile.TemporaryDirectory(prefix="skymagic-resolve-") as work:
+    with contextlib.ExitStack() as undo, tempfile.TemporaryDirectory(prefix="skymagic-resolve-") as work:
+        undo.callback(folder.cleanup)
         pins = _resolved(wanted, facts, Path(work))
         if not facts.accelerated and any(pin.startswith(("nvidia-", "cuda-")) for pin in pins) and _has_torch(pins):
             raise NoWheels(
@@ -123,6 +125,7 @@ def _fetch(wanted: Wanted, facts: Facts) -> Wheelhouse:
         here = {text.partition("==")[0] for text in map(_of_file, wanted.paths)}
         pins = [pin for pin in pins if _name(pin) not in here and pin not in wanted.constraints]
         _download(pins, wanted, facts, Path(work), folder.name)
+        undo.pop_all()
     return Wheelhouse(tuple(pins), folder)
 
 
