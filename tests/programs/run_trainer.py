@@ -1,5 +1,7 @@
 """HuggingFace's example scripts in shape: arguments of the command line, a Trainer, no word of processes. Nothing is downloaded."""
 
+import gc
+
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
 
@@ -22,3 +24,9 @@ print(
     f"rank {arguments.process_index} local {arguments.local_process_index} of {arguments.world_size}: {wrapped}",
     flush=True,
 )
+
+# In gloo a thread may free DDP's last work while Python ends, which aborts the process: torch's own race, also without skymagic.
+trainer.accelerator.free_memory()
+del trainer, model
+gc.collect()
+torch.distributed.destroy_process_group()
