@@ -229,7 +229,7 @@ class Machine:
             install=None if self._used_as_it_is else self._install,
             python=self._installation.python if self._installation is not None and self._used_as_it_is else "",
             forward=lambda address, port: self._current().forward(address, port),
-            own=self._installation.facts.own if self._installation is not None else {},
+            own=self._installation.facts.own,
         )
 
     @property
