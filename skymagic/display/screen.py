@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from html import escape
 from typing import Any, Protocol
 
 from skymagic.display import text as display
@@ -125,6 +126,20 @@ def show_table(table: object) -> None:
     from IPython.display import display as show_rich
 
     show_rich(table)
+
+
+def show_status(parts: Sequence[tuple[str, str]]) -> None:
+    """Say how things are: as a display in a notebook, printed where none of it has HTML, or in a terminal.
+
+    Args:
+        parts: each as text and as HTML; "" for text alone.
+    """
+    text = "\n\n".join(each for each, _ in parts)
+    if not in_notebook() or not any(html for _, html in parts):
+        print(text)
+        return
+    html = "".join(html or f"<div>{escape(each)}</div>" for each, html in parts)
+    show({"data": {"text/plain": text, "text/html": html}})
 
 
 class Status(Protocol):

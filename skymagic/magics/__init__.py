@@ -9,5 +9,6 @@ debugging     %debug on the frames of a rank
 auto          the input transformer that broadcasts plain cells
 completion    tab completion on magic lines
 rendering     how the shell shows a rank's error
+results       how the shell shows lists of values by rank
 config        users' defaults, the one place of traitlets
 """

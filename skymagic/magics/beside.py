@@ -18,6 +18,7 @@ from skymagic.plan.units import duration_text, rank_words
 from skymagic.pool import Pool
 from skymagic.pool.states import State
 from skymagic.run.interrupt import StopSignal
+from skymagic.run.metrics import table
 
 TICK = 1.0
 """Seconds between two texts of a cell that goes on."""
@@ -145,6 +146,14 @@ class Run:
                 f"nothing is left of what rank {rank} wrote in cell {self.number}: its node has started anew, or had many runs since"
             )
         return text
+
+    @property
+    def metrics(self) -> Any:
+        """What its ranks have reported with ``sky.report``, while it goes on too: a table as ``pool.metrics``, of this cell alone.
+
+        ``run.metrics.loss.unstack().plot()`` draws a line for each rank.
+        """
+        return table([] if self.stop.metrics is None else [self.stop.metrics])
 
     @property
     def status(self) -> str:

@@ -1,18 +1,41 @@
-"""``%sky_stacks`` and ``%sky_vars``: where the ranks of a pool are now, and what their names hold."""
+"""``%sky_status``, ``%sky_stacks`` and ``%sky_vars``: pools, where the ranks of one are now, and what their names hold."""
 
 from __future__ import annotations
 
 from skymagic.display import inspection as display
+from skymagic.display import panel, text
 from skymagic.display.text import NO_ANSWER
 from skymagic.magics.arguments.line_magics import RanksRequest
 from skymagic.plan.selection import Selection
-from skymagic.pool import Pool, registry
+from skymagic.pool import Pool, registry, view
 from skymagic.run import inspection
 
 TIMEOUT = 5.0
 """Seconds in which ranks must answer; they do at once, unless native code holds the interpreter."""
 ANSWERING = ("ready", "running", "recovering")
 """States of ranks that are there to answer."""
+
+
+NO_POOL = "no pool is running: make one with %sky_pool --nodes 2 --plugin torch"
+
+
+def pools(name: str | None) -> list[tuple[str, str]]:
+    """Each pool as text, a table of its ranks, and as HTML, where the table is folded below the panel; or why there is none.
+
+    Args:
+        name: of a pool; None for all.
+
+    Raises:
+        PoolError: there is no such pool.
+    """
+    chosen = [registry.find(name)] if name else registry.every()
+    gone = [] if name else [f"{one.ended}: %sky_pool makes it anew" for one in registry.ended()]
+    return [*map(_pool, chosen), *((line, "") for line in gone)] or [(NO_POOL, "")]
+
+
+def _pool(one: Pool) -> tuple[str, str]:
+    table = text.status(one.status())
+    return f"{one!r}\n{table}", panel.html(view.view(one, one.status())) + panel.folded("processes", table)
 
 
 def stacks(request: RanksRequest) -> str:

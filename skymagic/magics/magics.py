@@ -19,7 +19,7 @@ from skymagic.api.compute import Compute
 from skymagic.api.offers import offers, rentable
 from skymagic.data.capture import installed
 from skymagic.display import text as display
-from skymagic.display.screen import Copying, print_note, show_table
+from skymagic.display.screen import Copying, print_note, show_status, show_table
 from skymagic.errors import CloudError, PoolError, RequestError, SkyError
 from skymagic.files.messages import summary
 from skymagic.jobs import cell as broadcast
@@ -29,6 +29,7 @@ from skymagic.magics.arguments import cell_magics, line_magics, pool_magic
 from skymagic.magics.arguments.help import help_alone, with_help
 from skymagic.magics.beside import Run
 from skymagic.magics.config import SkyMagic
+from skymagic.magics.results import ResultTables
 from skymagic.plan.requests import PoolRequest, RunRequest, ShellRequest
 from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import LazyNames
@@ -70,6 +71,7 @@ class SkyMagics(Magics):
         self.settings = SkyMagic(parent=shell)
         shell.configurables.append(self.settings)
         self.auto = auto.Auto(shell)
+        self.results = ResultTables(shell)
         self._round_robin: Iterator[int] = itertools.count()
         self.pending: list[Run] = []
 
@@ -163,18 +165,14 @@ class SkyMagics(Magics):
     @line_magic
     def sky_status(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_status(line))
-        name = request.name
         if request.disk:
             print(disk.text(usage(lambda: disk.look(request.hosts))))
             return
         if request.hosts:
-            found = usage(lambda: running.look(request.hosts, name))
+            found = usage(lambda: running.look(request.hosts, request.name))
             print(running.status_text(found, self._own_jobs()))
             return
-        chosen = [registry.find(name)] if name else registry.every()
-        tables = [f"{one!r}\n{display.status(one.status())}" for one in chosen]
-        gone = [] if name else [f"{one.ended}: %sky_pool makes it anew" for one in registry.ended()]
-        print("\n\n".join([*tables, *gone]) or "no pool is running: make one with %sky_pool --nodes 2 --plugin torch")
+        show_status(inspection.pools(request.name))
 
     @line_magic
     def sky_logs(self, line: str) -> None:
@@ -389,6 +387,7 @@ class SkyMagics(Magics):
         for name, listed in found.items():
             target = (renamed or {}).get(name) or name
             self.shell.user_ns[target] = listed[0] if request.head else listed
+            self.results.remember(target, () if request.head else values.ranks)
         own = {name: kind for name, kind in values.types.items() if name not in (renamed or {})}
         self._pool_of(request.pool).shipper.gathered(own, values.ranks)
         if values.problems:

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from skymagic.errors import RunInterrupted, SkyError
+from skymagic.run.metrics import Metrics
 from skymagic.run.submission import Submission
 
 STOPPED_BEFORE = "stopped before the cell began"
@@ -45,6 +46,11 @@ class StopSignal:
     def run(self) -> int:
         """The pool's number of the run; 0 while it has not begun."""
         return 0 if self._submission is None else self._submission.number
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """What the run's ranks have reported; None while it has not begun."""
+        return None if self._submission is None else self._submission.metrics
 
     def send(self) -> None:
         """Stop the run; one that has not begun does not begin."""

@@ -420,7 +420,7 @@ def test_a_cell_waits_for_one_that_runs_beside(notebook: Notebook) -> None:
 
 def test_status_shows_ranks_with_their_processes(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast -o pids\nos.getpid()")
-    text = notebook.run("%sky_status").stdout
+    text = notebook.run("%sky_status").said
     assert "'main'" in text
     assert "ready" in text
     rows = [line.split() for line in text.splitlines() if line[:1].isdigit()]
@@ -484,11 +484,11 @@ def test_down_ends_every_process_and_is_legal_twice(tmp_path: Path) -> None:
     with opened(tmp_path, "%sky_pool one --nodes 2", "%sky_pool two --nodes 1") as one:
         children = psutil.Process(one.pid).children(recursive=True)
         assert "one" in one.run("%sky_down one").stdout
-        assert "'two'" in one.run("%sky_status").stdout
+        assert "'two'" in one.run("%sky_status").said
         one.run("%sky_down --all")
         _, alive = psutil.wait_procs([p for p in children if "skymagic" in " ".join(_command(p))], timeout=10)
         assert not alive
-        assert "no pool" in one.run("%sky_status").stdout
+        assert "no pool" in one.run("%sky_status").said
         assert one.run("%sky_down").text == "no pool is running\n"
         assert "there is no pool" in one.fail("%%sky_broadcast\n1").text
         one.run("%sky_pool one --nodes 1")

@@ -20,7 +20,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 
 def test_the_pool_is_counted_in_ranks(notebook: Notebook) -> None:
-    first, *_ = notebook.run("%sky_status").lines
+    first, *_ = notebook.run("%sky_status").said.splitlines()
     assert re.fullmatch(r"<Pool 'main': 2 ranks on \S+, plugins: none, ready>", first)
 
 

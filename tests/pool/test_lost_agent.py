@@ -35,9 +35,9 @@ def test_an_agent_that_was_killed_between_cells(notebook: Notebook) -> None:
     failed = notebook.fail("%%sky_broadcast\n1")
     assert "%sky_restart" in failed.text
     assert "SIGKILL" in failed.text
-    assert "lost" in notebook.run("%sky_status").text
+    assert "lost" in notebook.run("%sky_status").said
     notebook.run("%sky_restart")
-    assert "lost" not in notebook.run("%sky_status").text
+    assert "lost" not in notebook.run("%sky_status").said
 
 
 def test_an_agent_that_is_killed_while_a_cell_runs(notebook: Notebook) -> None:

@@ -248,7 +248,7 @@ def test_a_plugin_that_raises_on_one_rank(notebook: Notebook) -> None:
     assert 'raise LookupError("planted in the plugin")' in error.text, "the plugin's own line"
     assert "skymagic/kernels" not in error.text
     assert family(notebook) == []
-    assert "no pool" in notebook.run("%sky_status").stdout
+    assert "no pool" in notebook.run("%sky_status").said
 
 
 def test_a_plugin_that_ends_the_process(notebook: Notebook) -> None:
@@ -354,7 +354,7 @@ def test_every_rank_of_two_nodes_with_two_ranks_knows_its_place(notebook: Notebo
         assert len(env["SKYPILOT_NODE_IPS"].splitlines()) == 2
         ports.add(env["MASTER_PORT"])
     assert len(ports) == 1
-    head = psutil.Process(int(notebook.run("%sky_status").stdout.splitlines()[2].split()[3]))
+    head = psutil.Process(int(notebook.run("%sky_status").said.splitlines()[2].split()[3]))
     assert int(ports.pop()) in {c.laddr.port for c in head.net_connections("tcp") if c.status == "LISTEN"}
 
 
@@ -370,10 +370,10 @@ def test_a_secret_is_in_no_command_line_and_in_nothing_shown(notebook: Notebook)
     status = notebook.run("%sky_status")
     texts = [
         shown.text,
-        status.text,
+        status.said,
         notebook.value("repr(__import__('sys').modules['skymagic.pool.registry'].find().plan)"),
     ]
-    texts += [data["text/plain"] for data in shown.rich]
+    texts += [text for each in (shown, status) for data in each.rich for text in data.values()]
     texts += [" ".join(process.cmdline()) for process in family(notebook)]
     assert not [text for text in texts if "hush-7391" in text]
     files = [path for folder in folders(notebook) for path in folder.rglob("*") if path.is_file()]
@@ -498,7 +498,7 @@ def test_a_process_of_ours_that_is_killed_is_told_and_leaves_nothing(notebook: N
     assert shown.error is not None
     assert shown.error.ename == "RankDied"
     assert "%sky_down" in shown.error.text
-    assert "lost" in notebook.run("%sky_status").stdout
+    assert "lost" in notebook.run("%sky_status").said
     assert "%sky_down" in notebook.fail("%%sky_broadcast\n1").text
     notebook.run("%sky_down")
     assert gone(processes) == []

@@ -147,7 +147,7 @@ def test_a_machine_that_loses_its_power(tmp_path: Path) -> None:
         assert "ranks 2, 3" in notebook.fail("%%sky_broadcast\n1").text
         notebook.run("%%sky_broadcast -t 0,1 -o there\nkept")
         assert notebook.value("there") == [0, 10]
-        assert "gone" in notebook.run("%sky_status").text
+        assert "gone" in notebook.run("%sky_status").said
         hosts[1].reboot()
         notebook.run("%sky_restart --rank 2,3")
         notebook.run(NAMES)
@@ -164,7 +164,7 @@ def test_the_first_machine_loses_its_power(tmp_path: Path) -> None:
         hosts[0].power_cut()
         assert "%sky_restart starts all ranks anew" in notebook.fail("%%sky_broadcast\n1").text
         assert "the agent on h1 did not come up within 10 s" in notebook.fail("%sky_restart").text
-        assert "lost" in notebook.run("%sky_status").text
+        assert "lost" in notebook.run("%sky_status").said
         hosts[0].reboot()
         notebook.run("%sky_restart")
         notebook.run(NAMES)

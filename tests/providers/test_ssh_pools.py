@@ -354,7 +354,7 @@ def test_a_second_press_of_stop_does_not_wait_for_a_host_that_is_away(two: tuple
     notebook.watch(running, lambda shown: "press again" in shown.stderr)
     notebook.interrupt()
     assert "RunInterrupted" in str(notebook.finish(running).error)
-    assert re.search(r"2 +1 +h2 .*reconnecting", notebook.run("%sky_status").text)
+    assert re.search(r"2 +1 +h2 .*reconnecting", notebook.run("%sky_status").said)
     hosts[1].start()
     notebook.run("%sky_restart")
     notebook.run(NAMES)

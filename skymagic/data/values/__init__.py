@@ -21,4 +21,5 @@ exceptions  exceptions with what they follow from
 memory      which memory overlaps, and travels as one
 rope        pickle streams in pieces, without a copy
 kinds       questions about types
+descriptions  what values are, in words: types, shapes, checksums
 """

@@ -9,7 +9,6 @@ lending         the rank's own values, packed for other ranks
 held            the objects made of the notebook's values, for values that refer to them
 importer        the remote importer: modules from sources that the notebook sent
 packages        what can be imported here, for the notebook, which installs what is missing
-variables       types, shapes and checksums of what the rank's names hold, without their values
 missing         the name that an exception says is missing
 control         the control socket to the agent, with a thread of its own
 refusals        what a cell may ask of a notebook and not of a rank: input, debuggers, skymagic itself

@@ -22,9 +22,10 @@ from typing import Any
 import ipyparallel.engine.app as engine_app
 from traitlets.config import Config
 
+from skymagic.data.values import descriptions
 from skymagic.kernels import stacks
 from skymagic.kernels.network import environment, interfaces
-from skymagic.kernels.rank import context, packages, tracebacks, variables
+from skymagic.kernels.rank import context, packages, tracebacks
 from skymagic.kernels.rank.control import Control
 from skymagic.kernels.rank.kernel import RankKernel
 from skymagic.kernels.rank.plugin_hooks import Hooks
@@ -59,7 +60,7 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
             waits=kernel.waits,
             joining=kernel.joining,
             stacks=lambda: stacks.of_main_thread(kernel),
-            variables=lambda: variables.described(kernel.shell.user_ns, kernel.shell.user_ns_hidden),
+            variables=lambda: descriptions.described(kernel.shell.user_ns, kernel.shell.user_ns_hidden),
             installed=packages.installed,
             rescan=packages.rescan,
             recall=kernel.recall,

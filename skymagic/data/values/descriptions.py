@@ -1,4 +1,4 @@
-"""What a rank's names hold: types, shapes and checksums, told on its control thread while a cell runs; values stay here."""
+"""What values are, in words: types, shapes, and checksums, without a call of the user's code; a rank's names are described so while its cell runs."""
 
 from __future__ import annotations
 
@@ -51,8 +51,13 @@ class _Budget:
         return f"{zlib.crc32(data):08x}"
 
 
-def describe(value: object, budget: _Budget) -> Description:
-    """One value; what cannot be looked at, such as one that changes meanwhile, by its type alone."""
+def describe(value: object, budget: _Budget | None = None) -> Description:
+    """One value; what cannot be looked at, such as one that changes meanwhile, by its type alone.
+
+    Args:
+        budget: for checksums; without one there are none of large values.
+    """
+    budget = budget or _Budget(0)
     kind = type(value)
     about: Description = {"type": kind.__name__}
     with contextlib.suppress(Exception):
