@@ -16,6 +16,7 @@ interrupt     deferred delivery of SIGINT; a stop signal for other threads
 stall         stall detection: ranks whose stacks do not change
 inspection    where ranks are, and what their names hold, while cells run
 metrics       what ranks have reported: a table by step and rank, and how far they are
+slowness      why a run is slow, in words; pure
 state         how a run is, and how it has ended, as its line shows it
 report        a run's timeouts, and how each rank ended
 results       values in rank order, or one error that sums up what failed

@@ -13,7 +13,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from skymagic.display.run_line import Number, Progress
-from skymagic.wire.metrics import FIXED, SECONDS, STEP, TOTAL, Names, unpacked
+from skymagic.run.slowness import Usage
+from skymagic.wire.metrics import FIXED, SECONDS, STEP, TOTAL, USAGE, Names, unpacked
 
 WINDOW = 20
 """Batches over which the rate of steps is taken: ten seconds, at two a second."""
@@ -24,6 +25,8 @@ MOST_NUMBERS = 3
 LAG_SECONDS = 3.0
 """So far behind the others, at their rate, a rank lags: news of ranks are up to a second apart."""
 LAG_STEPS = 2
+USAGE_SAMPLES = 60
+"""Of what a rank says of itself each second, the newest are kept: what counts over a whole run is summed up in each."""
 
 Key = tuple[int, Names]
 """A rank, and the names that it reports together: each such set has steps of its own."""
@@ -83,6 +86,7 @@ class Metrics:
     def __init__(self, cell: int = 0) -> None:
         self.cell = cell
         self._series: dict[Key, Series] = {}
+        self._usage: dict[int, deque[Usage]] = {}
         self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
@@ -98,6 +102,9 @@ class Metrics:
         """Take what a rank has sent."""
         with self._lock:
             for names, rows in unpacked(batches):
+                if names == USAGE:
+                    self._usage.setdefault(rank, deque(maxlen=USAGE_SAMPLES)).extend(_usages(rows))
+                    continue
                 series = self._series.get((rank, names)) or self._series.setdefault((rank, names), Series(names))
                 series.add(rows)
 
@@ -138,6 +145,11 @@ class Metrics:
                     found[rank] = round(behind)
         return found
 
+    def usage(self) -> dict[int, list[Usage]]:
+        """By rank what it has said of what may slow it down, oldest first."""
+        with self._lock:
+            return {rank: list(samples) for rank, samples in self._usage.items()}
+
     def numbers(self) -> list[Number]:
         """The newest value of each of the first few names: over the ranks that report it, their mean and range."""
         with self._lock:
@@ -157,6 +169,12 @@ class Metrics:
     def frame(self) -> Any:
         """The table: see `table`."""
         return table([self])
+
+
+def _usages(rows: array[float]) -> Iterator[Usage]:
+    width = FIXED + len(USAGE)
+    for start in range(0, len(rows), width):
+        yield Usage(rows[start + SECONDS], *rows[start + FIXED : start + width])
 
 
 def _outermost(one: Progress) -> tuple[bool, float]:

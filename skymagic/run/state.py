@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skymagic.display.run_line import RunEnd, RunState
+from skymagic.display.run_line import SEPARATOR, RunEnd, RunState
 from skymagic.plan.units import count, rank_words
+from skymagic.run import slowness
 from skymagic.run.report import Report
 
 
@@ -28,7 +29,7 @@ def state_of(report: Report, waiting: Sequence[int]) -> RunState:
         waiting=tuple(rank for rank in waiting if rank not in ended),
         progress=metrics.progress(),
         numbers=metrics.numbers(),
-        lagging=lag_words(lagging, "is", "are"),
+        lagging=SEPARATOR.join(filter(None, [lag_words(lagging, "is", "are"), *slowness.now(metrics.usage(), ended)])),
     )
 
 
@@ -52,7 +53,7 @@ def end_of(report: Report, seconds: float, names: Sequence[str], gathered: tuple
         gather_seconds=gathered[1],
         names=tuple(names) if report.good else (),
         numbers=report.metrics.numbers(),
-        lagged=report.lagged,
+        lagged=SEPARATOR.join(filter(None, [report.lagged, *slowness.over(report.metrics.usage())])),
     )
 
 

@@ -166,7 +166,11 @@ def begin() -> None:
     _recorder.begin()
 
 
-def flush() -> None:
-    """Send what was reported since the last time; the rank's kernel calls it, on any thread."""
-    if _send is not None and (rows := _recorder.take()):
+def flush(more: Rows | None = None) -> None:
+    """Send what was reported since the last time; the rank's kernel calls it, on any thread.
+
+    Args:
+        more: rows of its own.
+    """
+    if _send is not None and (rows := {**_recorder.take(), **(more or {})}):
         _send(rows)

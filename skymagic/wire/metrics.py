@@ -15,6 +15,10 @@ Names = tuple[str, ...]
 SECONDS, STEP, TOTAL = range(3)
 FIXED = 3
 """Columns before those of the names."""
+USAGE: Names = tuple(
+    f"skymagic.{name}" for name in ("node", "waited", "stepped", "memory", "held", "gpu_memory", "gpu_use")
+)
+"""Names of rows that a rank sends of its own accord: what may slow it down (`runtime.usage`)."""
 
 
 def packed(rows: Mapping[Names, array[float]]) -> tuple[dict[str, Any], ...]:

@@ -31,7 +31,7 @@ from skymagic.kernels.rank.shell import Flusher, RankShell, flush_text, views
 from skymagic.kernels.rank.spawned import define_in_children
 from skymagic.kernels.rank.stdio import Stdio
 from skymagic.runtime import info as runtime
-from skymagic.runtime import rendezvous, reporting, silence
+from skymagic.runtime import rendezvous, reporting, silence, usage
 from skymagic.wire import agent as wire
 from skymagic.wire.exit_status import UNFIT
 from skymagic.wire.order import LAST_VALUE, NOT_DEFINED, PREFIX, Debug, Lend, Order, Rejoin, RunCell, decode
@@ -204,6 +204,7 @@ class RankKernel(IPythonParallelKernel):
         self._order_count += 1
         self._own_modules.remember()
         reporting.begin()
+        usage.begin(self._context.info.node)
         if isinstance(order, RunCell) and order.run:
             asked = {name: value for name, value in vars(order).items() if name != "manifest"}
             self.last_run = {"order": asked, "outcome": None}

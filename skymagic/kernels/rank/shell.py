@@ -21,7 +21,7 @@ from traitlets import Type
 from skymagic.kernels.rank import refusals, tracebacks, widgets
 from skymagic.kernels.rank.context import current
 from skymagic.kernels.rank.own_modules import OwnModules
-from skymagic.runtime import reporting, silence
+from skymagic.runtime import reporting, silence, usage
 from skymagic.wire import agent as wire
 
 
@@ -202,7 +202,7 @@ class Flusher:
                     views.refresh()
                     if (now := time.monotonic()) - reported >= self.REPORT_INTERVAL:
                         reported = now
-                        reporting.flush()
+                        reporting.flush(usage.sample())
 
     def __exit__(self, *_: object) -> None:
         self._running.clear()

@@ -14,5 +14,6 @@ subgroups    groups of the user and of device meshes, made again under their nam
 sharded      FSDP, DTensor and device meshes: put in order after a failure, or named as lost
 carryover    what hung on the old group: carried over to the new one, or named as lost
 launched     what programs look for that torchrun, accelerate or Lightning would have started
+usage        how long the main thread waits for batches, and what the GPU does
 guard        collectives refused where ranks do not take part in the run
 """

@@ -78,12 +78,13 @@ def hooks(backend: str | None) -> dict[str, Any]:
         import torch
 
         from skymagic.plugins import _reports
-        from skymagic.plugins._torch import launched
+        from skymagic.plugins._torch import launched, usage
         from skymagic.plugins._torch.groups import Group
 
         launched.adapt_libraries()
         _reports.adapt_transformers()
         _reports.adapt_lightning()
+        usage.watch(info.local_rank)
         if torch.cuda.is_available():
             torch.cuda.set_device(info.local_rank % torch.cuda.device_count())
         elif not torch.accelerator.is_available():

@@ -1,0 +1,95 @@
+"""What may slow a rank down, measured where it happens: waiting for batches, memory near its limit, a GPU at rest.
+
+::
+
+    main thread   a loader's next batch ──▶ Loading ─┐
+    plugins       what a GPU does ──────────▶ Gpu ───┼── sample, every INTERVAL ◀── the rank's flusher thread ──▶ agent
+    kernel        memory of the machine, of cgroups ─┘
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import sysconf
+
+from skymagic.runtime import limits
+from skymagic.wire.metrics import USAGE, Names
+
+INTERVAL = 1.0
+"""Seconds between two samples."""
+NOTABLE_MEMORY = 0.9
+"""Share of a memory in use from which it is told of."""
+
+Gpu = Callable[[], tuple[float, float]]
+"""Shares between 0 and 1 of a GPU's memory that hold values, and of the time in which it computes; NaN where nobody knows."""
+
+
+@dataclass
+class Loading:
+    """Seconds that the main thread has waited for batches, of the seconds of the steps that took them. A step goes from one batch
+    being asked for to the next of the same loader; the first has the start of its workers in it and counts as none."""
+
+    waited: float = 0.0
+    stepped: float = 0.0
+
+    def step(self, waited: float, seconds: float) -> None:
+        """A step is over, which began with waiting for its batch."""
+        self.waited += waited
+        self.stepped += seconds
+
+
+loading = Loading()
+"""Since the cell began."""
+_gpu: Gpu | None = None
+_began = _sampled = 0.0
+_node = 0
+
+
+def begin(node: int) -> None:
+    """A cell begins on a rank of this node; the rank's kernel calls it."""
+    global _began, _sampled, _node
+    loading.waited = loading.stepped = 0.0
+    _began = _sampled = time.perf_counter()
+    _node = node
+
+
+def watch_gpu(gpu: Gpu) -> None:
+    """Where to ask for this rank's GPU: a plugin knows. Called on another thread than the cell's."""
+    global _gpu
+    _gpu = gpu
+
+
+def sample() -> dict[Names, array[float]]:
+    """How it is now, as a row of `wire.metrics`; nothing where nothing is notable, or the last sample is not old enough."""
+    global _sampled
+    now = time.perf_counter()
+    if now - _sampled < INTERVAL:
+        return {}
+    _sampled = now
+    memory, held = memory_use()
+    gpu_memory, gpu_use = math.nan, math.nan
+    if _gpu is not None:
+        with contextlib.suppress(Exception):  # a driver that does not tell
+            gpu_memory, gpu_use = _gpu()
+    if not (loading.stepped or memory >= NOTABLE_MEMORY or gpu_use == gpu_use or gpu_memory == gpu_memory):
+        return {}
+    numbers = (float(_node), loading.waited, loading.stepped, memory, held, gpu_memory, gpu_use)
+    return {USAGE: array("d", (now - _began, 0.0, math.nan, *numbers))}
+
+
+def memory_use() -> tuple[float, float]:
+    """Shares of the memory that may be used here: what is in use by all, and by this process; 0 where nobody knows.
+
+    Of several limits (the machine's, a container's) the one that is nearest.
+    """
+    known = [(1 - left / limit, limit) for limit, left in limits.memory() if limit]
+    if not known:
+        return 0.0, 0.0
+    used, limit = max(known)
+    resident = limits.text(limits.PROC / "self/statm").split()[1:2]
+    return used, sum(int(pages) for pages in resident) * sysconf("SC_PAGE_SIZE") / limit

@@ -1,0 +1,127 @@
+"""Why a run is slow, in words: decided from what ranks say of themselves, measured on ranks with a slow data set."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from skymagic.run.metrics import Metrics
+from skymagic.run.slowness import Usage, now, over
+from skymagic.runtime import limits, usage
+from skymagic.wire.metrics import FIXED, USAGE, packed
+from tests.lab.notebook import Shown, opened
+
+
+def loader(share: float, seconds: int = 12, step: float = 1.0) -> list[Usage]:
+    """A rank that waits for batches so much of its steps."""
+    return [Usage(float(second), 0, share * step * second, step * second) for second in range(1, seconds)]
+
+
+def gpus(use: Sequence[float], memory: float = 0.5) -> list[Usage]:
+    """A rank with a GPU, a sample each second."""
+    return [Usage(float(second), gpu_memory=memory, gpu_use=share) for second, share in enumerate(use)]
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({}, []),
+        ({0: loader(0.05), 1: loader(0.15)}, []),
+        ({0: loader(0.05), 1: loader(0.45)}, ["rank 1 spends 45% of its steps loading data"]),
+        ({0: loader(0.3), 1: loader(0.45)}, ["ranks 0, 1 spend 30–45% of their steps loading data"]),
+        ({0: loader(0.9, step=0.01)}, []),  # a tenth of a second of steps says nothing
+        ({0: [Usage(1.0, 0, 40.0, 50.0), Usage(20.0, 0, 40.5, 70.0)]}, []),  # it was slow, and is not
+        ({0: [Usage(1.0, memory=0.96, held=0.1)], 1: [Usage(1.0, memory=0.97, held=0.6)]}, ["memory is 97% full, rank 1 holds the most (60%)"]),
+        ({0: [Usage(1.0, 0, memory=0.5)], 1: [Usage(1.0, 3, memory=0.97, held=0.6)]}, ["memory of node 3 is 97% full, rank 1 holds the most (60%)"]),
+        ({2: gpus([0.0] * 12)}, ["the GPU of rank 2 is at rest"]),
+        ({2: gpus([0.0] * 6 + [0.9] + [0.0] * 6)}, []),
+        ({2: gpus([0.0] * 5)}, []),
+        ({2: gpus([math.nan] * 12)}, []),
+        ({0: gpus([0.9], 0.99), 1: gpus([0.9], 0.97)}, ["the GPUs of ranks 0, 1 have their memory full"]),
+    ],
+)  # fmt: skip
+def test_what_is_said_while_a_run_goes_on(told: dict[int, list[Usage]], said: list[str]) -> None:
+    assert now(told) == said
+    assert now(told, ended=list(told)) == []
+
+
+def test_what_stays_of_it() -> None:
+    told = {0: loader(0.05), 1: [*loader(0.45), Usage(12.0, 0, 5.0, 11.0, memory=0.96, held=0.5)]}
+    assert over(told) == [
+        "rank 1 spent 45% of its steps loading data",
+        "memory was 96% full, rank 1 holds the most (50%)",
+    ]
+
+
+def test_it_is_no_part_of_what_was_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage.begin(node=2)
+    usage.loading.step(0.5, 1.0)
+    assert usage.sample() == {}, "not old enough"
+    monkeypatch.setattr(usage, "_sampled", time.perf_counter() - usage.INTERVAL)
+    rows = usage.sample()
+    assert len(rows[USAGE]) == FIXED + len(USAGE)
+    metrics = Metrics()
+    metrics.add(1, packed(rows))
+    assert not metrics
+    assert metrics.progress() is None
+    (told,) = metrics.usage()[1]
+    assert (told.node, told.waited, told.stepped) == (2, 0.5, 1.0)
+    assert 0 < told.held < told.memory < 1
+
+
+def test_the_memory_that_is_nearest_its_limit_counts(tmp_path: Path) -> None:
+    files = {
+        "proc/meminfo": "MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n",
+        "proc/self/cgroup": "0::/job\n",
+        "cgroups/job/memory.max": "1000000000",
+        "cgroups/job/memory.current": "900000000",
+        "cgroups/job/memory.stat": "inactive_file 100000000\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    told = limits.memory(tmp_path / "proc", tmp_path / "cgroups")
+    assert told == [(9_216_000_000, 8_192_000_000), (1_000_000_000, 200_000_000)]
+
+
+# ------------------------------------------------------------------------------------------ on ranks
+
+
+def line(shown: Shown) -> str:
+    """The cell's line."""
+    return next((data["text/plain"] for data in shown.rich if " · " in data["text/plain"]), "")
+
+
+def test_a_slow_data_set_on_one_rank_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    stop = tmp_path / "stop"
+    cell = f"""\
+%%sky_broadcast
+import os, time, torch
+from torch.utils.data import DataLoader, Dataset
+rank = int(os.environ["RANK"])
+class Images(Dataset):
+    def __len__(self):
+        return 100_000
+    def __getitem__(self, index):
+        time.sleep(0.03 if rank == 1 else 0)
+        return torch.zeros(4)
+for batch in DataLoader(Images(), batch_size=2):
+    time.sleep(0.02)
+    if os.path.exists({str(stop)!r}):
+        break
+"""
+    with opened(tmp_path, "%sky_pool --ranks 2 --plugin torch", view_after=0.2, watched=True) as notebook:
+        shown = notebook.start(cell)
+        notebook.watch(shown, lambda one: "loading data" in line(one))
+        said = re.search(r"rank 1 spends (\d+)% of its steps loading data", line(shown))
+        stop.touch()
+        notebook.finish(shown)
+    assert said is not None
+    assert 50 < int(said[1]) < 90
+    assert re.fullmatch(r"2 ranks · \d+\.\d s · rank 1 spent \d\d% of its steps loading data", line(shown))
