@@ -146,6 +146,13 @@ def test_another_shape_under_the_same_name_is_refused(notebook: Notebook) -> Non
     assert {process.pid for process in family(notebook)} == before
 
 
+def test_a_rank_has_loaded_nothing_that_the_cell_did_not_ask_for(notebook: Notebook) -> None:
+    notebook.run("%sky_pool --nodes 1")
+    heavy = {"debugpy", "tqdm", "numpy", "torch", "pandas", "matplotlib", "jedi"}
+    notebook.run(f"%%sky_broadcast -o r\nimport sys\nsorted({heavy!r} & sys.modules.keys())")
+    assert notebook.value("r") == [[]]
+
+
 def test_two_pools_side_by_side(notebook: Notebook) -> None:
     notebook.run("%sky_pool one --nodes 1")
     notebook.run("%sky_pool two --nodes 2")

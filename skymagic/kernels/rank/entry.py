@@ -38,6 +38,15 @@ from skymagic.wire import metrics
 # ipyparallel has no trait for the kernel's class, but looks it up here.
 engine_app.Kernel = RankKernel
 
+# What each rank would import as it starts.
+for _late in ("tornado.platform.asyncio", "IPython.core.completerlib", "IPython.extensions.storemagic"):
+    importlib.import_module(_late)
+
+# ipykernel imports debugpy, in half of a rank's start, for the front end's debugger, which cannot reach a rank.
+_no_debugger = types.ModuleType("ipykernel.debugger", "What a rank has in its place")
+_no_debugger.__dict__.update(_is_debugpy_available=False, Debugger=object)
+sys.modules[_no_debugger.__name__] = _no_debugger
+
 
 class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
     """ipyparallel's engine with a rank's streams and hooks."""
@@ -158,6 +167,7 @@ def _log_what_is_silenced(path: str) -> None:
 def _progress_bars_as_text() -> None:
     """tqdm.auto takes a rank for a notebook and would make a widget, which a saved notebook cannot show."""
     plain = types.ModuleType("tqdm.autonotebook", "tqdm's choice on a rank: text")
+    plain.__file__ = None  # who looks at all modules asks for it, and would import tqdm
     plain.__getattr__ = lambda name: getattr(importlib.import_module("tqdm.std"), name)  # type: ignore[method-assign]
     sys.modules.setdefault(plain.__name__, plain)
 
