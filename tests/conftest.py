@@ -176,6 +176,14 @@ def interrupts_arrive() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What pools of this process leave in the user's state folder is not the user's."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """A run of the tests leaves no process, no shared memory and no folder behind."""
     os.environ[MARK] = RUN_ID

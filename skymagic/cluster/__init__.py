@@ -3,6 +3,7 @@
 agents    all of them: start, watch, signal, call, replace
 link      the connection to one agent, over whatever transport
 liveness  failure detection: whether a node out of reach is gone
+logs      what ranks wrote, as their nodes tell it
 nodes     a machine as its provider gives it; what is known of a rank
 rpc       requests to agents, and their replies
 tunnel/   many streams over one lossy connection, exactly once

@@ -13,7 +13,7 @@ from skymagic.cluster.link import Link
 from skymagic.cluster.liveness import Liveness
 from skymagic.cluster.nodes import Node, RankState
 from skymagic.cluster.rpc import PendingCalls
-from skymagic.errors import PoolError, ProvisionError
+from skymagic.errors import ProvisionError
 from skymagic.plan.units import count, duration_text
 from skymagic.wire import agent as wire
 from skymagic.wire.exit_status import describe
@@ -310,45 +310,8 @@ class Agents:
             self._calls.wait(lambda: len(answers) >= len(wanted), timeout)
             return dict(answers)
 
-    def log(self, rank: int, lines: int, timeout: float) -> tuple[str, int]:
-        """The last lines of a rank's log, and where it ended, in bytes; a rank that has ended has one too.
-
-        Raises:
-            PoolError: its node did not answer within `timeout` seconds.
-        """
-        found = self._log(rank, timeout, lines=lines)
-        if found is None:
-            raise PoolError(self._silent(rank, timeout))
-        return found
-
-    def log_since(self, rank: int, start: int, timeout: float) -> tuple[str, int]:
-        """What a rank's log holds from byte `start` on, and where that ends; waits up to `timeout` seconds for it."""
-        return self._log(rank, timeout, start=start) or ("", start)
-
-    def log_of_run(self, rank: int, run: int, timeout: float) -> str | None:
-        """What a rank wrote in a run, as its log has it, also while the run goes on; None where its node knows the run no more.
-
-        Raises:
-            PoolError: its node did not answer within `timeout` seconds, for each megabyte.
-        """
-        pieces: list[str] = []
-        found = self._ask_log(rank, timeout, run=run)
-        while found is not None and found["more"]:
-            pieces.append(found["text"])
-            found = self._ask_log(rank, timeout, run=run, start=found["end"])
-        if found is None:
-            raise PoolError(self._silent(rank, timeout))
-        return "".join([*pieces, found["text"]]) if found["known"] else None
-
-    def _silent(self, rank: int, timeout: float) -> str:
-        host = self.ranks[rank].hostname
-        return f"{host} does not tell the log of rank {rank}: no answer within {timeout:.0f} s"
-
-    def _log(self, rank: int, timeout: float, **what: int) -> tuple[str, int] | None:
-        found = self._ask_log(rank, timeout, **what)
-        return None if found is None else (found["text"], found["end"])
-
-    def _ask_log(self, rank: int, timeout: float, **what: int) -> dict[str, Any] | None:
+    def read_log(self, rank: int, timeout: float, **what: Any) -> dict[str, Any] | None:
+        """What a node answers to a `wire.ReadLog` with these fields; None where it does not within `timeout` seconds."""
         with self._calls.call() as (number, answers):
             self._links[self.specs[rank][0]].send(wire.ReadLog(rank, number, **what))
             self._calls.wait(lambda: rank in answers, timeout)

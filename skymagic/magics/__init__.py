@@ -2,7 +2,6 @@
 
 arguments/    from a line to a request
 magics        all magics, registered with one shell
-logs          what ranks wrote, also of a pool that has ended
 inspection    where ranks are and what they hold, of a pool at work or idle
 beside        a cell that goes on beside the notebook: its handle
 debugging     %debug on the frames of a rank

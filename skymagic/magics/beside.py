@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Generator
 from typing import Any
 
+from skymagic.cluster import logs
 from skymagic.display.button import StopLine, stop_line
 from skymagic.display.live import in_ipython
 from skymagic.errors import PoolError, RequestError, RunInterrupted
@@ -22,9 +23,6 @@ from skymagic.run.metrics import table
 
 TICK = 1.0
 """Seconds between two texts of a cell that goes on."""
-
-LOG_TIMEOUT = 20.0
-"""Seconds in which a node must tell each megabyte of what a rank wrote."""
 
 
 class Run:
@@ -138,7 +136,7 @@ class Run:
             return ""
         if self.pool.state is State.STOPPED:
             raise self.pool.missing()
-        text = self.pool.agents.log_of_run(rank, self.stop.run, LOG_TIMEOUT)
+        text = logs.of_run(self.pool.agents, rank, self.stop.run)
         if text is None and not self.done():  # the rank has not begun
             return ""
         if text is None:

@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
 from skymagic import plugins, providers
-from skymagic.api import disk, rented, running
+from skymagic.api import disk, logs, rented, running
 from skymagic.api.compute import Compute
 from skymagic.api.offers import offers, rentable
 from skymagic.data.capture import installed
@@ -24,7 +24,7 @@ from skymagic.errors import CloudError, PoolError, RequestError, SkyError
 from skymagic.files.messages import summary
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import clone, script
-from skymagic.magics import auto, completion, debugging, inspection, logs, rendering
+from skymagic.magics import auto, completion, debugging, inspection, rendering
 from skymagic.magics.arguments import cell_magics, line_magics, pool_magic
 from skymagic.magics.arguments.help import help_alone, with_help
 from skymagic.magics.beside import Run

@@ -13,6 +13,7 @@ agent_events  what agents report: deaths, lost nodes, notes, limits
 attaching     a pool taken up as another notebook has left it
 cloning       names of one rank copied to others
 debugging     commands of a debugger to a rank whose cell has failed
+kept_logs     what rank 0 of pools that have ended wrote last, on disk
 dispatch      orders on their way to ranks, and who waits for them
 hanging       ranks for which others would wait in vain while a process group is formed anew
 keys          what another notebook must know of a pool, and how far this one has shown its runs, on disk

@@ -13,7 +13,7 @@ from skymagic.display import panel
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults
 from skymagic.plan.selection import Selection
-from skymagic.pool import view
+from skymagic.pool import kept_logs, view
 from skymagic.pool.agent_events import AgentEvents
 from skymagic.pool.attaching import Attaching, Unfinished
 from skymagic.pool.cloning import Cloned, Cloning
@@ -181,6 +181,7 @@ class Pool(Status):
             run_steps(f"pool {self.name!r} is stopped", [*plugins, *self._resources.release_steps()])
         finally:
             self.move(Event.STOPPED)
+            kept_logs.write(self.name, self.job_id, self.last_lines.get(0, ""))
             if self.ended is None:
                 self._gone(self)
 

@@ -55,6 +55,11 @@ def find(name: str | None = None, *, ended: bool = False) -> Pool:
     raise PoolError(f"{wanted}: make one with %sky_pool {f'{name} ' if name else ''}--nodes 2 --plugin torch")
 
 
+def known(name: str) -> bool:
+    """Whether a pool of this name runs, or has ended by itself."""
+    return name in _pools
+
+
 def every() -> list[Pool]:
     """All pools, the one used last at the end; not those that have ended by themselves."""
     return [pool for pool in _pools.values() if pool.ended is None]

@@ -34,6 +34,10 @@ from skymagic.wire.codec import Codec, FrozenMessage
 
 KEPT_LINES, KEPT_CHARACTERS = 200, 20_000
 """How much of each rank's log the notebook has when its pool has ended, at most."""
+HEAD_LINES, HEAD_CHARACTERS = 10_000, 1 << 20
+"""The same of rank 0's, whose output is what the notebook shows."""
+WHOLE_LOG = -1
+"""In the place of a run's number: all that a rank's log has."""
 
 
 class Message(FrozenMessage):
@@ -166,6 +170,8 @@ class ReadLog(Message):
     start: int | None = None
     run: int = 0
     """Not 0: what this run wrote, a piece of it, from byte `start` on or from its beginning."""
+    runs: bool = False
+    """Which runs the log has instead."""
 
 
 class Reply(Message):

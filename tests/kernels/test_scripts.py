@@ -298,7 +298,7 @@ def test_a_flood_is_paced_on_the_screen_and_complete_in_the_log(notebook: Notebo
     with open(notebook.value("str(log)"), "rb") as log:
         log.seek(before)
         heading = log.readline()
-    assert re.fullmatch(r"── cell \d+, [\d:]{8} ──\n", heading.decode())
+    assert re.fullmatch(r"── cell \d+, run \d+, [\d:]{8} ──\n", heading.decode())
     assert notebook.value("__import__('os').path.getsize(log)") - before - len(heading) == 100_000_005
     assert notebook.value("ends[0].tail").endswith("\nlast")
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from traitlets import TraitError
 from traitlets.config import Config
 
+from skymagic.api.logs import LogsRequest
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.cell_magics import parse_broadcast, parse_run, parse_sh
 from skymagic.magics.arguments.help import CompletionNames, complete, help_text
@@ -22,7 +23,6 @@ from skymagic.magics.arguments.line_magics import (
     DownRequest,
     FilesRequest,
     GpusRequest,
-    LogsRequest,
     NamesRequest,
     PipRequest,
     RanksRequest,
@@ -715,7 +715,8 @@ def test_logs() -> None:
     assert parse_logs("") == LogsRequest()
     assert parse_logs("--rank 1 -n 20 -f --pool p") == LogsRequest(Selection("1"), 20, True, "p")
     assert parse_logs("-n20").lines == 20
-    assert len(mistakes(parse_logs, "-n many --rank x")) == 2
+    assert parse_logs("--run 3 --cell 5 --grep 'loss|nan'") == LogsRequest(run=3, cell=5, grep="loss|nan")
+    assert len(mistakes(parse_logs, "-n many --rank x --run 0 --cell five")) == 4
 
 
 def test_push_and_pull() -> None:

@@ -50,6 +50,7 @@ VALUES = {
     "NAMES": "model",
     "DIR": ".",
     "LINES": "5",
+    "ID": "3",
     "DOLLARS": "12.50",
     "wait|refuse": "wait",
 }

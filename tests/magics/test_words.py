@@ -65,15 +65,15 @@ def test_logs_have_cells_and_times_and_outlive_the_pool(notebook: Notebook) -> N
     )
     notebook.run("%%sky_broadcast\nsilent = 1")
     notebook.run("%%sky_broadcast --only all\nimport sys\nprint('more', file=sys.stderr)")
-    expected = [f"── cell {number}, T ──", "step 39", "over", f"── cell {number + 2}, T ──", "more"]
+    expected = [f"── cell {number}, run R, T ──", "step 39", "over", f"── cell {number + 2}, run R, T ──", "more"]
 
     def logged(line: str) -> list[str]:
-        return [re.sub(r"\d\d:\d\d:\d\d", "T", one) for one in notebook.run(line).lines]
+        return [re.sub(r"run \d+, \d\d:\d\d:\d\d", "run R, T", one) for one in notebook.run(line).lines]
 
     assert logged("%sky_logs --rank 1 -n 5") == expected
     assert logged("%sky_logs -n 5") == [f"[{rank}] {line}" for rank in (0, 1) for line in expected]
     notebook.run("%sky_down")
-    over = "[pool 'main' has ended; the last 200 lines of each rank are kept while the notebook runs]"
+    over = "[pool 'main' has ended; the last lines of each rank are kept while the notebook runs]"
     assert logged("%sky_logs --rank 1 -n 5") == [*expected, over]
     assert logged("%sky_logs --pool main -n 1") == ["[0] more", "[1] more", over]
     assert "there is no pool 'other'" in notebook.fail("%sky_logs --pool other").text

@@ -250,7 +250,7 @@ class Agent:
     def _tell_logs(self) -> None:
         """What the notebook can show when the logs are gone; as far as it listens."""
         with contextlib.suppress(OSError):
-            for rank, text in logs.all_of(self._directory, wire.KEPT_LINES, wire.KEPT_CHARACTERS):
+            for rank, text in logs.kept(self._directory):
                 if not select.select([], [self._link_out], [], LISTENING_TIMEOUT)[1]:
                     return
                 write_all(self._link_out, wire.encode(wire.LastLines(rank, text)))

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from skymagic.wire.agent import HEAD_CHARACTERS, HEAD_LINES, KEPT_CHARACTERS, KEPT_LINES, WHOLE_LOG
+
 PIECE = 1 << 20
 """Bytes of a log that are read at once."""
 KNOWN_RUNS = 1000
@@ -18,16 +20,17 @@ class Spans:
 
     def __init__(self) -> None:
         self._spans: dict[int, tuple[int, int | None]] = {}
+        self._cells: dict[int, int] = {}
         self._current = 0
 
-    def begin(self, run: int, start: int) -> None:
-        """What follows is this run's; 0 is none."""
+    def begin(self, run: int, start: int, cell: int = 0) -> None:
+        """What follows is this run's, of this cell; 0 is none."""
         self.end(start)  # of a rank that was replaced amidst it
         self._current = run
         if run:
-            self._spans[run] = start, None
+            self._spans[run], self._cells[run] = (start, None), cell
             for old in list(self._spans)[:-KNOWN_RUNS]:
-                del self._spans[old]
+                del self._spans[old], self._cells[old]
 
     def skip(self, start: int) -> None:
         """What was written of the run so far is not its own: a heading."""
@@ -41,8 +44,12 @@ class Spans:
         self._current = 0
 
     def find(self, run: int) -> tuple[int, int | None] | None:
-        """(start, end) of a run, the end None while it goes on; None where it is not known."""
-        return self._spans.get(run)
+        """(start, end) of a run, the end None while it goes on; None where it is not known. `WHOLE_LOG` is all there is."""
+        return (0, None) if run == WHOLE_LOG else self._spans.get(run)
+
+    def listed(self) -> dict[str, Any]:
+        """``runs``: [run, cell] of each that is known, the oldest first."""
+        return {"runs": [[run, self._cells[run]] for run in self._spans]}
 
 
 def last(path: str, lines: int) -> dict[str, Any]:
@@ -61,10 +68,12 @@ def last(path: str, lines: int) -> dict[str, Any]:
     return {"text": text.decode(errors="replace"), "end": end}
 
 
-def all_of(folder: Path, lines: int, limit: int) -> Iterator[tuple[int, str]]:
-    """(rank, the last lines of its log) of all logs in a folder; of each at most so many characters."""
+def kept(folder: Path) -> Iterator[tuple[int, str]]:
+    """(rank, the last lines of its log) of all logs in a folder: what the notebook has after the pool's end."""
     for path in sorted(folder.glob("rank-*.log")):
-        yield int(path.stem.removeprefix("rank-")), last(str(path), lines)["text"][-limit:]
+        rank = int(path.stem.removeprefix("rank-"))
+        lines, limit = (KEPT_LINES, KEPT_CHARACTERS) if rank else (HEAD_LINES, HEAD_CHARACTERS)
+        yield rank, last(str(path), lines)["text"][-limit:]
 
 
 def since(path: str, start: int) -> dict[str, Any]:
@@ -81,9 +90,9 @@ def since(path: str, start: int) -> dict[str, Any]:
 
 
 def of_run(path: str, span: tuple[int, int | None] | None, start: int | None) -> dict[str, Any]:
-    """A piece of what a run wrote: ``text``, where it ends: ``end``, whether there is ``more``, and whether the run is ``known``."""
+    """A piece of what a run wrote: ``text``, where it ends: ``end``, whether there is ``more``, and whether the run is ``known`` and ``over``."""
     if span is None:
-        return {"text": "", "end": 0, "more": False, "known": False}
+        return {"text": "", "end": 0, "more": False, "known": False, "over": True}
     first, last = span
     start = first if start is None else start
     try:
@@ -95,4 +104,10 @@ def of_run(path: str, span: tuple[int, int | None] | None, start: int | None) ->
         end, found = start, b""
     if more := start + len(found) < end:
         found = found[: found.rfind(b"\n") + 1] or found  # a character is not cut in two
-    return {"text": found.decode(errors="replace"), "end": start + len(found), "more": more, "known": True}
+    return {
+        "text": found.decode(errors="replace"),
+        "end": start + len(found),
+        "more": more,
+        "known": True,
+        "over": last is not None,
+    }

@@ -129,8 +129,9 @@ class RankOutput:
         self.flush(now)
         self._since = self._logged()
         clock = time.strftime("%H:%M:%S")
-        self._heading = f"── cell {message.cell}, {clock} ──" if message.cell else None
-        self._spans.begin(message.run, self._since)
+        run = f" run {message.run}," if message.run else ""
+        self._heading = f"── cell {message.cell},{run} {clock} ──" if message.cell else None
+        self._spans.begin(message.run, self._since, message.cell)
         self._parent = message.parent
         self._kept, self._follower = KeptOutput(self.rank), None
         self._bucket = TokenBucket(message.limit, now) if message.visible else None

@@ -246,10 +246,11 @@ class Ranks:
         return [state, (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")]
 
     def read_log(self, message: wire.ReadLog) -> None:
-        """Send the last lines of a rank's log, a piece of what a run wrote there, or follow it."""
-        if message.run:
-            span = self._spans.setdefault(message.rank, logs.Spans()).find(message.run)
-            found = logs.of_run(str(self._log(message.rank)), span, message.start)
+        """Send the last lines of a rank's log, which runs it has, a piece of what one wrote there, or follow it."""
+        if message.run or message.runs:
+            spans = self._spans.setdefault(message.rank, logs.Spans())
+            path, run = str(self._log(message.rank)), message.run
+            found = spans.listed() if message.runs else logs.of_run(path, spans.find(run), message.start)
             self._send(wire.Reply(message.rank, message.number, found))
         elif message.start is None:
             found = logs.last(str(self._log(message.rank)), message.lines)

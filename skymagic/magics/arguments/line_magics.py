@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from skymagic.api.logs import LogsRequest
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.readers import Reader, identifiers, one_of, packages, pool_name
 from skymagic.magics.arguments.reading import ParsedLine
@@ -13,16 +14,6 @@ from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.selection import Selection
 
 _R = TypeVar("_R")
-
-
-@dataclass(frozen=True)
-class LogsRequest:
-    """%sky_logs: whose log (None: every rank's), how many of its last lines, whether to go on as it grows."""
-
-    rank: Selection | None = None
-    lines: int = 50
-    follow: bool = False
-    pool: str | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +140,7 @@ def parse_gpus(line: str) -> GpusRequest:
 
 
 def parse_logs(line: str) -> LogsRequest:
-    """``%sky_logs [--rank R] [-n LINES] [-f]``. Raises RequestError with all mistakes."""
+    """``%sky_logs [--rank R] [--run ID] [--cell N] [--grep RE] [-n LINES] [-f]``. Raises RequestError with all mistakes."""
     return _small("sky_logs", line, LogsRequest, targets="rank")
 
 

@@ -100,6 +100,9 @@ _DETACH = Option(("--detach",), "detach", help="go on without the notebook", off
 SH: tuple[Option, ...] = (_POOL_NAME, _WORKDIR, _SH_ENV, _SECRET, _SH_OUTPUT, _SH_ONLY, _SH_TARGETS, _TIMEOUT, _SH_NOBLOCK, _BUSY, _DETACH)
 _LINES = Option(("-n", "--lines"), "lines", readers.number(1), "LINES", "how many of the last lines; 50 unless said")
 _FOLLOW = Option(("-f", "--follow"), "follow", help="go on as the log grows, until the stop button")
+_RUN = Option(("--run",), "run", readers.number(1), "ID", "what one run wrote: its number is in the log, above its first line")
+_CELL = Option(("--cell",), "cell", readers.number(1), "N", "what the runs of one cell wrote, by its number in the notebook")
+_GREP = Option(("--grep",), "grep", str, "RE", "lines that a regular expression is found in")
 _NODE = Option(("--node",), "nodes", Selection, "NODES", "which nodes: all, head, 0,2 or 0:4", choices="ranks")
 _ALL = Option(("--all",), "all", help="every pool of this notebook; with --hosts, every pool of yours there")
 _AT_HOSTS = Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "pools of yours on these machines, whoever started them", "list")
@@ -164,7 +167,7 @@ MAGICS: dict[str, Magic] = {
     "sky_run": Magic("Run the cell on one rank: the next in turn unless --rank says which.", (_RANK, _POOL_NAME, _OUTPUT, *_SHIPPING, _NOBLOCK, _BUSY, DRY_RUN), examples=("%%sky_run -o value", "%%sky_run --rank 1 --timeout 30s"), cell=True),
     "sky_sh": Magic("Run the cell as a shell script, once on each node.", SH, examples=_SH_EXAMPLES, cell=True),
     "sky_status": Magic("Show the pools and what they do.", (_AT_HOSTS, _DISK), "[NAME]", "pools", ("%sky_status", "%sky_status --hosts gpu1,gpu2      # also of notebooks that are gone", "%sky_status --hosts gpu1,gpu2 --disk")),
-    "sky_logs": Magic("Show what ranks wrote, also what the cell did not show.", (_RANK, _LINES, _FOLLOW, _POOL_NAME), examples=("%sky_logs --rank 1 -n 200", "%sky_logs -f")),
+    "sky_logs": Magic("Show what ranks wrote, also what the cell did not show.", (_RANK, _RUN, _CELL, _GREP, _LINES, _FOLLOW, _POOL_NAME), examples=("%sky_logs --rank 1 -n 200", "%sky_logs -f", "%sky_logs --cell 5 --grep 'loss|nan'")),
     "sky_stacks": Magic("Show where each rank is now, also while a cell runs beside the notebook (-a).", (_RANK, _POOL_NAME), examples=("%sky_stacks", "%sky_stacks --rank 3")),
     "sky_vars": Magic("Show what the ranks' names hold, and which differ between ranks; values stay there.", (_RANK, _POOL_NAME), examples=("%sky_vars", "%sky_vars --rank 0,3")),
     "sky_push": Magic("Send variables to the ranks.", (_TARGETS, _POOL_NAME), "NAMES", "variables", ("%sky_push model, data",)),

@@ -1,0 +1,236 @@
+"""What ranks wrote, of a pool that runs or of one that has ended: ``%sky_logs`` and ``skymagic logs``."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from skymagic.cluster import Agents, logs
+from skymagic.display.text import last_state, log_lines
+from skymagic.errors import RequestError
+from skymagic.plan.selection import Selection
+from skymagic.plan.units import rank_words
+from skymagic.pool import kept_logs, registry
+from skymagic.wire.agent import WHOLE_LOG
+
+HEADING = re.compile(r"── cell (?P<cell>\d+), (?:run (?P<run>\d+), )?[\d:]{8} ──")
+"""What stands in a log above the first line of each run (`kernels.agent.output`)."""
+Write = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class LogsRequest:
+    """What is asked for: whose log (None: every rank's), how many of its last lines, whether to go on as it grows.
+
+    Attributes:
+        run: the number of one run; cell: of a notebook's cell, which may have had several.
+        grep: a regular expression that lines must have.
+    """
+
+    rank: Selection | None = None
+    lines: int = 50
+    follow: bool = False
+    pool: str | None = None
+    run: int | None = None
+    cell: int | None = None
+    grep: str | None = None
+
+
+class Readable(Protocol):
+    """A pool whose nodes tell logs."""
+
+    @property
+    def agents(self) -> Agents:
+        """Its agents."""
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks it has."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a request means in a pool.
+
+    Attributes:
+        runs: their numbers; None where no run was asked for.
+    """
+
+    ranks: tuple[int, ...]
+    runs: tuple[int, ...] | None
+    pattern: re.Pattern[str]
+
+    def label(self, rank: int) -> str:
+        """What stands before the lines of a rank."""
+        return f"[{rank}] " if len(self.ranks) > 1 else ""
+
+    def matching(self, lines: Sequence[str]) -> list[str]:
+        """The lines that are asked for; a bar that was redrawn counts as it stood last."""
+        return [line for line in lines if self.pattern.search(last_state(line))]
+
+
+def show(request: LogsRequest, write: Write) -> None:
+    """Write what is asked for; of a pool that runs, with `follow` until the stop button, or the end of the run.
+
+    Raises:
+        RequestError: there are no such ranks, no such runs, or it is no regular expression; says all of it, and nothing was read.
+        PoolError: there is no such pool, and no log of one.
+    """
+    kept = registry.last_lines(request.pool)
+    if kept is not None:
+        name, texts = kept
+        _ended(texts, request, write)
+        write(f"[pool {name!r} has ended; the last lines of each rank are kept while the notebook runs]\n")
+        return
+    found = kept_logs.find(request.pool) if request.pool and not registry.known(request.pool) else None
+    if found is None:
+        live(registry.find(request.pool), request, write)
+        return
+    _ended({0: found.text}, request, write)
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.ended))
+    write(f"[pool {found.name!r} ({found.job_id}) has ended at {when}; what rank 0 wrote last is kept here]\n")
+
+
+# -- of a pool that runs ---------------------------------------------------------------------------------------------
+
+
+def live(pool: Readable, request: LogsRequest, write: Write) -> None:
+    """The same of a pool that runs. Raises as `show` does."""
+    chosen = _chosen(request, range(pool.world_size), lambda ranks: logs.runs(pool.agents, ranks))
+    ends = {rank: _last(pool.agents, rank, chosen, request.lines, write) for rank in chosen.ranks}
+    if request.follow:
+        with contextlib.suppress(KeyboardInterrupt):  # the stop button
+            if chosen.runs is None:
+                _follow(pool.agents, chosen, ends, write)
+            else:
+                _follow_run(pool.agents, chosen, ends, write)
+
+
+def _last(agents: Agents, rank: int, chosen: Chosen, lines: int, write: Write) -> int:
+    """The last lines of a rank; where they end, in bytes."""
+    if chosen.runs is None and not chosen.pattern.pattern:
+        text, end = logs.last(agents, rank, lines)
+        write(log_lines(text, chosen.label(rank)))
+        return end
+    kept, end = deque[str](maxlen=lines), 0
+    for run in chosen.runs or (WHOLE_LOG,):
+        rest = ""
+        for piece in logs.pieces(agents, rank, run):
+            *whole, rest = (rest + piece["text"]).split("\n")
+            kept.extend(chosen.matching(whole))
+            end = piece["end"]
+        kept.extend(chosen.matching([rest] if rest else []))
+    write("".join(log_lines(f"{line}\n", chosen.label(rank)) for line in kept))
+    return end
+
+
+def _follow(agents: Agents, chosen: Chosen, ends: dict[int, int], write: Write) -> None:
+    while True:
+        for rank in chosen.ranks:
+            text, ends[rank] = logs.since(agents, rank, ends[rank], 1.0 / len(chosen.ranks))
+            write(
+                "".join(log_lines(f"{line}\n", chosen.label(rank)) for line in chosen.matching(text.split("\n")[:-1]))
+            )
+
+
+def _follow_run(agents: Agents, chosen: Chosen, ends: dict[int, int], write: Write) -> None:
+    """Go on with the last of these runs, until it is over on all ranks."""
+    assert chosen.runs
+    rests = dict.fromkeys(chosen.ranks, "")
+    while rests:
+        for rank in list(rests):
+            over, before = False, ends[rank]
+            for piece in logs.pieces(agents, rank, chosen.runs[-1], before or None):
+                *whole, rests[rank] = (rests[rank] + piece["text"]).split("\n")
+                ends[rank], over = piece["end"], piece["over"]
+                write("".join(log_lines(f"{line}\n", chosen.label(rank)) for line in chosen.matching(whole)))
+            if over:
+                write(
+                    "".join(
+                        log_lines(f"{line}\n", chosen.label(rank))
+                        for line in chosen.matching([rests.pop(rank)])
+                        if line
+                    )
+                )
+            elif ends[rank] == before:  # its log tells when there is more
+                logs.since(agents, rank, ends[rank], 1.0 / len(rests))
+
+
+# -- of a pool that has ended ----------------------------------------------------------------------------------------
+
+
+def _ended(texts: Mapping[int, str], request: LogsRequest, write: Write) -> None:
+    headings = {
+        rank: [match for line in text.split("\n") if (match := HEADING.fullmatch(line))] for rank, text in texts.items()
+    }
+
+    def runs(ranks: Sequence[int]) -> dict[int, int]:
+        return {int(one["run"]): int(one["cell"]) for rank in ranks for one in headings[rank] if one["run"]}
+
+    chosen = _chosen(request, sorted(texts), runs)
+    for rank in chosen.ranks:
+        lines = texts[rank].removesuffix("\n").split("\n")
+        if chosen.runs is not None:
+            lines = list(of_runs(lines, chosen.runs))
+        write("".join(log_lines(f"{line}\n", chosen.label(rank)) for line in chosen.matching(lines)[-request.lines :]))
+
+
+def of_runs(lines: Sequence[str], runs: Collection[int]) -> Iterator[str]:
+    """The lines below the headings of these runs; pure."""
+    inside = False
+    for line in lines:
+        if heading := HEADING.fullmatch(line):
+            inside = int(heading["run"] or 0) in runs
+        elif inside:
+            yield line
+
+
+# -- what is meant ---------------------------------------------------------------------------------------------------
+
+
+def _chosen(request: LogsRequest, there: Sequence[int], runs: Callable[[Sequence[int]], Mapping[int, int]]) -> Chosen:
+    """What is asked for, where a pool has these ranks; `runs` tells run → cell of some of them. Raises RequestError with all mistakes."""
+    mistakes: list[str] = []
+    ranks = tuple(there)
+    try:
+        size = max(there, default=-1) + 1
+        ranks = tuple(one for one in (request.rank or Selection("all")).ranks(size) if one in there) if size else ()
+    except RequestError as wrong:
+        mistakes += wrong.mistakes
+    pattern = re.compile("")
+    try:
+        pattern = re.compile(request.grep or "")
+    except (re.error, OverflowError, RecursionError) as wrong:
+        mistakes.append(f"--grep {request.grep!r} is not a regular expression: {wrong}")
+    chosen: tuple[int, ...] | None = None
+    if request.run is not None or request.cell is not None:
+        found = runs(ranks)
+        chosen = tuple(
+            run for run, cell in found.items() if request.run in (None, run) and request.cell in (None, cell)
+        )
+        if not chosen:
+            mistakes.append(_no_run(request, found))
+    if mistakes:
+        raise RequestError(mistakes)
+    return Chosen(ranks, chosen, pattern)
+
+
+def _no_run(request: LogsRequest, found: Mapping[int, int]) -> str:
+    """Why no run is meant, and which there are."""
+    if request.cell is None:
+        return f"the log has no run {request.run}; {_listed('run', list(found))}"
+    if request.run is None:
+        return f"the log has no run of cell {request.cell}; {_listed('cell', sorted({*found.values()}))}"
+    return f"the log has no run {request.run} of cell {request.cell}"
+
+
+def _listed(noun: str, numbers: Sequence[int]) -> str:
+    """Which there are."""
+    if not numbers:
+        return "there is none yet"
+    return f"there is {rank_words(numbers, noun)}" if len(numbers) == 1 else f"there are {rank_words(numbers, noun)}"

@@ -1,0 +1,123 @@
+"""Logs: of one run or cell, of lines that match, followed to a run's end; and what stays of a pool that has ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skymagic.api.logs import of_runs
+from skymagic.pool import kept_logs
+from tests.lab.notebook import Notebook, opened
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """Two ranks; `first` and `second` are the numbers of cells, the first of which has had two runs; the last test ends the pool."""
+    with opened(tmp_path_factory.mktemp("logs"), "%sky_pool logged --ranks 2") as one:
+        one.run(
+            "import skymagic as sky, os\n@sky.function\ndef say(word):\n    print(word, 'from', os.environ['RANK'])"
+        )
+        one.run(
+            "from skymagic.jobs.cell import number_in\nfirst = number_in(get_ipython())\npool = sky.find('logged')\nsay('one') @ pool; say('two') @ pool;"
+        )
+        one.run("%%sky_broadcast\nfor step in range(200):\n    print('step', step, 'loss', step / 2)")
+        yield one
+
+
+def numbers(notebook: Notebook) -> tuple[int, int]:
+    """Of the cell with two runs, and of the one after it."""
+    first = notebook.value("first")
+    return first, first + 1
+
+
+def test_one_run_and_one_cell(notebook: Notebook) -> None:
+    first, second = numbers(notebook)
+    said = ["[0] one from 0", "[0] two from 0", "[1] one from 1", "[1] two from 1"]
+    assert notebook.run(f"%sky_logs --cell {first}").lines == said
+    assert notebook.run("%sky_logs --rank 1 --run 2").lines == ["two from 1"]
+    assert notebook.run(f"%sky_logs --rank 1 --run 2 --cell {first}").lines == ["two from 1"]
+    lines = notebook.run(f"%sky_logs --rank 0 --cell {second} -n 500").lines
+    assert lines == [f"step {step} loss {step / 2}" for step in range(200)]
+
+
+def test_lines_that_match(notebook: Notebook) -> None:
+    assert notebook.run(r"%sky_logs --grep 'step 1\d7 ' --rank 1 -n 3").lines == [
+        f"step {step} loss {step / 2}" for step in (177, 187, 197)
+    ]
+    assert notebook.run("%sky_logs --run 1 --grep from").lines == ["[0] one from 0", "[1] one from 1"]
+    assert notebook.run("%sky_logs --grep nowhere").lines == []
+    notebook.run("%%sky_broadcast\nfor step in range(9):\n    print('bar', step, end='\\r')\nprint()")
+    assert notebook.run("%sky_logs --rank 0 --grep 'bar [38]'").lines == ["bar 8"]
+
+
+def test_all_mistakes_at_once_and_nothing_is_shown(notebook: Notebook) -> None:
+    failed = notebook.finish(notebook.start("%sky_logs --rank 7 --run 99 --grep '(loss'"))
+    assert failed.stdout == ""
+    assert failed.error is not None
+    for part in (
+        "there is no rank 7",
+        "the log has no run 99; there are runs 1",
+        "'(loss' is not a regular expression",
+    ):
+        assert part in failed.error.evalue
+    assert "the log has no run of cell 999; there are cells" in notebook.fail("%sky_logs --cell 999").evalue
+    assert "the log has no run 1 of cell 999" in notebook.fail("%sky_logs --run 1 --cell 999").evalue
+
+
+def test_a_run_is_followed_to_its_end(notebook: Notebook) -> None:
+    gate = notebook.folder / "gate"
+    os.mkfifo(gate)
+    body = f"print('loss', 1, flush=True)\nif os.environ['RANK'] == '0': open({str(gate)!r}).read()\nprint('loss 2\\nother\\nloss 3', end='')"
+    notebook.run("number = number_in(get_ipython())")
+    cell = notebook.value("number") + 1
+    notebook.run(f"%%sky_broadcast -a --only 1\n{body}")
+    following = notebook.start(f"%sky_logs --rank 0 --cell {cell} --grep loss -f")
+    notebook.watch(following, lambda seen: seen.lines == ["loss 1"])
+    gate.write_text("go")
+    assert notebook.finish(following).lines == ["loss 1", "loss 2", "loss 3"]
+    assert notebook.run(f"%sky_logs --cell {cell} --grep other -f").lines == ["[0] other", "[1] other"]
+
+
+def test_what_stays_of_a_pool_that_has_ended(notebook: Notebook) -> None:
+    first, _ = numbers(notebook)
+    job = notebook.value("pool.job_id")
+    notebook.run("%sky_down")
+    assert notebook.run(f"%sky_logs --rank 0 --cell {first}").lines[:-1] == ["one from 0", "two from 0"]
+    assert "the log has no run 99" in notebook.fail("%sky_logs --run 99").evalue
+    state = {"XDG_STATE_HOME": str(notebook.folder / ".state")}
+    kept = notebook.folder / ".state" / "skymagic" / "logs" / f"{job}.log"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    other = notebook.folder / "other"
+    other.mkdir()
+    with opened(other, env=state) as later:
+        for name in ("logged", job):
+            *lines, last = later.run(f"%sky_logs --pool {name} --cell {first} --grep from").lines
+            assert lines == ["one from 0", "two from 0"]
+            assert f"pool 'logged' ({job}) has ended at " in last
+        assert "there is no rank 1" in later.fail("%sky_logs --pool logged --rank 1").evalue
+        assert "there is no pool 'nobody'" in later.fail("%sky_logs --pool nobody").evalue
+
+
+def test_only_the_last_few_logs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for number in range(kept_logs.KEPT_POOLS + 3):
+        kept_logs.write("same", f"job-{number}", f"text {number}\r\n")
+        os.utime(tmp_path / "skymagic" / "logs" / f"job-{number}.log", (number, number))
+    kept_logs.write("same", "nothing", "")
+    assert len(list((tmp_path / "skymagic" / "logs").iterdir())) == kept_logs.KEPT_POOLS
+    newest = kept_logs.find("same")
+    assert newest is not None
+    assert (newest.job_id, newest.text) == (f"job-{kept_logs.KEPT_POOLS + 2}", f"text {kept_logs.KEPT_POOLS + 2}\r\n")
+    (tmp_path / "skymagic" / "logs" / f"{newest.job_id}.log").write_bytes(b"\xff not ours")
+    before = kept_logs.find("same")
+    assert before is not None
+    assert before.job_id == f"job-{kept_logs.KEPT_POOLS + 1}"
+    assert kept_logs.find("job-0") is None
+
+
+def test_lines_of_runs_in_a_log_of_another_version() -> None:
+    lines = ["before", "── cell 3, 10:00:00 ──", "old", "── cell 4, run 7, 10:00:01 ──", "new", "more"]
+    assert list(of_runs(lines, {7})) == ["new", "more"]
