@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,7 +20,6 @@ from hypothesis import settings
 
 # In the environment of every process that the tests start, however far down.
 MARK = "SKYMAGIC_TEST_RUN"
-RUN_ID = uuid.uuid4().hex
 PATIENCE = 10.0  # seconds that what was started may take to go
 
 # A busy machine is not a defect; a hang is, and the timeout of pytest sees it.
@@ -100,12 +100,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 # --------------------------------------------------------------------------------------- nothing is left
 
 
+def _is_of_this_run(process: psutil.Process) -> bool:
+    return process.environ().get(MARK, "").startswith(os.environ[MARK])
+
+
 def marked_processes() -> list[psutil.Process]:
     """Processes that this test run started, children of children and orphans too."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and process.environ().get(MARK) == RUN_ID:
+            if process.pid != os.getpid() and _is_of_this_run(process):
                 found.append(process)
         except psutil.Error:
             continue  # gone meanwhile, or another user's
@@ -135,7 +139,7 @@ def _in_use_elsewhere(path: Path) -> bool:
     name = stem if stem.count("-") >= 2 else str(path)
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == RUN_ID:
+            if _is_of_this_run(process):
                 continue
             words = [*process.cmdline(), process.cwd(), *(file.path for file in process.open_files())]
         except (psutil.Error, OSError):
@@ -145,15 +149,18 @@ def _in_use_elsewhere(path: Path) -> bool:
     return False
 
 
-def left_behind(before: set[Path]) -> list[str]:
-    """What this run has left, in words; what is on its way out has PATIENCE seconds to go."""
-    deadline = time.monotonic() + PATIENCE
+def processes_left() -> list[str]:
+    """Processes of this run, in words; what is on its way out has PATIENCE seconds to go."""
     _, alive = psutil.wait_procs(marked_processes(), timeout=PATIENCE)
-    paths = _ours(before)
-    while paths and time.monotonic() < deadline:
+    return [_describe(process) for process in alive]
+
+
+def paths_left(before: set[Path]) -> list[str]:
+    """Files and folders that were not there before, PATIENCE seconds later at the latest."""
+    deadline = time.monotonic() + PATIENCE
+    while (paths := _ours(before)) and time.monotonic() < deadline:
         time.sleep(0.05)  # a folder's removal has no event to wait for
-        paths = _ours(before)
-    return [_describe(process) for process in alive] + [f"{path}" for path in paths]
+    return [str(path) for path in paths]
 
 
 def _ours(before: set[Path]) -> list[Path]:
@@ -183,11 +190,46 @@ def state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    """A run of the tests leaves no process, no shared memory and no folder behind."""
-    os.environ[MARK] = RUN_ID
-    before = traces()
-    yield
-    if left := left_behind(before):
-        pytest.fail("the test run left behind:\n  " + "\n  ".join(left), pytrace=False)
+BEFORE = pytest.StashKey[set[Path]]()
+LEFT = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A run of the tests leaves no process, no shared memory and no folder behind: this is what was there before."""
+    if worker := _worker(config):
+        os.environ[MARK] += f"-{worker}."
+    else:
+        os.environ[MARK] = uuid.uuid4().hex
+        config.stash[BEFORE] = traces()
+        config.stash[LEFT] = []
+
+
+def _worker(config: pytest.Config) -> str:
+    """Which one it is of the processes that share the tests (pytest-xdist); "" where there is one alone."""
+    return str(getattr(config, "workerinput", {}).get("workerid", ""))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker has ended, and says what it leaves."""
+    node.config.stash[LEFT] += getattr(node, "workeroutput", {}).get("left", [])
+
+
+@pytest.hookimpl(trylast=True)  # the workers have ended by then
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Look for what is left: each worker for its processes, and the first process for folders, whose maker cannot be told."""
+    config = session.config
+    if _worker(config):
+        config.workeroutput["left"] = processes_left()  # type: ignore[attr-defined]
+        return
+    config.stash[LEFT] += [*processes_left(), *paths_left(config.stash[BEFORE])]
+    if config.stash[LEFT]:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name it where failures are named."""
+    if left := config.stash.get(LEFT, []):
+        terminalreporter.section("the test run left behind", red=True)
+        for line in dict.fromkeys(left):
+            terminalreporter.line(line)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -92,10 +94,17 @@ def test_a_socket_that_nobody_serves_is_no_daemon(name) -> None:
     place.remove()
 
 
-def test_what_killed_daemons_left_is_swept_up(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(rundir, "candidates", lambda name: [str(tmp_path / f"skymagic-daemon-0-{name}")])
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder in which sockets can lie: their paths may not be long."""
+    with tempfile.TemporaryDirectory(prefix="test-attach-") as folder:
+        yield Path(folder)
+
+
+def test_what_killed_daemons_left_is_swept_up(short_path, monkeypatch) -> None:
+    monkeypatch.setattr(rundir, "candidates", lambda name: [str(short_path / f"skymagic-daemon-0-{name}")])
     old, new, alive, mine = (rundir.make(name) for name in ("old", "new", "alive", "mine"))
-    other = tmp_path / "skymagic-daemon-00-old"
+    other = short_path / "skymagic-daemon-00-old"
     other.mkdir(mode=0o700)
     old.listen().close()
     new.listen().close()
@@ -103,7 +112,7 @@ def test_what_killed_daemons_left_is_swept_up(tmp_path, monkeypatch) -> None:
         for path in (old.path, alive.path, str(other)):
             os.utime(path, (0, 0))
         rundir.sweep(mine, Path(new.path).stat().st_mtime + 60)
-    assert {path.name for path in tmp_path.iterdir()} == {
+    assert {path.name for path in short_path.iterdir()} == {
         *(f"skymagic-daemon-0-{name}" for name in ("new", "alive", "mine")), "skymagic-daemon-00-old"
     }  # fmt: skip
 
