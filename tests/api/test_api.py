@@ -618,7 +618,7 @@ def test_a_plugin_that_cannot_travel_is_refused() -> None:
         ([3], "3 is not a plugin"),
         (["torch:version=2.99"], None),
     ],
-    ids=str,
+    ids=["twice", "twice, once a name", "no parentheses", "a number", "a version that is not there"],
 )
 def test_plugins_that_are_refused(plugins: list[Any], words: str | None) -> None:
     with pytest.raises(RequestError, match=words or "torch==2.99"):
