@@ -2,6 +2,8 @@
 VENV := .venv
 PYTHON ?= python3
 ARGS ?=
+# Processes that share the tests, by file: `make test PROCESSES=2`. With 0 there is one alone, as a debugger needs it.
+PROCESSES ?= 0
 VALUES ?=
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -21,7 +23,7 @@ demo: $(READY)
 	@$(RUN) notebooks/show.py notebooks/quickstart.ipynb --save build/quickstart.ipynb
 
 test: $(READY)
-	@$(RUN) -m pytest $(ARGS)
+	@$(RUN) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY)
 	@$(RUN) -m ruff check
@@ -39,6 +41,7 @@ soak: $(READY)
 	@$(RUN) benchmarks/soak.py $(ARGS)
 	@$(RUN) benchmarks/soak_values.py $(VALUES)
 	@$(RUN) benchmarks/rented_leaks.py
+	@SKYMAGIC_REPETITIONS=100 $(RUN) -m pytest --timeout=1200 tests/programs/test_under_load.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

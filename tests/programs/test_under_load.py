@@ -14,7 +14,8 @@ from tests.lab.notebook import Notebook, opened, seen
 from tests.programs.test_programs import program
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
-REPETITIONS = 20
+REPETITIONS = int(os.environ.get("SKYMAGIC_REPETITIONS", "6"))
+"""`make soak` has more of them."""
 
 
 @pytest.fixture(scope="module")
