@@ -36,7 +36,7 @@ from skymagic.plan.keywords import suggesting
 from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest
 from skymagic.plan.selection import Selection
 from skymagic.plugins import Plugin
-from skymagic.pool import Pool, registry
+from skymagic.pool import Pool, records, registry
 from skymagic.pool.states import State
 from skymagic.providers import Choice
 from skymagic.runtime import rendezvous
@@ -200,9 +200,10 @@ class Compute:
         if rendezvous.attached():
             raise RequestError(ON_A_RANK)
         running = {pool.name for pool in registry.every()}
-        name = self._name or next(n for i in _numbers if (n := f"compute-{i}") not in running)
-        self._own = name not in running
+        taken = running | {record.name for record in records.every()}
+        name = self._name or next(n for i in _numbers if (n := f"compute-{i}") not in taken)
         self._pool = self._first([replace(request, name=name) for request in self._requests])
+        self._own = name not in running and not self._pool.attached
         return self
 
     def _first(self, requests: Sequence[PoolRequest]) -> Pool:

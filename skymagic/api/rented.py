@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from skymagic.errors import CloudError, PoolError
 from skymagic.plan.cloud import CloudSettings
+from skymagic.pool import keys, records, reuse
+from skymagic.pool.records import PoolRecord
 from skymagic.providers.aws.configured import configured
 
 
@@ -19,6 +21,37 @@ def stop_with_the_rest(say: Callable[[str], None], settings: CloudSettings) -> l
         if problem.kind != "credentials":
             raise
         return [f"what is rented from EC2 was not looked for: {problem.reason}"]
+
+
+def left(name: str | None) -> PoolRecord | None:
+    """The record of a rented pool, by its name or job id, that a notebook has left which is gone; None where there is none."""
+    found = (one for one in records.every() if one.provider in reuse.RENTED and name in (one.name, one.job_id))
+    return next((one for one in found if records.left(one)), None)
+
+
+def stop_left(record: PoolRecord, say: Callable[[str], None]) -> list[str]:
+    """End a rented pool that a notebook has left, without attaching to it.
+
+    Returns:
+        What was done, in lines.
+
+    Raises:
+        PoolError: something is left, or nobody could be asked; names it.
+    """
+    from skymagic.providers.aws import sweep
+    from skymagic.providers.aws.clients import Clients
+
+    try:
+        plan = keys.read(record.job_id).plan
+        settings, regions = plan.request.cloud, [plan.region]
+    except PoolError:  # it was never ready, or another version has made it: it may be anywhere
+        settings, regions = CloudSettings(), []
+    clients = Clients(settings.profile, settings.endpoint_url, settings.patience)
+    say(f"ending pool {record.name!r} ({record.job_id}), which another notebook has left …")
+    if problems := sweep.release_job(clients, record.job_id, regions or sweep.regions(clients)):
+        raise PoolError(f"not everything of pool {record.name!r} was ended:\n  " + "\n  ".join(problems))
+    records.remove(record.job_id)
+    return [f"pool {record.name!r} is stopped"]
 
 
 def stop(say: Callable[[str], None], settings: CloudSettings = CloudSettings()) -> list[str]:  # noqa: B008  # it is frozen

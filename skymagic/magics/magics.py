@@ -91,7 +91,12 @@ class SkyMagics(Magics):
 
     def _ensure(self, request: PoolRequest, *, resize: bool = False) -> Pool:
         defaults = self.settings.defaults()
-        return usage(lambda: registry.ensure(request, self.shell.user_ns, defaults, print_note, resize=resize))
+        ensure = partial(registry.ensure, request, self.shell.user_ns, defaults, print_note, resize=resize)
+        return usage(partial(ensure, resume=self._resume))
+
+    def _resume(self, one: Pool, unfinished: Unfinished) -> None:
+        with interrupt.deferred():
+            self._follow(one, unfinished)
 
     def _pool_of(self, request: PoolRequest) -> Pool:
         """The pool that a run asks for: by options, by name, or the one used last."""
@@ -107,6 +112,9 @@ class SkyMagics(Magics):
             print("\n".join(usage(lambda: running.stop(request.hosts, request.name, request.all, own))))
             return
         there = registry.every() + registry.ended()
+        if (left := rented.left(request.name)) is not None and left.name not in [one.name for one in there]:
+            print("\n".join(rented.stop_left(left, print_note)))
+            return
         chosen = there if request.all or not (there or request.name) else [registry.find(request.name, ended=True)]
         registry.close(
             chosen,

@@ -138,9 +138,18 @@ def _devices(
     if len(here) < shape.nodes * gpu.count:
         has = f"no {gpu.name}" if not here else f"{len(here)} {gpu.name} of {shape.nodes * gpu.count}"
         there = ", ".join(inventory.gpus) or "none"
-        mistakes.append(f"this machine has {has} (it has: {there}); add hosts with --provider ssh --hosts …")
+        mistakes.append(
+            f"this machine has {has} (it has: {there}); add hosts with --provider ssh --hosts …, or set up AWS (aws configure) "
+            "and rent them with --provider aws"
+        )
     nodes = range(0, shape.nodes * gpu.count, gpu.count)
     return tuple(tuple(here[first : first + gpu.count]) for first in nodes), mistakes
+
+
+def too_few_gpus(request: PoolRequest, names: Sequence[str]) -> bool:
+    """Whether a machine with these GPUs has not those that are asked for."""
+    gpu = request.gpu
+    return gpu is not None and sum(matches(gpu.name, name) for name in names) < topology(request).nodes * gpu.count
 
 
 def _elsewhere(request: PoolRequest) -> list[str]:

@@ -25,6 +25,7 @@ records       which pools on other machines were started from here, on disk
 registry      all pools of this process, by name
 release       what is given back, step by step, whatever fails
 replaced      what ranks that were started anew lack, in words
+reuse         a rented pool that was left is found again, and none is rented twice
 resources     machines, agents, engine and store, where values go, and their release
 runs          runs on its ranks
 scheduling    which run gets which ranks, first in first out

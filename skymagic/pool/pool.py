@@ -67,6 +67,8 @@ class Pool(Status):
     ) -> None:
         super().__init__(name, survey.plan, defaults, job_id)
         self.namespace = namespace
+        self.attached = bool(job_id)
+        """Whether another notebook has made it."""
         self.started_at = 0.0
         self.start_seconds = 0.0
         self._gone = gone

@@ -101,7 +101,7 @@ def reminders(records: Sequence[PoolRecord]) -> list[str]:
 def _reminder(one: PoolRecord) -> str:
     was_left = f"pool {one.name!r} was left on {', '.join(one.hosts)} by a notebook that is gone"
     if one.provider == "aws":
-        return f"{was_left}: %sky_down --all ends all that you have rented, and it ends itself at its --idle"
+        return f"{was_left}: %sky_attach {one.name} goes on with it, %sky_down {one.name} ends it, and it ends itself at its --idle"
     hosts = ",".join(one.hosts)
     return f"{was_left}: %sky_attach {one.name} goes on with it, %sky_down {one.job_id} --hosts {hosts} ends it"
 

@@ -18,12 +18,12 @@ from skymagic.display import starting
 from skymagic.display.panel import PoolView
 from skymagic.display.question import confirmed
 from skymagic.display.screen import print_note
-from skymagic.errors import PoolError, ProvisionError, RequestError
+from skymagic.errors import CloudError, PoolError, ProvisionError, RequestError
 from skymagic.plan.planning import fits
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults, PoolRequest, missing_secrets
 from skymagic.plan.units import count
-from skymagic.pool import Pool, keys, records, view
+from skymagic.pool import Pool, keys, records, reuse, view
 from skymagic.pool.attaching import Unfinished
 from skymagic.providers import Provider, Survey
 from skymagic.providers.provider import Attachable
@@ -77,17 +77,20 @@ def ensure(
     tell: Callable[[str], None],
     *,
     resize: bool = False,
+    resume: Callable[[Pool, Unfinished], object] = lambda pool, run: None,
 ) -> Pool:
-    """The pool that a request describes: the running one where it fits, else a new one.
+    """The pool that a request describes: the running one where it fits, also one that is rented and was left by another
+    notebook; else a new one.
 
     Args:
         tell: told in a line what is done.
         resize: a running pool that differs in its number of nodes alone gets the other number.
+        resume: called with each run of a pool that was left whose end its user has not seen.
 
     Raises:
         RequestError: all mistakes of the request; or a pool of this name runs and is another.
+        PoolError: another notebook rents a pool of this name.
     """
-    request = _with_imports(request, namespace, defaults)
     name = request.name or DEFAULT_NAME
     there = next((pool for pool in every() if pool.name == name), None)
     if request.name is None:
@@ -101,6 +104,13 @@ def ensure(
         others = replace(request, nodes=None, hosts=(), stated=request.given() - {"nodes", "hosts"})
         if not fits(others, there.plan):
             return resized(there, request, tell)
+    request = _with_imports(providers.placed(request), namespace, defaults)
+    if there is None and request.provider in reuse.RENTED:
+        found = _found_again(request, name, namespace, defaults, tell)
+        if found is not None:
+            for run in found[1]:
+                resume(found[0], run)
+            return found[0]
     provider, survey = _surveyed(request, tell)
     try:
         if there is not None:
@@ -144,17 +154,16 @@ def resized(pool: Pool, request: PoolRequest, tell: Callable[[str], None]) -> Po
 
 
 def _make(pool: Pool, tell: Callable[[str], None]) -> Pool:
+    if pool.plan.remote:
+        request = pool.plan.request
+        keep = reuse.claim if request.provider in reuse.RENTED else records.write
+        keep(records.PoolRecord(pool.name, pool.job_id, request.provider, pool.plan.hosts, str(Path.cwd())))
     before = _pools.pop(pool.name, None)
     if before is not None and before.ended is not None:
         tell(f"{before.ended}, and its variables are gone")
     with starting.shown(tell, partial(_picture, pool), drawn=tell is print_note) as say:
         say(f"{pool.plan.starting} …")
         _pools[pool.name] = pool
-        if pool.plan.remote:
-            request = pool.plan.request
-            records.write(
-                records.PoolRecord(pool.name, pool.job_id, request.provider, pool.plan.hosts, str(Path.cwd()))
-            )
         try:
             pool.start(say)
         except BaseException:
@@ -168,6 +177,22 @@ def _make(pool: Pool, tell: Callable[[str], None]) -> Pool:
 
 def _picture(pool: Pool, steps: Mapping[str, str]) -> PoolView:
     return view.starting(pool, pool.status(), pool.start_seconds, steps)
+
+
+def _found_again(
+    request: PoolRequest, name: str, namespace: dict[str, Any], defaults: Defaults, tell: Callable[[str], None]
+) -> tuple[Pool, list[Unfinished]] | None:
+    """A rented pool that another notebook has left, attached to; None where there is none. Raises as `ensure`."""
+    record = reuse.left(request, name, {pool.job_id for pool in _pools.values()})
+    if record is None:
+        return None
+    try:
+        return attach(record.job_id, namespace, defaults, tell)
+    except PoolError as problem:
+        if isinstance(problem.__cause__, CloudError) and problem.__cause__.kind == "missing":
+            tell(f"{problem}: it is rented anew")
+            return None
+        raise PoolError(f"{problem}\n  %sky_down {record.name} ends it; the same line rents it anew then") from problem
 
 
 def attach(
@@ -202,11 +227,13 @@ def attach(
     provider = providers.serving(key.plan.request)
     if not isinstance(provider, Attachable):
         raise PoolError(f"pools of --provider {key.plan.provider} cannot be attached")
-    survey, nodes = provider.attach(key.plan, key.accesses)
-    pool = Pool(key.name, provider, survey, namespace, defaults, _drop, key.job_id)
     try:
+        survey, nodes = provider.attach(key.plan, key.accesses)
+        pool = Pool(key.name, provider, survey, namespace, defaults, _drop, key.job_id)
         found = pool.attach(nodes, key)
     except ProvisionError as problem:
+        if isinstance(problem, CloudError) and problem.kind == "missing":
+            records.remove(record.job_id)
         raise PoolError(f"pool {key.name!r} cannot be attached: {problem}") from problem
     _pools[pool.name] = pool
     records.write(replace(record, machine=socket.gethostname(), process=identity(), folder=str(Path.cwd())))
@@ -240,7 +267,7 @@ def preview(
     Raises:
         RequestError: all mistakes of the request.
     """
-    _, survey = _surveyed(_with_imports(request, namespace, defaults), tell)
+    _, survey = _surveyed(_with_imports(providers.placed(request), namespace, defaults), tell)
     survey.close()
     return survey.plan
 

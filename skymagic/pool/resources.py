@@ -81,6 +81,7 @@ class Resources:
         """
         status = self._status
         nodes = self._provider.acquire(self._survey, status.job_id, say)
+        status.plan = self._survey.outcome()
         agents = self._agents = connect(nodes)
         agents.start(specs.of_agents(status, nodes, self._detached_timeout, os.environ))
         # these import ipyparallel, while the agents start

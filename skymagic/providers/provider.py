@@ -20,6 +20,10 @@ class Survey:
 
     plan: Plan
 
+    def outcome(self) -> Plan:
+        """The plan as it was carried out, asked after acquiring: machines that were had only elsewhere have another price."""
+        return self.plan
+
     def close(self) -> None:
         """Give everything back. Called after the agents have ended, also when acquiring failed; twice is safe."""
 
@@ -42,4 +46,7 @@ class Attachable(Protocol):
         """The machines of a pool that another notebook has made from this plan, each with what its node had as `access`.
 
         Called once; nothing is started, and what the survey's `close` gives back is the caller's from now on.
+
+        Raises:
+            CloudError: machines are gone; all of them where `kind` is ``missing``, and then nothing of the pool is left.
         """

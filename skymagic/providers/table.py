@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import entry_points
+from typing import Any
 
 from skymagic.errors import RequestError
+from skymagic.plan.planning import too_few_gpus
 from skymagic.plan.requests import PoolRequest, no_provider
 from skymagic.providers.provider import Provider
 
@@ -16,12 +19,40 @@ TABLE: dict[str, str] = {
     "aws": "skymagic.providers.aws.provider:AWS",
 }
 """Name → ``module:class``; the entry-point group ``skymagic.providers`` adds third parties' own."""
+RENTING: dict[str, str] = {"aws": "skymagic.providers.aws.configured:set_up"}
+"""Providers that ``auto`` may turn to, in this order → whether they are set up here."""
 GROUP = "skymagic.providers"
 
 
 def names() -> list[str]:
     """All providers that can be asked for."""
     return sorted({*TABLE, *(entry.name for entry in entry_points(group=GROUP))})
+
+
+def placed(request: PoolRequest) -> PoolRequest:
+    """The request with the provider that serves it, where it names none and asks for what this machine has not: GPUs, or anything rented.
+
+    This machine comes first, then those of `RENTING` that are set up here; without one the request is as it was, and its plan
+    says what to add.
+    """
+    if request.provider != "auto" or request.hosts:
+        return request
+    rented = request.region is not None or request.spot
+    if not rented and (request.gpu is None or not too_few_gpus(request, _local_gpus())):
+        return request
+    ready = (name for name, attribute in RENTING.items() if _load(attribute)(request.cloud))
+    return replace(request, provider=next(ready, "auto"))
+
+
+def _local_gpus() -> tuple[str, ...]:
+    from skymagic.providers.local import gpus
+
+    return gpus()
+
+
+def _load(attribute: str) -> Any:
+    module, _, name = attribute.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def serving(request: PoolRequest) -> Provider:
@@ -32,8 +63,7 @@ def serving(request: PoolRequest) -> Provider:
     """
     name = request.provider if request.provider != "auto" else "ssh" if request.hosts else "local"
     if name in TABLE:
-        module, _, attribute = TABLE[name].partition(":")
-        make: Callable[[], Provider] = getattr(importlib.import_module(module), attribute)
+        make: Callable[[], Provider] = _load(TABLE[name])
         return make()
     for entry in entry_points(group=GROUP):
         if entry.name == name:

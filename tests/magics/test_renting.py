@@ -57,6 +57,14 @@ def test_where_aws_is_set_up_a_gpu_is_looked_for_there_too(notebook: Notebook) -
     assert notebook.run("%sky_gpus").rich == [], "all of them would be a long list"
 
 
+def test_a_gpu_that_is_not_here_is_looked_for_where_aws_is_set_up(notebook: Notebook) -> None:
+    asked = notebook.fail("%sky_pool train --gpu A100:8 --nodes 2").text
+    assert "2 × p4d.24xlarge (8 × A100)" in asked
+    assert "add -y" in asked
+    assert "this machine has no A100" in notebook.fail("%sky_pool train --provider local --gpu A100:8").text
+    assert "add -y" in notebook.fail("%%sky_broadcast --nodes 2 --gpu A100:8 --spot\n1").text
+
+
 def test_misuse_and_refusals_are_told(notebook: Notebook, cloud: EC2) -> None:
     assert notebook.fail("%sky_gpus RTX4090 --spot").text.startswith(
         "UsageError: no machine in us-east-1 has RTX4090 on spot; there are"

@@ -485,7 +485,10 @@ def test_gpus_among_others() -> None:
 
 def test_gpus_that_are_not_here() -> None:
     (mistake,) = refused(plan, PoolRequest(gpu=Accelerator("A100")), SMALL)
-    assert mistake == "this machine has no A100 (it has: none); add hosts with --provider ssh --hosts …"
+    assert mistake == (
+        "this machine has no A100 (it has: none); add hosts with --provider ssh --hosts …, or set up AWS (aws configure) "
+        "and rent them with --provider aws"
+    )
     (mistake,) = refused(plan, PoolRequest(gpu=Accelerator("H100")), replace(BIG, gpus=("NVIDIA L4",)))
     assert "no H100 (it has: NVIDIA L4)" in mistake
     (mistake,) = refused(plan, PoolRequest(nodes=2, gpu=Accelerator("A100", 8)), BIG)

@@ -6,16 +6,22 @@ import base64
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from skymagic.errors import CloudError, RequestError
 from skymagic.plan.cloud import CloudSettings
+from skymagic.plan.renting import Rental, plan_rented
+from skymagic.plan.requests import PoolRequest
 from skymagic.providers.aws import keys, launch, sweep, tags, userdata
+from skymagic.providers.aws.access import RentedAccess
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.lease import Lease
 from skymagic.providers.aws.offer import Offer
+from skymagic.providers.aws.provider import AWS
 from skymagic.providers.aws.tags import Label, owner
 from skymagic.providers.aws.watchdog import Bounds
 from tests.lab import ec2 as lab
@@ -265,6 +271,32 @@ def test_everything_is_found_by_tag_alone(cloud: EC2, server: tuple[EC2, Clients
     assert lab.left("us-west-2") == {}
     assert not keys.folder("one-1").exists()
     others.lease.release()
+
+
+def test_a_pool_whose_machines_are_gone_is_not_attached_to_and_nothing_of_it_stays(cloud: EC2, case: Case) -> None:
+    _, instances = case.lease.acquire([A], 2)
+    request = PoolRequest(provider="aws", cloud=replace(SETTINGS, endpoint_url=cloud.url))
+    plan = plan_rented(request, Rental("aws", "m5.large", "us-east-1a", REGION, 2, 8.0))
+    nothing: Any = None
+    accesses = [RentedAccess(nothing, nothing, REGION, one.id, case.lease.label) for one in instances]
+    for one in lab.instances():
+        lab.set_state(one, "terminated", "Client.InstanceInitiatedShutdown")
+    with pytest.raises(CloudError, match="its machines are terminated") as failed:
+        AWS().attach(plan, accesses)
+    assert failed.value.kind == "missing"
+    assert lab.left() == {}
+    assert not case.keys.folder.exists()
+
+
+def test_one_pool_of_several_is_given_back_by_its_job(cloud: EC2, server: tuple[EC2, Clients]) -> None:
+    Case(server[1], "one-1").lease.acquire([A], 1)
+    two = Case(server[1], "two-2")
+    two.lease.acquire([A], 1)
+    assert sweep.release_job(server[1], "one-1", [REGION]) == []
+    assert [tags.tag({"Tags": [{"Key": t["key"], "Value": t["value"]} for t in one.get_tags()]}, tags.JOB) for one in lab.instances()
+            if one.state == "running"] == ["two-2"]  # fmt: skip
+    assert not keys.folder("one-1").exists()
+    two.lease.release()
 
 
 def test_owners_are_the_same_tomorrow() -> None:

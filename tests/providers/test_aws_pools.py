@@ -121,7 +121,13 @@ def test_a_machine_with_another_host_key_is_refused(aws: tuple[Machines, Noteboo
 def launched(cloud: EC2) -> list[str]:
     """The ids of the next launch, once its answer has been sent."""
     seen, event = [one.id for one in lab.instances()], threading.Event()
-    cloud._rules.insert(0, Rule("DescribeInstances", after(lambda call: event.set()), 1 << 30, lambda call: True))
+    by_id = Rule(
+        "DescribeInstances",
+        after(lambda call: event.set()),
+        1 << 30,
+        lambda call: "instance-id" in call.fields.values(),
+    )
+    cloud._rules.insert(0, by_id)
     assert event.wait(60)
     return [one.id for one in lab.instances() if one.id not in seen]
 

@@ -15,6 +15,7 @@ configured      whether somebody has set up AWS here
 cache           answers of AWS on disk, each with its date
 refusals        questions that need no answer
 provider        plan, acquire, release: the machines of a pool, used as hosts of SSH are
+access          what leads another notebook to machines that run
 lease           the machines of one pool, and all that was made for them
 launch          all machines at once, in one zone and of one type
 images          which image they boot

@@ -50,6 +50,10 @@ class Lease:
         self._launches = 0
         self._released = False
 
+    def take_up(self, region: str, ids: Sequence[str]) -> None:
+        """Own machines that another notebook has rented."""
+        self._regions[region] = Region(set(ids))
+
     def acquire(self, offers: Sequence[Offer], count: int) -> tuple[Offer, list[Instance]]:
         """So many machines of the first offer that gives them all: in one zone, of one type.
 

@@ -101,6 +101,16 @@ def machine(one: Offer) -> str:
     return one.instance_type + (f" ({one.gpus} × {one.gpu})" if one.gpu else "")
 
 
+def machines(one: Offer, nodes: int) -> str:
+    """Machines and where they are: "4 × p4d.24xlarge (8 × A100) in us-east-1a, on demand"."""
+    return f"{nodes} × {machine(one)} in {place(one)}"
+
+
+def place(one: Offer) -> str:
+    """Where it is, and how it is rented: "us-east-1a, spot"."""
+    return f"{one.zone or one.region}, {'spot' if one.spot else 'on demand'}"
+
+
 def rental(chosen: Sequence[Offer], market: Market, nodes: int) -> Rental:
     """What a plan says of the offer that is tried first; `chosen` are all, in their order."""
     one = chosen[0]
@@ -108,7 +118,7 @@ def rental(chosen: Sequence[Offer], market: Market, nodes: int) -> Rental:
     return Rental(
         provider="aws",
         machine=machine(one),
-        place=f"{one.zone or one.region}, {'spot' if one.spot else 'on demand'}",
+        place=place(one),
         region=one.region,
         cpus=one.vcpus,
         memory_gb=one.memory,

@@ -11,15 +11,18 @@ from dataclasses import dataclass, field, replace
 from skymagic.bootstrap.provision import probe
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
+from skymagic.errors import CloudError
 from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, topology
 from skymagic.plan.renting import bounded, plan_rented
 from skymagic.plan.requests import PoolRequest
 from skymagic.providers import ssh
-from skymagic.providers.aws import keys, listing, machine, market, sweep, userdata
+from skymagic.providers.aws import access, keys, listing, machine, market, sweep, tags, userdata
+from skymagic.providers.aws.access import RentedAccess
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.lease import Lease
 from skymagic.providers.aws.offer import Offer
+from skymagic.providers.aws.selection import per_hour
 from skymagic.providers.aws.tags import Label
 from skymagic.providers.aws.watchdog import Bounds
 from skymagic.providers.provider import Say, Survey
@@ -34,6 +37,8 @@ class Held:
     """What acquiring has made so far."""
 
     lease: Lease | None = None
+    offer: Offer | None = None
+    """What was taken."""
     connections: list[Connection] = field(default_factory=list)
     machines: list[ssh.Machine] = field(default_factory=list)
 
@@ -46,6 +51,21 @@ class Rented(Survey):
     offers: tuple[Offer, ...]
     requirements: Requirements
     held: Held = field(default_factory=Held)
+
+    def outcome(self) -> Plan:
+        """The plan with the machines that were had, and their price."""
+        offer, nodes = self.held.offer, self.plan.topology.nodes
+        if offer is None:
+            return self.plan
+        return replace(
+            self.plan,
+            hosts=(listing.machines(offer, nodes),),
+            price=per_hour(offer, nodes),
+            priced=offer.priced,
+            region=offer.region,
+            cpus=offer.vcpus or self.plan.cpus,
+            memory_gb=offer.memory or self.plan.memory_gb,
+        )
 
     def close(self) -> None:
         """Close all connections, end the machines, and wait until EC2 says that they are terminated; twice is safe."""
@@ -80,7 +100,9 @@ class AWS:
         made = keys.make(job_id)
         user_data = userdata.cloud_config(made, job_id, settings.user, settings.ssh_port, limits)
         held.lease = Lease(survey.clients, settings, label, user_data, say)
+        used_elsewhere(survey, label, say)
         offer, instances = held.lease.acquire(survey.offers, plan.topology.nodes)
+        held.offer = offer
         say(f"{', '.join(one.id for one in instances)} run in {offer.zone} …")
         reached = machine.endpoints(instances, made, settings)
         held.connections += machine.connect(survey.clients, instances, reached, say)
@@ -88,7 +110,41 @@ class AWS:
         held.machines += map(ssh.Machine, reached, held.connections, facts)
         check(plan, held.machines, survey.requirements)
         ssh.side_by_side(lambda one: one.set_up(survey.requirements, say), held.machines)
-        return [one.node(index, f"{job_id}-{index}") for index, one in enumerate(held.machines)]
+        return access.nodes(held.machines, offer.region, label)
+
+    def attach(self, plan: Plan, accesses: Sequence[RentedAccess]) -> tuple[Rented, Sequence[Node]]:
+        """The machines of a pool that another notebook has rented from this plan; nothing is rented, or connected to yet."""
+        settings, first = plan.request.cloud, accesses[0]
+        clients = Clients(settings.profile, settings.endpoint_url, settings.patience)
+        lease = Lease(clients, settings, first.label, "", lambda text: None)
+        lease.take_up(first.region, [one.instance for one in accesses])
+        if ended := access.ended(clients, accesses):
+            if len(ended) == len(accesses):
+                lease.release()
+            raise access.gone(ended, len(accesses))
+        machines, nodes = access.taken_up(accesses)
+        return Rented(plan, clients, (), first.agent.installation.requirements, Held(lease, None, [], machines)), nodes
+
+
+def used_elsewhere(survey: Rented, label: Label, say: Say) -> None:
+    """Look for a pool of this name by its tags, whatever is kept here: of somebody with these credentials on another machine it is
+    said that it is there.
+
+    Raises:
+        CloudError: it was rented from this machine, by a notebook of which nothing is known here any more.
+    """
+    filters = [*tags.owner_filter(label.owner), *tags.pool_filter(label.pool)]
+    for region in dict.fromkeys(one.region for one in survey.offers):
+        there = sweep.clients_of(survey.clients, region, filters)
+        for client, jobs in there.items():
+            listed = f"pool {label.pool!r} runs in {region} already ({', '.join(sorted(jobs))}, rented by {client})"
+            if client != label.client:
+                say(listed)
+                continue
+            raise CloudError(
+                "in_use", "", f"{listed}, and its key is not here any more, so that nobody can attach to it",
+                "%sky_down --all ends all that you have rented; or give the new one another name (%sky_pool NAME …)",
+            )  # fmt: skip
 
 
 def bounds(request: PoolRequest) -> Bounds:

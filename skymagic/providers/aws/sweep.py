@@ -46,6 +46,16 @@ def instances(clients: Clients, region: str, filters: Filters) -> dict[str, str]
     return {each["InstanceId"]: tags.tag(each, tags.JOB) for one in reservations for each in one["Instances"]}
 
 
+def clients_of(clients: Clients, region: str, filters: Filters) -> dict[str, set[str]]:
+    """Who has started the machines with these tags that run, or are about to: ``ann@laptop`` → jobs. Raises CloudError."""
+    wanted = [*filters, {"Name": "instance-state-name", "Values": ["pending", "running"]}]
+    found: dict[str, set[str]] = {}
+    for one in clients.pages("ec2", region, "DescribeInstances", "Reservations", Filters=wanted):
+        for each in one["Instances"]:
+            found.setdefault(tags.tag(each, tags.CLIENT), set()).add(tags.tag(each, tags.JOB))
+    return found
+
+
 def find(clients: Clients, region: str, filters: Filters) -> Rented:
     """What there is with these tags. Raises CloudError."""
     groups = clients.pages("ec2", region, "DescribeSecurityGroups", "SecurityGroups", Filters=list(filters))
@@ -173,6 +183,17 @@ def everything(clients: Clients) -> tuple[list[Rented], list[str]]:
     found = [each for each in outcomes if isinstance(each, Rented) and each]
     unseen = [f"{name}: {each}" for name, each in zip(names, outcomes, strict=True) if isinstance(each, BaseException)]
     return found, unseen
+
+
+def release_job(clients: Clients, job: str, names: Sequence[str]) -> list[str]:
+    """Give back all of one pool in these regions, and its keys; what could not be."""
+    problems: list[str] = []
+    releases = [Release(clients, name, tags.job_filter(job)) for name in names]
+    for release, outcome in zip(releases, run_all([one.run for one in releases]), strict=True):
+        problems += [f"{release.region}: {outcome}"] if isinstance(outcome, BaseException) else outcome
+    if not problems:
+        keys.remove(job)
+    return problems
 
 
 def release_everything(clients: Clients, say: Callable[[str], None]) -> list[str]:

@@ -43,6 +43,11 @@ def job_filter(job: str) -> list[dict[str, Any]]:
     return [{"Name": f"tag:{JOB}", "Values": [job]}]
 
 
+def pool_filter(name: str) -> list[dict[str, Any]]:
+    """What belongs to pools of a name."""
+    return [{"Name": f"tag:{POOL}", "Values": [name[:256]]}]
+
+
 def owner_filter(whose: str) -> list[dict[str, Any]]:
     """What belongs to one user."""
     return [{"Name": f"tag:{OWNER}", "Values": [whose[:256]]}]

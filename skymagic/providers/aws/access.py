@@ -1,0 +1,63 @@
+"""What leads another notebook to rented machines, and to their end: kept in the pool's key, used to take the pool up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from skymagic.cluster import Node
+from skymagic.errors import CloudError
+from skymagic.providers import ssh
+from skymagic.providers.aws import launch
+from skymagic.providers.aws.clients import Clients
+from skymagic.providers.aws.tags import Label
+from skymagic.ssh.config import Endpoint
+
+
+@dataclass(frozen=True)
+class RentedAccess:
+    """What leads to one machine.
+
+    Attributes:
+        agent: to its agent. endpoint: to its sshd, by the keys of the pool.
+        label: the tags of all that was made for the pool.
+    """
+
+    agent: ssh.Access
+    endpoint: Endpoint
+    region: str
+    instance: str
+    label: Label
+
+
+def nodes(machines: Sequence[ssh.Machine], region: str, label: Label) -> list[Node]:
+    """The machines as their pool sees them, each with what leads another notebook to it."""
+    made = [one.node(index, f"{label.job}-{index}") for index, one in enumerate(machines)]
+    return [
+        replace(node, access=RentedAccess(node.access, one.endpoint, region, one.name, label))
+        for node, one in zip(made, machines, strict=True)
+    ]
+
+
+def taken_up(accesses: Sequence[RentedAccess]) -> tuple[list[ssh.Machine], list[Node]]:
+    """Machines that run already, as the provider and as a pool see them; nothing is connected to yet."""
+    machines = [
+        ssh.Machine(one.endpoint, None, one.agent.installation.facts, one.agent.secret, one.agent.installation)
+        for one in accesses
+    ]
+    made = [one.node(index, accesses[index].agent.daemon, takes_over=True) for index, one in enumerate(machines)]
+    return machines, [replace(node, access=one) for node, one in zip(made, accesses, strict=True)]
+
+
+def ended(clients: Clients, accesses: Sequence[RentedAccess]) -> list[str]:
+    """Those of the machines that run no more. Raises CloudError where EC2 does not say."""
+    ids = [one.instance for one in accesses]
+    found = launch.describe(clients, accesses[0].region, ids)
+    return [one for one in ids if one not in found or found[one]["State"]["Name"] not in ("pending", "running")]
+
+
+def gone(ids: Sequence[str], of: int) -> CloudError:
+    """The error for machines that run no more."""
+    if len(ids) == of:
+        return CloudError("missing", "", "its machines are terminated")
+    return CloudError("ended", "", f"{len(ids)} of its {of} machines run no more ({', '.join(ids)})")

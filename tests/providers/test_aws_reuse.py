@@ -1,0 +1,108 @@
+"""A rented pool is found again and not rented twice: after a kernel's death, by a second notebook, without local state."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.lab import ec2 as lab
+from tests.lab.ec2 import REGION, ec2
+from tests.lab.hosts import still_there
+from tests.lab.instances import Machines, booting
+from tests.lab.notebook import Notebook, opened
+
+pytestmark = pytest.mark.needs("sshd")
+REQUEST = f"--provider aws --region {REGION} --nodes 2 --python {sys.executable}"
+POOL = f"%sky_pool lab {REQUEST}"
+
+
+@dataclass
+class Desk:
+    """Where notebooks of one user come and go."""
+
+    folder: Path
+    machines: Machines
+    notebooks: int = 0
+
+    @contextmanager
+    def notebook(self, state: str = "state") -> Iterator[Notebook]:
+        self.notebooks += 1
+        folder = self.folder / f"notebook-{self.notebooks}"
+        folder.mkdir()
+        env = {**lab.environment(), "HOME": str(self.folder), "XDG_STATE_HOME": str(self.folder / state)}
+        machines = self.machines
+        settings = {
+            "subnet": machines.subnet, "use_private_ips": True, "ssh_port": machines.port, "user": machines.user,
+            "endpoint_url": machines.cloud.url, "patience": 0.05,
+        }  # fmt: skip
+        with opened(folder, env=env) as one:
+            one.run(f"%config SkyMagic.aws = {settings!r}")
+            yield one
+
+    @property
+    def launches(self) -> int:
+        return sum(call.action == "RunInstances" for call in self.machines.cloud.calls)
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    folder = tmp_path_factory.mktemp("reuse")
+    with ec2() as cloud, booting(cloud, folder / "machines") as machines:
+        yield Desk(folder, machines)
+        assert lab.left() == {}
+
+
+def killed(notebook: Notebook) -> None:
+    """As by the system, out of memory."""
+    os.kill(notebook.pid, signal.SIGKILL)
+    assert still_there([psutil.Process(notebook.pid)] if psutil.pid_exists(notebook.pid) else []) == []
+
+
+def test_the_same_line_finds_the_pool_and_a_second_notebook_is_told(desk: Desk) -> None:
+    with desk.notebook() as first:
+        first.run(f"{POOL} -y")
+        first.run("%%sky_broadcast\nimport os\nkept = 41 + int(os.environ['RANK'])")
+        killed(first)
+    with desk.notebook() as second:
+        assert "attached to pool 'lab'" in second.run(POOL).said
+        second.run("%%sky_broadcast -o found\nkept")
+        assert second.value("found") == [41, 42]
+        with desk.notebook() as third:
+            refused = third.fail(f"{POOL} -y").text
+            assert "lab (lab-" in refused
+            assert "%sky_attach lab --take-over" in refused
+        with desk.notebook(state="elsewhere") as stranger:
+            refused = stranger.fail(f"{POOL} -y").text
+            assert "its key is not here any more" in refused
+            assert "%sky_down --all" in refused
+        killed(second)
+    with desk.notebook() as fourth:
+        fourth.run(f"%%sky_broadcast {REQUEST} -o found\nkept")
+        assert fourth.value("found") == [41, 42], "a cell's own line finds it too, whatever it is called"
+        assert desk.launches == 1
+        fourth.run("%sky_down")
+        assert lab.left() == {}
+
+
+def test_a_pool_that_has_ended_meanwhile_is_rented_anew_and_one_that_is_left_is_ended_by_name(desk: Desk) -> None:
+    with desk.notebook() as first:
+        first.run(f"{POOL} -y")
+        ids = [one.id for one in lab.instances() if one.state == "running"]
+        killed(first)
+    with desk.notebook() as second:
+        for one in lab.instances():
+            if one.id in ids[:1]:
+                lab.set_state(one, "terminated", "Server.SpotInstanceTermination")
+                desk.machines.end(one.id)
+        assert f"1 of its 2 machines run no more ({ids[0]})" in second.fail(POOL).text
+        assert "pool 'lab' is stopped" in second.run("%sky_down lab").text
+        assert lab.left() == {}
+        assert "add -y" in second.fail(POOL).text, "nothing is known of it any more"
