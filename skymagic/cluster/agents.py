@@ -229,18 +229,21 @@ class Agents:
         return self.controller
 
     def wait_ready(self, timeout: float, ranks: Iterable[int] | None = None) -> None:
-        """Wait until these ranks (all of them) have run their plugins' hooks.
+        """Wait until these ranks (all of them) have run their plugins' hooks; `timeout` seconds at most for another one of them.
 
         Raises:
             ProvisionError: one failed or ended, or the time is over.
         """
         wanted = set(self.ranks if ranks is None else ranks)
 
-        def settled() -> bool:
-            states = [self.ranks[rank] for rank in wanted]
-            return all(s.ready for s in states) or any(s.failed or s.exited for s in states)
+        def ready() -> int:
+            return sum(self.ranks[rank].ready for rank in wanted)
 
-        self._wait(settled, timeout, "the ranks")
+        def settled() -> bool:
+            return ready() == len(wanted) or any(self.ranks[rank].failed or self.ranks[rank].exited for rank in wanted)
+
+        while not settled():  # many ranks on few cores come up one after another
+            self._wait_for_another(ready, settled, timeout, len(wanted))
         for rank in sorted(wanted):
             state = self.ranks[rank]
             if state.failed is not None:
@@ -252,6 +255,13 @@ class Agents:
                 raise ProvisionError(
                     f"rank {rank} on {state.hostname} ended while it started ({describe(state.exited)})\n{state.exited.tail}"
                 )
+
+    def _wait_for_another(
+        self, ready: Callable[[], int], settled: Callable[[], bool], timeout: float, count: int
+    ) -> None:
+        before = ready()
+        what = f"{count - before} of the ranks" if before else "the ranks"
+        self._wait(lambda: settled() or ready() > before, timeout, what)
 
     def _wait(self, done: Callable[[], bool], timeout: float, what: str) -> None:
         with self._changed:

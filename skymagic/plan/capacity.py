@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from skymagic.plan.units import agreeing, count, size
 
-RANK_TASKS = 14
+RANK_TASKS = 12
 """Processes and threads of a rank, as the kernel counts both."""
-RANK_BYTES = 40_000_000
+RANK_BYTES = 20_000_000
 """Memory that a rank shares with no other."""
 RANK_DESCRIPTORS, AGENT_DESCRIPTORS = 7, 5
 """What the controller, which has most, has open for each rank of a pool; and an agent for each of its node."""

@@ -24,7 +24,7 @@ TWO_CORES = Inventory("laptop", cpus=2, memory_gb=24.0, room=Room(tasks=50_000, 
 def test_many_ranks_on_few_cores_are_asked_about() -> None:
     made = plan(PoolRequest(nodes=1000), TWO_CORES)
     assert made.question == (
-        "1000 ranks on 2 CPU cores are 500 for each, and need 40.0 GB of memory before they do anything"
+        "1000 ranks on 2 CPU cores are 500 for each, and need 20.0 GB of memory before they do anything"
     )
     assert f"  asks       {made.question}: add -y if you mean that\n" in made.text()
     assert plan(PoolRequest(nodes=1000, yes=True), TWO_CORES).question == ""
@@ -35,8 +35,8 @@ def test_many_ranks_on_few_cores_are_asked_about() -> None:
 @pytest.mark.parametrize(
     ("here", "told"),
     [
-        (Room(nbytes=8_000_000_000), "need 40.0 GB of memory to start, and 8.0 GB are free: there is room for 200"),
-        (Room(tasks=1420), "need 14020 processes and threads, and 1420 more are allowed (ulimit -u, pids.max): there is room for 100"),
+        (Room(nbytes=8_000_000_000), "need 20.0 GB of memory to start, and 8.0 GB are free: there is room for 400"),
+        (Room(tasks=1420), "need 12020 processes and threads, and 1420 more are allowed (ulimit -u, pids.max): there is room for 116"),
         (Room(descriptors=1024), "need 7130 open files in one process, and 1024 are allowed (ulimit -Hn): there is room for 127"),
         (Room(tasks=-3), "there is room for 0"),
     ],
