@@ -1,41 +1,90 @@
-"""Packages for four machines that reach no index: the bytes on the notebook's link, against the wheels themselves."""
+"""Packages for four machines: the bytes that cross a link, against the wheels themselves and against one machine by hand."""
 
 from __future__ import annotations
 
+import gzip
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.figures import Figure, say
+from skymagic.bootstrap import uv
 from skymagic.bootstrap.provision import probe, requirements_of
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.wheelhouse import Wanted, Wheelhouse, fetch
 from skymagic.plan.image import Image
 from skymagic.providers.sending import Target, send
+from skymagic.providers.ssh import Machine, set_up
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.hostlist import HostSpec
 from tests.lab.machines import Machines, machines
 from tests.lab.shells import ShellHost
+from tests.lab.wheels import served
 
 MACHINES = 4
 RATE = 100.0
 """Mbit/s of the link."""
 DELAY = 25.0
 """Its delay, one way, in milliseconds."""
+INDEX = ("10.77.0.100", 8080)
+"""Where the machines' index listens: on the client, at the other end of the link."""
 PACKAGES = ("torch", "numpy", "pandas", "scikit-learn")
 
 
 def figures() -> Iterator[Figure]:
     """Wheels that are fetched beforehand, for this process is then on the machines' network alone."""
-    requirements = requirements_of(Image(pip=PACKAGES))
-    wanted = Wanted((*requirements.packages, "uv"), requirements.minor, requirements.preferences)
     with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        house = fetch(wanted, probe(ShellHost(folder), requirements), say)
-        with machines(folder / "hosts", MACHINES, rate_mbit=RATE, delay_ms=DELAY) as hosts:
-            yield from sent(hosts, requirements, house)
+        for packages in (PACKAGES, PACKAGES[1:]):
+            folder = Path(text) / str(len(packages))
+            folder.mkdir()
+            requirements = requirements_of(Image(pip=packages))
+            wanted = Wanted((*requirements.packages, "uv", "pip"), requirements.minor, requirements.preferences)
+            facts = probe(ShellHost(folder), requirements)
+            house, program = fetch(wanted, facts, say), gzip.decompress(uv.fetch(facts))
+            with machines(folder / "apart", MACHINES, rate_mbit=RATE, delay_ms=DELAY) as hosts:
+                yield from sent(hosts, requirements, house)
+            index = f"http://{INDEX[0]}:{INDEX[1]}/simple"
+            env = {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": index, "PIP_TRUSTED_HOST": INDEX[0]}
+            with machines(folder / "hosts", MACHINES, env=env, rate_mbit=RATE, delay_ms=DELAY) as hosts:
+                for host in hosts:
+                    (host.home / ".local/bin").mkdir(parents=True)
+                    (host.home / ".local/bin/uv").write_bytes(program)
+                    (host.home / ".local/bin/uv").chmod(0o700)
+                with served(Path(house.folder.name), at=INDEX):
+                    yield from passed(hosts, requirements, index, len(house.files))
+
+
+def passed(hosts: Machines, requirements: Requirements, index: str, count: int) -> Iterator[Figure]:
+    """A start of machines whose index is at the other end of the link, from empty homes; one of them by hand before."""
+    config = SshConfig(hosts.config)
+    endpoints = [config.endpoint(HostSpec(name, name)) for name in hosts.names]
+    found = [connect(each) for each in endpoints]
+    try:
+        script = "\n".join([
+            "set -e; mkdir hand; cd hand; export UV_CACHE_DIR=$PWD/cache",
+            *(f"echo '{each}' >>wanted.txt" for each in requirements.packages),
+            *(f"echo '{each}' >>versions.txt" for each in requirements.preferences),
+            f"uv=$HOME/.local/bin/uv; $uv venv -q --python {requirements.minor} env",
+            f"$uv pip install -q --python env --compile-bytecode --default-index {index} -r wanted.txt -c versions.txt",
+        ])  # fmt: skip
+        say("uv pip install on one machine by hand")
+        before, begun = sum(hosts.link.traffic()), time.perf_counter()
+        done = found[0].run(script)
+        assert done.status == 0, done.err
+        hand, alone = time.perf_counter() - begun, sum(hosts.link.traffic()) - before
+        facts = [probe(each, requirements, True) for each in found]
+        before, begun = sum(hosts.link.traffic()), time.perf_counter()
+        set_up([Machine(*each) for each in zip(endpoints, found, facts, strict=True)], requirements, say)
+        seconds, crossed = time.perf_counter() - begun, sum(hosts.link.traffic()) - before
+    finally:
+        for each in found:
+            each.close()
+    name = f"{count} wheels from an index, {MACHINES} machines from empty homes"
+    who = "uv pip install on one by hand"
+    yield Figure(f"{name}: bytes on the link", crossed / 1e6, "MB", alone / 1e6, who, 1.05, True)
+    yield Figure(f"{name}: time", seconds, "s", hand, who, 1.25, True)
 
 
 def sent(hosts: Machines, requirements: Requirements, house: Wheelhouse) -> Iterator[Figure]:

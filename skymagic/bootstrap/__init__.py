@@ -18,6 +18,7 @@ builds        which builds a host gets: CPU, or for its GPUs
 disk          sh that lists and removes what skymagic keeps on a host, and what of it may go
 additions     more packages for an environment that is in use
 facts         a probe's answer as a value
+fetching      the script by which one host fetches wheels for several
 indexes       what a host's package indexes answer and have, asked by its own Python
 install       prepare.sh and install.sh
 listing       what a new environment will hold, for a plan

@@ -35,7 +35,7 @@ class InstallPlan:
         files: names of uploaded packages in it.
         builds: which builds of PyTorch's packages fit.
         silent: URLs of indexes that do not answer.
-        sent: pins of the wheels in `incoming`, which are all that packages come from; () where it has indexes.
+        sent: pins of the wheels in `incoming`, which are all that packages come from; () where they come from its indexes.
     """
 
     requirements: Requirements
@@ -187,7 +187,7 @@ environment() {
     own
     # what a power cut could take back must not be called ready
     sync -f "$made" 2>/dev/null || sync
-    if [ -n "$sent_links" ]; then : >"$made/.sent"; fi
+    if [ -n "$sent_mark" ]; then : >"$made/.sent"; fi
     step "marking it ready" finish
     half=
 }
@@ -249,16 +249,17 @@ def install_script(plan: InstallPlan, facts: Facts) -> str:
         "no_cuda": "" if facts.accelerated or plan.builds.only_cuda else "yes",
         "silent": " ".join(plan.silent),
         "sent_links": links(facts, plan.incoming) if plan.sent else "",
+        "sent_mark": "yes" if plan.sent and facts.without_index else "",
     }
     functions = [
         COMMON + OWN + _MAIN + WATCHED + _INSTALL + PIP_SETTINGS + PACKAGES,
-        _requirements(plan, facts),
+        requirements_function(plan, facts),
         _commands(plan),
     ]
     return "\n".join([TELL, *assignments(names), *functions, "main </dev/null 2>&1\n"])
 
 
-def _requirements(plan: InstallPlan, facts: Facts) -> str:
+def requirements_function(plan: InstallPlan, facts: Facts) -> str:
     """A shell function that writes the list of packages; passwords in URLs are on no command line."""
     requirements = plan.requirements
     # pip and uv split a path at spaces, but not a URL

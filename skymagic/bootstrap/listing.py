@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,12 @@ from skymagic.bootstrap.own import OwnWheel
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.plan.units import count, size
 
+UV_BYTES = 20_000_000
+"""Size of uv's own wheel, which a host without uv gets too."""
+ASSUMED_BYTES = 2_000_000
+"""Size of a wheel whose index does not say it."""
+ASSUMED_TORCH_BYTES = {True: 800_000_000, False: 200_000_000}
+"""The same for PyTorch's builds: for GPUs, and for none."""
 UNPACKED = 4
 """Bytes on a disk for each byte of a wheel: the wheel, and about three times as much of what is in it."""
 
@@ -50,6 +57,14 @@ def packages(requirements: Requirements, facts: Facts) -> tuple[Package, ...]:
             package = _torch(package, offer, builds.backend, facts)
         found.append(package)
     return (*found, *(_own(each) for each in requirements.own))
+
+
+def download_bytes(requirements: Requirements, facts: Facts) -> int:
+    """About how many bytes a new environment of this host comes to from a network; links and indexes on its disk do not count."""
+    remote = [each for each in packages(requirements, facts) if re.match(r"https?://", each.source)]
+    torch = ASSUMED_TORCH_BYTES[facts.accelerated]
+    known = sum(each.nbytes or (torch if each.name in requirements.torch else ASSUMED_BYTES) for each in remote)
+    return known + (UV_BYTES if remote and not facts.uv else 0)
 
 
 def shortage(requirements: Requirements, facts: Facts) -> str:

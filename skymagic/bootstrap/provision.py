@@ -45,7 +45,7 @@ CLOCK_SKEW_SECONDS = 120
 
 @dataclass(frozen=True)
 class Sent:
-    """Wheels that the notebook has sent to a host.
+    """Wheels that the notebook, or another host, has sent to a host.
 
     Attributes:
         incoming: name of the folder of uploads, in which they are in ``wheels/``. pins: ``name==version`` of each.
@@ -189,7 +189,7 @@ def setup(
     if not (facts.code and (facts.ready or requirements.prepared)):
         _install(host, requirements, facts, report, sent)
         if not facts.ready:
-            facts = replace(facts, own=requirements.digests, sent=sent is not None)
+            facts = replace(facts, own=requirements.digests, sent=sent is not None and facts.without_index)
     python = requirements.python if requirements.prepared else f"{facts.folder}/env/{facts.env}/bin/python"
     ready = Installation(python, facts, f"{facts.folder}/code/{requirements.code}", requirements)
     _renew_own(host, ready, report)

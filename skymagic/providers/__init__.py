@@ -7,6 +7,7 @@ local     ranks on this machine
 room      what this machine has left for more processes
 ssh       machines of your own
 sending   wheels on their way to hosts that reach no index, once over the notebook's connection
+passing   wheels that one host fetched for others of its kind, from host to host
 asking    one script on many hosts
 found     the user's pools on such machines, found and ended without knowing of them
 aws/      machines rented from EC2

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from shlex import quote
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from skymagic.bootstrap import wheel
 from skymagic.bootstrap.facts import Facts
@@ -40,6 +40,9 @@ from skymagic.ssh.connection import Connection
 from skymagic.wire import processes
 from skymagic.wire.threads import failures, run_all
 from skymagic.wire.transport import Transport
+
+if TYPE_CHECKING:
+    from skymagic.data.remote.remote_store import RemoteStore
 
 T = TypeVar("T")
 CARRIERS = ("pyzmq", "xxhash")
@@ -130,13 +133,13 @@ def send(
     """
     token = secrets.token_hex(8)
     prepare = prepare_script(requirements, token)
-    places = _all([partial(prepared, each.host, prepare) for each in targets])
+    places = all_of([partial(prepared, each.host, prepare) for each in targets])
     total = sum(path.stat().st_size for path in files.values())
     say(f"sending {len(files)} wheels ({size(total)}) to {', '.join(each.name for each in targets)}")
     try:
         addresses = meeting([each.facts for each in targets])
         if len(targets) == 1 or addresses is None or not all(each.python for each in targets):
-            _on_each(targets, places, lambda each, place: _upload(each, f"{place}/wheels", files))
+            on_each(targets, places, lambda each, place: _upload(each, f"{place}/wheels", files))
         else:
             _replicate(targets, places, addresses, files, say)
     except BaseException:
@@ -154,12 +157,12 @@ def discard(targets: Sequence[Target], places: Sequence[str]) -> None:
     run_all(jobs, timeout=25.0)
 
 
-def _on_each(targets: Sequence[Target], places: Sequence[str], call: Callable[[Target, str], None]) -> None:
+def on_each(targets: Sequence[Target], places: Sequence[str], call: Callable[[Target, str], None]) -> None:
     """Call with each host and its folder of uploads, side by side. Raises what went wrong first."""
-    _all([partial(call, each, place) for each, place in zip(targets, places, strict=True)])
+    all_of([partial(call, each, place) for each, place in zip(targets, places, strict=True)])
 
 
-def _all(jobs: Sequence[Callable[[], T]]) -> list[T]:
+def all_of(jobs: Sequence[Callable[[], T]]) -> list[T]:
     outcomes = run_all(jobs)
     if problems := failures(outcomes):
         raise problems[0]
@@ -182,10 +185,39 @@ def _replicate(
     files: Mapping[str, Path],
     say: Callable[[str], None],
 ) -> None:
+    carriers = {name: path for name, path in files.items() if name.split("-")[0] in CARRIERS}
+    try:
+        with stores(targets, places, addresses, carriers, say) as store:
+            names = {}
+            for name, path in files.items():
+                nbytes = path.stat().st_size
+                if nbytes > NOTICE_BYTES:
+                    say(f"sending {name} ({size(nbytes)})")
+                key = store.put(None, [_mapped(path)], nbytes)
+                store.pin([key])
+                names[name] = store.name(key)
+            store.settle()
+            on_each(targets, places, lambda each, place: link(each, place, names))
+    except OSError as problem:
+        raise HostError(targets[0].name, f"the wheels could not be sent: {problem}") from None
+
+
+@contextlib.contextmanager
+def stores(
+    targets: Sequence[Target],
+    places: Sequence[str],
+    addresses: Sequence[str],
+    carriers: Mapping[str, Path],
+    say: Callable[[str], None],
+) -> Iterator[RemoteStore]:
+    """A value server for each target's folder of uploads, in the host's own Python; its store is ``store/`` there.
+
+    Args:
+        carriers: wheels of `CARRIERS` by their names, which that needs.
+    """
     from skymagic.data.remote.remote_store import RemoteStore
 
-    carriers = {name: path for name, path in files.items() if name.split("-")[0] in CARRIERS}
-    _on_each(targets, places, lambda each, place: _unpack(each, place, carriers))
+    on_each(targets, places, lambda each, place: _unpack(each, place, carriers))
     nodes = [
         Node(index, each.name, start_agent=_no_agent, run=_no_process, address=address)
         for index, (each, address) in enumerate(zip(targets, addresses, strict=True))
@@ -199,18 +231,7 @@ def _replicate(
 
     store = RemoteStore(nodes, start, say, retry_timeout=_UNREACHED_SECONDS, share=_SHARE)
     try:
-        names = {}
-        for name, path in files.items():
-            nbytes = path.stat().st_size
-            if nbytes > NOTICE_BYTES:
-                say(f"sending {name} ({size(nbytes)})")
-            key = store.put(None, [_mapped(path)], nbytes)
-            store.pin([key])
-            names[name] = store.name(key)
-        store.settle()
-        _on_each(targets, places, lambda each, place: _link(each, place, names))
-    except OSError as problem:
-        raise HostError(targets[0].name, f"the wheels could not be sent: {problem}") from None
+        yield store
     finally:
         store.close()
 
@@ -236,7 +257,7 @@ def _carrier() -> bytes:
     return wheel.build(parts, wheel.version())
 
 
-def _link(target: Target, place: str, names: Mapping[str, str]) -> None:
+def link(target: Target, place: str, names: Mapping[str, str]) -> None:
     """Give what has come its names; what did not fit beside the others lies elsewhere."""
     lines = [f"cd {quote(place)} && mkdir -p wheels || exit 1"]
     for name, stored in names.items():

@@ -24,13 +24,14 @@ from skymagic.cluster import Node
 from skymagic.cluster.tunnel import Tunnel
 from skymagic.data.capture import installed
 from skymagic.display.starting import NodeStep
-from skymagic.errors import ProvisionError, RequestError
+from skymagic.errors import HostError, ProvisionError, RequestError
 from skymagic.plan import distributions
 from skymagic.plan.image import Image, project
 from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, Topology, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.plugins import packing
+from skymagic.providers.passing import passed_on
 from skymagic.providers.provider import Say, Survey
 from skymagic.providers.sending import Target, provided
 from skymagic.ssh import connecting, hostlist
@@ -109,9 +110,7 @@ class SSH:
     def acquire(self, survey: Hosts, job_id: str, say: Say) -> Sequence[Node]:
         """Set up the hosts that are not, side by side."""
         machines = survey.machines[: survey.plan.topology.nodes]
-        apart = [] if survey.requirements.prepared else [each for each in machines if each.lacks_index]
-        with provided([each.target(survey.requirements) for each in apart], survey.requirements, say) as sent:
-            side_by_side(lambda machine: machine.set_up(survey.requirements, say, sent.get(machine.name)), machines)
+        set_up(machines, survey.requirements, say)
         if shared := _shared(machines):
             say(f"two nodes on one machine: {shared}")
         # two nodes may be one machine: each has a daemon of its own
@@ -132,6 +131,15 @@ class SSH:
         ]
         nodes = [one.node(index, accesses[index].daemon, takes_over=True) for index, one in enumerate(machines)]
         return Hosts(plan, tuple(machines), accesses[0].installation.requirements), nodes
+
+
+def set_up(machines: Sequence[Machine], requirements: Requirements, say: Say) -> None:
+    """Set machines up side by side; wheels that several of them need are fetched once."""
+    fresh = [] if requirements.prepared else [each for each in machines if not each.facts.ready]
+    targets = [each.target(requirements) for each in fresh]
+    apart = [each for each in targets if each.facts.without_index]
+    with provided(apart, requirements, say) as sent, passed_on(targets, requirements, say) as passed:
+        side_by_side(lambda one: one.set_up(requirements, say, {**sent, **passed}.get(one.name)), machines)
 
 
 def needs(request: PoolRequest, shape: Topology, say: Say) -> tuple[Image, Requirements]:
@@ -194,14 +202,17 @@ class Machine:
             sent: wheels that are there for it; None where it takes packages from its indexes.
         """
         assert self._connection is not None
-        self._installation = setup(
-            self._connection, requirements, lambda step: say(NodeStep(self.name, step)), self.facts, sent
-        )
 
-    @property
-    def lacks_index(self) -> bool:
-        """Whether it needs an environment, and reaches no package index."""
-        return not self.facts.ready and self.facts.without_index
+        def report(step: str) -> None:
+            say(NodeStep(self.name, step))
+
+        try:
+            self._installation = setup(self._connection, requirements, report, self.facts, sent)
+        except HostError as problem:
+            if sent is None or self.facts.without_index:
+                raise
+            report(f"the packages that were passed on could not be installed; downloading them ({problem.reason})")
+            self._installation = setup(self._connection, requirements, report, self.facts)
 
     def target(self, requirements: Requirements) -> Target:
         """It as a host that gets wheels."""

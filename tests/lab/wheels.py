@@ -43,8 +43,8 @@ def installed(folder: Path, name: str, version: str, requires: Sequence[str] = (
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """A package index of the wheels in a folder; its URL."""
+def served(folder: Path, asked: list[str] | None = None, at: tuple[str, int] = ("127.0.0.1", 0)) -> Iterator[str]:
+    """A package index of the wheels in a folder; its URL. The name of each wheel that is asked for goes to `asked`."""
 
     class Index(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -55,11 +55,18 @@ def served(folder: Path) -> Iterator[str]:
                 files = [
                     path.name for path in folder.glob("*.whl") if path.name.split("-")[0] == part[1].replace("-", "_")
                 ]
-                links = "".join(f'<a href="/files/{name.replace("+", "%2B")}">{name}</a>\n' for name in files)
+                links = "".join(
+                    f'<a href="/files/{name.replace("+", "%2B")}" data-core-metadata="true">{name}</a>\n'
+                    for name in files
+                )
                 self.answer(
                     200 if files else 404, f"<!DOCTYPE html><html><body>{links}</body></html>".encode(), "text/html"
                 )
+            elif part[1].endswith(".metadata"):
+                self.answer(200, metadata_of(folder / unquote(part[1]).removesuffix(".metadata")), "text/plain")
             else:
+                if asked is not None and self.command == "GET":
+                    asked.append(unquote(part[1]))
                 self.answer(200, (folder / unquote(part[1])).read_bytes(), "application/octet-stream")
 
         def answer(self, status: int, body: bytes, kind: str) -> None:
@@ -75,14 +82,20 @@ def served(folder: Path) -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
+    with ThreadingHTTPServer(at, Index) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}/simple"
+            yield f"http://{at[0]}:{server.server_port}/simple"
         finally:
             server.shutdown()
             thread.join()
+
+
+def metadata_of(path: Path) -> bytes:
+    """What a wheel says of itself (PEP 658)."""
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA")))
 
 
 @contextmanager

@@ -109,7 +109,7 @@ class AWS:
         facts = ssh.side_by_side(lambda one: probe(one, survey.requirements, False), held.connections)
         held.machines += map(ssh.Machine, reached, held.connections, facts)
         check(plan, held.machines, survey.requirements)
-        ssh.side_by_side(lambda one: one.set_up(survey.requirements, say), held.machines)
+        ssh.set_up(held.machines, survey.requirements, say)
         return access.nodes(held.machines, offer.region, label)
 
     def attach(self, plan: Plan, accesses: Sequence[RentedAccess]) -> tuple[Rented, Sequence[Node]]:

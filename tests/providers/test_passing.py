@@ -1,0 +1,181 @@
+"""Downloads once per pool: one host of a kind fetches wheels from its index, and the others get them from it."""
+
+from __future__ import annotations
+
+import contextlib
+import ensurepip
+import gzip
+import os
+import shutil
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from skymagic.bootstrap import uv
+from skymagic.bootstrap.facts import Facts, Offer, Python
+from skymagic.bootstrap.listing import download_bytes
+from skymagic.bootstrap.provision import probe, setup
+from skymagic.bootstrap.requirements import Requirements
+from skymagic.providers import passing
+from skymagic.providers.passing import groups, passed_on
+from skymagic.providers.sending import Target
+from skymagic.providers.ssh import side_by_side
+from skymagic.ssh.config import SshConfig
+from skymagic.ssh.connecting import connect
+from skymagic.ssh.hostlist import HostSpec
+from tests.lab.hosts import Hosts, loopback
+from tests.lab.shells import MINOR, SMALL
+from tests.lab.wheels import make_wheel, packed, served
+
+HOST = Facts(
+    system="Linux", machine="x86_64", hostname="n", home="/h", folder="/h/s", libc="glibc 2.36", boot="b", indexes=1,
+    addresses=(("eth0", "10.0.0.1"),), pythons=(Python(MINOR, "/usr/bin/python3"),), uv="/usr/bin/uv",
+)  # fmt: skip
+
+
+def test_what_a_new_environment_downloads() -> None:
+    """Sizes that indexes tell, guesses where they do not, and nothing for what lies on the host's own disk."""
+    wanted = replace(SMALL, packages=("numpy==2", "pandas==3", "tiny==1"))
+    offers = (
+        Offer("numpy", "2", nbytes=70_000_000, source="https://pypi.org/simple"),
+        Offer("pandas", "3", source="http://mirror/simple"),
+        Offer("tiny", "1", nbytes=900_000_000, source="/opt/wheels"),
+    )
+    assert download_bytes(wanted, replace(HOST, offers=offers)) == 72_000_000
+    assert download_bytes(wanted, replace(HOST, offers=offers, uv=None)) == 92_000_000
+    assert download_bytes(wanted, replace(HOST, offers=offers[2:], uv=None)) == 0
+    torch = replace(SMALL, packages=("torch==2.13.0",))
+    assert download_bytes(torch, replace(HOST, gpus=("A100",), driver="550.1")) == 800_000_000
+
+
+def test_which_hosts_pass_on() -> None:
+    """Those of one kind, which reach each other, where it is worth the trouble."""
+    wanted = replace(SMALL, packages=("numpy==2",))
+    large = (Offer("numpy", "2", nbytes=70_000_000, source="https://pypi.org/simple"),)
+
+    def grouped(*hosts: Facts, requirements: Requirements = wanted) -> list[list[str]]:
+        targets = [Target(str(n), None, each, "/usr/bin/python3") for n, each in enumerate(hosts)]  # type: ignore[arg-type]
+        return [[each.name for each in group] for group in groups(targets, requirements)]
+
+    good = replace(HOST, offers=large)
+    assert grouped(good, good, good) == [["0", "1", "2"]]
+    assert grouped(good) == []
+    assert grouped(HOST, HOST) == [], "nothing large is known to be downloaded"
+    arm = replace(good, machine="aarch64")
+    assert grouped(good, arm, good, arm, replace(good, machine="riscv64")) == [["0", "2"], ["1", "3"]]
+    assert grouped(good, replace(good, ready=True), good) == [["0", "2"]]
+    assert grouped(good, replace(good, indexes=0), good) == [["0", "2"]]
+    assert grouped(good, replace(good, pythons=()), good) == [["0", "2"]]
+    far = replace(good, boot="c", addresses=(("eth0", "8.8.8.8"),))
+    assert grouped(far, replace(far, boot="d", addresses=(("eth0", "9.9.9.9"),))) == []
+    for unlike in (
+        replace(wanted, commands=("pip install x",)),
+        replace(wanted, files=(("/x/a.tar.gz", "d"),)),
+        replace(wanted, scoped=(("https://own/simple", ("numpy==2",)),)),
+        replace(wanted, python="/opt/python"),
+    ):
+        assert grouped(good, good, requirements=unlike) == []
+
+
+@dataclass
+class Lab:
+    """Hosts whose only index is one that counts."""
+
+    hosts: Hosts
+    folder: Path
+    wanted: Requirements
+    asked: list[str]
+    targets: list[Target] = field(default_factory=list)
+
+    def leftovers(self) -> list[str]:
+        return [str(path) for host in self.hosts for path in host.home.glob(".skymagic/incoming/*")]
+
+    def has(self, number: int, name: str) -> bool:
+        return bool([*self.hosts[number].home.glob(f".skymagic/env/*/lib/python*/site-packages/{name}-*.dist-info")])
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Lab]:
+    """Three hosts with uv, from empty homes; the index has what carries wheels, pip, and two packages."""
+    assert pytestconfig.cache is not None
+    folder = tmp_path_factory.mktemp("passing")
+    index = folder / "index"
+    index.mkdir()
+    large = make_wheel(index, "tiny-large", "1.0", ["tiny-more"])
+    with zipfile.ZipFile(large, "a") as archive:
+        archive.writestr("tiny_large.bin", os.urandom(20_000_000))
+    make_wheel(index, "tiny-more", "2.0")
+    carriers = [packed(index, name) for name in ("pyzmq", "xxhash")]
+    for bundled in Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl"):
+        shutil.copy(bundled, index)
+    pins = [f"{path.name.split('-')[0]}=={path.name.split('-')[1]}" for path in carriers]
+    wanted = replace(SMALL, packages=("tiny-large==1.0", *pins))
+    asked: list[str] = []
+    with contextlib.ExitStack() as stack:
+        patches = stack.enter_context(pytest.MonkeyPatch.context())
+        patches.setattr(passing, "WORTH_BYTES", 1)
+        patches.setenv("XDG_CACHE_HOME", str(pytestconfig.cache.mkdir("uv")))
+        here = os.uname()
+        program = gzip.decompress(uv.fetch(replace(HOST, system=here.sysname, machine=here.machine)))
+        url = stack.enter_context(served(index, asked))
+        env = {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": url, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
+        hosts = stack.enter_context(loopback(folder / "hosts", 3, env=env))
+        for host in hosts:
+            (host.home / ".local/bin").mkdir(parents=True)
+            (host.home / ".local/bin/uv").write_bytes(program)
+            (host.home / ".local/bin/uv").chmod(0o700)
+        made = Lab(hosts, index, wanted, asked)
+        config = SshConfig(hosts.config)
+        for name in hosts.names:
+            connection = connect(config.endpoint(HostSpec(name, name)))
+            stack.callback(connection.close)
+            facts = probe(connection, wanted, True)
+            made.targets.append(Target(name, connection, facts, facts.pythons[0].path))
+        yield made
+
+
+@pytest.mark.needs("sshd")
+def test_a_host_that_cannot_take_part(lab: Lab) -> None:
+    told: list[str] = []
+    unlike = [lab.targets[0], replace(lab.targets[1], python="/nowhere/python")]
+    with passed_on(unlike, lab.wanted, told.append) as sent:
+        assert sent == {}
+    assert "h1, h2: the packages could not be passed on; each downloads its own (h2: it cannot" in told[-1]
+    assert lab.leftovers() == []
+
+
+@pytest.mark.needs("sshd")
+def test_what_the_index_lacks_leaves_nothing(lab: Lab) -> None:
+    """The ordinary way says what is wrong, with its remedies."""
+    told: list[str] = []
+    with passed_on(
+        lab.targets, replace(lab.wanted, packages=("tiny-large==7", *lab.wanted.packages[1:])), told.append
+    ) as sent:
+        assert sent == {}
+    assert "each downloads its own (h1: it cannot be set up: choosing versions with uv failed" in told[-1]
+    assert "tiny-large==7" in told[-1]
+    assert lab.leftovers() == []
+
+
+@pytest.mark.needs("sshd")
+def test_one_host_fetches_and_the_others_get_it_from_there(lab: Lab) -> None:
+    """Each wheel is asked of the index once, for three hosts; their environments are as if each had downloaded."""
+    told: list[str] = []
+    lab.asked.clear()
+    with passed_on(lab.targets, lab.wanted, told.append) as sent:
+        assert sorted(sent) == ["h1", "h2", "h3"], told
+        made = side_by_side(
+            lambda each: setup(each.host, lab.wanted, told.append, each.facts, sent[each.name]), lab.targets
+        )
+    assert [each.facts.without_index for each in made] == [False] * 3, "later packages come from their index"
+    wheels = [name for name in lab.asked if not name.startswith("pip-")]
+    assert len(wheels) == len(set(wheels))
+    assert "tiny_large-1.0-py3-none-any.whl" in wheels
+    assert all(lab.has(n, name) for n in range(3) for name in ("tiny_large", "tiny_more", "xxhash", "pip"))
+    assert lab.leftovers() == []
+    assert not probe(lab.targets[1].host, lab.wanted).without_index
+    assert told[0].startswith("h1 fetches the packages (about ")
+    assert told[0].endswith("), and passes them on to h2, h3")
