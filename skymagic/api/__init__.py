@@ -3,6 +3,7 @@
 compute    Compute, @function, gather, find
 rented     what is rented, and its end
 running    what of the user's pools runs on hosts, and its end
+costs      what pools cost, and have cost
 logs       what ranks wrote, also of a pool that has ended
 disk       what skymagic keeps on their disks, and its removal
 command    the console command

@@ -37,8 +37,13 @@ def _parser() -> argparse.ArgumentParser:
     pools = commands.add_parser("pools", help="the pools that notebooks of this machine have started on other machines")
     status = commands.add_parser("status", help="what of yours runs on hosts, whoever started it")
     down = commands.add_parser("down", help="end it")
-    for one in (status, down):
-        one.add_argument("name", nargs="?", metavar="NAME", help="a pool's name or job id")
+    cost = commands.add_parser(
+        "cost", help="what pools rented by notebooks of this machine cost, and have cost within a month"
+    )
+    for one in (status, down, cost):
+        one.add_argument(
+            "name", nargs="?", metavar="NAME", help="a pool's name" + ("" if one is cost else " or job id")
+        )
     clean = commands.add_parser(
         "clean", help="remove what skymagic keeps on hosts' disks, and no pool has used for 30 days"
     )
@@ -56,9 +61,10 @@ def _parser() -> argparse.ArgumentParser:
     down.add_argument(
         "--all", action="store_true", help="every pool of yours there; without --hosts all that you have rented"
     )
-    for one in (pools, status):
+    for one in (pools, status, cost):
         one.add_argument("--json", action="store_true", help="for programs")
     pools.set_defaults(call=_pools)
+    cost.set_defaults(call=_cost)
     status.set_defaults(call=_status)
     down.set_defaults(call=_down)
     clean.set_defaults(call=_clean)
@@ -76,6 +82,14 @@ def _pools(line: argparse.Namespace) -> int:
             "\n".join(records.words(one) for one in listed)
             or "no notebook of this machine has a pool on other machines"
         )
+    return 0
+
+
+def _cost(line: argparse.Namespace) -> int:
+    from skymagic.api import costs
+
+    found = costs.costs((), line.name)
+    print(json.dumps(costs.plain(found)) if line.json else costs.text(found))
     return 0
 
 

@@ -168,16 +168,6 @@ def packages(nodes: Mapping[str, Environment], here: Environment) -> str:
     return table([("package", *(", ".join(names) for names in alike.values()), "notebook"), *rows])
 
 
-def cost(pools: Sequence[tuple[str, float | None, float]], now: float) -> str:
-    """What pools cost: (name, dollars per hour or None where nobody tells, start on the clock of `now`) each."""
-    rows: list[tuple[object, ...]] = [("pool", "per hour", "running for", "so far")]
-    for name, price, started in pools:
-        hours = (now - started) / 3600
-        each, so_far = ("unknown", "unknown") if price is None else (f"${price:.2f}", f"${price * hours:.2f}")
-        rows.append((name, "nothing" if price == 0 else each, duration_text(int(now - started)), so_far))
-    return table(rows) if pools else "no pool is running"
-
-
 def where(frame: Mapping[str, Any]) -> str:
     """One frame in words: "line 7 of the cell in <module>"."""
     place = f"line {frame['line']}" if "cell" in frame else f"{frame['file']}:{frame['line']}"

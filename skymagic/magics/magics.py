@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
 from skymagic import plugins, providers
-from skymagic.api import disk, logs, rented, running
+from skymagic.api import costs, disk, logs, rented, running
 from skymagic.api.compute import Compute
 from skymagic.api.offers import offers, rentable
 from skymagic.data.capture import installed
@@ -249,8 +249,8 @@ class SkyMagics(Magics):
     @line_magic
     def sky_cost(self, line: str) -> None:
         name = usage(lambda: line_magics.parse_name("sky_cost", line))
-        chosen = [registry.find(name)] if name else registry.every()
-        print(display.cost([(one.name, one.plan.price, one.started_at) for one in chosen], now()))
+        free = [(one.name, now() - one.started_at) for one in registry.every() if not one.plan.region]
+        print(costs.text(costs.costs(free, name, self._own_jobs())))
 
     @line_magic
     def sky_clean(self, line: str) -> None:

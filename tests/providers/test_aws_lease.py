@@ -16,7 +16,7 @@ from skymagic.errors import CloudError, RequestError
 from skymagic.plan.cloud import CloudSettings
 from skymagic.plan.renting import Rental, plan_rented
 from skymagic.plan.requests import PoolRequest
-from skymagic.providers.aws import keys, launch, sweep, tags, userdata
+from skymagic.providers.aws import keys, launch, ledger, sweep, tags, userdata
 from skymagic.providers.aws.access import RentedAccess
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.lease import Lease
@@ -113,14 +113,18 @@ def test_the_group_lets_in_ssh_from_the_caller_and_the_pool_itself(cloud: EC2, c
 def test_failover_says_why(cloud: EC2, case: Case) -> None:
     cloud.on("RunInstances", error("InsufficientInstanceCapacity", "none of m5.large"), when=zone("us-east-1a"))
     cloud.on("RunInstances", error("InsufficientInstanceCapacity", "none here either", 500), when=zone("us-east-1b"))
-    offer, instances = case.lease.acquire([A, B, WEST], 2)
-    assert offer is WEST
+    dearer = replace(WEST, price=0.2)
+    offer, instances = case.lease.acquire([replace(A, price=0.1), B, dearer], 2)
+    assert offer is dearer
     assert len(instances) == 2
+    (rented,) = ledger.every()
+    assert (rented.machines, rented.price, rented.ended) == (2, 0.4, None), "the price of what was taken"
     assert [line for line in case.said if "none of m5.large" in line]
     assert [line for line in case.said if "none here either" in line]
     assert len(launched(cloud)) == 3
     case.lease.release()
     assert lab.left(REGION, "us-west-2") == {}
+    assert [(one.ended is not None, one.exact) for one in ledger.every()] == [(True, True)]
 
 
 def test_nowhere(cloud: EC2, case: Case) -> None:

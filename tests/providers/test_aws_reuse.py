@@ -88,8 +88,12 @@ def test_the_same_line_finds_the_pool_and_a_second_notebook_is_told(desk: Desk) 
         fourth.run(f"%%sky_broadcast {REQUEST} -o found\nkept")
         assert fourth.value("found") == [41, 42], "a cell's own line finds it too, whatever it is called"
         assert desk.launches == 1
+        running = fourth.run("%sky_cost").stdout
         fourth.run("%sky_down")
         assert lab.left() == {}
+        assert [line.split()[0] for line in running.splitlines()] == ["pool", "lab"]
+    with desk.notebook() as fifth:
+        assert fifth.run("%sky_cost lab").stdout.splitlines()[1].split()[:2] == ["lab", "nothing"], "kept over restarts"
 
 
 def test_a_pool_that_has_ended_meanwhile_is_rented_anew_and_one_that_is_left_is_ended_by_name(desk: Desk) -> None:

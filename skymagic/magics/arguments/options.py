@@ -177,7 +177,7 @@ MAGICS: dict[str, Magic] = {
     "sky_get": Magic("Copy a file or a folder from the head; from several nodes into folders node0, node1, … in DST.", (_NODE, _POOL_NAME), "SRC DST", examples=_GET_EXAMPLES),
     "sky_pip": Magic("Install packages on all nodes of a pool, or list what is there; the ranks see them at once.", (_POOL_NAME, _ALL), "install NAMES|list", "pip", examples=("%sky_pip install pandas pillow==12.0.0", "%sky_pip list")),
     "sky_gpus": Magic("Show the GPUs of this machine, what --gpu can ask for, and what machines with a GPU are rented for.", _TO_RENT, "[GPU[:COUNT]]", "gpus", ("%sky_gpus", "%sky_gpus A100", "%sky_gpus A100:8 --nodes 4 --region us-east-1,us-west-2 --spot")),
-    "sky_cost": Magic("Show what pools have cost, and cost now.", (), "[NAME]", "pools", ("%sky_cost",)),
+    "sky_cost": Magic("Show what pools cost now, and what those rented within a month have cost, disks and addresses included.", (), "[NAME]", "pools", ("%sky_cost",)),
     "sky_restart": Magic("Start ranks again; their variables are gone.", (_RANK, _POOL_NAME), examples=("%sky_restart", "%sky_restart --rank 2")),
     "sky_down": Magic("Stop a pool and release its machines.", (_ALL, _AT_HOSTS), "[NAME]", "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone")),
     "sky_attach": Magic("Go on with a pool whose notebook was killed, and show what its cell has printed since; alone: which there are.", (_TAKE_OVER,), "[NAME]", "left", ("%sky_attach", "%sky_attach lab")),

@@ -17,6 +17,7 @@ refusals        questions that need no answer
 provider        plan, acquire, release: the machines of a pool, used as hosts of SSH are
 access          what leads another notebook to machines that run
 lease           the machines of one pool, and all that was made for them
+ledger          what was rented and what it cost, kept over restarts
 launch          all machines at once, in one zone and of one type
 images          which image they boot
 network         their subnet and security group

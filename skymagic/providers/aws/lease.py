@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from skymagic.errors import CloudError
 from skymagic.plan.cloud import CloudSettings
-from skymagic.providers.aws import images, keys, launch, network
+from skymagic.providers.aws import images, keys, launch, ledger, network
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.errors import ELSEWHERE, UNCERTAIN, Kind
 from skymagic.providers.aws.launch import Instance
@@ -104,6 +104,8 @@ class Lease:
             region.uncertain = problem.kind in _names(UNCERTAIN)
             raise
         region.known |= set(ids)
+        disk = max(self.settings.disk, image.disk)
+        ledger.write(ledger.rent(offer, count, self.settings, self.label, self._launches, disk))
         region.uncertain = False
         running = launch.wait_running(clients, offer.region, ids)
         if offer.cards > 1 and not self.settings.use_private_ips:
@@ -120,8 +122,11 @@ class Lease:
     def _filters(self) -> list[dict[str, object]]:
         return job_filter(self.label.job)
 
-    def release(self) -> None:
+    def release(self, *, exact: bool = True) -> None:
         """Give everything back, and wait until EC2 says so. An interrupt is heard when it is done; a second one at once.
+
+        Args:
+            exact: whether the machines were there until now, as far as anybody knows.
 
         Raises:
             CloudError: not all was given back; names what was not, and what bounds it.
@@ -138,6 +143,7 @@ class Lease:
                 f"skymagic down --all tries again, from any machine; the machines end themselves at {ends} at the latest",
             )  # fmt: skip
         self._released = True
+        ledger.end(self.label.job, exact=exact)
         keys.remove(self.label.job)
 
     def _release(self) -> list[str]:

@@ -120,7 +120,7 @@ class AWS:
         lease.take_up(first.region, [one.instance for one in accesses])
         if ended := access.ended(clients, accesses):
             if len(ended) == len(accesses):
-                lease.release()
+                lease.release(exact=False)
             raise access.gone(ended, len(accesses))
         machines, nodes = access.taken_up(accesses)
         return Rented(plan, clients, (), first.agent.installation.requirements, Held(lease, None, [], machines)), nodes

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from skymagic.errors import CloudError
-from skymagic.providers.aws import keys, tags
+from skymagic.providers.aws import keys, ledger, tags
 from skymagic.providers.aws.clients import DEFAULT_REGION, Clients
 from skymagic.wire.threads import run_all
 
@@ -192,6 +192,7 @@ def release_job(clients: Clients, job: str, names: Sequence[str]) -> list[str]:
     for release, outcome in zip(releases, run_all([one.run for one in releases]), strict=True):
         problems += [f"{release.region}: {outcome}"] if isinstance(outcome, BaseException) else outcome
     if not problems:
+        ledger.end(job, exact=False)
         keys.remove(job)
     return problems
 
@@ -212,5 +213,6 @@ def release_everything(clients: Clients, say: Callable[[str], None]) -> list[str
         problems += [f"{release.region}: {outcome}"] if isinstance(outcome, BaseException) else outcome
     if not problems:
         for job in {job for each in found for job in each.instances.values()} - {""}:
+            ledger.end(job)
             keys.remove(job)
     return problems

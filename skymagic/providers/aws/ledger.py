@@ -1,0 +1,109 @@
+"""What has been rented and what it cost: a file for each launch, kept over restarts of notebooks until a month after its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from skymagic.plan.cloud import CloudSettings
+from skymagic.providers.aws.offer import Offer
+from skymagic.providers.aws.tags import Label
+
+KEPT_SECONDS = 31 * 86400.0
+DISK_PRICE = 0.08 / 730
+"""Dollars per GB and hour of a gp3 disk, about: 0.08 a month in us-east-1 (2026-11)."""
+ADDRESS_PRICE = 0.005
+"""Dollars per hour of a public address."""
+
+
+@dataclass(frozen=True)
+class Rent:
+    """The machines of one launch.
+
+    Attributes:
+        number: of the launch among those of its pool. machines: how many.
+        price: dollars per hour of all machines; None where nobody tells it. beside: of their disks and public addresses, about.
+        started: seconds since 1970. bound: when they end by themselves at the latest.
+        ended: when they were given back; None while that is not known.
+        exact: whether that is known to the minute.
+    """
+
+    job: str
+    number: int
+    pool: str
+    machine: str
+    machines: int
+    price: float | None
+    beside: float
+    started: float
+    bound: float
+    ended: float | None = None
+    exact: bool = True
+
+    def seconds(self, now: float) -> float:
+        """How long they have been there, at most."""
+        return max(0.0, (min(now, self.bound) if self.ended is None else self.ended) - self.started)
+
+    def runs(self, now: float) -> bool:
+        """Whether they may be there still."""
+        return self.ended is None and now < self.bound
+
+
+def rent(offer: Offer, count: int, settings: CloudSettings, label: Label, number: int, disk: int) -> Rent:
+    """What a launch that has just been answered costs.
+
+    Args:
+        disk: GB of each machine's.
+    """
+    # those with several network cards take one address, the head's
+    addresses = 0 if settings.use_private_ips else count if offer.cards == 1 else 1
+    beside = count * disk * DISK_PRICE + addresses * ADDRESS_PRICE
+    price = None if offer.price is None else offer.price * count
+    return Rent(label.job, number, label.pool, offer.instance_type, count, price, beside, time.time(), label.ends)
+
+
+def folder() -> Path:
+    """Where they are: in the user's state folder, for the user alone."""
+    from platformdirs import user_state_path
+
+    return user_state_path("skymagic") / "costs"
+
+
+def write(one: Rent) -> None:
+    """Keep it; a home that cannot be written keeps none."""
+    with contextlib.suppress(OSError):
+        folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder() / f"{one.job}-{one.number}.json"
+        part = path.with_suffix(f".{os.getpid()}.part")
+        part.write_text(json.dumps(asdict(one)), "utf-8")
+        part.replace(path)
+
+
+def end(job: str, *, exact: bool = True) -> None:
+    """The machines of a pool were given back now, or were found to be gone; twice is safe."""
+    now = time.time()
+    for one in every():
+        if one.job == job and one.ended is None:
+            write(replace(one, ended=min(now, one.bound), exact=exact))
+
+
+def every() -> list[Rent]:
+    """All that are kept, the oldest first; those that ended long ago are removed."""
+    found = sorted(_read(), key=lambda one: one.started)
+    old = {one for one in found if one.seconds(time.time()) + one.started < time.time() - KEPT_SECONDS}
+    for one in old:
+        with contextlib.suppress(OSError):
+            (folder() / f"{one.job}-{one.number}.json").unlink(missing_ok=True)
+    return [one for one in found if one not in old]
+
+
+def _read() -> Iterator[Rent]:
+    with contextlib.suppress(OSError):
+        for path in folder().glob("*.json"):
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                yield Rent(**json.loads(path.read_text("utf-8")))
