@@ -34,8 +34,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("skymagic", description="Pools of this user, without a notebook.")
     parser.add_argument("--version", action="version", version=f"skymagic {skymagic.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    pools = commands.add_parser("pools", help="the pools that notebooks of this machine have started on other machines")
-    status = commands.add_parser("status", help="what of yours runs on hosts, whoever started it")
+    pools = commands.add_parser(
+        "pools", help="the pools that notebooks of this machine have started, and that outlive them"
+    )
+    status = commands.add_parser(
+        "status", help="what of yours runs on hosts, or outlives its notebook on this machine, whoever started it"
+    )
     down = commands.add_parser("down", help="end it")
     cost = commands.add_parser(
         "cost", help="what pools rented by notebooks of this machine cost, and have cost within a month"
@@ -50,10 +54,11 @@ def _parser() -> argparse.ArgumentParser:
     for one in (status, down, clean):
         one.add_argument(
             "--hosts",
-            required=one is not down,
+            required=one is clean,
+            default=[],
             action="append",
             metavar="HOSTS",
-            help="as in gpu1,user@gpu2 or gpu[1-4]",
+            help="as in gpu1,user@gpu2 or gpu[1-4]; this machine unless said",
         )
     clean.add_argument("--all", action="store_true", help="all of it that no pool uses now")
     clean.add_argument("--dry-run", action="store_true", help="say what would be removed")
@@ -79,8 +84,7 @@ def _pools(line: argparse.Namespace) -> int:
         print(json.dumps({"pools": [vars(one) | {"left": records.left(one)} for one in listed]}))
     else:
         print(
-            "\n".join(records.words(one) for one in listed)
-            or "no notebook of this machine has a pool on other machines"
+            "\n".join(records.words(one) for one in listed) or "no notebook of this machine has a pool that outlives it"
         )
     return 0
 
@@ -110,9 +114,11 @@ def _down(line: argparse.Namespace) -> int:
 
     if line.name and line.all:
         raise RequestError(f"say {line.name} or --all, not both")
-    if not line.hosts:
+    if not line.hosts and not line.name:
         if not line.all:
-            raise RequestError("say where: --hosts gpu1,gpu2; or --all for all that you have rented from EC2")
+            raise RequestError(
+                "say which pool of this machine, or where: --hosts gpu1,gpu2; or --all for all that you have rented from EC2"
+            )
         print("\n".join(rented.stop(lambda text: print(text, file=sys.stderr))))
         return 0
     print("\n".join(running.stop(line.hosts, line.name, line.all)))

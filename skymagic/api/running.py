@@ -14,7 +14,7 @@ from skymagic.providers.found import Found, FoundNode, FoundPool, chosen, end, f
 
 
 def look(hosts: Sequence[str], name: str | None = None) -> Found:
-    """What runs there, of all pools or those of a name.
+    """What runs there, of all pools or those of a name; on this machine where no hosts are named.
 
     Raises:
         RequestError: a host's name is none.
@@ -28,7 +28,7 @@ def look(hosts: Sequence[str], name: str | None = None) -> Found:
 
 
 def stop(hosts: Sequence[str], name: str | None, every: bool, own: Collection[str] = ()) -> list[str]:
-    """End pools there.
+    """End pools there; on this machine where no hosts are named.
 
     Args:
         name: a pool's name or job id; None for the only one.
@@ -46,7 +46,7 @@ def stop(hosts: Sequence[str], name: str | None, every: bool, own: Collection[st
     pools = chosen(found, name, every)
     if mine := [one.name for one in pools if one.job_id in own]:
         raise RequestError(f"{', '.join(mine)}: of this notebook; %sky_down {mine[0]} ends it")
-    left = {**found.unreached, **end(pools)}
+    left = {**found.unreached, **end(pools, here=found.here)}
     lines = [_ended(pool, left) for pool in pools]
     records.forget(set(found.reached) - set(left), {one.job_id for one in found.pools} - {one.job_id for one in pools})
     if left:
@@ -64,14 +64,15 @@ def _ended(pool: FoundPool, left: Collection[str]) -> str:
 
 def status_text(found: Found, own: Collection[str] = ()) -> str:
     """What was found, for people."""
-    blocks = [_pool_text(pool, pool.job_id in own) for pool in found.pools] or ["no pool of yours runs there"]
+    blocks = [_pool_text(pool, pool.job_id in own, found.here) for pool in found.pools]
+    blocks = blocks or [f"no pool of yours runs {'here that outlives its notebook' if found.here else 'there'}"]
     for host, number in found.unread.items():
         blocks.append(f"{host}: {count(number, 'agent')} of another version of skymagic, whose record cannot be read")
     blocks += [f"{host}: {reason}" for host, reason in found.unreached.items()]
     return "\n\n".join(blocks)
 
 
-def _pool_text(pool: FoundPool, own: bool) -> str:
+def _pool_text(pool: FoundPool, own: bool, here: bool) -> str:
     first = pool.nodes[0]
     whose = "of this notebook" if own else f"started by {first.record.client or 'somebody'}"
     age = roughly(first.clock - min(node.record.started for node in pool.nodes))
@@ -81,7 +82,7 @@ def _pool_text(pool: FoundPool, own: bool) -> str:
         lines.append(f"{count(pool.elsewhere, 'node')} more on hosts that were not named")
     if not own:
         hosts = ",".join(dict.fromkeys(node.host for node in pool.nodes))
-        lines.append(f"to end it: %sky_down {pool.name} --hosts {hosts}")
+        lines.append(f"to end it: %sky_down {pool.name}" + ("" if here else f" --hosts {hosts}"))
     return "\n".join(lines)
 
 

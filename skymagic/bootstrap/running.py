@@ -46,12 +46,20 @@ running() {
 
 
 _END = r"""
+daemon() {
+    stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 0
+    set -- ${stat##*) }
+    if [ "$2" -gt 1 ]; then echo "$2"; fi
+}
 end() {
+    keeper=$(daemon "$1")
     kill -TERM "$1" 2>/dev/null
     n=0
     while lives "$@" && [ $n -lt 50 ]; do n=$((n + 1)); sleep 0.2 2>/dev/null || sleep 1; done
     if lives "$@"; then kill -KILL "-$1" 2>/dev/null; sleep 1; fi
     if lives "$@"; then tell left "$1"; else tell ended "$1"; fi
+    # it has told its notebook by now, if there is one, and would wait for another
+    if [ -n "$keeper" ]; then kill -TERM "$keeper" 2>/dev/null; fi
 }
 for job in $jobs; do
     # the number of the node stands behind it

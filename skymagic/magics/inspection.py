@@ -7,7 +7,7 @@ from skymagic.display import panel, text
 from skymagic.display.text import NO_ANSWER
 from skymagic.magics.arguments.line_magics import RanksRequest
 from skymagic.plan.selection import Selection
-from skymagic.pool import Pool, registry, view
+from skymagic.pool import Pool, records, registry, view
 from skymagic.run import inspection
 
 TIMEOUT = 5.0
@@ -30,6 +30,7 @@ def pools(name: str | None) -> list[tuple[str, str]]:
     """
     chosen = [registry.find(name)] if name else registry.every()
     gone = [] if name else [f"{one.ended}: %sky_pool makes it anew" for one in registry.ended()]
+    gone += [] if name else records.reminders(records.every())
     return [*map(_pool, chosen), *((line, "") for line in gone)] or [(NO_POOL, "")]
 
 

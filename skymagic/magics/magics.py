@@ -115,6 +115,10 @@ class SkyMagics(Magics):
         if (left := rented.left(request.name)) is not None and left.name not in [one.name for one in there]:
             print("\n".join(rented.stop_left(left, print_note)))
             return
+        here = records.left_here(request.name) if request.name not in [one.name for one in there] else []
+        if len(here) == 1:
+            print("\n".join(usage(lambda: running.stop((), here[0].job_id, every=False))))
+            return
         chosen = there if request.all or not (there or request.name) else [registry.find(request.name, ended=True)]
         registry.close(
             chosen,

@@ -102,6 +102,11 @@ class Plan:
         return self.devices[self.topology.node_of(rank)][first : first + share]
 
     @property
+    def outlives(self) -> bool:
+        """Whether its ranks go on when the notebook is gone: on other machines, and on this one where that was asked for."""
+        return self.remote or self.request.detached
+
+    @property
     def counted_in_ranks(self) -> bool:
         """Whether its size is told in ranks alone: on this machine, where a node is one of them."""
         return not self.remote and self.topology.procs_per_node == 1
@@ -124,7 +129,7 @@ class Plan:
         """The plan as --dry-run prints it, without values of variables."""
         asked, shape = self.request, self.topology
         by_node = f" ({shape.nodes} × {shape.procs_per_node}: nodes × ranks on each)"
-        gone = "some time after the notebook" if self.remote else "with the notebook"
+        gone = "some time after the notebook" if self.outlives else "with the notebook"
         limits = [
             f"after {duration_text(asked.idle)} without a cell" if asked.idle else "",
             f"after {duration_text(asked.max_lifetime)}" if asked.max_lifetime else "",

@@ -94,7 +94,8 @@ class PoolRequest:
         region: where to rent, or several with commas between, the best liked first.
         max_price: dollars per hour for the whole pool.
         idle, max_lifetime: seconds.
-        max_away: seconds for which a cell on other machines may go on without its notebook.
+        detached: on this machine: the pool outlives its notebook, as one on other machines does.
+        max_away: seconds for which a cell may go on without its notebook, where the pool outlives that.
         image: what `python`, `pip` and `env` are added to.
         cloud: how rented machines are reached.
         imports: dotted names of modules that the notebook uses: other machines get the distributions that they are from, in
@@ -122,6 +123,7 @@ class PoolRequest:
     idle: float | None = None
     max_lifetime: float | None = None
     max_away: float | None = 86_400.0
+    detached: bool = False
     yes: bool = False
     dry_run: bool = False
     image: Image = field(default_factory=Image)

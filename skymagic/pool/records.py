@@ -1,4 +1,4 @@
-"""Which pools on other machines notebooks of this user have started from here: a file each, while the pool is not known to have ended.
+"""Which pools that outlive their notebooks were started from here by this user: a file each, while the pool is not known to have ended.
 
 They are hints, and no state: what runs is on the machines. A record that is lost costs the hint alone.
 """
@@ -14,12 +14,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from skymagic.wire.record import identity
+from skymagic.wire.record import answers, identity
 
 
 @dataclass(frozen=True)
 class PoolRecord:
-    """A pool on other machines.
+    """A pool that outlives its notebook.
 
     Attributes:
         hosts: as the user calls them.
@@ -69,12 +69,18 @@ def own(job_id: str) -> bool:
 
 
 def every() -> list[PoolRecord]:
-    """All records that can be read, the oldest first; damaged ones are left where they are."""
+    """All records that can be read, the oldest first; damaged ones are left where they are.
+
+    Of pools on this machine that were left and have ended since, nothing is kept.
+    """
     found = []
     with contextlib.suppress(OSError):
         for path in folder().glob("*.json"):
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
                 found.append(_read(path.read_text()))
+    for one in [one for one in found if one.provider == "local" and left(one) and not answers(f"{one.job_id}-0")]:
+        found.remove(one)
+        remove(one.job_id)
     return sorted(found, key=lambda one: one.started)
 
 
@@ -84,6 +90,11 @@ def left(record: PoolRecord) -> bool:
         return False
     pid, _, _ = record.process.partition(" ")
     return not pid.isdigit() or identity(int(pid)) != record.process or not _lives(int(pid))
+
+
+def left_here(name: str | None) -> list[PoolRecord]:
+    """The pools of this name, or job id, that were left on this machine."""
+    return [one for one in every() if name in (one.name, one.job_id) and one.provider == "local" and left(one)]
 
 
 def words(record: PoolRecord) -> str:
@@ -102,8 +113,8 @@ def _reminder(one: PoolRecord) -> str:
     was_left = f"pool {one.name!r} was left on {', '.join(one.hosts)} by a notebook that is gone"
     if one.provider == "aws":
         return f"{was_left}: %sky_attach {one.name} goes on with it, %sky_down {one.name} ends it, and it ends itself at its --idle"
-    hosts = ",".join(one.hosts)
-    return f"{was_left}: %sky_attach {one.name} goes on with it, %sky_down {one.job_id} --hosts {hosts} ends it"
+    hosts = "" if one.provider == "local" else f" --hosts {','.join(one.hosts)}"
+    return f"{was_left}: %sky_attach {one.name} goes on with it, %sky_down {one.job_id}{hosts} ends it"
 
 
 def forget(hosts: Collection[str], jobs: Collection[str]) -> None:

@@ -144,6 +144,7 @@ def resized(pool: Pool, request: PoolRequest, tell: Callable[[str], None]) -> Po
             tell(f"pool {pool.name!r} gets {nodes} instead of {pool.plan.topology.nodes} …")
             tell(pool.resize(plan))
             survey.close()
+            _keep_key(pool)
             return pool
         tell(f"pool {pool.name!r} is made anew with {nodes}: the ranks' variables are gone")
         pool.close()
@@ -154,10 +155,10 @@ def resized(pool: Pool, request: PoolRequest, tell: Callable[[str], None]) -> Po
 
 
 def _make(pool: Pool, tell: Callable[[str], None]) -> Pool:
-    if pool.plan.remote:
-        request = pool.plan.request
-        keep = reuse.claim if request.provider in reuse.RENTED else records.write
-        keep(records.PoolRecord(pool.name, pool.job_id, request.provider, pool.plan.hosts, str(Path.cwd())))
+    if pool.plan.outlives:
+        provider = pool.plan.request.provider if pool.plan.remote else pool.plan.provider
+        keep = reuse.claim if provider in reuse.RENTED else records.write
+        keep(records.PoolRecord(pool.name, pool.job_id, provider, pool.plan.hosts, str(Path.cwd())))
     before = _pools.pop(pool.name, None)
     if before is not None and before.ended is not None:
         tell(f"{before.ended}, and its variables are gone")
@@ -169,10 +170,15 @@ def _make(pool: Pool, tell: Callable[[str], None]) -> Pool:
         except BaseException:
             _drop(pool)
             raise
-        if (key := pool.key) is not None:
-            keys.write(key)
+        _keep_key(pool)
         say(f"ready in {pool.start_seconds:.1f} s")
     return pool
+
+
+def _keep_key(pool: Pool) -> None:
+    """Let other notebooks of this user attach, where the pool outlives this one."""
+    if (key := pool.key) is not None:
+        keys.write(key)
 
 
 def _picture(pool: Pool, steps: Mapping[str, str]) -> PoolView:
@@ -231,7 +237,7 @@ def attach(
         survey, nodes = provider.attach(key.plan, key.accesses)
         pool = Pool(key.name, provider, survey, namespace, defaults, _drop, key.job_id)
         found = pool.attach(nodes, key)
-    except ProvisionError as problem:
+    except (PoolError, ProvisionError) as problem:
         if isinstance(problem, CloudError) and problem.kind == "missing":
             records.remove(record.job_id)
         raise PoolError(f"pool {key.name!r} cannot be attached: {problem}") from problem
@@ -327,7 +333,7 @@ def _drop(pool: Pool) -> None:
         _last_lines[pool.name] = pool.last_lines
         for name in list(_last_lines)[:-KEPT_POOLS]:
             del _last_lines[name]
-    if pool.plan.remote and not pool.unreached and records.own(pool.job_id):
+    if pool.plan.outlives and not pool.unreached and records.own(pool.job_id):
         records.remove(pool.job_id)
     if _pools.get(pool.name) is pool:
         del _pools[pool.name]

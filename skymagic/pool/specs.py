@@ -33,7 +33,7 @@ def of_agents(
     """The specification of each machine's agent, the head's first.
 
     Args:
-        detached_timeout: seconds without the notebook after which agents on other machines end everything.
+        detached_timeout: seconds without the notebook after which agents that outlive it end everything.
         environ: as of `environment`.
     """
     plan, request = status.plan, status.plan.request
@@ -46,7 +46,7 @@ def of_agents(
             devices=plan.devices[node.index] if plan.remote and plan.devices else (),
             env=environment(plan, environ), address=node.address or None,
             idle_timeout=request.idle, max_lifetime=request.max_lifetime,
-            detached_timeout=detached_timeout if plan.remote else None, max_away=request.max_away,
+            detached_timeout=detached_timeout if plan.outlives else None, max_away=request.max_away,
         )
         for node in nodes
     ]  # fmt: skip

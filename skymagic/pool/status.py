@@ -33,7 +33,7 @@ class Status:
         self.defaults = defaults
         """Limits of its runs; the magics set them before each cell, so that %config counts at once."""
         self.job_id = job_id or f"{name}-{secrets.token_hex(4)}"
-        self.shown = Shown(self.job_id if plan.remote else None)
+        self.shown = Shown(self.job_id if plan.outlives else None)
         """How far its runs were shown, for another notebook."""
         self.client = f"{getpass.getuser()}@{socket.gethostname()}"
         """Who started it, and where."""

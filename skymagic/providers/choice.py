@@ -24,9 +24,13 @@ class Choice:
 
 
 @suggesting("sky.Local")
-def Local() -> Choice:
-    """Ranks on this machine."""
-    return Choice("local")
+def Local(*, detached: bool = False) -> Choice:
+    """Ranks on this machine.
+
+    Args:
+        detached: they outlive this process, until the pool is ended, or nobody has attached to it for `SkyMagic.away`.
+    """
+    return Choice("local", {"detached": True} if detached else {})
 
 
 @suggesting("sky.SSH", {"hosts": 'the names alone, as in sky.SSH("gpu1", "gpu2")'})

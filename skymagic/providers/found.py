@@ -52,27 +52,30 @@ class Found:
         reached: the hosts that were asked.
         unreached: host → why it could not be asked.
         unread: host → agents there whose record this version cannot read.
+        here: whether this machine was asked, without any connection.
     """
 
     pools: tuple[FoundPool, ...]
     reached: tuple[str, ...] = ()
     unreached: dict[str, str] = field(default_factory=dict)
     unread: dict[str, int] = field(default_factory=dict)
+    here: bool = False
 
 
 def find(hosts: Iterable[str]) -> Found:
-    """What of this user's pools runs on hosts, in one round trip to each.
+    """What of this user's pools runs on hosts, in one round trip to each; on this machine where none are named.
 
     Raises:
         RequestError: a host's name is none.
     """
+    hosts = tuple(hosts)
     said, unreached = ask(hosts, lambda _: list_script(), parse_list)
     nodes: dict[tuple[str, str, int], FoundNode] = {}
     for host, running in said.items():
         for record in running.records:  # a machine may have been asked by two names
             nodes.setdefault((record.boot, record.job_id, record.node), FoundNode(host, running.clock, record))
     unread = {host: running.unread for host, running in said.items() if running.unread}
-    return Found(_pools(nodes.values()), tuple(said), unreached, unread)
+    return Found(_pools(nodes.values()), tuple(said), unreached, unread, not hosts)
 
 
 def _pools(nodes: Iterable[FoundNode]) -> tuple[FoundPool, ...]:
@@ -101,8 +104,11 @@ def chosen(found: Found, name: str | None, every: bool) -> tuple[FoundPool, ...]
     return tuple(pools)
 
 
-def end(pools: Sequence[FoundPool]) -> dict[str, str]:
+def end(pools: Sequence[FoundPool], *, here: bool = False) -> dict[str, str]:
     """End pools on the hosts where they were found, whatever they do: ranks, scripts, agents, and what they have written.
+
+    Args:
+        here: whether they were found on this machine, without a connection.
 
     Returns:
         host → what was not ended there, and why; empty when nothing is left.
@@ -111,7 +117,7 @@ def end(pools: Sequence[FoundPool]) -> dict[str, str]:
     for pool in pools:
         for node in pool.nodes:
             jobs.setdefault(node.host, []).append(pool.job_id)
-    said, problems = ask(jobs, lambda host: end_script(jobs[host]), parse_end)
+    said, problems = ask(() if here else jobs, lambda host: end_script(jobs[host]), parse_end)
     for host, (_, left) in said.items():
         if left:
             problems[host] = "it does not end, not even by SIGKILL: a process that hangs in the system"

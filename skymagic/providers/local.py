@@ -21,16 +21,16 @@ from skymagic.errors import RequestError
 from skymagic.plan import image
 from skymagic.plan.capacity import Room
 from skymagic.plan.planning import plan
-from skymagic.plan.plans import Inventory, topology
+from skymagic.plan.plans import Inventory, Plan, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.plugins import packing
+from skymagic.providers.detached import ADDRESS, Access, Detached, Here
 from skymagic.providers.provider import Say, Survey
 from skymagic.providers.room import descriptors, room
 from skymagic.wire import processes
 from skymagic.wire.exit_status import status_words
 from skymagic.wire.transport import write_all
 
-ADDRESS = "127.0.0.1"
 COMPLAINT = 4000
 """Bytes of what an agent has said last that an error has, at most."""
 
@@ -56,11 +56,19 @@ class Local:
             mistakes += image.missing(asked, {dist.name: dist.version for dist in distributions() if dist.name})
         if mistakes:
             raise RequestError(mistakes)
-        return Survey(replace(made, image=asked))
+        made = replace(made, image=asked)
+        return Detached(made) if request.detached else Survey(made)
 
     def acquire(self, survey: Survey, job_id: str, say: Say) -> Sequence[Node]:
         """One agent serves all ranks of this machine."""
+        if isinstance(survey, Detached):
+            return [survey.here.node(f"{job_id}-0", run)]
         return [Node(0, socket.gethostname(), lambda state: run(processes.AGENT), run, address=ADDRESS)]
+
+    def attach(self, plan: Plan, accesses: Sequence[Access]) -> tuple[Survey, Sequence[Node]]:
+        """This machine, for a pool that another notebook has made here with ``--detached``."""
+        survey = Detached(plan, Here(accesses[0]))
+        return survey, [survey.here.node(accesses[0].daemon, run)]
 
 
 class ChildTransport:

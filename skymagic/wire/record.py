@@ -5,9 +5,12 @@ The file is two lines: ``PID TICKS BOOT`` of the agent, by which a shell sees wh
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 from dataclasses import field, fields
+from pathlib import Path
 
 from skymagic.wire.boot import boot_id
 from skymagic.wire.codec import Codec, FrozenMessage
@@ -15,6 +18,26 @@ from skymagic.wire.pids import started
 
 FILE = "record"
 """Its name in a daemon's run directory."""
+SOCKET = "socket"
+"""The name there of what the daemon listens on."""
+
+
+def folders(daemon: str) -> list[str]:
+    """Where a daemon's run directory may lie on its node, the best first."""
+    name = f"skymagic-daemon-{os.getuid()}-{daemon}"
+    # neither XDG_RUNTIME_DIR nor TMPDIR first: they may belong to one login, and be removed when it ends
+    run = str(Path("~/.skymagic/run").expanduser())
+    parents = ["/tmp", run, os.environ.get("TMPDIR", "/var/tmp")]
+    return [f"{parent}/{name}" for parent in dict.fromkeys(parents)]
+
+
+def answers(daemon: str) -> bool:
+    """Whether a daemon of this name listens on this machine."""
+    for folder in folders(daemon):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, contextlib.suppress(OSError):
+            sock.connect(f"{folder}/{SOCKET}")
+            return True
+    return False
 
 
 class AgentRecord(FrozenMessage):

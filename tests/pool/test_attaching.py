@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -67,8 +66,9 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 def killed(notebook: Notebook) -> None:
     """As by the system, out of memory."""
-    os.kill(notebook.pid, signal.SIGKILL)
-    assert still_there([psutil.Process(notebook.pid)] if psutil.pid_exists(notebook.pid) else []) == []
+    process = psutil.Process(notebook.pid)
+    process.kill()
+    assert still_there([process]) == []
 
 
 COUNTS = """%%sky_broadcast -o values -g total

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -33,8 +32,9 @@ def command(home: Path, *line: str) -> subprocess.CompletedProcess[str]:
 
 def killed(notebook: Notebook) -> None:
     """As by the system, out of memory."""
-    os.kill(notebook.pid, signal.SIGKILL)
-    assert still_there([psutil.Process(notebook.pid)] if psutil.pid_exists(notebook.pid) else []) == []
+    process = psutil.Process(notebook.pid)
+    process.kill()
+    assert still_there([process]) == []
 
 
 def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import stat
 import struct
 from collections.abc import Iterator
 
-from skymagic.wire.record import FILE
+from skymagic.wire.record import FILE, SOCKET, folders
 
 MAX_SOCKET_PATH = 100
 """Bytes that a Unix socket's path may have on every system."""
@@ -32,7 +32,7 @@ class RunDirectory:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.socket = os.path.join(path, "socket")
+        self.socket = os.path.join(path, SOCKET)
         self.errors = os.path.join(path, "agent.err")
         self.log = os.path.join(path, "daemon.log")
         self.record = os.path.join(path, FILE)
@@ -98,11 +98,7 @@ def candidates(name: str) -> list[str]:
     """Where a daemon's run directory may lie, the best first."""
     if not NAME_PATTERN.fullmatch(name):
         raise RunDirectoryError(f"{name!r} cannot name a daemon: letters, digits, '.', '_' and '-' only, 80 at most")
-    folder = f"skymagic-daemon-{os.getuid()}-{name}"
-    # neither XDG_RUNTIME_DIR nor TMPDIR first: they may belong to one login, and be removed when it ends
-    run = os.path.join(os.path.expanduser("~"), ".skymagic", "run")
-    parents = ["/tmp", run, os.environ.get("TMPDIR", "/var/tmp")]
-    return [os.path.join(parent, folder) for parent in dict.fromkeys(parents)]
+    return folders(name)
 
 
 def find(name: str) -> RunDirectory | None:

@@ -59,7 +59,8 @@ POOL: tuple[Option, ...] = (
     Option(("--max-price",), "max_price", readers.dollars, "DOLLARS", "limit per hour for the whole pool"),
     Option(("--idle",), "idle", readers.limit, "TIME", "stop after so long without a cell, as in 30m"),
     Option(("--max-lifetime",), "max_lifetime", readers.limit, "TIME", "stop after so long, as in 8h"),
-    Option(("--max-away",), "max_away", readers.limit, "TIME", "on other machines: stop a cell whose notebook is gone for so long; 24h unless said, or none"),
+    Option(("--max-away",), "max_away", readers.limit, "TIME", "stop a cell whose notebook is gone for so long, where the pool outlives it; 24h unless said, or none"),
+    Option(("--detached",), "detached", help="on this machine: ranks that outlive the notebook's kernel, until %sky_down"),
     Option(("-y", "--yes"), "yes", help="go ahead where a plan asks first, as for hundreds of ranks on a few cores"),
 )
 DRY_RUN = Option(("--dry-run",), "dry_run", help="show what would happen, and do nothing")
@@ -139,6 +140,7 @@ _POOL_EXAMPLES = (
     "%sky_pool --ranks 2 --plugin torch                    # two ranks on this machine",
     "%sky_pool train --nodes 4 --gpu A100:8 --plugin torch:backend=nccl --idle 30m",
     "%sky_pool train --nodes 4 --gpu A100:8 --dry-run      # the plan and its price",
+    "%sky_pool lab --ranks 2 --detached                    # %sky_attach lab, when the kernel was killed or restarted",
     '%%sky_pool train\nnodes = 2\nplugins = ["torch"]\n[env]\nOMP_NUM_THREADS = "2"',
 )
 _BROADCAST_EXAMPLES = (
