@@ -52,6 +52,8 @@ import torch, torch.distributed as dist
 _t = torch.full((1,), dist.get_rank() + 1.0); dist.all_reduce(_t)
 _t.item(), globals().get("keepsake")
 """
+FORGET = "if 'planted' in globals(): del planted"
+"""What a fault has left under its name is no leak: a pool of processes has three threads and nine pipes."""
 
 
 # ------------------------------------------------------------------------------------------------ one round
@@ -212,7 +214,8 @@ class Inventory:
 
 
 def take(pool: Pool) -> Inventory:
-    """Count, after a cell that leaves every rank with the same things open."""
+    """Count, after cells that leave every rank with the same things open."""
+    cluster.run(pool, FORGET, timeout=60)
     cluster.run(pool, TRAIN + "step()", timeout=60)
     gc.collect()
     me = psutil.Process()
