@@ -23,7 +23,7 @@ demo: $(READY)
 	@$(RUN) notebooks/show.py notebooks/quickstart.ipynb --save build/quickstart.ipynb
 
 test: $(READY)
-	@$(RUN) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(RUN) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 check: $(READY)
 	@$(RUN) -m ruff check
