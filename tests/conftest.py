@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ from hypothesis import settings
 # In the environment of every process that the tests start, however far down.
 MARK = "SKYMAGIC_TEST_RUN"
 PATIENCE = 10.0  # seconds that what was started may take to go
+NEIGHBOURS_PATIENCE = 30.0  # and what another run of the tests has made
 
 # A busy machine is not a defect; a hang is, and the timeout of pytest sees it.
 settings.register_profile("skymagic", deadline=None)
@@ -130,11 +132,25 @@ def traces() -> set[Path]:
     return {path for place in places for path in place.glob("skymagic*")}
 
 
+def _is_held(path: Path) -> bool:
+    """Whether an agent has locked it; were the agent ours, its process would be among those that are left."""
+    try:
+        with (path / ".agent").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def _in_use_elsewhere(path: Path) -> bool:
     """Whether a process that is not of this run works with `path`: another notebook, another run of the tests.
 
     A pool has two folders, ``skymagic-POOL-ID-…`` each, and only one is in a command line.
     """
+    if _is_held(path):
+        return True
     stem = path.name.rpartition("-")[0]
     name = stem if stem.count("-") >= 2 else str(path)
     for process in psutil.process_iter():
@@ -156,15 +172,25 @@ def processes_left() -> list[str]:
 
 
 def paths_left(before: set[Path]) -> list[str]:
-    """Files and folders that were not there before, PATIENCE seconds later at the latest."""
-    deadline = time.monotonic() + PATIENCE
-    while (paths := _ours(before)) and time.monotonic() < deadline:
+    """Files and folders that were not there before; all that this run has started has ended, so that none comes any more."""
+    begun = time.monotonic()
+    paths = sorted(traces() - before)
+    while paths := [path for path in paths if path.exists() and not _in_use_elsewhere(path)]:
+        if time.monotonic() - begun > (NEIGHBOURS_PATIENCE if _has_neighbours() else PATIENCE):
+            break
         time.sleep(0.05)  # a folder's removal has no event to wait for
     return [str(path) for path in paths]
 
 
-def _ours(before: set[Path]) -> list[Path]:
-    return sorted(path for path in traces() - before if not _in_use_elsewhere(path))
+def _has_neighbours() -> bool:
+    """Whether another run of the tests goes on here: what nobody is seen to use may be of a pool of its own, at its start or end."""
+    for process in psutil.process_iter():
+        try:
+            if not process.environ().get(MARK, os.environ[MARK]).startswith(os.environ[MARK]):
+                return True
+        except psutil.Error:
+            continue
+    return False
 
 
 def _describe(process: psutil.Process) -> str:
