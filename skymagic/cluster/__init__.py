@@ -5,6 +5,8 @@ link      the connection to one agent, over whatever transport
 liveness  failure detection: whether a node out of reach is gone
 logs      what ranks wrote, as their nodes tell it
 nodes     a machine as its provider gives it; what is known of a rank
+checking  asks nodes how they are, and has them send bytes to each other
+health    how nodes are, judged in words; pure
 rpc       requests to agents, and their replies
 tunnel/   many streams over one lossy connection, exactly once
 """

@@ -12,6 +12,7 @@ Processes of one node; an arrow is a fork or an exec, and what is at its side sa
 
     value server     one for each node and pool, started by the notebook: values come, and go on to the next node
     files            one for each copy, started by the notebook: an end of put, get, sync
+    check            one for each check, started by the notebook: looks, and sends bytes to another node's
 
 daemon/     outlives connections: attach, or start, the daemon that keeps an agent
 agent/      starts ranks, watches them, filters what they print, and ends them
@@ -19,6 +20,7 @@ rank/       a rank: an ipykernel whose namespace, output and errors the notebook
 script/     a shell script beside a rank, and the subreaper that answers for all that it starts
 store/      a node's value server
 files       a node's end of copying files
+check       a node's end of a check: hardware, clock, links
 fork        a function in a forked process
 network     interfaces, and the environment that frameworks read
 stacks      the user's frames on a rank's main thread, read from another thread or from a signal handler

@@ -1,13 +1,17 @@
-"""``%sky_status``, ``%sky_stacks`` and ``%sky_vars``: pools, where the ranks of one are now, and what their names hold."""
+"""``%sky_status``, ``%sky_stacks``, ``%sky_vars``, ``%sky_check``: pools, where the ranks of one are now, what their names hold, and how
+its nodes are.
+"""
 
 from __future__ import annotations
 
+from skymagic.cluster.health import Findings
 from skymagic.display import inspection as display
 from skymagic.display import panel, text
+from skymagic.display.screen import print_note
 from skymagic.display.text import NO_ANSWER
-from skymagic.magics.arguments.line_magics import RanksRequest
+from skymagic.magics.arguments.line_magics import CheckRequest, RanksRequest
 from skymagic.plan.selection import Selection
-from skymagic.pool import Pool, records, registry, view
+from skymagic.pool import Pool, checking, records, registry, view
 from skymagic.run import inspection
 
 TIMEOUT = 5.0
@@ -58,6 +62,12 @@ def variables(request: RanksRequest) -> str:
     found = inspection.variables(pool.agents, there, TIMEOUT)
     others |= {rank: NO_ANSWER for rank in there if rank not in found}
     return "\n".join([*([display.variables(found)] if found else []), *display.states(others)])
+
+
+def checked(request: CheckRequest) -> Findings:
+    """How a pool's nodes are. Raises PoolError: there is no such pool, or it is lost."""
+    pool = registry.find(request.name)
+    return checking.check(pool.agents, pool.plan, request.quick, print_note)
 
 
 def _chosen(pool: Pool, request: RanksRequest) -> tuple[list[int], dict[int, str]]:

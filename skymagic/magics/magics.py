@@ -257,6 +257,10 @@ class SkyMagics(Magics):
         print(costs.text(costs.costs(free, name, self._own_jobs())))
 
     @line_magic
+    def sky_check(self, line: str) -> None:
+        show_table(inspection.checked(usage(lambda: line_magics.parse_check(line))))
+
+    @line_magic
     def sky_clean(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_clean(line))
         lines, problems = usage(lambda: disk.clean(request.hosts, request.all, request.dry_run))

@@ -11,6 +11,7 @@
 
 agent_events  what agents report: deaths, lost nodes, notes, limits
 attaching     a pool taken up as another notebook has left it
+checking      how its nodes are
 cloning       names of one rank copied to others
 debugging     commands of a debugger to a rank whose cell has failed
 kept_logs     what rank 0 of pools that have ended wrote last, on disk

@@ -5,6 +5,7 @@ transport    a pair of byte streams to a process; whole writes and lines on desc
 agent        messages of the node agents: notebook, daemon, agent, forkserver, ranks
 store        messages of the value servers
 files        messages of copying files
+check        messages of checking a node
 metrics      numbers that ranks report, packed and thinned out
 order        what notebook and rank agree on besides: the orders in a run's code
 processes    the modules that one process starts in another

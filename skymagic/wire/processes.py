@@ -1,6 +1,6 @@
 """What one process starts, or looks for, in another, by the module's name: the process boundaries that no import shows.
 
-``python -m`` runs the first five, each in a process of its own; a rank is forked, and what it runs is imported there.
+``python -m`` runs the first six, each in a process of its own; a rank is forked, and what it runs is imported there.
 `tests/test_house.py` reads this table: no other module names one of ours in a string.
 """
 
@@ -16,6 +16,8 @@ VALUES = "skymagic.kernels.store.server"
 """A node's value server: started by the notebook (`pool.resources`)."""
 FILES = "skymagic.kernels.files"
 """A node's end of copying files: started by the notebook, once for each copy (`pool`)."""
+CHECK = "skymagic.kernels.check"
+"""A node's end of a check: started by the notebook, once for each check (`cluster.checking`)."""
 RANK = "skymagic.kernels.rank.entry"
 """What a rank runs: imported by a node's forkserver before it forks."""
 SCRIPT = "skymagic.kernels.script.script"

@@ -122,9 +122,29 @@ class Switch:
         """Let it pass again."""
         self._space.ip("link", "set", port, "master", "br0")
 
+    def slow(self, port: str, wan: dict[str, float]) -> subprocess.Popen[str]:
+        """Join a port to the others by a slow wire, which ends with its standard input."""
+        number = next(_numbers)
+        self.cut(port)
+        self._space.cable(f"n{number}", self._space, f"f{number}")
+        self.mend(f"f{number}")
+        return wire(self._space, port, f"n{number}", wan)
+
     def close(self) -> None:
         """Throw it away with all cables."""
         self._space.close()
+
+
+def wire(space: Space, near: str, far: str, wan: dict[str, float]) -> subprocess.Popen[str]:
+    """A slow wire between two interfaces of a space; it is there when this returns."""
+    words = [f"{key}={value}" for key, value in wan.items()]
+    made = subprocess.Popen(
+        [*space.enter, sys.executable, str(WAN), near, far, *words],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert made.stdout is not None
+    assert made.stdout.readline() == "ok\n"
+    return made
 
 
 class Machine(Host):
@@ -156,6 +176,17 @@ class Machine(Host):
     def mend(self) -> None:
         """Put its network cable back."""
         self.switch.mend(self._cable)
+
+    @contextmanager
+    def slow(self, **wan: float) -> Iterator[None]:
+        """Have a slow wire in its cable until the end of the block: delay_ms (one way), rate_mbit, loss."""
+        process = self.switch.slow(self._cable, wan)
+        try:
+            yield
+        finally:
+            process.kill()
+            process.communicate()
+            self.mend()
 
     def power_cut(self) -> None:
         """Kill all that runs on it, at once; its last words (a network outlives its processes a little) are not heard."""
@@ -194,12 +225,7 @@ class Link:
         self._middle = Space()
         self._middle.cable("near", self.client, "eth0")
         port = self._switch.plug(self._middle, "far")
-        words = [f"{key}={value}" for key, value in wan.items()]
-        self._wire = subprocess.Popen(
-            [*self._middle.enter, sys.executable, str(WAN), "near", "far", *words],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
-        self._answered()
+        self._wire = wire(self._middle, "near", "far", wan)
         return port
 
     def change(self, **wan: float) -> None:

@@ -114,6 +114,14 @@ class GpusRequest:
 
 
 @dataclass(frozen=True)
+class CheckRequest:
+    """%sky_check: which pool (None: the current one), and whether little is sent over its links."""
+
+    name: str | None = None
+    quick: bool = False
+
+
+@dataclass(frozen=True)
 class CleanRequest:
     """%sky_clean: on which hosts, whether all that no pool uses, whether to say only what would be removed."""
 
@@ -210,6 +218,14 @@ def parse_status(line: str) -> StatusRequest:
     parsed.check(disk and name, "--disk is not of one pool: leave its name out")
     parsed.done()
     return StatusRequest(name, parsed.values.get("hosts", ()), disk)
+
+
+def parse_check(line: str) -> CheckRequest:
+    """``%sky_check [NAME] [--quick]``. Raises RequestError with all mistakes."""
+    parsed = ParsedLine("sky_check", line)
+    name = parsed.word("name of a pool", pool_name)
+    parsed.done()
+    return CheckRequest(name, bool(parsed.values.get("quick")))
 
 
 def parse_clean(line: str) -> CleanRequest:

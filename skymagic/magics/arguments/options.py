@@ -113,6 +113,7 @@ _TO_RENT: tuple[Option, ...] = (
     Option(("--region",), "region", readers.region, "NAMES", "where to rent: us-east-1, or several with commas between"),
     Option(("--spot",), "spot", help="spare capacity, which is cheaper and may be taken back"),
 )
+_QUICK = Option(("--quick",), "quick", help="send little over each link: some seconds less, and less exact")
 _TAKE_OVER = Option(("--take-over",), "take_over", help="take it away from a notebook that is alive")
 _CLEAN_ALL = Option(("--all",), "all", help="all of it that no pool uses now")
 # fmt: on
@@ -180,6 +181,7 @@ MAGICS: dict[str, Magic] = {
     "sky_pip": Magic("Install packages on all nodes of a pool, or list what is there; the ranks see them at once.", (_POOL_NAME, _ALL), "install NAMES|list", "pip", examples=("%sky_pip install pandas pillow==12.0.0", "%sky_pip list")),
     "sky_gpus": Magic("Show the GPUs of this machine, what --gpu can ask for, and what machines with a GPU are rented for.", _TO_RENT, "[GPU[:COUNT]]", "gpus", ("%sky_gpus", "%sky_gpus A100", "%sky_gpus A100:8 --nodes 4 --region us-east-1,us-west-2 --spot")),
     "sky_cost": Magic("Show what pools cost now, and what those rented within a month have cost, disks and addresses included.", (), "[NAME]", "pools", ("%sky_cost",)),
+    "sky_check": Magic("Check the nodes of a pool: GPUs, errors of theirs, disks, clocks, and how fast the links among them are.", (_QUICK,), "[NAME]", "pools", ("%sky_check", "%sky_check train --quick")),
     "sky_restart": Magic("Start ranks again; their variables are gone.", (_RANK, _POOL_NAME), examples=("%sky_restart", "%sky_restart --rank 2")),
     "sky_down": Magic("Stop a pool and release its machines.", (_ALL, _AT_HOSTS), "[NAME]", "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone")),
     "sky_attach": Magic("Go on with a pool whose notebook was killed, and show what its cell has printed since; alone: which there are.", (_TAKE_OVER,), "[NAME]", "left", ("%sky_attach", "%sky_attach lab")),

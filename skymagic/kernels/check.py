@@ -1,0 +1,175 @@
+"""The node's end of a check: what it has, its clock, and bytes to and from other nodes; one process per check.
+
+It speaks `skymagic.wire.check` over its standard input and output, and ends when its input does. Its own user's rights do: what only
+root may read is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from skymagic.wire import check as wire
+from skymagic.wire.transport import write_all
+
+PROGRAM_TIMEOUT = 20.0
+"""Seconds for a program that looks at the hardware: a GPU that has fallen off its bus makes nvidia-smi hang."""
+CONNECT_TIMEOUT = 5.0
+CHUNK = 1 << 20
+KEPT_LINES = 50
+"""Of the kernel's log, the newest."""
+MARK = "NVRM: Xid"
+COUNT_BYTES, TOKEN_BYTES = 8, 32
+
+
+def look() -> wire.Looked:
+    """What this node has, and how it is."""
+    disk = shutil.disk_usage(Path.home())
+    if shutil.which("nvidia-smi") is None:
+        return wire.Looked(disk_free=disk.free, disk_total=disk.total)
+    gpus, complaint = _said("nvidia-smi", f"--query-gpu={','.join(wire.GPU_FIELDS)}", "--format=csv,noheader,nounits")
+    return wire.Looked(gpus, complaint, _processes() if gpus else None, _kernel(), disk.free, disk.total)
+
+
+def _said(*command: str) -> tuple[str, str]:
+    """(what a program has printed, "") or ("", what it has said instead)."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=PROGRAM_TIMEOUT, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return "", f"{command[0]} has not answered within {PROGRAM_TIMEOUT:.0f} s"
+    except OSError as problem:
+        return "", f"{command[0]}: {problem.strerror}"
+    if done.returncode == 0:
+        return done.stdout.strip(), ""
+    return "", (done.stdout + done.stderr).strip()[-1000:] or f"{command[0]} ended with {done.returncode}"
+
+
+def _processes() -> dict[str, list[int]] | None:
+    """Processes that use a GPU, each with those that it comes from; None where nvidia-smi does not say."""
+    listed, complaint = _said("nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader")
+    if complaint:
+        return None
+    return {word: list(_origins(int(word))) for word in listed.split() if word.isdigit()}
+
+
+def _origins(pid: int) -> Iterator[int]:
+    """The pid, its parent's, and so on."""
+    while pid > 1:
+        yield pid
+        try:
+            # the name, in parentheses, may hold blanks and parentheses itself
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return
+
+
+def _kernel() -> tuple[str, ...] | None:
+    """What the kernel says of GPUs since it was booted; None where this user may not read it."""
+    for command in (("dmesg",), ("journalctl", "-k", "-b", "-q", "--no-pager", "-o", "cat")):
+        said, complaint = _said(*command)
+        if said and not complaint:
+            return tuple(line for line in said.splitlines() if MARK in line)[-KEPT_LINES:]
+    return None
+
+
+# -- bytes between nodes -------------------------------------------------------------------------------------------------
+
+
+class Listener:
+    """Takes bytes of other nodes that know its token, one after the other, and says how many came."""
+
+    def __init__(self, address: str) -> None:
+        self.token = secrets.token_hex(TOKEN_BYTES // 2)
+        self._socket = socket.create_server((address, 0))
+        self.port: int = self._socket.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            connection, _ = self._socket.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.settimeout(CONNECT_TIMEOUT)
+                if secrets.compare_digest(_exactly(connection, TOKEN_BYTES), self.token.encode()):
+                    connection.sendall(_drained(connection).to_bytes(COUNT_BYTES, "big"))
+
+
+def _exactly(connection: socket.socket, nbytes: int) -> bytes:
+    data = b""
+    while len(data) < nbytes and (piece := connection.recv(nbytes - len(data))):
+        data += piece
+    return data
+
+
+def _drained(connection: socket.socket) -> int:
+    buffer, total = bytearray(CHUNK), 0
+    while count := connection.recv_into(buffer):
+        total += count
+    return total
+
+
+def send(request: wire.Send) -> wire.Sent:
+    """Send bytes to a listener. The time counts until it has said that all have come: what waits in buffers is no speed."""
+    data, left = bytes(CHUNK), request.nbytes
+    try:
+        with socket.create_connection((request.address, request.port), CONNECT_TIMEOUT) as connection:
+            connection.sendall(request.token.encode())
+            begun = time.monotonic()
+            connection.settimeout(request.seconds + CONNECT_TIMEOUT)
+            while left > 0 and time.monotonic() - begun < request.seconds:
+                connection.sendall(data)
+                left -= CHUNK
+            connection.shutdown(socket.SHUT_WR)
+            count = _exactly(connection, COUNT_BYTES)
+            seconds = time.monotonic() - begun
+    except OSError as problem:
+        return wire.Sent(problem=problem.strerror or str(problem))
+    if len(count) < COUNT_BYTES:
+        return wire.Sent(problem="the other node has closed the connection")
+    return wire.Sent(int.from_bytes(count, "big"), seconds)
+
+
+# -- the process ---------------------------------------------------------------------------------------------------------
+
+
+def answer(request: wire.Message) -> wire.Message:
+    """The reply to a request."""
+    match request:
+        case wire.Look():
+            return look()
+        case wire.ReadClock():
+            return wire.Clock(time.time())
+        case wire.Listen():
+            try:
+                listener = Listener(request.address)
+            except OSError as problem:
+                return wire.Listening(problem=problem.strerror or str(problem))
+            return wire.Listening(listener.port, listener.token)
+        case wire.Send():
+            return send(request)
+    raise ValueError(f"not a request: {request!r}")
+
+
+def main() -> None:
+    """Answer on the streams that this process was started with; what else prints goes to standard error."""
+    source, sink = os.dup(0), os.dup(1)
+    os.dup2(2, 1)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        for message, _ in wire.messages(lambda: os.read(source, CHUNK)):
+            write_all(sink, wire.encode(answer(message)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The protocol of checking a node: what it has and how it is, its clock, and how fast bytes go from it to another one.
+
+notebook                                  node
+Look                                 →
+                                     ←    Looked
+ReadClock                            →    several times; the shortest answer counts
+                                     ←    Clock
+Listen                               →    the receiving node
+                                     ←    Listening
+Send                                 →    the sending node, which connects to the receiving one
+                                     ←    Sent
+"""
+
+from __future__ import annotations
+
+from skymagic.wire.codec import Codec, FrozenMessage
+
+
+class Message(FrozenMessage):
+    """Base of this protocol's messages."""
+
+
+class Look(Message):
+    """What is there?"""
+
+
+class Looked(Message):
+    """What a node says of itself."""
+
+    gpus: str = ""
+    """What nvidia-smi lists, a line of `GPU_FIELDS` for each GPU; "" where there is no nvidia-smi."""
+    complaint: str = ""
+    """What nvidia-smi has said instead of a list."""
+    processes: dict[str, list[int]] | None = None
+    """Processes that use a GPU: pid → the pids of those that have started it, the nearest first; None where nobody tells."""
+    kernel: tuple[str, ...] | None = None
+    """Lines of the kernel's log on errors of GPUs (Xid); None where it may not be read."""
+    disk_free: int = 0
+    disk_total: int = 0
+    """Bytes of the file system of the user's home."""
+
+
+class ReadClock(Message):
+    """What time is it?"""
+
+
+class Clock(Message):
+    """Seconds since 1970, as the node has them."""
+
+    time: float
+
+
+class Listen(Message):
+    """Take bytes of another node at this address of yours."""
+
+    address: str
+
+
+class Listening(Message):
+    """Where, and what a sender says first; or why not."""
+
+    port: int = 0
+    token: str = ""
+    problem: str = ""
+
+
+class Send(Message):
+    """Send bytes there, until so many are sent or so many seconds are over."""
+
+    address: str
+    port: int
+    token: str
+    nbytes: int
+    seconds: float
+
+
+class Sent(Message):
+    """How many bytes have come there in how many seconds; or why none."""
+
+    nbytes: int = 0
+    seconds: float = 0.0
+    problem: str = ""
+
+
+GPU_FIELDS = (
+    "index", "name", "driver_version", "memory.used", "utilization.gpu", "ecc.errors.uncorrected.volatile.total",
+)  # fmt: skip
+"""What nvidia-smi is asked for, in this order; all drivers of these ten years know these."""
+
+CODEC: Codec[Message] = Codec(*Message.__subclasses__(), max_line=4 << 20)
+encode, messages = CODEC.encode, CODEC.messages

@@ -1,0 +1,147 @@
+"""How nodes are judged by what their own programs say: texts of nvidia-smi and of the kernel's log, clocks, links."""
+
+from __future__ import annotations
+
+import pytest
+
+from skymagic.cluster.checking import rounds
+from skymagic.cluster.health import Findings, Gpu, Health, Way, Xid, gpus, rate_text, xids
+
+A100 = "NVIDIA A100-SXM4-80GB"
+EIGHT = "".join(f"{number}, {A100}, 550.163.01, 4, 0, 0\n" for number in range(8))
+LISTED = {
+    EIGHT: tuple(Gpu(number, A100, "550.163.01", 4 << 20, 0, 0) for number in range(8)),
+    "0, Tesla T4, 535.183.06, 105, 97, 3": (Gpu(0, "Tesla T4", "535.183.06", 105 << 20, 97, 3),),
+    "0, NVIDIA GeForce RTX 4090, 570.86.10, 1, 0, [N/A]": (
+        Gpu(0, "NVIDIA GeForce RTX 4090", "570.86.10", 1 << 20, 0, None),
+    ),
+    "0, Quadro K620, 390.157, 3, [Not Supported], [Not Supported]": (Gpu(0, "Quadro K620", "390.157", 3 << 20),),
+    f"0, {A100}, 550.163.01, [GPU is lost], [Unknown Error], [Unknown Error]": (Gpu(0, A100, "550.163.01"),),
+    "No devices were found": (),
+    "": (),
+}
+KERNEL = """\
+[    3.141592] nvidia 0000:3b:00.0: enabling device (0140 -> 0142)
+[12345.678901] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
+[12346.000001] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
+Nov 22 16:54:44 gpu1 kernel: NVRM: Xid (PCI:0000:af:00): 31, pid=4242, name=python, Ch 00000008, intr 00000000. MMU Fault
+NVRM: Xid (0000:d8:00): 48
+""".splitlines()
+GOOD = Health("gpu1", gpus=gpus(EIGHT), disk_free=200_000_000_000)
+FAST = 1.2e9
+
+
+@pytest.mark.parametrize(("text", "expected"), LISTED.items(), ids=range(len(LISTED)))
+def test_what_nvidia_smi_lists(text: str, expected: tuple[Gpu, ...]) -> None:
+    assert gpus(text) == expected
+
+
+def test_xids_of_the_kernels_log() -> None:
+    assert [(one.device, one.number) for one in xids(KERNEL)] == [
+        ("0000:3b:00", 79),
+        ("0000:af:00", 31),
+        ("0000:d8:00", 48),
+    ]
+    assert xids(KERNEL)[0].words == "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+
+
+def judged(node: Health, expected: int = 8) -> list[tuple[str, bool]]:
+    return [(one.words, one.broken) for one in Findings((GOOD, node, GOOD), expected=expected).verdicts]
+
+
+def test_a_good_node() -> None:
+    assert judged(GOOD) == []
+    assert Findings((GOOD,), expected=8).rows() == [
+        ("gpu1", f"8 × {A100}", "550.163.01", "0 ECC, no Xid", "200.0 GB", "same", "-", "good")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({"unreached": "no route to host"}, "not checked: no route to host"),
+        ({"gpus": gpus(EIGHT)[:7]}, "7 GPUs, and 8 should be there"),
+        ({"gpus": ()}, "0 GPUs, and 8 should be there"),
+        ({"gpus": (), "complaint": "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.163"},
+         "nvidia-smi: Failed to initialize NVML: Driver/library version mismatch NVML library version: 550.163"),
+        ({"gpus": (), "complaint": "nvidia-smi has not answered within 20 s"}, "nvidia-smi: nvidia-smi has not answered within 20 s"),
+        ({"gpus": (*gpus(EIGHT)[:7], Gpu(7, A100, "550.163.01", 0, 0, 2))}, "GPU 7 has 2 uncorrected ECC errors"),
+        ({"xids": (Xid("0000:3b:00", 79, ""),)}, "GPU at 0000:3b:00: fallen off the bus (Xid 79)"),
+    ],
+)  # fmt: skip
+def test_a_broken_node(about: dict[str, object], words: str) -> None:
+    assert judged(Health(**{**vars(GOOD), **about})) == [(words, True)]
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({"gpus": tuple(Gpu(n, A100, "535.1", 0, 0, 0) for n in range(8))}, "driver 535.1, where most have 550.163.01"),
+        ({"strangers": (4242,)}, "its GPUs are in use: process 4242"),
+        ({"strangers": None, "gpus": (*gpus(EIGHT)[:7], Gpu(7, A100, "550.163.01", 0, 97, 0))}, "its GPUs are at work"),
+        ({"xids": (Xid("0000:3b:00", 31, ""),)}, "a program has failed on the GPU at 0000:3b:00 (Xid 31)"),
+        ({"disk_free": 3_000_000_000}, "3.0 GB of its disk free"),
+        ({"ahead": -7.25, "unsure": 0.01}, "its clock is 7.25 s behind"),
+    ],
+)
+def test_what_is_worth_knowing(about: dict[str, object], words: str) -> None:
+    assert judged(Health(**{**vars(GOOD), **about})) == [(words, False)]
+
+
+def test_a_clock_that_could_not_be_read_well_is_not_wrong() -> None:
+    assert judged(Health(**{**vars(GOOD), "ahead": 1.5, "unsure": 0.8})) == []
+
+
+def test_where_nobody_asks_for_gpus_none_are_missed() -> None:
+    assert judged(Health("cpu1", disk_free=200_000_000_000), expected=0) == []
+
+
+def linked(*rates: tuple[int, int, float | None], nodes: int = 3, rate: float = 0.0) -> list[tuple[int, str]]:
+    ways = tuple(Way(a, b, speed, "" if speed is not None else "timed out") for a, b, speed in rates)
+    named = tuple(Health(f"gpu{number}", disk_free=200_000_000_000) for number in range(nodes))
+    return [(one.node, one.words) for one in Findings(named, ways, rate=rate).verdicts]
+
+
+def test_links() -> None:
+    assert linked((0, 1, FAST), (0, 2, FAST / 2), (1, 2, FAST)) == []
+    # one node's links are slow: it is named, not the others
+    assert linked((0, 1, FAST), (0, 2, FAST / 10), (1, 2, FAST / 9)) == [
+        (2, "all its links are slow: 960 Mbit/s, where others have 9.6 Gbit/s")
+    ]
+    assert linked((0, 1, FAST), (0, 2, FAST), (1, 2, FAST / 10)) == [
+        (2, "its link to gpu1 is slow: 960 Mbit/s, where others have 9.6 Gbit/s")
+    ]
+    assert linked((0, 1, FAST), (0, 2, None), (1, 2, FAST)) == [(2, "no bytes between it and gpu0: timed out")]
+    # of two nodes there is no other link to compare with
+    assert linked((0, 1, 1e7), nodes=2) == [(1, "its link to gpu0 is slow: 80 Mbit/s")]
+    assert linked((0, 1, 1e8), (1, 0, 9e7), nodes=2) == []
+    assert linked((0, 1, 1e8), (1, 0, 9e7), nodes=2, rate=6e8) == [
+        (1, "its link to gpu0 is slow: 720 Mbit/s, where 4.8 Gbit/s are usual")
+    ]
+
+
+def test_no_broken_node_is_known_by_its_links() -> None:
+    assert Findings((GOOD, GOOD), (Way(0, 1, 1.0),)).broken == []
+    assert Findings((GOOD, Health("gone", unreached="x"))).broken == [1]
+
+
+@pytest.mark.parametrize("players", range(2, 10))
+def test_each_pair_meets_once_and_nobody_twice_in_a_round(players: int) -> None:
+    found = rounds(range(players))
+    for pairs in found:
+        busy = [one for pair in pairs for one in pair]
+        assert len(busy) == len(set(busy))
+    assert sorted(tuple(sorted(pair)) for pairs in found for pair in pairs) == [
+        (a, b) for a in range(players) for b in range(a + 1, players)
+    ]
+
+
+def test_hostile_texts_stay_text() -> None:
+    node = Health("<b>x", gpus=gpus("0, <script>, 1, 1, 1, 0"), disk_free=200_000_000_000)
+    html = Findings((node,)).html()
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
+
+
+def test_rates() -> None:
+    assert [rate_text(rate) for rate in (1.2e9, 1.25e7, 1.25e11)] == ["9.6 Gbit/s", "100 Mbit/s", "1000 Gbit/s"]
