@@ -74,12 +74,12 @@ def _origins(pid: int) -> Iterator[int]:
             return
 
 
-def _kernel() -> tuple[str, ...] | None:
+def _kernel() -> list[str] | None:
     """What the kernel says of GPUs since it was booted; None where this user may not read it."""
     for command in (("dmesg",), ("journalctl", "-k", "-b", "-q", "--no-pager", "-o", "cat")):
         said, complaint = _said(*command)
         if said and not complaint:
-            return tuple(line for line in said.splitlines() if MARK in line)[-KEPT_LINES:]
+            return [line for line in said.splitlines() if MARK in line][-KEPT_LINES:]
     return None
 
 

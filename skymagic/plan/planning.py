@@ -164,7 +164,7 @@ def _elsewhere(request: PoolRequest) -> list[str]:
 
 def _rented(request: PoolRequest) -> list[str]:
     """What has no meaning on machines that nobody is paid for."""
-    options = (("--region", request.region), ("--spot", request.spot))
+    options = (("--region", request.region), ("--spot", request.spot), ("--reservation", request.reservation))
     return [f"{option} is for rented machines: add --provider aws, or leave it out" for option, said in options if said]
 
 

@@ -33,7 +33,7 @@ class Looked(Message):
     """What nvidia-smi has said instead of a list."""
     processes: dict[str, list[int]] | None = None
     """Processes that use a GPU: pid → the pids of those that have started it, the nearest first; None where nobody tells."""
-    kernel: tuple[str, ...] | None = None
+    kernel: list[str] | None = None
     """Lines of the kernel's log on errors of GPUs (Xid); None where it may not be read."""
     disk_free: int = 0
     disk_total: int = 0

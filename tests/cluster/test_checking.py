@@ -101,13 +101,3 @@ def test_processes_on_a_gpu_are_the_pools_or_strangers(lab: tuple[Machines, Note
     assert found["h1"][-1] == "good"
     assert found["h3"][-1] == f"its GPUs are in use: process {pid}"
     notebook.run("%%sky_broadcast\nchild.kill(), child.wait()")
-
-
-def test_a_machine_that_is_cut_off_is_named(lab: tuple[Machines, Notebook]) -> None:
-    hosts, notebook = lab
-    host = hosts[2]
-    assert isinstance(host, Machine)
-    host.power_cut()
-    found = checked(notebook, "--quick")
-    assert found["h3"][-1].startswith("not checked: ")
-    assert found["h1"][-1] == "good"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from skymagic.cluster.checking import rounds
+from skymagic.cluster import Node
+from skymagic.cluster.checking import QUICK, check, rounds
 from skymagic.cluster.health import Findings, Gpu, Health, Way, Xid, gpus, rate_text, xids
+from skymagic.errors import HostError
+from skymagic.providers import local
+from skymagic.wire.transport import Transport
 
 A100 = "NVIDIA A100-SXM4-80GB"
 EIGHT = "".join(f"{number}, {A100}, 550.163.01, 4, 0, 0\n" for number in range(8))
@@ -145,3 +149,19 @@ def test_hostile_texts_stay_text() -> None:
 
 def test_rates() -> None:
     assert [rate_text(rate) for rate in (1.2e9, 1.25e7, 1.25e11)] == ["9.6 Gbit/s", "100 Mbit/s", "1000 Gbit/s"]
+
+
+def test_nodes_of_this_machine_and_one_that_cannot_be_reached() -> None:
+    """Real processes, and bytes between them."""
+
+    def unreached(*words: object) -> Transport:
+        raise HostError("gone", "no route to host")
+
+    nodes = [Node(number, f"here{number}", unreached, local.run, address="127.0.0.1") for number in range(2)]
+    found = check([*nodes, Node(2, "gone", unreached, unreached, address="127.0.0.1")], {}, QUICK)
+    assert [(way.source, way.target) for way in found.ways] == [(0, 1), (1, 0)]
+    assert all(way.rate for way in found.ways)
+    assert abs(found.nodes[0].ahead) <= max(found.nodes[0].unsure, 0.01)
+    assert [(one.node, one.words) for one in found.verdicts if one.broken] == [
+        (2, "not checked: gone: no route to host")
+    ]

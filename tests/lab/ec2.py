@@ -31,6 +31,8 @@ CREDENTIALS = {"aws_access_key_id": "AKIAEXAMPLE", "aws_secret_access_key": "sec
 ACCOUNT = "123456789012"
 IMAGE = "ami-03cf127a"
 """An image that moto has."""
+PLACEMENTS: dict[tuple[str, str], dict[str, str]] = {}
+"""Placement groups, which moto lacks: (region, name) → tags, as filters name them."""
 NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 
 
@@ -124,6 +126,16 @@ def regions(*names: str) -> Effect:
     return lambda call, carry_out: _xml(text)
 
 
+def listed(name: str, items: list[dict[str, str]]) -> Effect:
+    """An answer of EC2's that is a list of flat things, which moto lacks."""
+    rows = "".join(
+        f"<item>{''.join(f'<{key}>{escape(value)}</{key}>' for key, value in one.items())}</item>" for one in items
+    )
+    return lambda call, carry_out: _xml(
+        f'<{call.action}Response xmlns="{NAMESPACE}"><{name}>{rows}</{name}></{call.action}Response>'
+    )
+
+
 def after(done: Callable[[Call], object]) -> Effect:
     """Carried out; then this is called, and then it is answered."""
 
@@ -178,7 +190,6 @@ class EC2:
         self._rules: list[Rule] = []
         self._launches: dict[str, tuple[Mapping[str, Any], Answer]] = {}
         """By region and client token."""
-        self._groups: set[str] = set()
         self._lock = threading.RLock()
 
     def on(self, action: str, effect: Effect, *, times: int = 1, when: Callable[[Call], bool] = any_call) -> None:
@@ -191,7 +202,7 @@ class EC2:
 
         with self._lock:
             moto_api_backend.reset()
-            for kept in (self._rules, self.calls, self._launches, self._groups):
+            for kept in (self._rules, self.calls, self._launches, PLACEMENTS):
                 kept.clear()
 
     def actions(self) -> list[str]:
@@ -225,7 +236,7 @@ class EC2:
     def _carry_out(self, call: Call, environ: Mapping[str, Any], body: bytes) -> Answer:
         if call.action == "RunInstances":
             return self._launch(call, environ, body)
-        if call.action in ("CreatePlacementGroup", "DeletePlacementGroup"):
+        if call.action.endswith(("PlacementGroup", "PlacementGroups")):
             return self._placement_group(call)
         if call.action == "GetParameter" and str(call.fields.get("Name", "")).startswith("/aws/service/"):
             return _json({"Parameter": {"Name": call.fields["Name"], "Type": "String", "Value": IMAGE}})
@@ -251,10 +262,35 @@ class EC2:
         return answer
 
     def _placement_group(self, call: Call) -> Answer:
-        name = call.fields["GroupName"]
-        if call.action == "DeletePlacementGroup" and name not in self._groups:
-            return refusal(call, "InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.", 400)
-        (self._groups.add if call.action.startswith("Create") else self._groups.discard)(name)
+        if call.fields.get("DryRun") == "true":
+            return refusal(call, "DryRunOperation", "Request would have succeeded, but DryRun flag is set.", 412)
+        if call.action == "DescribePlacementGroups":
+            return _xml(
+                f'<{call.action}Response xmlns="{NAMESPACE}"><requestId>r</requestId><placementGroupSet>'
+                + "".join(
+                    f"<item><groupName>{name}</groupName><state>available</state></item>"
+                    for (region, name), tags in PLACEMENTS.items()
+                    if region == call.region
+                    and tags.get(call.fields["Filter.1.Name"]) == call.fields["Filter.1.Value.1"]
+                )
+                + f"</placementGroupSet></{call.action}Response>"
+            )
+        key = (call.region, call.fields["GroupName"])
+        if call.action == "CreatePlacementGroup":
+            if key in PLACEMENTS:
+                return refusal(call, "InvalidPlacementGroup.Duplicate", f"The Placement Group '{key[1]}' exists.", 400)
+            tag = "TagSpecification.1.Tag"
+            PLACEMENTS[key] = {
+                f"tag:{value}": call.fields[f"{name.removesuffix('.Key')}.Value"]
+                for name, value in call.fields.items()
+                if name.startswith(tag) and name.endswith(".Key")
+            }
+        elif key not in PLACEMENTS:
+            return refusal(call, "InvalidPlacementGroup.Unknown", f"The Placement Group '{key[1]}' is unknown.", 400)
+        elif any(one.placement.group_name == key[1] for one in instances(call.region) if one.state != "terminated"):
+            return refusal(call, "InvalidPlacementGroup.InUse", f"The placement group '{key[1]}' is in use.", 400)
+        else:
+            del PLACEMENTS[key]
         return _xml(
             f'<{call.action}Response xmlns="{NAMESPACE}"><requestId>r</requestId><return>true</return></{call.action}Response>'
         )
@@ -389,6 +425,7 @@ def left(*regions: str) -> dict[str, list[str]]:
             "volumes": list(there.volumes),
             "groups": [one.id for one in there.describe_security_groups() if one.name != "default"],
             "addresses": [each.allocation_id for each in there.describe_addresses()],
+            "placements": [name for where, name in PLACEMENTS if where == region],
             "keys": [each.name for each in there.describe_key_pairs([])],
         }
         for kind, ids in kinds.items():

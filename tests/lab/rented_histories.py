@@ -58,6 +58,8 @@ EFFECTS: dict[str, Effect] = {
     "not shown": _only("DescribeInstances", lab.empty),
     "unknown": _only("TerminateInstances", error("InvalidInstanceID.NotFound")),
     "in use": _only("DeleteSecurityGroup", error("DependencyViolation")),
+    "still in it": _only("DeletePlacementGroup", error("InvalidPlacementGroup.InUse")),
+    "not near": _only("RunInstances", error("InsufficientInstanceCapacity", "not into Placement Group 'x'")),
     "ended": _only("RunInstances", lab.state("terminated", "Server.InsufficientInstanceCapacity")),
     "pending": _only("RunInstances", lab.state("pending")),
 }

@@ -18,6 +18,7 @@ from skymagic.magics.arguments.cell_magics import parse_broadcast, parse_run, pa
 from skymagic.magics.arguments.help import CompletionNames, complete, help_text
 from skymagic.magics.arguments.line_magics import (
     AttachRequest,
+    CheckRequest,
     CleanRequest,
     CloneRequest,
     DownRequest,
@@ -30,6 +31,7 @@ from skymagic.magics.arguments.line_magics import (
     StatusRequest,
     parse_attach,
     parse_auto,
+    parse_check,
     parse_clean,
     parse_clone,
     parse_down,
@@ -782,6 +784,7 @@ def test_looking() -> None:
     assert parse_status("lab --hosts gpu1,gpu2") == StatusRequest("lab", ("gpu1", "gpu2"))
     assert parse_status("--hosts gpu[1-2] --disk") == StatusRequest(None, ("gpu[1-2]",), True)
     assert parse_down("lab --hosts gpu1,gpu2") == DownRequest("lab", hosts=("gpu1", "gpu2"))
+    assert parse_check("train --quick") == CheckRequest("train", True)
     assert parse_clean("--hosts gpu1 --all --dry-run") == CleanRequest(("gpu1",), True, True)
     assert mistakes(parse_clean, "--all") == ["say where: %sky_clean --hosts gpu1,gpu2"]
     assert len(mistakes(parse_status, "lab --disk")) == 2

@@ -35,6 +35,7 @@ VALUES = {
     "provider": "auto",
     "N": "2",
     "N[+]": "2+",
+    "cr-…|auto": "auto",
     "GB[+]": "2+",
     "N|auto": "auto",
     "NAME[:COUNT]": "A100:1",

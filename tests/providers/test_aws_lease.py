@@ -16,9 +16,10 @@ from skymagic.errors import CloudError, RequestError
 from skymagic.plan.cloud import CloudSettings
 from skymagic.plan.renting import Rental, plan_rented
 from skymagic.plan.requests import PoolRequest
-from skymagic.providers.aws import keys, launch, ledger, sweep, tags, userdata
+from skymagic.providers.aws import keys, launch, ledger, network, permission, reservations, sweep, tags, userdata
 from skymagic.providers.aws.access import RentedAccess
 from skymagic.providers.aws.clients import Clients
+from skymagic.providers.aws.images import Image
 from skymagic.providers.aws.lease import Lease
 from skymagic.providers.aws.offer import Offer
 from skymagic.providers.aws.provider import AWS
@@ -256,6 +257,133 @@ def test_several_network_cards_take_one_address_on_the_head(cloud: EC2, server: 
     assert "NetworkInterface.1.AssociatePublicIpAddress" not in launched(cloud)[0].fields
     case.lease.release()
     assert lab.left() == {}
+
+
+GPUS = Offer(REGION, "us-east-1a", "p3.8xlarge", gpu="V100", gpus=4)
+APART = "not enough capacity to launch all of them into Placement Group 'x'"
+
+
+def test_gpu_machines_are_near_each_other(cloud: EC2, case: Case) -> None:
+    case.lease.acquire([GPUS], 2)
+    assert launched(cloud)[0].fields["Placement.GroupName"] == "skymagic-train-1234-1"
+    assert lab.left()["placements"] == ["skymagic-train-1234-1"]
+    cloud.on("DeletePlacementGroup", error("InvalidPlacementGroup.InUse"))
+    case.lease.release()
+    assert lab.left() == {}
+
+
+@pytest.mark.parametrize(
+    ("offer", "count"), [(GPUS, 1), (A, 2), (replace(GPUS, reservation="cr-0123456789abcdef0"), 2)]
+)
+def test_others_are_wherever_there_is_room(cloud: EC2, case: Case, offer: Offer, count: int) -> None:
+    case.lease.acquire([offer], count)
+    assert "CreatePlacementGroup" not in [call.action for call in cloud.calls]
+    reserved = launched(cloud)[0].fields.get(
+        "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"
+    )
+    assert reserved == (offer.reservation or None)
+    case.lease.release()
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "message"),
+    [
+        ("RunInstances", "InsufficientInstanceCapacity", APART),
+        ("CreatePlacementGroup", "UnauthorizedOperation", "You are not authorized"),
+        ("CreatePlacementGroup", "PlacementGroupLimitExceeded", "too many"),
+    ],
+)
+def test_a_placement_group_is_given_up_where_it_is_what_fails(
+    cloud: EC2, case: Case, call: str, code: str, message: str
+) -> None:
+    cloud.on(call, error(code, message))
+    offer, instances = case.lease.acquire([GPUS, A], 2)
+    assert offer is GPUS
+    assert len(instances) == 2
+    assert "Placement.GroupName" not in launched(cloud)[-1].fields
+    assert [line for line in case.said if "without a placement group" in line]
+    case.lease.release()
+    assert lab.left() == {}
+
+
+def test_missing_capacity_is_no_fault_of_a_placement_group(cloud: EC2, case: Case) -> None:
+    cloud.on("RunInstances", error("InsufficientInstanceCapacity", "none"))
+    offer, _ = case.lease.acquire([GPUS, A], 2)
+    assert offer is A
+    case.lease.release()
+    assert lab.left() == {}
+
+
+def test_a_machine_is_replaced(cloud: EC2, case: Case) -> None:
+    offer, instances = case.lease.acquire([GPUS], 2)
+    [other] = case.lease.replace(offer, instances[1:])
+    states = {one.id: one.state for one in lab.instances()}
+    assert states == {instances[0].id: "running", instances[1].id: "terminated", other.id: "running"}
+    case.lease.release()
+    assert lab.left() == {}
+
+
+# ------------------------------------------------------------------------------------------ reservations, permission
+
+
+def reserved(**about: object) -> reservations.Reservation:
+    return reservations.Reservation(**{**vars(RESERVED), **about})
+
+
+RESERVED = reservations.Reservation("cr-0123456789abcdef0", "p3.8xlarge", "us-east-1a", 4)
+
+
+def test_reserved_capacity_comes_first() -> None:
+    there = {REGION: [reserved(id="cr-full", free=1), reserved(zone="us-east-1c"), reserved(block=True)]}
+    [one] = reservations.chosen("auto", there, [A, GPUS], 2)
+    assert (one.reservation, one.block, one.zone) == (RESERVED.id, True, "us-east-1a")
+    assert launch.parameters(
+        one, 2, Image("ami-1", "/dev/sda1", 8), network.Place("subnet-1", "sg-1"), "", SETTINGS,
+        Label("train", "train-1", "me", "ann@laptop", 0.0), "token",
+    )["InstanceMarketOptions"] == {"MarketType": "capacity-block"}  # fmt: skip
+    assert reservations.chosen("auto", {REGION: []}, [GPUS], 2) == ()
+
+
+@pytest.mark.parametrize(
+    ("found", "offer", "words"),
+    [
+        ([], GPUS, "there is no reservation cr-0123456789abcdef0 in us-east-1: name its region with --region"),
+        ([reserved(free=1)], GPUS, "with 1 machines free, and 2 are asked for"),
+        ([reserved(state="expired")], GPUS, "and it is expired"),
+        ([RESERVED], replace(GPUS, spot=True), "leave --spot out"),
+        ([RESERVED], A, "is of p3.8xlarge in us-east-1a, and what is asked for is served by m5.large"),
+    ],
+)
+def test_a_reservation_that_is_named_and_does_not_do(
+    found: list[reservations.Reservation], offer: Offer, words: str
+) -> None:
+    with pytest.raises(RequestError, match=words):
+        reservations.chosen(RESERVED.id, {REGION: found}, [offer], 2)
+
+
+def test_reservations_are_read_from_ec2(cloud: EC2, server: tuple[EC2, Clients]) -> None:
+    fields = {
+        "capacityReservationId": RESERVED.id, "instanceType": "p3.8xlarge", "availabilityZone": "us-east-1a",
+        "availableInstanceCount": "4", "state": "active",
+    }  # fmt: skip
+    cloud.on("DescribeCapacityReservations", lab.listed("capacityReservationSet", [fields]))
+    assert reservations.find(server[1], REGION, "auto") == [RESERVED]
+    cloud.on("DescribeCapacityReservations", error("InvalidCapacityReservationId.NotFound", "no"))
+    assert reservations.find(server[1], REGION, RESERVED.id) == []
+
+
+def test_a_dry_run_rents_nothing_and_says_what_is_not_allowed(
+    cloud: EC2, server: tuple[EC2, Clients], case: Case
+) -> None:
+    label = case.lease.label
+    assert permission.notes(server[1], GPUS, 2, SETTINGS, label) == ("EC2's dry run: these credentials may rent them",)
+    assert {call.fields["DryRun"] for call in cloud.calls if call.action.startswith(("Run", "Create"))} == {"true"}
+    assert lab.instances() == []
+    assert lab.left() == {}
+    cloud.on("RunInstances", error("UnauthorizedOperation", "You are not authorized to perform this operation.", 403))
+    [said] = permission.notes(server[1], GPUS, 2, SETTINGS, label)
+    assert said.startswith("EC2's dry run: these AWS credentials may not call ec2:RunInstances in us-east-1")
+    assert "docs/aws.md" in said
 
 
 def test_everything_is_found_by_tag_alone(cloud: EC2, server: tuple[EC2, Clients]) -> None:

@@ -105,7 +105,8 @@ def test_without_a_yes_nothing_is_rented(aws: tuple[Machines, Notebook]) -> None
     plan = notebook.run(f"{POOL} --dry-run").text
     assert "per hour" in plan or "price unknown" in plan
     assert "without a cell" in plan
-    assert "RunInstances" not in [call.action for call in machines.cloud.calls]
+    assert "these credentials may rent them" in plan
+    assert {call.fields.get("DryRun") for call in machines.cloud.calls if call.action == "RunInstances"} == {"true"}
     assert lab.left() == {}
 
 
@@ -116,6 +117,38 @@ def test_a_machine_with_another_host_key_is_refused(aws: tuple[Machines, Noteboo
     assert shown.error is not None
     assert "it is not the key that this machine was given" in shown.error.text
     assert {one.state for one in lab.instances()} == {"terminated"}
+
+
+SMI = """#!/bin/sh
+# the GPU of the first machine that looks has errors
+mkdir "{folder}/asked" 2>/dev/null && echo "$HOME" >"{folder}/bad"
+errors=0; [ "$(cat "{folder}/bad")" = "$HOME" ] && errors=3
+case $1 in
+    --query-gpu=index*) echo "0, Tesla T4, 550.1, 3, 0, $errors" ;;
+    --query-gpu*) echo "Tesla T4" ;;
+esac
+"""
+
+
+def test_a_broken_machine_is_named_and_replaced(aws: tuple[Machines, Notebook], tmp_path: Path) -> None:
+    machines, notebook = aws
+    program = tmp_path / "nvidia-smi"
+    program.write_text(SMI.format(folder=tmp_path))
+    program.chmod(0o755)
+    machines.env["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    before = len(lab.instances())
+    try:
+        shown = notebook.run(f"{POOL} -y")
+    finally:
+        del machines.env["PATH"]
+    bad = Path((tmp_path / "bad").read_text().strip()).parent.name
+    assert f"{bad}: GPU 0 has 3 uncorrected ECC errors" in shown.text
+    states = {one.id: one.state for one in lab.instances()[before:]}
+    assert sorted(states.values()) == ["running", "running", "terminated"]
+    assert states[bad] == "terminated"
+    notebook.run("%%sky_broadcast -o homes\nimport os\nos.environ['HOME']")
+    assert bad not in str(notebook.value("homes"))
+    notebook.run("%sky_down")
 
 
 def launched(cloud: EC2) -> list[str]:

@@ -129,6 +129,13 @@ def region(text: str) -> str:
     return ",".join(many(_region)(text))
 
 
+def reservation(text: str) -> str:
+    """``cr-…``, or auto."""
+    if text != "auto" and not re.fullmatch(r"cr-[0-9a-f]{8,40}", text):
+        raise RequestError(f"{text!r} is no reservation: write its id, as in cr-0123456789abcdef0, or auto")
+    return text
+
+
 def one_of(*words: str) -> Reader:
     """A reader of one of these words."""
 

@@ -17,6 +17,10 @@ refusals        questions that need no answer
 provider        plan, acquire, release: the machines of a pool, used as hosts of SSH are
 access          what leads another notebook to machines that run
 lease           the machines of one pool, and all that was made for them
+reservations    capacity that the account has reserved, put first
+placement       machines near each other in the network
+permission      EC2's own dry run of a start
+preflight       machines checked before the first cell, broken ones replaced once
 ledger          what was rented and what it cost, kept over restarts
 launch          all machines at once, in one zone and of one type
 images          which image they boot

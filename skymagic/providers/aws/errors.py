@@ -70,7 +70,7 @@ _CODES: Mapping[Kind, str] = {
     Kind.THROTTLED: """RequestLimitExceeded Throttling ThrottlingException ThrottledException TooManyRequestsException
         EC2ThrottledException RequestThrottled RequestThrottledException PriorRequestNotComplete SlowDown BandwidthLimitExceeded""",
     Kind.INTERNAL: "InternalError InternalFailure InternalServerError ServiceUnavailable Unavailable ServerInternal Server.InternalError",
-    Kind.IN_USE: "DependencyViolation InvalidGroup.InUse ResourceInUse InvalidIPAddress.InUse IncorrectInstanceState",
+    Kind.IN_USE: "DependencyViolation InvalidGroup.InUse InvalidPlacementGroup.InUse ResourceInUse InvalidIPAddress.InUse IncorrectInstanceState",
 }
 _KIND = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 

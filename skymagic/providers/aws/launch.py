@@ -50,8 +50,13 @@ def parameters(
     settings: CloudSettings,
     label: Label,
     token: str,
+    near: str = "",
 ) -> dict[str, Any]:
-    """What RunInstances is asked for; pure."""
+    """What RunInstances is asked for; pure.
+
+    Args:
+        near: the name of a placement group; "" for none.
+    """
     return {
         "ImageId": image.id,
         "InstanceType": offer.instance_type,
@@ -69,15 +74,26 @@ def parameters(
         ],
         "NetworkInterfaces": interfaces(offer, place, settings),
         "TagSpecifications": label.specifications("instance", "volume", "network-interface"),
+        **({"Placement": {"GroupName": near}} if near else {}),
         **_market(offer),
+        **_reserved(offer),
     }
 
 
 def _market(offer: Offer) -> dict[str, Any]:
+    if offer.block:
+        return {"InstanceMarketOptions": {"MarketType": "capacity-block"}}
     if not offer.spot:
         return {}
     options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
     return {"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": options}}
+
+
+def _reserved(offer: Offer) -> dict[str, Any]:
+    if not offer.reservation:
+        return {}
+    target = {"CapacityReservationId": offer.reservation}
+    return {"CapacityReservationSpecification": {"CapacityReservationTarget": target}}
 
 
 def interfaces(offer: Offer, place: Place, settings: CloudSettings) -> list[dict[str, Any]]:

@@ -8,12 +8,12 @@ that more may be there than is shown.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from skymagic.errors import CloudError
 from skymagic.plan.cloud import CloudSettings
-from skymagic.providers.aws import images, keys, launch, ledger, network
+from skymagic.providers.aws import images, keys, launch, ledger, network, placement
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.errors import ELSEWHERE, UNCERTAIN, Kind
 from skymagic.providers.aws.launch import Instance
@@ -66,8 +66,10 @@ class Lease:
         for offer in offers:
             if (offer.region, offer.instance_type, offer.spot) in useless:
                 continue
-            where = f"{offer.instance_type}{' spot' if offer.spot else ''} in {offer.zone}"
+            reserved = f" of {offer.reservation}" if offer.reservation else ""
+            where = f"{offer.instance_type}{' spot' if offer.spot else ''} in {offer.zone}{reserved}"
             self._say(f"asking for {count} × {where} …")
+            self._regions.setdefault(offer.region, Region())
             try:
                 return offer, self._of(offer, count)
             except CloudError as problem:
@@ -85,8 +87,42 @@ class Lease:
         remedy = "other types (--gpu), other regions (--region a,b), fewer nodes; or the same a little later"
         raise CloudError(last.kind, last.code, f"{count} machines are not to be had:\n  {listed}", remedy) from last
 
-    def _of(self, offer: Offer, count: int) -> list[Instance]:
-        clients, region = self.clients, self._regions.setdefault(offer.region, Region())
+    def replace(self, offer: Offer, gone: Collection[Instance]) -> list[Instance]:
+        """Other machines of the same offer in the place of these, which are ended.
+
+        Raises:
+            CloudError: there are none.
+        """
+        ids = {one.id for one in gone}
+        Release(self.clients, offer.region, self._filters(), ids).terminate(ids)
+        return self._of(offer, len(ids), head=False)
+
+    def _of(self, offer: Offer, count: int, *, head: bool = True) -> list[Instance]:
+        """Machines of an offer, near each other where that is possible.
+
+        Args:
+            head: whether the first of them is the pool's head.
+        """
+        if not placement.wanted(offer, count):
+            return self._launched(offer, count, head, "")
+        try:
+            near = placement.group(self.clients, offer.region, self.label, self._launches + 1)
+        except CloudError as problem:
+            if problem.kind in _names(UNCERTAIN):
+                raise
+            self._say(f"without a placement group: {problem.reason}")
+            return self._launched(offer, count, head, "")
+        try:
+            return self._launched(offer, count, head, near)
+        except CloudError as problem:
+            if not placement.at_fault(problem):
+                raise
+            self._end_launch(offer.region)
+            self._say(f"without a placement group, so not near each other in the network: {problem.reason}")
+        return self._launched(offer, count, head, "")
+
+    def _launched(self, offer: Offer, count: int, head: bool, near: str) -> list[Instance]:
+        clients, region = self.clients, self._regions[offer.region]
         image = images.find(clients, offer, self.settings)
         subnet = network.subnet(clients, offer.region, offer.zone, self.settings)
         source = network.caller_range(subnet, self.settings)
@@ -94,7 +130,7 @@ class Lease:
         self._launches += 1
         asked = launch.parameters(
             offer, count, image, network.Place(subnet.id, group), self.user_data, self.settings, self.label,
-            token=f"{self.label.job}-{self._launches}",
+            token=f"{self.label.job}-{self._launches}", near=near,
         )  # fmt: skip
         # from here until EC2 has answered, an interrupt or a lost answer may leave machines that nobody has named
         region.uncertain = True
@@ -108,7 +144,7 @@ class Lease:
         ledger.write(ledger.rent(offer, count, self.settings, self.label, self._launches, disk))
         region.uncertain = False
         running = launch.wait_running(clients, offer.region, ids)
-        if offer.cards > 1 and not self.settings.use_private_ips:
+        if head and offer.cards > 1 and not self.settings.use_private_ips:
             public = network.head_address(clients, offer.region, running[0].interface, self.label)
             running[0] = replace(running[0], public=public)
         return running

@@ -108,7 +108,7 @@ def machines(one: Offer, nodes: int) -> str:
 
 def place(one: Offer) -> str:
     """Where it is, and how it is rented: "us-east-1a, spot"."""
-    return f"{one.zone or one.region}, {'spot' if one.spot else 'on demand'}"
+    return f"{one.zone or one.region}, {one.reservation or ('spot' if one.spot else 'on demand')}"
 
 
 def rental(chosen: Sequence[Offer], market: Market, nodes: int) -> Rental:

@@ -17,6 +17,7 @@ class Offer:
         network: Gbit/s of the whole machine, 0 where unknown. cards: network cards; with several it takes no public address.
         nvme: GB on disks of the machine itself, which are lost with it.
         architecture: ``"x86_64"`` or ``"arm64"``.
+        reservation: ``"cr-…"``: the reserved capacity that it is of; "" for none. block: whether that is a capacity block.
     """
 
     region: str
@@ -35,3 +36,5 @@ class Offer:
     nvme: float = 0.0
     efa: bool = False
     architecture: str = "x86_64"
+    reservation: str = ""
+    block: bool = False

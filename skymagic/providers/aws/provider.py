@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import secrets
 import socket
 import time
 from collections.abc import Sequence
@@ -11,15 +12,28 @@ from dataclasses import dataclass, field, replace
 from skymagic.bootstrap.provision import probe
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
-from skymagic.errors import CloudError
+from skymagic.errors import CloudError, ProvisionError, RequestError
 from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, topology
 from skymagic.plan.renting import bounded, plan_rented
 from skymagic.plan.requests import PoolRequest
 from skymagic.providers import ssh
-from skymagic.providers.aws import access, keys, listing, machine, market, sweep, tags, userdata
+from skymagic.providers.aws import (
+    access,
+    keys,
+    listing,
+    machine,
+    market,
+    permission,
+    preflight,
+    reservations,
+    sweep,
+    tags,
+    userdata,
+)
 from skymagic.providers.aws.access import RentedAccess
 from skymagic.providers.aws.clients import Clients
+from skymagic.providers.aws.launch import Instance
 from skymagic.providers.aws.lease import Lease
 from skymagic.providers.aws.offer import Offer
 from skymagic.providers.aws.selection import per_hour
@@ -88,9 +102,10 @@ class AWS:
         request = bounded(request)
         image, requirements = ssh.needs(request, topology(request), say)
         found = market.survey(request, clients)
-        offers = market.choice(request, found)
+        offers = _offers(request, found, clients)
         plan = plan_rented(request, listing.rental(offers, found, request.nodes or 1))
-        return Rented(replace(plan, image=image), clients, offers, requirements)
+        survey = Rented(replace(plan, image=image), clients, offers, requirements)
+        return _permitted(survey) if request.dry_run else survey
 
     def acquire(self, survey: Rented, job_id: str, say: Say) -> Sequence[Node]:
         """Rent them all together, connect to them by the keys that they were given, and set them up side by side."""
@@ -104,12 +119,9 @@ class AWS:
         offer, instances = held.lease.acquire(survey.offers, plan.topology.nodes)
         held.offer = offer
         say(f"{', '.join(one.id for one in instances)} run in {offer.zone} …")
-        reached = machine.endpoints(instances, made, settings)
-        held.connections += machine.connect(survey.clients, instances, reached, say)
-        facts = ssh.side_by_side(lambda one: probe(one, survey.requirements, False), held.connections)
-        held.machines += map(ssh.Machine, reached, held.connections, facts)
+        held.machines += _ready(survey, instances, made, say)
+        _replaced(survey, offer, instances, made, say)
         check(plan, held.machines, survey.requirements)
-        ssh.set_up(held.machines, survey.requirements, say)
         return access.nodes(held.machines, offer.region, label)
 
     def attach(self, plan: Plan, accesses: Sequence[RentedAccess]) -> tuple[Rented, Sequence[Node]]:
@@ -147,6 +159,63 @@ def used_elsewhere(survey: Rented, label: Label, say: Say) -> None:
             )  # fmt: skip
 
 
+def _offers(request: PoolRequest, found: market.Market, clients: Clients) -> tuple[Offer, ...]:
+    """What is tried, in this order: reserved capacity first, and nothing else where one is named."""
+    named = request.reservation
+    if named is None:
+        return market.choice(request, found)
+    regions = sorted({one.region for one in found.offers})
+    there = {region: reservations.find(clients, region, named) for region in regions}
+    reserved = reservations.chosen(named, there, found.offers, request.nodes or 1)
+    if named != reservations.AUTO:
+        return reserved
+    try:
+        return (*reserved, *market.choice(request, found))
+    except RequestError:  # quotas and prices of what is not reserved
+        if not reserved:
+            raise
+        return reserved
+
+
+def _permitted(survey: Rented) -> Rented:
+    """With what EC2 says to such a start, in the plan's notes."""
+    plan = survey.plan
+    label = _label(survey, f"dry-run-{secrets.token_hex(4)}", bounds(plan.request))
+    said = permission.notes(survey.clients, survey.offers[0], plan.topology.nodes, plan.request.cloud, label)
+    return replace(survey, plan=replace(plan, notes=(*plan.notes, *said)))
+
+
+def _ready(survey: Rented, instances: Sequence[Instance], made: keys.PoolKeys, say: Say) -> list[ssh.Machine]:
+    """Machines that run, reached and set up side by side."""
+    held = survey.held
+    reached = machine.endpoints(instances, made, survey.plan.request.cloud)
+    connections = machine.connect(survey.clients, instances, reached, say)
+    held.connections += connections
+    facts = ssh.side_by_side(lambda one: probe(one, survey.requirements, False), connections)
+    machines = list(map(ssh.Machine, reached, connections, facts))
+    ssh.set_up(machines, survey.requirements, say)
+    return machines
+
+
+def _replaced(survey: Rented, offer: Offer, instances: Sequence[Instance], made: keys.PoolKeys, say: Say) -> None:
+    """Check the machines; others come once in the place of those that cannot be worked with. Raises ProvisionError."""
+    held, running = survey.held, list(instances)
+    assert held.lease is not None
+    found = preflight.look(access.nodes(held.machines, offer.region, held.lease.label), running, offer, say)
+    if not found.broken:
+        return
+    if 0 in found.broken and offer.cards > 1 and len(running) > 1:
+        raise ProvisionError(f"{preflight.broken(found)}; the other machines are reached through it: start again")
+    preflight.agreed(found, offer, survey.plan.request.yes)
+    others = held.lease.replace(offer, [running[index] for index in found.broken])
+    for index, one, ready in zip(found.broken, others, _ready(survey, others, made, say), strict=True):
+        held.machines[index].close()
+        held.machines[index], running[index] = ready, one
+    again = preflight.look(access.nodes(held.machines, offer.region, held.lease.label), running, offer, say)
+    if again.broken:
+        raise ProvisionError(f"{preflight.broken(again)}; other machines were rented once, and not again")
+
+
 def bounds(request: PoolRequest) -> Bounds:
     """When the machines of a pool end by themselves."""
     return Bounds(request.idle or UNBOUNDED, request.max_lifetime or UNBOUNDED)
@@ -155,7 +224,7 @@ def bounds(request: PoolRequest) -> Bounds:
 def check(plan: Plan, machines: Sequence[ssh.Machine], requirements: Requirements) -> None:
     """Raise RequestError where a machine has not what its type has: GPUs that its driver does not find, above all."""
     here = [replace(one.facts.inventory(requirements.minor), hostname=one.name) for one in machines]
-    plan_over(replace(plan.request, region=None, spot=False), here, "aws")
+    plan_over(replace(plan.request, region=None, spot=False, reservation=None), here, "aws")
 
 
 def _label(survey: Rented, job: str, limits: Bounds) -> Label:

@@ -34,9 +34,11 @@ class Rented:
     groups: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
     """Allocation ids of Elastic IPs."""
+    placements: tuple[str, ...] = ()
+    """Names of placement groups."""
 
     def __bool__(self) -> bool:
-        return bool(self.instances or self.groups or self.addresses)
+        return bool(self.instances or self.groups or self.addresses or self.placements)
 
 
 def instances(clients: Clients, region: str, filters: Filters) -> dict[str, str]:
@@ -65,7 +67,19 @@ def find(clients: Clients, region: str, filters: Filters) -> Rented:
         instances(clients, region, filters),
         tuple(each["GroupId"] for each in groups),
         tuple(each["AllocationId"] for each in addresses),
+        _placements(clients, region, filters),
     )
+
+
+def _placements(clients: Clients, region: str, filters: Filters) -> tuple[str, ...]:
+    """Names of placement groups; none where they may not be seen, for then none can be made either."""
+    try:
+        found = clients.call("ec2", region, "DescribePlacementGroups", Filters=list(filters))["PlacementGroups"]
+    except CloudError as problem:
+        if problem.kind == "permission":
+            return ()
+        raise
+    return tuple(each["GroupName"] for each in found if each.get("State") != "deleted")
 
 
 class Release:
@@ -135,7 +149,8 @@ class Release:
             self.problems.append(f"{self.region}: what is there cannot be seen: {problem.reason}")
             return
         self._each("address", found.addresses, self._release_address)
-        self._each("security group", found.groups, self._delete_group)
+        self._each("security group", found.groups, partial(self._delete, "DeleteSecurityGroup", "GroupId"))
+        self._each("placement group", found.placements, partial(self._delete, "DeletePlacementGroup", "GroupName"))
 
     def _each(self, what: str, ids: Iterable[str], release: Callable[[str], object]) -> None:
         for each in sorted(ids):
@@ -148,12 +163,12 @@ class Release:
     def _release_address(self, address: str) -> None:
         self.clients.call("ec2", self.region, "ReleaseAddress", AllocationId=address)
 
-    def _delete_group(self, group: str) -> None:
+    def _delete(self, operation: str, parameter: str, named: str) -> None:
         # with machines in it that could not be ended there is nothing to wait for
         end = time.monotonic() + (0.0 if self.problems else SETTLE_SECONDS * self.clients.patience)
         while True:
             try:
-                self.clients.call("ec2", self.region, "DeleteSecurityGroup", GroupId=group)
+                self.clients.call("ec2", self.region, operation, **{parameter: named})
                 return
             except CloudError as problem:
                 # the network cards of a terminated machine go a little later

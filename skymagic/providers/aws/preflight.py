@@ -1,0 +1,54 @@
+"""Before the first cell: machines that have been rented are checked, and one that cannot be worked with is replaced, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from skymagic.cluster import Node, checking
+from skymagic.cluster.health import Findings
+from skymagic.display.question import confirmed
+from skymagic.errors import ProvisionError
+from skymagic.plan.units import agreeing
+from skymagic.providers.aws.launch import Instance
+from skymagic.providers.aws.offer import Offer
+
+ONE_FLOW = 5.0
+"""Gbit/s that EC2 lets one connection have outside a placement group, whatever the machine's network."""
+
+
+def look(nodes: Sequence[Node], instances: Sequence[Instance], offer: Offer, say: Callable[[str], None]) -> Findings:
+    """Check machines, and say what is worth knowing of them.
+
+    Args:
+        nodes: in the order of their instances; they need not have met.
+    """
+    placed = [replace(node, address=one.private) for node, one in zip(nodes, instances, strict=True)]
+    rate = min(offer.network, ONE_FLOW) * 1e9 / 8
+    found = checking.check(placed, {}, checking.WHOLE, expected=offer.gpus, rate=rate, say=say)
+    for one in found.verdicts:
+        say(f"{found.nodes[one.node].name}: {one.words}")
+    return found
+
+
+def agreed(found: Findings, offer: Offer, yes: bool) -> None:
+    """Go on to replace the machines that are broken, or end the start.
+
+    Args:
+        yes: whether the user has said yes to what is asked.
+
+    Raises:
+        ProvisionError: nobody has agreed; says what is wrong with them.
+    """
+    words, many = broken(found), len(found.broken)
+    cost = "at an unknown price" if offer.price is None else f"for ${many * offer.price:.2f} per hour"
+    others = f"{many} × {offer.instance_type} in {agreeing(many, 'its', 'their')} place {cost}, once {agreeing(many, 'it is', 'they are')} ended"
+    if not (yes or confirmed(f"{words}: {others}")):
+        raise ProvisionError(
+            f"{words}; nothing else was rented in {agreeing(many, 'its', 'their')} place: add -y, or start again"
+        )
+
+
+def broken(found: Findings) -> str:
+    """The machines that cannot be worked with, each with the reason."""
+    return "; ".join(f"{found.nodes[one.node].name}: {one.words}" for one in found.verdicts if one.broken)
