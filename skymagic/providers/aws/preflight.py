@@ -8,6 +8,7 @@ from dataclasses import replace
 from skymagic.cluster import Node, checking
 from skymagic.cluster.health import Findings
 from skymagic.display.question import confirmed
+from skymagic.display.screen import print_note
 from skymagic.errors import ProvisionError
 from skymagic.plan.units import agreeing
 from skymagic.providers.aws.launch import Instance
@@ -27,7 +28,7 @@ def look(nodes: Sequence[Node], instances: Sequence[Instance], offer: Offer, say
     rate = min(offer.network, ONE_FLOW) * 1e9 / 8
     found = checking.check(placed, {}, checking.WHOLE, expected=offer.gpus, rate=rate, say=say)
     for one in found.verdicts:
-        say(f"{found.nodes[one.node].name}: {one.words}")
+        print_note(f"[{found.nodes[one.node].name}: {one.words}]")  # it stays when the start's own display has ended
     return found
 
 
