@@ -292,12 +292,15 @@ class SkyMagics(Magics):
     @cell_magic
     def sky_sh(self, line: str, cell: str) -> Any:
         request = usage(lambda: cell_magics.parse_sh(line, self.settings.defaults()))
-        if request.detach:
+        if request.detach and not (one := registry.find(request.pool)).plan.outlives:
             raise UsageError(
-                "--detach: a script that goes on without its notebook is not there yet; -a goes on beside it"
+                f"--detach: pool {one.name!r} ends with its notebook: make one with --detached (%sky_pool {one.name} … --detached), "
+                "or go on beside the notebook with -a"
             )
         whole = self._cell(cell)
-        return self._beside_or_now(request.noblock, whole, lambda beside: self._script(request, whole, beside))
+        return self._beside_or_now(
+            request.noblock or request.detach, whole, lambda beside: self._script(request, whole, beside)
+        )
 
     def _script(self, request: ShellRequest, cell: broadcast.Cell, beside: Run | None) -> script.Outcome:
         """Run a script on the nodes; how it ended there is kept also when it failed."""

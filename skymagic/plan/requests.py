@@ -276,7 +276,7 @@ class ShellRequest:
 
     Attributes:
         workdir: a folder that goes along, or None.
-        detach: run on without the notebook; refused, for it is not there yet.
+        detach: return at once, and go on without the notebook; for pools that outlive it.
         pool: its name, None for the latest one.
         env: environment variables of the script. secrets: names only; the notebook's environment holds the values.
         targets: the nodes that run it; None for all. only: the nodes whose output is shown.

@@ -187,6 +187,27 @@ class Pool(Status):
             if self.ended is None:
                 self._gone(self)
 
+    @property
+    def stays(self) -> bool:
+        """Whether an orderly end of its notebook leaves it: it was made for that, or a run of it goes on, and another can attach."""
+        asked = self.plan.request.detached or self.state is State.RUNNING
+        return asked and self.plan.outlives and self._resources.started and self.key is not None
+
+    def leave(self) -> None:
+        """Close all connections, and leave what runs for another notebook to attach to; twice is safe.
+
+        Raises:
+            PoolError: not all was closed; says what.
+        """
+        if self.state is State.STOPPED:
+            return
+        self.move(Event.STOP)
+        plugins: list[Step] = [(what, opened.close) for what, opened in reversed(self._plugin_contexts)]
+        try:
+            run_steps(f"pool {self.name!r} is left", [*plugins, ("its connections", self._resources.leave)])
+        finally:
+            self.move(Event.STOPPED)
+
     def restart(self, ranks: Sequence[int] | None = None) -> None:
         """Start ranks anew (all of them): their variables are gone. Legal in every state but the end.
 

@@ -372,4 +372,15 @@ def close(pools: Iterable[Pool], done: Callable[[Pool], object] = lambda pool: N
         raise PoolError("; ".join(problems))
 
 
-atexit.register(close_all)
+def at_exit() -> None:
+    """The orderly end of this process: pools that outlive it are left where they were made for that, or are at work; others end."""
+    for pool in [one for one in _pools.values() if one.stays]:
+        _pools.pop(pool.name)
+        try:
+            pool.leave()
+        except PoolError as problem:
+            print_note(str(problem))
+    close_all()
+
+
+atexit.register(at_exit)

@@ -112,6 +112,29 @@ def test_a_pool_of_this_machine_goes_on_without_its_notebook(desk: Desk) -> None
     assert desk.command("down", desk.pool).returncode == 2
 
 
+def test_a_kernel_that_is_shut_down_leaves_its_script(desk: Desk) -> None:
+    gate = desk.folder / "gate"
+    with desk.notebook(f"{desk.made.removesuffix('--detached')}", "%sky_pool other --ranks 1") as first:
+        assert "ends with its notebook" in first.fail("%%sky_sh --detach\ntrue").text
+        first.run("%sky_down --all")
+        first.run(desk.made)
+        shown = first.start(
+            f"%%sky_sh --detach -o ends\necho before\nuntil [ -e {gate} ]; do sleep 0.05; done\necho after\nexit 3"
+        )
+        first.watch(shown, lambda seen: "before" in seen.stdout)
+        assert shown.done  # it goes on beside the notebook
+    with desk.notebook() as second:  # the first was shut down as by the menu
+        cell = second.start(f"%sky_attach {desk.pool}")
+        second.watch(cell, lambda seen: "goes on" in seen.text)
+        gate.write_text("")
+        second.finish(cell)
+        assert cell.error is not None
+        assert cell.error.ename == "ScriptError"
+        assert (cell.stdout.count("after"), cell.stdout.count("before")) == (1, 0)
+        assert second.value("[(end.status, end.tail) for end in ends]") == [(3, "before\nafter")] * 2
+        second.run(f"%sky_down {desk.pool}")
+
+
 def test_it_ends_when_nobody_comes_back(desk: Desk) -> None:
     with desk.notebook("%config SkyMagic.away = '1s'", desk.made) as first:
         found = json.loads(desk.command("status", desk.pool, "--json").stdout)["pools"]

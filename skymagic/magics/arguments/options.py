@@ -98,7 +98,7 @@ _SH_TARGETS = Option(("-t", "--targets"), "targets", Selection, "NODES", "nodes 
 _SH_ONLY = Option(("--only",), "only", Selection, "NODES", "whose output is shown: head, all, 0,2 or 0:4", choices="ranks")
 _SH_OUTPUT = Option(("-o", "--output"), "output", readers.identifier, "NAME", "keep exit codes and last lines, by node")
 _SH_NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return at once; the script goes on")
-_DETACH = Option(("--detach",), "detach", help="go on without the notebook", offered=False)
+_DETACH = Option(("--detach",), "detach", help="return at once; the script goes on without the notebook too")
 SH: tuple[Option, ...] = (_POOL_NAME, _WORKDIR, _SH_ENV, _SECRET, _SH_OUTPUT, _SH_ONLY, _SH_TARGETS, _TIMEOUT, _SH_NOBLOCK, _BUSY, _DETACH)
 _LINES = Option(("-n", "--lines"), "lines", readers.number(1), "LINES", "how many of the last lines; 50 unless said")
 _FOLLOW = Option(("-f", "--follow"), "follow", help="go on as the log grows, until the stop button")
