@@ -366,7 +366,6 @@ REFUSED = {
     "--secret NOT_THERE_AT_ALL": "--secret NOT_THERE_AT_ALL: the notebook's environment has no such variable",
     "-t 7": "node",
     "--only 5": "node",
-    "--detach": "--detach",
     "--wat": "--wat",
 }
 
