@@ -8,7 +8,7 @@ VALUES ?=
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: help demo test check format bench soak clean
+.PHONY: help demo test check format bench pictures soak clean
 
 help:
 	@echo "make demo    run notebooks/quickstart.ipynb and print what its cells print"
@@ -16,6 +16,7 @@ help:
 	@echo "make check   ruff, formatting, mypy"
 	@echo "make format  let ruff mend and format the code"
 	@echo "make bench   the figures, each as a ratio measured in this run"
+	@echo "make pictures  take the README's pictures anew, in JupyterLab (Chromium is needed)"
 	@echo "make soak    random faults, and random changes of values, for minutes: nothing may break or grow"
 	@echo "make clean   remove what make has made"
 
@@ -36,6 +37,10 @@ format: $(READY)
 
 bench: $(READY)
 	@$(RUN) benchmarks/run.py $(ARGS)
+
+pictures: $(READY)
+	@mkdir -p docs/pictures
+	@SKYMAGIC_PICTURES=docs/pictures $(RUN) -m pytest -q tests/display/test_browser.py
 
 soak: $(READY)
 	@$(RUN) benchmarks/soak.py $(ARGS)

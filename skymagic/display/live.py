@@ -14,6 +14,9 @@ from typing import Any
 
 from skymagic.display import text as display
 
+CELL_ID = "cellId"
+"""In the metadata of requests: of which cell it is."""
+
 
 def in_ipython() -> bool:
     """Whether displays can be shown here; without importing IPython."""
@@ -22,15 +25,32 @@ def in_ipython() -> bool:
 
 
 def in_notebook() -> bool:
-    """Whether a display that was shown here can be replaced: IPython in a terminal would print it once more."""
-    return in_ipython() and getattr(sys.modules["IPython"].get_ipython(), "kernel", None) is not None
+    """Whether a display that was shown here can be replaced. IPython in a terminal would print it once more; a server that executes
+    cells by itself (jupyter-server-nbmodel 0.2) keeps the first state for ever."""
+    kernel = getattr(sys.modules["IPython"].get_ipython(), "kernel", None) if in_ipython() else None
+    return kernel is not None and (not _asks(kernel) or _says_its_cell(kernel) or "google.colab" in sys.modules)
 
 
 def watched() -> bool:
     """Whether somebody looks at this notebook while it runs: nbconvert and papermill say that nobody could be asked anything."""
     if not in_notebook() or os.environ.get("SKYMAGIC_NONINTERACTIVE", "0") not in ("", "0"):
         return False
-    return bool(getattr(sys.modules["IPython"].get_ipython().kernel, "_allow_stdin", True))
+    return _asks(sys.modules["IPython"].get_ipython().kernel)
+
+
+def _asks(kernel: Any) -> bool:
+    """Whether somebody could be asked something."""
+    return bool(getattr(kernel, "_allow_stdin", True))
+
+
+def _says_its_cell(kernel: Any) -> bool:
+    """Whether the request comes from a front end that says of which cell it is, as JupyterLab, Notebook 7 and VS Code do; also where
+    nobody knows, on a thread."""
+    try:
+        parent = kernel.get_parent("shell")
+    except Exception:  # ipykernel's own ways
+        return True
+    return not parent or CELL_ID in (parent.get("metadata") or {})
 
 
 def show(content: Mapping[str, Any], *, update: bool = False) -> None:

@@ -41,6 +41,11 @@ class RunView:
         return time.monotonic() - self._begun
 
     @property
+    def moves(self) -> bool:
+        """Whether it is drawn while the run goes on."""
+        return self._live
+
+    @property
     def due(self) -> bool:
         """Whether a new state is to be drawn."""
         return self._live and self.seconds >= self._next

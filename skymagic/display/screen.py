@@ -30,6 +30,8 @@ class NotebookScreen:
     def __init__(self, ranks: Sequence[int], view: RunView | None = None) -> None:
         self._many = len(ranks) > 1
         self._view, self._bars = view, Bars()
+        self._state: Callable[[], RunState] | None = None
+        """How the run is, as soon as anybody knows."""
         self._labels = Labels(ranks, display.write, Area if in_notebook() else None)
         self._status = StatusLine()
         self._moving: dict[tuple[int, str], str] = {}
@@ -37,6 +39,8 @@ class NotebookScreen:
 
     def text(self, rank: int, name: str, text: str) -> None:
         """Text of a rank's standard output or error."""
+        if "\r" in text:
+            self._before_bar()
         self._labels.text(rank, name, text)
         if self._view is not None:
             alone = not (self._many or self._view.shown)
@@ -85,7 +89,7 @@ class NotebookScreen:
 
     def progress(self, state: Callable[[], RunState]) -> None:
         """How the run is; called often, and asked for when the line is to be drawn."""
-        view, now = self._view, time.monotonic()
+        view, now, self._state = self._view, time.monotonic(), state
         if view is None or not view.due:
             return
         known = state()
@@ -99,6 +103,12 @@ class NotebookScreen:
         display.write(name, terminal.wiped())
         view.draw(known)
         display.write(name, terminal.repainted())
+
+    def _before_bar(self) -> None:
+        """Show the line now: a bar is redrawn below it, and what stood above it could not be taken back without a trace."""
+        view = self._view
+        if view is not None and view.moves and not view.shown and self._state is not None:
+            view.draw(replace(self._state(), seconds=view.seconds))
 
     def end(self, end: RunEnd) -> None:
         """How the run has ended, in the place of its line."""

@@ -118,6 +118,7 @@ class Run:
 
     def wait(self) -> Report:
         """Until every rank has settled. What the user does with the stop button becomes part of the report."""
+        self._screen.progress(self._state)
         while not all(rank.settled for rank in self.report.ranks.values()):
             self._step()
         if self._disturbed:
@@ -140,7 +141,7 @@ class Run:
         if event is not None:
             self._handle(event)
         self._screen.refresh()
-        self._screen.progress(lambda: state_of(self.report, self._stall.waiting))
+        self._screen.progress(self._state)
         now = time.monotonic()
         for act in [act for act, when in self._due.items() if when is not None and when <= now]:
             self._due[act] = None
@@ -149,6 +150,9 @@ class Run:
             if (when := rank.output_deadline) is not None and now >= when:
                 rank.ended = True
         self._check_stall(now)
+
+    def _state(self) -> RunState:
+        return state_of(self.report, self._stall.waiting)
 
     def _take_events(self) -> None:
         """Handle what has come already."""

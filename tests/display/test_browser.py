@@ -1,4 +1,5 @@
-"""What a person sees in JupyterLab: a pool's start, a cell that is stopped by its button, a failing rank, and all of it after reopening."""
+"""What a person sees in JupyterLab: a start, trainings that move, a straggler, stops, a failing rank, plots, a kernel that is
+restarted, and all of it after reopening. ``make pictures`` takes the README's pictures here."""
 
 from __future__ import annotations
 
@@ -13,18 +14,40 @@ from tests.lab.browser import PATIENCE, Browser, opened
 
 pytestmark = pytest.mark.needs("chromium")
 
-CELLS = (
-    "%load_ext skymagic\n%sky_pool --ranks 4",
-    "import skymagic as sky\nsky.find('main')",
-    "%%sky_broadcast -a --only all\nimport os\nprint('there')\nopen('gate').read()",
-    "%sky_stacks",
-    "%%sky_broadcast\nif os.environ['RANK'] == '2':\n    raise ValueError('bad batch')",
-    "%%sky_broadcast -o results\nint(os.environ['RANK']) ** 2;",
-    "results",
-    "%%sky_broadcast\nimport numpy as np\nrank = int(os.environ['RANK'])\nbatch = np.full((64, 10), rank)\nlr = 0.01",
-    "%sky_vars",
-)
-POOL, REPR, BESIDE, STACKS, FAILS, KEEPS, RESULTS, DEFINES, VARS = range(len(CELLS))
+TRAINING = """\
+%%sky_broadcast -o results
+import math, os, time
+import skymagic as sky
+from tqdm import tqdm
+rank = int(os.environ["RANK"])
+for step in tqdm(range(100)):
+    time.sleep(0.04)
+    loss = math.exp(-step / 30) + 0.05 * rank
+    sky.report(step=step, total=100, loss=loss)
+{"rank": rank, "loss": round(loss, 3)};"""
+STRAGGLER = """\
+%%sky_broadcast
+for step in range(100_000):
+    time.sleep(0.4 if rank == 2 else 0.004)
+    sky.report(step=step, total=100_000)"""
+CELLS = {
+    "pool": "%load_ext skymagic\n%config SkyMagic.view_after = 0.3\npool = %sky_pool --ranks 4",
+    "repr": "pool",
+    "training": TRAINING,
+    "results": "results",
+    "curve": "pool.metrics.loss.unstack().plot(figsize=(5, 2.2), ylabel='loss');",
+    "figure": "%%sky_broadcast -t 0\nimport matplotlib.pyplot as plt\nplt.plot([4, 2, 1]);",
+    "straggler": STRAGGLER,
+    "beside": "%%sky_broadcast -a --only all\nprint('there')\nopen('gate').read()",
+    "stacks": "%sky_stacks",
+    "failed": "%%sky_broadcast\nif rank == 2:\n    raise ValueError('bad batch')",
+    "defines": "%%sky_broadcast\nimport numpy as np\nbatch = np.full((64, 10), rank)\nlr = 0.01",
+    "variables": "%sky_vars",
+    "status": "%sky_status",
+    "again": "%load_ext skymagic\n%sky_pool --ranks 2",
+    "after": "%%sky_broadcast --only all\nprint('ready')",
+}
+INDEX = {name: number for number, name in enumerate(CELLS)}
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +55,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A notebook whose pool has started."""
     folder = tmp_path_factory.mktemp("browser")
     os.mkfifo(folder / "gate")
-    with opened(folder, CELLS) as one:
-        one.run(POOL)
+    with opened(folder, list(CELLS.values())) as one:
+        one.run(INDEX["pool"])
         yield one
 
 
@@ -45,23 +68,64 @@ def gone(browser: Browser) -> None:
 
 
 def test_a_start_ends_as_one_line(browser: Browser) -> None:
-    shown = browser.outputs(POOL)
+    shown = browser.outputs(INDEX["pool"])
     expect(shown).to_contain_text(re.compile(r"main · local · 4 ranks on \S+ · ready in \d+\.\d s"))
     expect(shown).not_to_contain_text("starting")
-    browser.run(REPR)
+    browser.run(INDEX["repr"])
     for rank in range(4):
-        expect(browser.outputs(REPR).get_by_title(re.compile(rf"rank {rank} on \S+: ready"))).to_be_visible()
+        cell = browser.outputs(INDEX["repr"]).get_by_title(re.compile(rf"rank {rank} on \S+: ready"))
+        expect(cell).to_be_visible()
     browser.shot("pool")
 
 
+def test_a_training_moves_and_one_line_stays(browser: Browser) -> None:
+    browser.start(INDEX["training"])
+    shown = browser.outputs(INDEX["training"])
+    expect(shown).to_contain_text(
+        re.compile(r"4 ranks · 0:0\d · [3-9]\d% .* steps/s · loss 0\.\d+ \(0\.\d+–0\.\d+\) █")
+    )
+    expect(shown.locator("progress")).to_be_visible()
+    browser.shot("training")
+    browser.picture("training", INDEX["training"])
+    expect(shown).to_contain_text(re.compile(r"4 ranks · \d+\.\d s · loss 0\.112 .* · results → `results`"))
+    expect(shown).to_contain_text("100/100")
+    kinds = browser.saved(INDEX["training"])
+    assert kinds == ["display_data", "stream"], "the bar goes on below the line, and nothing of it stays above"
+    expect(shown.locator("progress")).to_have_count(0)
+    browser.shot("trained")
+
+
+def test_what_came_back_is_a_table_and_a_curve(browser: Browser) -> None:
+    shown = browser.run(INDEX["results"])
+    expect(shown.get_by_role("row")).to_have_count(5)
+    expect(shown.get_by_role("row").nth(3)).to_contain_text(re.compile(r"2\s*dict\s*\{'rank': 2, 'loss': 0\.137\}"))
+    expect(browser.run(INDEX["curve"]).get_by_role("img")).to_be_visible()
+    expect(browser.run(INDEX["figure"]).get_by_role("img")).to_be_visible()
+    browser.shot("curve")
+    browser.picture("results", INDEX["results"])
+    browser.picture("curve", INDEX["curve"])
+
+
+def test_a_straggler_is_named_and_the_toolbars_button_stops_the_cell(browser: Browser) -> None:
+    browser.start(INDEX["straggler"])
+    shown = browser.outputs(INDEX["straggler"])
+    expect(shown).to_contain_text(re.compile(r"rank 2 is \d+ steps behind"))
+    browser.shot("straggler")
+    browser.picture("straggler", INDEX["straggler"])
+    browser.interrupt()
+    expect(shown).to_contain_text(re.compile(r"4 ranks · \d+\.\d s · interrupted .*rank 2 was \d+ steps behind"))
+    expect(shown).to_contain_text("interrupted on ranks 0–3")
+    browser.shot("interrupted")
+
+
 def test_a_cell_beside_the_notebook_is_looked_into_and_stopped_by_its_button(browser: Browser) -> None:
-    browser.run(BESIDE)
-    shown = browser.outputs(BESIDE)
+    browser.run(INDEX["beside"])
+    shown = browser.outputs(INDEX["beside"])
     button = shown.get_by_role("button", name="stop")
     expect(button).to_be_visible()
     expect(shown).to_contain_text("[3] there")
     expect(shown).to_contain_text("running for")
-    expect(browser.run(STACKS)).to_contain_text("ranks 0–3 at line 4")
+    expect(browser.run(INDEX["stacks"])).to_contain_text("ranks 0–3 at line 3")
     browser.shot("beside")
     button.click()
     expect(shown).to_contain_text(re.compile(r"cell \d+ on ranks 0–3: stopped after"))
@@ -70,18 +134,30 @@ def test_a_cell_beside_the_notebook_is_looked_into_and_stopped_by_its_button(bro
 
 
 def test_a_failing_rank(browser: Browser) -> None:
-    shown = browser.run(FAILS)
+    shown = browser.run(INDEX["failed"])
     expect(shown).to_contain_text("ValueError: bad batch")
     expect(shown).to_contain_text("rank 2 of 4 on")
     browser.shot("failed")
+    browser.picture("failed", INDEX["failed"])
 
 
-def test_values_and_variables(browser: Browser) -> None:
-    browser.run(KEEPS)
-    expect(browser.run(RESULTS)).to_contain_text("[0, 1, 4, 9]")
-    browser.run(DEFINES)
-    expect(browser.run(VARS)).to_contain_text(re.compile(r"batch +ndarray +\(64, 10\) int64 +all, values differ"))
-    browser.shot("variables")
+def test_variables_and_status(browser: Browser) -> None:
+    browser.run(INDEX["defines"])
+    said = re.compile(r"batch +ndarray +\(64, 10\) int64 +all, values differ")
+    expect(browser.run(INDEX["variables"])).to_contain_text(said)
+    shown = browser.run(INDEX["status"])
+    expect(shown.get_by_title(re.compile(r"rank 3 on \S+: ready"))).to_be_visible()
+    shown.get_by_text("processes").click()
+    expect(shown.locator("pre").filter(has_text="pid")).to_be_visible()
+    browser.shot("status")
+
+
+def test_a_kernel_that_is_restarted_starts_a_pool_anew(browser: Browser) -> None:
+    browser.restart()
+    expect(browser.outputs(INDEX["training"])).to_contain_text("loss 0.112")
+    expect(browser.run(INDEX["again"])).to_contain_text(re.compile(r"2 ranks on \S+ · ready in"))
+    expect(browser.run(INDEX["after"])).to_contain_text("[1] ready")
+    browser.shot("restarted")
 
 
 def test_what_was_saved_is_shown_when_it_is_opened_again(browser: Browser) -> None:
@@ -91,7 +167,9 @@ def test_what_was_saved_is_shown_when_it_is_opened_again(browser: Browser) -> No
     kinds = {kind for cell in saved["cells"] for output in cell["outputs"] for kind in output.get("data", {})}
     assert "application/vnd.jupyter.widget-view+json" not in kinds
     browser.open()
-    expect(browser.outputs(POOL)).to_contain_text("ready in", timeout=PATIENCE * 1000)
-    expect(browser.outputs(BESIDE)).to_contain_text("stopped after")
+    expect(browser.outputs(INDEX["pool"])).to_contain_text("ready in", timeout=PATIENCE * 1000)
+    expect(browser.outputs(INDEX["training"])).to_contain_text("results → `results`")
+    expect(browser.outputs(INDEX["beside"])).to_contain_text("stopped after")
+    expect(browser.outputs(INDEX["curve"]).get_by_role("img")).to_be_visible()
     gone(browser)
     browser.shot("reopened")

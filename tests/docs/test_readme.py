@@ -84,3 +84,9 @@ def follow(notebook: Notebook, example: Example) -> str:
 
 def test_every_page_with_cells_is_run() -> None:
     assert [page.name for page in PAGES if examples(page)][0] == "README.md"
+
+
+def test_the_readmes_pictures_are_there_and_small() -> None:
+    named = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    assert sorted(named) == sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "pictures").iterdir())
+    assert all((ROOT / path).stat().st_size < 150_000 for path in named)

@@ -22,10 +22,15 @@ PATIENCE = 60.0
 """Seconds that anything may take before it counts as hanging."""
 SHOTS = "SKYMAGIC_SHOTS"
 """A variable of the environment: the folder for pictures; without it none are taken."""
+PICTURES = "SKYMAGIC_PICTURES"
+"""Likewise: the folder of the README's pictures, which ``make pictures`` takes anew."""
+BARE = ".jp-cell-toolbar, .jp-Collapser { display: none !important; }"
+"""A style for pictures: without what JupyterLab lays over the cell that is chosen."""
 SERVER = (
     "--no-browser", "--allow-root", "--expose-app-in-browser", "--ServerApp.ip=127.0.0.1", "--ServerApp.port=0",
     "--ServerApp.terminals_enabled=False", "--LabApp.news_url=",
     "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    "--ServerApp.jpserver_extensions={'jupyter_server_nbmodel': False}",
 )  # fmt: skip
 CHROMIUM = (
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
@@ -33,6 +38,8 @@ CHROMIUM = (
 )  # fmt: skip
 NO_NEWS = '{"fetchNews": "false", "checkForUpdates": false, "doNotDisturbMode": true}'
 """JupyterLab's settings: nothing is fetched, and nothing pops up over the cells."""
+NO_EXTENSIONS = '{"disabledExtensions": {"@datalayer/jupyter-server-nbmodel": true}}'
+"""Of those that are installed: with this one the server executes the cells, see tests/docs/test_same_text.py."""
 IDLE = """() => {
     const session = window.jupyterapp?.shell.currentWidget?.sessionContext;
     const kernel = session?.session?.kernel;
@@ -44,6 +51,7 @@ RUN = """(index) => {
     window.jupyterapp.commands.execute('notebook:run-cell');
 }"""
 COUNTED = "(index) => window.jupyterapp.shell.currentWidget.content.widgets[index].model.executionCount !== null"
+RESTART = "async () => { await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart(); }"
 SAVE = "async () => { await window.jupyterapp.shell.currentWidget.context.save(); }"
 
 
@@ -91,16 +99,35 @@ class Browser:
         """Where a cell's outputs are."""
         return self.page.locator(".jp-Notebook .jp-CodeCell").nth(index).locator(".jp-OutputArea")
 
+    def interrupt(self) -> None:
+        """Press the stop button of the notebook's toolbar."""
+        self.page.locator(".jp-Toolbar-item[data-jp-item-name=interrupt]").first.click()
+
+    def restart(self) -> None:
+        """Restart the kernel, and wait until it answers."""
+        self.page.evaluate(RESTART)
+        self.page.wait_for_function(IDLE)
+
     def save(self) -> dict[str, Any]:
         """Save the notebook; what the file holds then."""
         self.page.evaluate(SAVE)
         saved: dict[str, Any] = json.loads(self.path.read_text())
         return saved
 
+    def saved(self, index: int) -> list[str]:
+        """The kinds of outputs that the file has of a cell, once it is saved."""
+        return [output["output_type"] for output in self.save()["cells"][index]["outputs"]]
+
     def shot(self, name: str) -> None:
         """Take a picture, where pictures are wanted."""
         if folder := os.environ.get(SHOTS):
             self.page.screenshot(path=str(Path(folder) / f"{name}.png"))
+
+    def picture(self, name: str, index: int) -> None:
+        """Take a picture of one cell for the README, where these are wanted."""
+        if folder := os.environ.get(PICTURES):
+            cell = self.page.locator(".jp-Notebook .jp-CodeCell").nth(index)
+            cell.screenshot(path=str(Path(folder) / f"{name}.png"), animations="disabled", style=BARE)
 
 
 def chromium() -> str | None:
@@ -133,6 +160,8 @@ def _server(folder: Path) -> Iterator[tuple[str, str]]:
     settings = folder / ".jupyter" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
     (settings / "notification.jupyterlab-settings").write_text(NO_NEWS)
+    (folder / ".jupyter" / "labconfig").mkdir()
+    (folder / ".jupyter" / "labconfig" / "page_config.json").write_text(NO_EXTENSIONS)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     env = {
         **os.environ, **own_folders(folder), "PYTHONPATH": path, "JUPYTER_RUNTIME_DIR": str(runtime),

@@ -138,7 +138,14 @@ class Notebook:
         """Send a cell; what it shows is filled in by `watch` and `finish`. With `answering` it may ask: see `answer`."""
         shown = Shown()
         allow = answering or self.watched
-        self._cells[self._client.execute(source, allow_stdin=allow, stop_on_error=False)] = shown
+        content = {
+            "code": source, "silent": False, "store_history": True, "user_expressions": {},
+            "allow_stdin": allow, "stop_on_error": False,
+        }  # fmt: skip
+        cell = {"cellId": "a-cell"} if self.watched else {}
+        request = self._client.session.msg("execute_request", content, metadata=cell)
+        self._cells[request["header"]["msg_id"]] = shown
+        self._client.shell_channel.send(request)
         return shown
 
     def answer(self, text: str) -> str:

@@ -1,0 +1,182 @@
+"""One notebook, run in three ways, says the same: by nbclient (which nbconvert and papermill call), by a terminal's IPython, and by
+Jupyter's server without a browser; what is saved of it keeps the rules by which GitHub shows notebooks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.docs.test_readme import shape
+from tests.lab.notebook import ROOT, own_folders
+
+CELLS = (
+    "%load_ext skymagic\n%config SkyMagic.view_after = 0.1\n%sky_pool --ranks 2",
+    "%%sky_broadcast -o results\nimport os, time\nimport skymagic as sky\nrank = int(os.environ['RANK'])\n"
+    "for step in range(4):\n    time.sleep(0.1)\n    sky.report(step=step, total=4, loss=1 / (step + 1))\n"
+    "print('trained')\n{'rank': rank};",
+    "results",
+    "%%sky_broadcast --only all -g weights\nweights = list(range(1000))\nprint('rank', rank)",
+    "weights",
+    "%sky_status",
+    "%%sky_broadcast\nif rank == 1:\n    raise ValueError('bad batch')",
+    "%sky_down",
+)
+IN_TERMINAL = """
+import json, sys
+from IPython.terminal.interactiveshell import TerminalInteractiveShell
+shell = TerminalInteractiveShell.instance(colors="nocolor", simple_prompt=True)
+for cell in json.load(sys.stdin):
+    shell.run_cell(cell, store_history=True)
+    print("\\f", flush=True)
+"""
+TIMEOUT = 100
+LARGEST_BYTES = 100_000
+"""Of an output's HTML: GitHub gives up on notebooks of some megabytes."""
+
+Outputs = Sequence[Mapping[str, Any]]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, **own_folders(folder), "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
+
+
+def said(outputs: Outputs) -> str:
+    """What a cell has shown, as text."""
+    parts = []
+    for output in outputs:
+        kind = output["output_type"]
+        parts.append(
+            output["text"]
+            if kind == "stream"
+            else "\n".join(output["traceback"])
+            if kind == "error"
+            else output["data"]["text/plain"]
+        )
+    return "\n".join(parts)
+
+
+def by_nbclient(folder: Path) -> list[Outputs]:
+    cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    client = NotebookClient(notebook, timeout=TIMEOUT, allow_errors=True, resources={"metadata": {"path": str(folder)}})
+    client.execute(env=environment(folder))
+    nbformat.write(notebook, folder / "saved.ipynb")
+    return [cell.outputs for cell in notebook.cells]
+
+
+def in_terminal(folder: Path) -> list[str]:
+    command = [sys.executable, "-c", IN_TERMINAL]
+    done = subprocess.run(
+        command, input=json.dumps(CELLS), capture_output=True, text=True, cwd=folder, env=environment(folder), timeout=TIMEOUT
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [re.sub(r"Out\[\d+\]:\s", "", text) for text in done.stdout.split("\f\n")]
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[Callable[[str, Any], Any]]:
+    """A Jupyter server that executes what it is sent; its HTTP interface."""
+    runtime = folder / "runtime"
+    env = {**environment(folder), "JUPYTER_RUNTIME_DIR": str(runtime), "JUPYTER_CONFIG_DIR": str(folder / "config")}
+    options = (
+        "--allow-root", "--no-browser", "--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", "--ServerApp.terminals_enabled=False",
+        f"--ServerApp.root_dir={folder}", "--ServerApp.jpserver_extensions={'jupyter_server_nbmodel': True}",
+    )  # fmt: skip
+    with open(folder / "server.log", "wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "jupyter_server", *options], env=env, cwd=folder, stdout=log, stderr=log)  # fmt: skip
+        try:
+            written = runtime / f"jpserver-{process.pid}.json"
+            deadline = time.monotonic() + TIMEOUT
+            while not (written.exists() and written.read_text().endswith("}")):
+                alive = time.monotonic() < deadline and process.poll() is None
+                assert alive, (folder / "server.log").read_text()
+                time.sleep(0.05)
+            info = json.loads(written.read_text())
+            headers = {"Authorization": f"token {info['token']}", "Content-Type": "application/json"}
+
+            def call(path: str, body: Any) -> Any:
+                data = None if body is None else json.dumps(body).encode()
+                with urllib.request.urlopen(urllib.request.Request(info["url"] + path, data, headers)) as answer:
+                    return json.loads(answer.read() or "null")
+
+            yield call
+        finally:
+            process.terminate()
+            process.wait(TIMEOUT)
+
+
+def by_server(folder: Path) -> list[Outputs]:
+    found: list[Outputs] = []
+    with server(folder) as call:
+        kernel = call("api/kernels", {"name": "python3"})["id"]
+        for cell in CELLS:
+            request = call(f"api/kernels/{kernel}/execute", {"code": cell})["request_url"].lstrip("/")
+            deadline = time.monotonic() + TIMEOUT
+            while "outputs" not in (answer := call(request, None)) or answer.get("pending"):
+                assert time.monotonic() < deadline, f"{cell} goes on"
+                time.sleep(0.05)
+            found.append(json.loads(answer["outputs"]) if isinstance(answer["outputs"], str) else answer["outputs"])
+    return found
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Outputs]]:
+    folder = tmp_path_factory.mktemp("saved")
+    outputs = by_nbclient(folder)
+    return folder / "saved.ipynb", outputs
+
+
+def test_a_terminal_says_what_a_notebook_says(saved: tuple[Path, list[Outputs]], tmp_path: Path) -> None:
+    for cell, here, there in zip(CELLS, saved[1], in_terminal(tmp_path), strict=False):
+        assert sorted(shape(there)) == sorted(shape(said(here))), cell
+
+
+def test_a_server_without_a_browser_says_what_a_notebook_says(
+    saved: tuple[Path, list[Outputs]], tmp_path: Path
+) -> None:
+    pytest.importorskip("jupyter_server_nbmodel")
+    for cell, here, there in zip(CELLS, saved[1], by_server(tmp_path), strict=True):
+        assert sorted(shape(said(there))) == sorted(shape(said(here))), cell
+
+
+class Tags(HTMLParser):
+    """The elements of HTML."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.add(tag)
+        assert not [name for name, _ in attrs if name.startswith("on")], "a script in an attribute"
+
+
+def test_what_is_saved_keeps_githubs_rules(saved: tuple[Path, list[Outputs]]) -> None:
+    notebook = nbformat.read(saved[0], as_version=4)
+    nbformat.validate(notebook)
+    widgets = notebook.metadata.get("widgets")
+    assert widgets is None or "state" in widgets["application/vnd.jupyter.widget-state+json"]
+    bundles = [output["data"] for cell in notebook.cells for output in cell.outputs if "data" in output]
+    assert len([data for data in bundles if "text/html" in data]) >= 4
+    for data in bundles:
+        tags = Tags()
+        tags.feed(data.get("text/html", ""))
+        assert data["text/plain"]
+        assert not tags.found & {"script", "style", "iframe", "link", "object", "form"}
+        assert len(data.get("text/html", "")) < LARGEST_BYTES
+    assert saved[0].stat().st_size < LARGEST_BYTES
