@@ -28,7 +28,7 @@ from skymagic.ssh.connecting import connect
 from skymagic.ssh.hostlist import HostSpec
 from tests.lab.hosts import Hosts, loopback
 from tests.lab.shells import MINOR, SMALL
-from tests.lab.wheels import make_wheel, packed, served
+from tests.lab.wheels import Pressing, make_wheel, packed, served
 
 HOST = Facts(
     system="Linux", machine="x86_64", hostname="n", home="/h", folder="/h/s", libc="glibc 2.36", boot="b", indexes=1,
@@ -87,7 +87,7 @@ class Lab:
     hosts: Hosts
     folder: Path
     wanted: Requirements
-    asked: list[str]
+    asked: Pressing
     targets: list[Target] = field(default_factory=list)
 
     def leftovers(self) -> list[str]:
@@ -113,7 +113,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -
         shutil.copy(bundled, index)
     pins = [f"{path.name.split('-')[0]}=={path.name.split('-')[1]}" for path in carriers]
     wanted = replace(SMALL, packages=("tiny-large==1.0", *pins))
-    asked: list[str] = []
+    asked = Pressing("")
     with contextlib.ExitStack() as stack:
         patches = stack.enter_context(pytest.MonkeyPatch.context())
         patches.setattr(passing, "WORTH_BYTES", 1)
@@ -157,6 +157,15 @@ def test_what_the_index_lacks_leaves_nothing(lab: Lab) -> None:
         assert sent == {}
     assert "each downloads its own (h1: it cannot be set up: choosing versions with uv failed" in told[-1]
     assert "tiny-large==7" in told[-1]
+    assert lab.leftovers() == []
+
+
+@pytest.mark.needs("sshd")
+def test_an_interrupt_amid_a_download_leaves_nothing(lab: Lab) -> None:
+    """The host that fetches is ended too, before the call returns; the next start (below) works."""
+    lab.asked.beginning = "tiny_large"
+    with pytest.raises(KeyboardInterrupt), passed_on(lab.targets, lab.wanted, print):
+        raise AssertionError("nobody has pressed")
     assert lab.leftovers() == []
 
 

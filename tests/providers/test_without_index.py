@@ -29,7 +29,7 @@ from tests.lab.distributions import Shelf
 from tests.lab.hosts import Hosts, loopback
 from tests.lab.notebook import opened
 from tests.lab.shells import SMALL, pip_settings
-from tests.lab.wheels import packed
+from tests.lab.wheels import Pressing, packed
 
 CUT_OFF = {
     "PIP_CONFIG_FILE": "/dev/null",
@@ -69,7 +69,7 @@ class Counting:
 
 @pytest.mark.needs("sshd")
 def test_wheels_cross_the_notebooks_link_once(tmp_path: Path) -> None:
-    """Further hosts get no more from here than what carries them; what went wrong leaves nothing there."""
+    """Further hosts get no more from here than what carries them; Ctrl-C, and what went wrong, leave nothing there."""
     files = {path.name: path for path in (packed(tmp_path, "pyzmq"), packed(tmp_path, "xxhash"))}
     large = tmp_path / "large-1.0-py3-none-any.whl"
     large.write_bytes(os.urandom(30_000_000))
@@ -88,6 +88,8 @@ def test_wheels_cross_the_notebooks_link_once(tmp_path: Path) -> None:
         assert first > 30_000_000
         assert max(others) < carriers
         assert any(line.startswith("sending large-1.0") for line in told)
+        with pytest.raises(KeyboardInterrupt):
+            send(targets, SMALL, files, Pressing("sending large-1.0").append)
         with pytest.raises(HostError, match="h3: .*/nowhere/python did not unpack wheels"):
             send([*targets[:2], replace(targets[2], python="/nowhere/python")], SMALL, files, told.append)
         assert [path.name for host in hosts for path in host.home.glob(".skymagic/incoming/*")] == [incoming] * 3
