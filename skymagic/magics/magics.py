@@ -89,9 +89,9 @@ class SkyMagics(Magics):
             return None
         return Compute.of(self._ensure(request, resize=True))
 
-    def _ensure(self, request: PoolRequest, *, resize: bool = False) -> Pool:
+    def _ensure(self, request: PoolRequest, *, resize: bool = False, start: bool = False) -> Pool:
         defaults = self.settings.defaults()
-        ensure = partial(registry.ensure, request, self.shell.user_ns, defaults, print_note, resize=resize)
+        ensure = partial(registry.ensure, request, self.shell.user_ns, defaults, print_note, resize=resize, start=start)
         return usage(partial(ensure, resume=self._resume))
 
     def _resume(self, one: Pool, unfinished: Unfinished) -> None:
@@ -101,8 +101,8 @@ class SkyMagics(Magics):
     def _pool_of(self, request: PoolRequest) -> Pool:
         """The pool that a run asks for: by options, by name, or the one used last."""
         if request.given() - {"name"}:
-            return self._ensure(request)
-        return registry.find(request.name)
+            return self._ensure(request, start=True)
+        return usage(lambda: registry.ready(request.name, print_note))
 
     @line_magic
     def sky_down(self, line: str) -> None:
@@ -304,7 +304,7 @@ class SkyMagics(Magics):
 
     def _script(self, request: ShellRequest, cell: broadcast.Cell, beside: Run | None) -> script.Outcome:
         """Run a script on the nodes; how it ended there is kept also when it failed."""
-        one = registry.find(request.pool)
+        one = usage(lambda: registry.ready(request.pool, print_note))
         one.defaults = defaults = self.settings.defaults()
         spec = self._known(usage(lambda: script.spec_of(request, one, cell)), one, beside)
         with interrupt.deferred():

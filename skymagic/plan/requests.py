@@ -97,6 +97,7 @@ class PoolRequest:
         idle, max_lifetime: seconds.
         detached: on this machine: the pool outlives its notebook, as one on other machines does.
         max_away: seconds for which a cell may go on without its notebook, where the pool outlives that.
+        lazy: declare the pool, and make it at its first cell; again after it has ended by itself.
         image: what `python`, `pip` and `env` are added to.
         cloud: how rented machines are reached.
         imports: dotted names of modules that the notebook uses: other machines get the distributions that they are from, in
@@ -126,6 +127,7 @@ class PoolRequest:
     max_lifetime: float | None = None
     max_away: float | None = 86_400.0
     detached: bool = False
+    lazy: bool = False
     yes: bool = False
     dry_run: bool = False
     image: Image = field(default_factory=Image)
@@ -139,6 +141,7 @@ class PoolRequest:
         differ = {f.name for f in fields(self) if getattr(self, f.name) != getattr(blank, f.name)}
         return frozenset(differ if self.stated is None else self.stated) - {
             "name",
+            "lazy",
             "yes",
             "dry_run",
             "stated",

@@ -115,6 +115,10 @@ class Pool(Status):
         self.start_seconds = time.monotonic() - begun
         self._enter_plugins()
 
+    def declare(self) -> None:
+        """Make nothing of it yet: a pool of this plan is made at its first cell."""
+        self.move(Event.DECLARE)
+
     def attach(self, nodes: Sequence[Node], key: PoolKey) -> list[Unfinished]:
         """Take up a pool that another notebook has made, in that one's place.
 

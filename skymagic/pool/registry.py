@@ -20,11 +20,12 @@ from skymagic.display.question import confirmed
 from skymagic.display.screen import print_note
 from skymagic.errors import CloudError, PoolError, ProvisionError, RequestError
 from skymagic.plan.planning import fits
-from skymagic.plan.plans import Plan
+from skymagic.plan.plans import Plan, cost_words
 from skymagic.plan.requests import Defaults, PoolRequest, missing_secrets
 from skymagic.plan.units import count
 from skymagic.pool import Pool, keys, records, reuse, view
 from skymagic.pool.attaching import Unfinished
+from skymagic.pool.states import State
 from skymagic.providers import Provider, Survey
 from skymagic.providers.provider import Attachable
 from skymagic.wire.record import identity
@@ -78,6 +79,7 @@ def ensure(
     *,
     resize: bool = False,
     resume: Callable[[Pool, Unfinished], object] = lambda pool, run: None,
+    start: bool = False,
 ) -> Pool:
     """The pool that a request describes: the running one where it fits, also one that is rented and was left by another
     notebook; else a new one.
@@ -86,15 +88,20 @@ def ensure(
         tell: told in a line what is done.
         resize: a running pool that differs in its number of nodes alone gets the other number.
         resume: called with each run of a pool that was left whose end its user has not seen.
+        start: make it now, also where the request is lazy; else such a pool is declared, and `ready` makes it.
 
     Raises:
         RequestError: all mistakes of the request; or a pool of this name runs and is another.
         PoolError: another notebook rents a pool of this name.
     """
     name = request.name or DEFAULT_NAME
-    there = next((pool for pool in every() if pool.name == name), None)
+    made = [pool for pool in every() if pool.state is not State.DECLARED]
+    there = next((pool for pool in made if pool.name == name), None)
     if request.name is None:
-        there = next((pool for pool in reversed(every()) if not fits(request, pool.plan)), there)
+        there = next((pool for pool in reversed(made) if not fits(request, pool.plan)), there)
+        waiting = [pool for pool in every() if pool not in made and not fits(request, pool.plan)]
+        if there is None and waiting:
+            return ready(waiting[-1].name, tell)
     differences = fits(request, there.plan) if there is not None else []
     if there is not None and not differences:
         use(there)
@@ -118,11 +125,41 @@ def ensure(
                 [f"pool {there.name!r} runs already and {reason}" for reason in differences]
                 + [f"end it first (%sky_down {there.name}), or give the new one another name (%sky_pool NAME …)"]
             )
+        if request.lazy and not start:
+            return _declared(Pool(name, provider, survey, namespace, defaults, _drop), survey, tell)
         _confirm(survey.plan)
         return _make(Pool(name, provider, survey, namespace, defaults, _drop), tell)
     except BaseException:
         survey.close()
         raise
+
+
+def ready(name: str | None, tell: Callable[[str], None]) -> Pool:
+    """The pool that a cell runs on: of this name, or the one used last. One that is lazy is made where nothing of it runs.
+
+    Raises:
+        PoolError: there is none, or it has ended by itself and is not lazy.
+        RequestError: the user did not want to pay for it, or there was nobody to ask.
+    """
+    pool = find(name, ended=True)
+    if pool.plan.request.lazy and (pool.state is State.DECLARED or pool.ended is not None):
+        if pool.ended is not None:
+            tell(f"{pool.ended}, and the variables of its ranks are gone")
+        request = replace(pool.plan.request, name=pool.name)
+        return ensure(request, pool.namespace, pool.defaults, tell, start=True)
+    pool.check_ended()
+    return pool
+
+
+def _declared(pool: Pool, survey: Survey, tell: Callable[[str], None]) -> Pool:
+    """A pool of which nothing is made yet, in the place of one that has ended."""
+    pool.declare()
+    survey.close()
+    _pools.pop(pool.name, None)
+    _pools[pool.name] = pool
+    cost = f", for {cost_words(pool.plan.price, pool.plan.priced)}" if pool.plan.region else ""
+    tell(f"pool {pool.name!r} is declared: its next cell starts {pool.plan.size} on {', '.join(pool.plan.hosts)}{cost}")
+    return pool
 
 
 def resized(pool: Pool, request: PoolRequest, tell: Callable[[str], None]) -> Pool:
@@ -160,7 +197,7 @@ def _make(pool: Pool, tell: Callable[[str], None]) -> Pool:
         keep = reuse.claim if provider in reuse.RENTED else records.write
         keep(records.PoolRecord(pool.name, pool.job_id, provider, pool.plan.hosts, str(Path.cwd())))
     before = _pools.pop(pool.name, None)
-    if before is not None and before.ended is not None:
+    if before is not None and before.ended is not None and not before.plan.request.lazy:
         tell(f"{before.ended}, and its variables are gone")
     with starting.shown(tell, partial(_picture, pool), drawn=tell is print_note) as say:
         say(f"{pool.plan.starting} …")

@@ -19,6 +19,7 @@ class State(Enum):
         return member
 
     NEW = "new", "nothing has been started yet"
+    DECLARED = "declared", "its machines come with its next cell"
     STARTING = "starting", "machines and ranks are coming up"
     READY = "ready", "every rank waits for a cell"
     RUNNING = "running", "a cell runs on the ranks"
@@ -32,6 +33,7 @@ class State(Enum):
 class Event(Enum):
     """What may happen to a pool; the value is how a refusal names it to the user."""
 
+    DECLARE = "declare it (--lazy)"
     START = "start it"
     STARTED = "take up its ranks"
     RUN = "run a cell"
@@ -50,11 +52,12 @@ _STARTING = (State.STARTING, State.RECOVERING)
 
 # What users may ask for.
 _USER_MOVES: dict[tuple[State, Event], State] = {
+    (State.NEW, Event.DECLARE): State.DECLARED,
     (State.NEW, Event.START): State.STARTING,
     (State.READY, Event.RUN): State.RUNNING,
     (State.DEGRADED, Event.RUN): State.RUNNING,
     **{(state, Event.RECOVER): State.RECOVERING for state in _ALIVE if state is not State.STARTING},
-    (State.NEW, Event.STOP): State.STOPPED,
+    **{(state, Event.STOP): State.STOPPED for state in (State.NEW, State.DECLARED)},
     **{(state, Event.STOP): State.STOPPING for state in (*_ALIVE, State.STOPPING)},
     (State.STOPPED, Event.STOP): State.STOPPED,
 }

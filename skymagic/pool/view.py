@@ -15,7 +15,8 @@ Rows = Sequence[tuple[object, ...]]
 
 def view(pool: Status, rows: Rows) -> PoolView:
     """A pool between its start and its end."""
-    return PoolView(pool.name, about(pool), pool.state.value, nodes(pool, rows, {}), ended=pool.state is State.STOPPED)
+    machines = () if pool.state is State.DECLARED else nodes(pool, rows, {})
+    return PoolView(pool.name, about(pool), pool.state.value, machines, ended=pool.state is State.STOPPED)
 
 
 def starting(pool: Status, rows: Rows, seconds: float, steps: Mapping[str, str]) -> PoolView:

@@ -65,6 +65,17 @@ def test_a_gpu_that_is_not_here_is_looked_for_where_aws_is_set_up(notebook: Note
     assert "add -y" in notebook.fail("%%sky_broadcast --nodes 2 --gpu A100:8 --spot\n1").text
 
 
+def test_a_pool_that_is_declared_is_asked_for_at_its_first_cell(notebook: Notebook, cloud: EC2) -> None:
+    said = notebook.run("%sky_pool later --gpu A100:8 --nodes 2 --provider aws --lazy").said
+    assert "pool 'later' is declared: its next cell starts 2 nodes × 8 ranks on 2 × p4d.24xlarge" in said
+    assert "$43.92 per hour" in said
+    asked = notebook.fail("%%sky_broadcast\n1").text
+    assert "2 × p4d.24xlarge (8 × A100)" in asked
+    assert "add -y" in asked
+    assert "sky_down" not in notebook.run("%sky_down later").text
+    assert "RunInstances" not in [call.action for call in cloud.calls]
+
+
 def test_misuse_and_refusals_are_told(notebook: Notebook, cloud: EC2) -> None:
     assert notebook.fail("%sky_gpus RTX4090 --spot").text.startswith(
         "UsageError: no machine in us-east-1 has RTX4090 on spot; there are"

@@ -62,6 +62,7 @@ POOL: tuple[Option, ...] = (
     Option(("--max-lifetime",), "max_lifetime", readers.limit, "TIME", "stop after so long, as in 8h"),
     Option(("--max-away",), "max_away", readers.limit, "TIME", "stop a cell whose notebook is gone for so long, where the pool outlives it; 24h unless said, or none"),
     Option(("--detached",), "detached", help="on this machine: ranks that outlive the notebook's kernel, until %sky_down"),
+    Option(("--lazy",), "lazy", help="declare the pool: its first cell makes it, and makes it again after --idle has ended it"),
     Option(("-y", "--yes"), "yes", help="go ahead where a plan asks first, as for hundreds of ranks on a few cores"),
 )
 DRY_RUN = Option(("--dry-run",), "dry_run", help="show what would happen, and do nothing")

@@ -1,0 +1,49 @@
+"""Pools that are declared, and made when a cell needs them: a real notebook, with ranks on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.notebook import Notebook, opened
+
+
+@pytest.fixture
+def notebook(tmp_path: Path) -> Iterator[Notebook]:
+    with opened(tmp_path) as made:
+        yield made
+
+
+def test_made_at_the_first_cell_and_again_after_it_has_ended(notebook: Notebook) -> None:
+    assert (
+        "pool 'train' is declared: its next cell starts 2 ranks"
+        in notebook.run("%sky_pool train --ranks 2 --lazy --idle 1s").said
+    )
+    assert notebook.run("%sky_pool train --ranks 2 --lazy --idle 1s").error is None, "twice is safe"
+    assert "declared" in notebook.run("%sky_status").said
+    assert "the pool is declared" in notebook.fail("%sky_restart").text.replace("pool 'train'", "the pool")
+    notebook.run("%%sky_broadcast -o first\nkept = 7")
+    ended = "import time\nfrom skymagic.pool import registry\nwhile registry.every():\n    time.sleep(0.05)"
+    notebook.run(ended)
+    again = notebook.run("%%sky_broadcast -o second\n'kept' in globals()")
+    assert "pool 'train' ended after 1s without a cell" in again.said
+    assert "the variables of its ranks are gone" in again.said
+    assert notebook.value("second") == [False, False]
+    notebook.run("%sky_down train")
+    assert "no pool is running" in notebook.run("%sky_status").said
+
+
+def test_a_cells_own_line_and_a_script_make_it_too(notebook: Notebook) -> None:
+    notebook.run("%sky_pool one --ranks 2 --lazy")
+    notebook.run("%%sky_broadcast --ranks 2 -o found\n1")
+    assert notebook.value("found") == [1, 1]
+    assert "'one'" in notebook.run("%sky_status").said, "not another pool beside it"
+    notebook.run("%sky_down")
+    notebook.run("%sky_pool two --ranks 1 --lazy")
+    assert "hello" in notebook.run("%%sky_sh\necho hello").said
+    notebook.run("%sky_down")
+    notebook.run("%sky_pool three --ranks 1 --lazy")
+    assert "pool 'three' is stopped" in notebook.run("%sky_down").said
+    assert "there is no pool yet" in notebook.fail("%%sky_broadcast\n1").text
