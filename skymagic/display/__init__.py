@@ -6,7 +6,8 @@ results   values by rank as a small table: type, shape or value; pure
 labels    lines of several ranks: labelled, in order, and open ones redrawn in their place
 live      text that changes in its place: displays and status lines
 question  yes or no, and no where nobody can answer
-button    a line with a stop button, as widgets
+controls  a run's line with its buttons, as widgets
+shell_channel  what is sent to widgets while a cell holds the kernel's main thread
 panel     a pool as HTML: its ranks as cells coloured by state
 starting  a pool's start: lines, or one display that is drawn again
 run_line  the line of a running cell, and the one that stays of it; pure

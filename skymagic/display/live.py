@@ -74,11 +74,11 @@ class Area:
 
     def __init__(self) -> None:
         self._id = f"skymagic-{secrets.token_hex(8)}"
-        self._drawn: dict[str, str] | None = None
+        self._drawn: dict[str, Any] | None = None
 
-    def draw(self, text: str, html: str = "") -> None:
-        """Show this there; the same as before is not sent again."""
-        data = {"text/plain": text, **({"text/html": html} if html else {})}
+    def draw(self, text: str, html: str = "", more: Mapping[str, Any] | None = None) -> None:
+        """Show this there, and `more` by MIME type; the same as before is not sent again."""
+        data = {"text/plain": text, **({"text/html": html} if html else {}), **(more or {})}
         if data == self._drawn:
             return
         show({"data": data, "transient": {"display_id": self._id}}, update=self._drawn is not None)

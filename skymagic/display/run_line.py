@@ -63,6 +63,8 @@ class RunState:
     """Which rank is behind, in words."""
     activity: str = ""
     """What goes on instead of the cell: its values come back."""
+    unit: str = "rank"
+    """What is counted: of a script, nodes."""
 
 
 @dataclass(frozen=True)
@@ -83,31 +85,39 @@ class RunEnd:
     """The notebook's variables that hold what came back."""
     numbers: Sequence[Number] = ()
     lagged: str = ""
+    unit: str = "rank"
 
 
 def line(state: RunState) -> str:
     """The line of a run that goes on: "4 ranks · 0:45 · 45% · 0:55 left · 12.5 steps/s · loss 0.203 ▇▅▃▂"."""
-    parts = [count(state.ranks, "rank"), clock(state.seconds)]
+    return SEPARATOR.join([count(state.ranks, state.unit), clock(state.seconds), *state_parts(state)])
+
+
+def state_parts(state: RunState) -> list[str]:
+    """What that line says besides how many ranks there are, and since when."""
     if state.activity:
-        return SEPARATOR.join([*parts, state.activity])
-    if state.progress is not None:
-        parts += progress_parts(state.progress)
+        return [state.activity]
+    parts = progress_parts(state.progress) if state.progress is not None else []
     parts += [number_text(number) for number in state.numbers]
     if state.failed:
-        parts.append(f"{rank_words(list(state.failed))} failed")
+        parts.append(f"{rank_words(list(state.failed), state.unit)} failed")
     if state.done:
         parts.append(f"{state.done} done")
     if state.waiting:
         parts.append(f"{rank_words(list(state.waiting))} waiting")
-    return SEPARATOR.join(filter(None, [*parts, state.lagging]))
+    return [*parts, *([state.lagging] if state.lagging else [])]
 
 
 def end_line(end: RunEnd) -> str:
     """The line that stays: "4 ranks · 12.3 s · shipped 400 MB in 0.2 s · results → `results`"."""
-    parts = [count(end.ranks, "rank")] if end.ranks else []
-    parts += [clock(end.seconds) if end.seconds >= 60 else f"{end.seconds:.1f} s"]
-    if end.failed:
-        parts.append(f"{rank_words(list(end.failed))} failed")
+    ranks = [count(end.ranks, end.unit)] if end.ranks else []
+    seconds = clock(end.seconds) if end.seconds >= 60 else f"{end.seconds:.1f} s"
+    return SEPARATOR.join([*ranks, seconds, *end_parts(end)])
+
+
+def end_parts(end: RunEnd) -> list[str]:
+    """What that line says besides how many ranks there were, and how long it took."""
+    parts = [f"{rank_words(list(end.failed), end.unit)} failed"] if end.failed else []
     parts += ["interrupted"] if end.interrupted else ["stopped: its time was over"] if end.timed_out else []
     if end.shipped >= SHOWN_BYTES or end.ship_seconds >= SHOWN_SECONDS:
         parts.append(f"shipped {size(end.shipped)} in {end.ship_seconds:.1f} s")
@@ -115,7 +125,7 @@ def end_line(end: RunEnd) -> str:
         parts.append(f"gathered {size(end.gathered)} in {end.gather_seconds:.1f} s")
     parts += [number_text(number) for number in end.numbers]
     parts += [f"results → {', '.join(f'`{name}`' for name in end.names)}"] if end.names else []
-    return SEPARATOR.join(filter(None, [*parts, end.lagged]))
+    return [*parts, *([end.lagged] if end.lagged else [])]
 
 
 def progress_parts(progress: Progress) -> list[str]:

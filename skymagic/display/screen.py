@@ -81,11 +81,13 @@ class NotebookScreen:
         if not last:
             self._status.show(text)
         elif (area := self._status.end(text)) is not None and self._view is not None and text.startswith(SHIPPED):
-            self._view.area = area  # one line says both
+            self._view.replaces(area)  # one line says both
 
     def refresh(self) -> None:
-        """Show lines that are open for a while; called often."""
+        """Show lines that are open for a while, and take what was pressed; called often."""
         self._labels.refresh()
+        if self._view is not None:
+            self._view.poll()
 
     def progress(self, state: Callable[[], RunState]) -> None:
         """How the run is; called often, and asked for when the line is to be drawn."""
@@ -94,7 +96,7 @@ class NotebookScreen:
             return
         known = state()
         known = replace(known, seconds=view.seconds, progress=known.progress or self._bars.progress(now))
-        line = None if self._many or view.area is not None else self._bars.open_line(now)
+        line = None if self._many or view.placed else self._bars.open_line(now)
         if line is None:
             view.draw(known)
             return

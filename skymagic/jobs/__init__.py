@@ -2,6 +2,7 @@
 
 cell              a cell on the ranks: from its text to values by rank, or one error
 ending            the end of a run, for the line that stays of it
+inspection        where the ranks of a pool are, and what they hold, as text
 clone             names of one rank copied to others
 hints             what may help with an error that ranks have raised
 script            a shell script on every node, to how it ended there

@@ -13,9 +13,11 @@ from typing import Any
 
 from skymagic.data.capture.names import interactive
 from skymagic.display import text
+from skymagic.display.controls import Actions
 from skymagic.display.run_view import RunView
 from skymagic.display.screen import NotebookScreen
 from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
+from skymagic.jobs import inspection
 from skymagic.jobs.ending import ended, sent_bytes
 from skymagic.jobs.hints import hints
 from skymagic.plan.requests import RunRequest
@@ -154,6 +156,7 @@ def broadcast(
     *,
     stop: StopSignal | None = None,
     names: Sequence[str] = (),
+    view: RunView | None = None,
 ) -> Values:
     """Run a cell and bring its values back.
 
@@ -161,12 +164,16 @@ def broadcast(
         screen: where output goes; the notebook unless said.
         stop: ends the run from another thread.
         names: the variables that will hold what comes back, for the line that stays of the run.
+        view: the line of the run, where it has one already.
 
     Raises:
         RunError: a rank failed, died or was interrupted; the time was over; or values could not come back.
         CaptureError: names cannot travel.
     """
-    return _carried_out(pool, spec, limits, lambda shown: pool.run(spec, shown, limits, stop), screen, names)
+    stop = stop or StopSignal()
+    return _carried_out(
+        pool, spec, limits, lambda shown: pool.run(spec, shown, limits, stop), stop, screen, names, view
+    )
 
 
 def follow(pool: Pool, spec: RunSpec, run: int, limits: Limits) -> Values:
@@ -178,7 +185,8 @@ def follow(pool: Pool, spec: RunSpec, run: int, limits: Limits) -> Values:
     Raises:
         RunError: as of `broadcast`.
     """
-    return _carried_out(pool, spec, limits, lambda shown: pool.follow(spec, run, shown, limits))
+    stop = StopSignal()
+    return _carried_out(pool, spec, limits, lambda shown: pool.follow(spec, run, shown, limits, stop), stop)
 
 
 def _carried_out(
@@ -186,10 +194,15 @@ def _carried_out(
     spec: RunSpec,
     limits: Limits,
     run: Callable[[Screen], Report],
+    stop: StopSignal,
     screen: Screen | None = None,
     names: Sequence[str] = (),
+    view: RunView | None = None,
 ) -> Values:
-    view = RunView(limits.view_after) if limits.view_after < math.inf else None
+    if view is None and limits.view_after < math.inf and screen is None:
+        view = RunView(
+            limits.view_after, Actions(interrupt.pressing(stop), lambda: inspection.stacks(pool, spec.ranks))
+        )
     notebook = NotebookScreen(spec.visible_ranks, view)
     with interrupt.deferred() as interrupts, ended(view, names) as ending:
         report = ending.report = run(screen or notebook)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from skymagic.display.run_line import SHOWN_BYTES, RunEnd, RunState
@@ -33,15 +33,17 @@ class Ending:
 
 
 @contextlib.contextmanager
-def ended(view: RunView | None, names: Sequence[str]) -> Iterator[Ending]:
-    """Inside, a run goes on; at the end its line is the one that stays, whatever has happened."""
+def ended(
+    view: RunView | None, names: Sequence[str], told: Callable[[RunEnd], RunEnd] = lambda end: end
+) -> Iterator[Ending]:
+    """Inside, a run goes on; at the end its line is the one that stays, whatever has happened; `told` makes it of the run's end."""
     ending = Ending(view)
     try:
         yield ending
     finally:
         if view is not None and ending.report is not None:
             gathered = (ending.gathered, time.monotonic() - ending.since) if ending.since else (0, 0.0)
-            view.end(end_of(ending.report, view.seconds, names, gathered))
+            view.end(told(end_of(ending.report, view.seconds, names, gathered)))
         elif view is not None and view.shown:
             view.end(RunEnd(0, view.seconds, interrupted=True))
 

@@ -12,18 +12,22 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from skymagic.display import text as display
-from skymagic.display.run_line import RunState
+from skymagic.display.controls import Actions
+from skymagic.display.run_line import RunEnd, RunState
+from skymagic.display.run_view import RunView
 from skymagic.display.screen import NotebookScreen
 from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError
 from skymagic.jobs import cell as broadcast
+from skymagic.jobs.ending import ended
 from skymagic.jobs.workdir import folder_here, folder_on_nodes
 from skymagic.plan.requests import RunRequest, ShellRequest, missing_secrets
 from skymagic.plan.selection import Selection
 from skymagic.plan.units import count, rank_words
 from skymagic.pool import Pool
+from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.report import Limits, RankRun, Report
 from skymagic.run.run import Screen
@@ -106,7 +110,15 @@ class NodeScreen:
 
     def progress(self, state: Callable[[], RunState]) -> None:
         """How the run is."""
-        self._inner.progress(state)
+        self._inner.progress(lambda: by_node(state(), self._node_of))
+
+
+Told = TypeVar("Told", RunState, RunEnd)
+
+
+def by_node(told: Told, node_of: Callable[[int], int]) -> Told:
+    """What is told of ranks, of their nodes."""
+    return replace(told, unit="node", failed=tuple(map(node_of, told.failed)))
 
 
 def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
@@ -164,25 +176,34 @@ def too_many_nodes(text: str, nodes: int) -> str:
 
 
 def run(
-    pool: Pool, spec: RunSpec, limits: Limits, screen: Screen | None = None, *, stop: StopSignal | None = None
+    pool: Pool,
+    spec: RunSpec,
+    limits: Limits,
+    screen: Screen | None = None,
+    *,
+    stop: StopSignal | None = None,
+    view: RunView | None = None,
 ) -> Outcome:
     """Run a script to its end on all nodes; what went wrong is in the outcome.
 
     Args:
         screen: where output goes; the notebook unless said.
         stop: ends the run from another thread.
+        view: the line of the run, where it has one already.
 
     Raises:
         PoolStateError, CaptureError: nothing has run.
         RunInterrupted: it was stopped before it began.
     """
 
+    stop = stop or StopSignal()
+
     def carry_out(shown: Screen, unstalled: Limits) -> Report:
         if note := too_many_nodes(spec.extra[SCRIPT_VARIABLE]["text"], len(spec.ranks)):
             shown.note(note)
         return pool.run(spec, shown, unstalled, stop)
 
-    return _carried_out(pool, spec, limits, carry_out, screen)
+    return _carried_out(pool, spec, limits, carry_out, stop, screen, view)
 
 
 def follow(pool: Pool, spec: RunSpec, run: int, limits: Limits) -> Outcome:
@@ -191,18 +212,30 @@ def follow(pool: Pool, spec: RunSpec, run: int, limits: Limits) -> Outcome:
     Args:
         run: the pool's number of it.
     """
-    return _carried_out(pool, spec, limits, lambda shown, unstalled: pool.follow(spec, run, shown, unstalled))
+    stop = StopSignal()
+    return _carried_out(
+        pool, spec, limits, lambda shown, unstalled: pool.follow(spec, run, shown, unstalled, stop), stop
+    )
 
 
 def _carried_out(
-    pool: Pool, spec: RunSpec, limits: Limits, run: Callable[[Screen, Limits], Report], screen: Screen | None = None
+    pool: Pool,
+    spec: RunSpec,
+    limits: Limits,
+    run: Callable[[Screen, Limits], Report],
+    stop: StopSignal,
+    screen: Screen | None = None,
+    view: RunView | None = None,
 ) -> Outcome:
     node_of = pool.plan.topology.node_of
-    notebook = NotebookScreen([node_of(rank) for rank in spec.visible_ranks])
+    # what a script does is none of our business: its processes are not ours to look into, also when it says nothing for a while
+    if view is None and limits.view_after < math.inf and screen is None:
+        view = RunView(limits.view_after, Actions(interrupt.pressing(stop)))
+    notebook = NotebookScreen([node_of(rank) for rank in spec.visible_ranks], view)
     shown = screen or notebook
-    # a script that says nothing for a while is none of our business: its processes are not ours to look into
-    report = run(NodeScreen(shown, node_of), replace(limits, stall_after=math.inf))
-    notebook.finish()
+    with ended(view, [spec.output] if spec.output else [], lambda end: by_node(end, node_of)) as ending:
+        report = ending.report = run(NodeScreen(shown, node_of), replace(limits, stall_after=math.inf))
+        notebook.finish()
     pool.shown.deliver(report.run, spec.ranks)
     ends = [end_of(rank, report.ranks[rank], pool) for rank in spec.ranks]
     for end in ends:

@@ -7,13 +7,14 @@ variables under names of their own, and the ranks forget them when the task is o
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from skymagic.display.live import in_ipython
+from skymagic.display.live import in_ipython, in_notebook
 from skymagic.errors import CaptureError, RankError
 from skymagic.jobs import cell
 from skymagic.pool import Pool
@@ -67,7 +68,12 @@ def run(
         CaptureError: the function, its arguments or what it uses cannot travel.
     """
     defaults = pool.defaults
-    limits = Limits(timeout=task.timeout or defaults.timeout, grace=defaults.grace, stall_after=defaults.stall_after)
+    limits = Limits(
+        timeout=task.timeout or defaults.timeout,
+        grace=defaults.grace,
+        stall_after=defaults.stall_after,
+        view_after=defaults.view_after if in_notebook() else math.inf,  # a script's standard error is its own
+    )
     try:
         with interrupt.deferred() as interrupts:
             values = cell.broadcast(pool, spec_of(task, ranks), limits, screen, stop=stop)

@@ -2,7 +2,7 @@
 
 arguments/    from a line to a request
 magics        all magics, registered with one shell
-inspection    where ranks are and what they hold, of a pool at work or idle
+inspection    pools, where ranks are and what they hold
 beside        a cell that goes on beside the notebook: its handle
 debugging     %debug on the frames of a rank
 auto          the input transformer that broadcasts plain cells

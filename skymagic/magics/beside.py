@@ -7,14 +7,16 @@ import contextlib
 import contextvars
 import threading
 import time
-import uuid
 from collections.abc import Callable, Generator
 from typing import Any
 
 from skymagic.cluster import logs
-from skymagic.display.button import StopLine, stop_line
-from skymagic.display.live import in_ipython
+from skymagic.display.controls import Actions
+from skymagic.display.live import in_notebook, watched
+from skymagic.display.run_line import SEPARATOR
+from skymagic.display.run_view import BesideView, LiveLine
 from skymagic.errors import PoolError, RequestError, RunInterrupted
+from skymagic.jobs import inspection
 from skymagic.plan.units import duration_text, rank_words
 from skymagic.pool import Pool
 from skymagic.pool.states import State
@@ -52,10 +54,11 @@ class Run:
         self._waiters: list[Callable[[], object]] = []
         """Called when it has ended."""
         self._lock = threading.Lock()
-        self._shown_as = uuid.uuid4().hex
-        self._shown = threading.Event()
-        self._line: StopLine | None = None
-        """What is shown while it goes on, where there are widgets; its end is text."""
+        self.view = BesideView()
+        """What its ranks report; the run draws it."""
+        self._line: LiveLine | None = None
+        """What is shown of it, in a notebook."""
+        self._drawing = threading.Lock()
         self._context = contextvars.copy_context()  # output of the thread belongs to this cell
         self._thread = threading.Thread(
             target=self._context.copy().run, args=(self._work,), name="skymagic-run", daemon=True
@@ -74,6 +77,11 @@ class Run:
             with contextlib.suppress(RuntimeError):  # its event loop is closed
                 waiter()
         self._refresh()
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What a run is given of it: the signal that stops it, and what shows how it is."""
+        return {"stop": self.stop, "view": self.view}
 
     def done(self) -> bool:
         """Whether it has ended."""
@@ -169,38 +177,36 @@ class Run:
 
     # -- as the notebook shows it --------------------------------------------------------------------------------------
 
+    @property
+    def text(self) -> str:
+        """How it is, with what its ranks report."""
+        return SEPARATOR.join(filter(None, [repr(self), self.view.words]))
+
     def _ipython_display_(self) -> None:
-        """Show the text in a place that is written again when something has changed, and a button as soon as there is one."""
-        self._publish({"text/plain": repr(self)}, update=False)
-        self._shown.set()
-        if (
-            not self.done() and (line := stop_line(repr(self), self.cancel)) is not None
-        ):  # widgets take a while to import
-            self._publish(line.bundle(), update=True)
-            self._line = line
-            threading.Thread(target=self._tick, name="skymagic-tick", daemon=True).start()
-        if self.done():  # in the meantime
+        """Show the text in a place that is written again when something has changed, with buttons where there are some."""
+        if not in_notebook():
+            print(repr(self))
+            return
+        self._line = LiveLine(Actions(self.cancel, self._where) if watched() else None)
+        self._line.say(repr(self))
+        if self.done():
             self._refresh()
+        else:  # where widgets are imported too, which takes a while
+            threading.Thread(target=self._tick, name="skymagic-tick", daemon=True).start()
+
+    def _where(self) -> str:
+        if self.pool is None or not self.stop.run:
+            return f"it has not begun: {self!r}"
+        return inspection.stacks(self.pool, self.ranks)
 
     def _tick(self) -> None:
-        """Keep true what stands beside the button: whether it waits or runs, and for how long."""
+        """Keep true what is shown: whether it waits or runs, for how long, and what its ranks report."""
         while not self.done():
             self._refresh()
             self._thread.join(TICK)
 
     def _refresh(self) -> None:
-        if not self._shown.is_set():
-            return
-        with contextlib.suppress(Exception):  # the notebook has gone
-            if self._line is not None and not self.done():
-                self._line.say(repr(self))
-                return
-            self._context.copy().run(self._publish, {"text/plain": repr(self)}, update=True)
-            if self._line is not None:
-                self._line.close()
-
-    def _publish(self, bundle: dict[str, Any], *, update: bool) -> None:
-        if in_ipython():
-            from IPython.display import publish_display_data
-
-            publish_display_data(bundle, transient={"display_id": self._shown_as}, update=update)
+        if self._line is not None:
+            with contextlib.suppress(Exception), self._drawing:  # the notebook has gone
+                draw = self._line.end if self.done() else self._line.draw
+                self._context.copy().run(draw, self.text)

@@ -5,20 +5,12 @@ its nodes are.
 from __future__ import annotations
 
 from skymagic.cluster.health import Findings
-from skymagic.display import inspection as display
 from skymagic.display import panel, text
 from skymagic.display.screen import print_note
-from skymagic.display.text import NO_ANSWER
+from skymagic.jobs import inspection
 from skymagic.magics.arguments.line_magics import CheckRequest, RanksRequest
 from skymagic.plan.selection import Selection
 from skymagic.pool import Pool, checking, records, registry, view
-from skymagic.run import inspection
-
-TIMEOUT = 5.0
-"""Seconds in which ranks must answer; they do at once, unless native code holds the interpreter."""
-ANSWERING = ("ready", "running", "recovering")
-"""States of ranks that are there to answer."""
-
 
 NO_POOL = "no pool is running: make one with %sky_pool --nodes 2 --plugin torch"
 
@@ -50,29 +42,20 @@ def stacks(request: RanksRequest) -> str:
         RequestError: there are no such ranks.
         PoolError: there is no such pool.
     """
-    pool = registry.find(request.pool)
-    there, others = _chosen(pool, request)
-    return display.stacks(inspection.stacks(pool.agents, there, TIMEOUT), others)
+    return inspection.stacks(*_chosen(request))
 
 
 def variables(request: RanksRequest) -> str:
     """What the names of each rank hold. Raises as `stacks` does."""
+    return inspection.variables(*_chosen(request))
+
+
+def _chosen(request: RanksRequest) -> tuple[Pool, tuple[int, ...]]:
     pool = registry.find(request.pool)
-    there, others = _chosen(pool, request)
-    found = inspection.variables(pool.agents, there, TIMEOUT)
-    others |= {rank: NO_ANSWER for rank in there if rank not in found}
-    return "\n".join([*([display.variables(found)] if found else []), *display.states(others)])
+    return pool, (request.ranks or Selection("all")).ranks(pool.world_size)
 
 
 def checked(request: CheckRequest) -> Findings:
     """How a pool's nodes are. Raises PoolError: there is no such pool, or it is lost."""
     pool = registry.find(request.name)
     return checking.check(pool.agents, pool.plan, request.quick, print_note)
-
-
-def _chosen(pool: Pool, request: RanksRequest) -> tuple[list[int], dict[int, str]]:
-    """The ranks that can be asked, and the states of the others that are meant."""
-    meant = (request.ranks or Selection("all")).ranks(pool.world_size)
-    words = {int(str(row[0])): str(row[-1]) for row in pool.status()}
-    there = [rank for rank in meant if words.get(rank) in ANSWERING]
-    return there, {rank: words.get(rank, "not there") for rank in meant if rank not in there}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -308,9 +307,8 @@ class SkyMagics(Magics):
         one.defaults = defaults = self.settings.defaults()
         spec = self._known(usage(lambda: script.spec_of(request, one, cell)), one, beside)
         with interrupt.deferred():
-            outcome = script.run(
-                one, spec, Limits(timeout=request.timeout, grace=defaults.grace), stop=beside.stop if beside else None
-            )
+            limits = Limits(timeout=request.timeout, grace=defaults.grace, view_after=defaults.view_after)
+            outcome = script.run(one, spec, limits, **(beside.given if beside else {}))
             if request.output:
                 self.shell.user_ns[request.output] = outcome.value
             if outcome.error is not None:
@@ -374,11 +372,11 @@ class SkyMagics(Magics):
             timeout=request.timeout,
             grace=defaults.grace,
             stall_after=defaults.stall_after,
-            view_after=math.inf if beside else defaults.view_after,
+            view_after=defaults.view_after,
         )
         names = (*([request.output] if request.output else []), *request.gather)
-        stop = beside.stop if beside else None
-        return broadcast.broadcast(one, self._known(spec, one, beside), limits, stop=stop, names=names)
+        known = self._known(spec, one, beside)
+        return broadcast.broadcast(one, known, limits, names=names, **(beside.given if beside else {}))
 
     def _known(self, spec: RunSpec, pool: Pool, beside: Run | None) -> RunSpec:
         """The run as the handle and the pool know of each other."""

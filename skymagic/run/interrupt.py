@@ -14,7 +14,8 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -65,6 +66,14 @@ class StopSignal:
             self._submission = submission
             for _ in range(self.sent):
                 submission.put("stop", -1)
+
+
+def pressing(stop: StopSignal) -> Callable[[], None]:
+    """What a stop button does to a run of this thread, from any other: what the notebook's own does to one on the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return stop.send
+    # SIGINT also stops what goes on before the ranks begin and after they have ended: values that are sent, or come back
+    return partial(signal.pthread_kill, threading.get_ident(), signal.SIGINT)
 
 
 class DeferredInterrupts:

@@ -129,6 +129,8 @@ class Notebook:
         self._client.start_channels()
         self._client.wait_for_ready(timeout=PATIENCE)
         self._cells: dict[str, Shown] = {}
+        self.widgets: dict[str, dict[str, Any]] = {}
+        """The state of each widget that there is, by its id."""
         self._replies: dict[str, dict[str, Any]] = {}
         self.pid = int(self.value("__import__('os').getpid()"))
 
@@ -174,6 +176,12 @@ class Notebook:
     def _take(self, message: dict[str, Any]) -> None:
         shown = self._cells.get(message["parent_header"].get("msg_id", ""))
         kind, content = message["msg_type"], message["content"]
+        if kind == "comm_open":
+            self.widgets[content["comm_id"]] = dict(content["data"]["state"])
+        if kind == "comm_msg" and content["comm_id"] in self.widgets:
+            self.widgets[content["comm_id"]] |= content["data"].get("state", {})
+        if kind == "comm_close":
+            self.widgets.pop(content["comm_id"], None)
         if shown is None:
             return
         if kind in OUTPUTS:
@@ -246,7 +254,14 @@ class Notebook:
 
     def click(self, button: str) -> None:
         """Press a button widget, as a front end does."""
-        content = {"comm_id": button, "data": {"method": "custom", "content": {"event": "click"}, "buffers": []}}
+        self._tell(button, {"method": "custom", "content": {"event": "click"}, "buffers": []})
+
+    def display(self, widget: str) -> None:
+        """Say that a widget is shown, as a front end does."""
+        self._tell(widget, {"method": "update", "state": {"_view_count": 1}, "buffer_paths": []})
+
+    def _tell(self, comm: str, data: dict[str, Any]) -> None:
+        content = {"comm_id": comm, "data": data}
         self._client.shell_channel.send(self._client.session.msg("comm_msg", content))
 
     # -- the kernel ----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -19,6 +20,7 @@ from skymagic.display.run_line import Number, Progress, RunEnd, RunState, as_htm
 from tests.lab.notebook import ROOT, Notebook, Shown, opened
 
 WIDGETS = "application/vnd.jupyter.widget"
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 # ------------------------------------------------------------------------------------------ pure
 
@@ -259,6 +261,72 @@ def test_an_interrupt_is_in_the_line_that_stays(notebook: Notebook) -> None:
     notebook.interrupt()
     notebook.finish(cell)
     assert re.fullmatch(r"2 ranks · \d+\.\d s · interrupted", view(cell))
+
+
+def buttons(notebook: Notebook, cell: Shown) -> dict[str, str]:
+    """Show a cell's line as a front end with widgets does: the ids of its buttons, by what they say."""
+    notebook.watch(cell, lambda shown: any(WIDGET_VIEW in data for data in shown.rich))
+    bundles: list[dict[str, Any]] = list(cell.rich)
+    (box,) = (data[WIDGET_VIEW]["model_id"] for data in bundles if WIDGET_VIEW in data)
+    row = notebook.widgets[box]["children"][0].removeprefix("IPY_MODEL_")
+    assert len(notebook.widgets[row]["children"]) == 1, "nobody has said that it is shown"
+    notebook.display(box)
+    notebook.watch(cell, lambda shown: len(notebook.widgets[row]["children"]) > 1)
+    ids = [each.removeprefix("IPY_MODEL_") for each in notebook.widgets[row]["children"][1:]]
+    return {notebook.widgets[button]["description"]: button for button in ids}
+
+
+def test_buttons_are_heard_while_the_cell_holds_the_main_thread(notebook: Notebook) -> None:
+    cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
+    found = buttons(notebook, cell)
+    notebook.click(found["where is it?"])
+    notebook.watch(cell, lambda _: any("ranks 0, 1 at line 2" in w.get("value", "") for w in notebook.widgets.values()))
+    notebook.click(found["stop"])
+    notebook.finish(cell)
+    assert cell.error is not None
+    assert cell.error.ename == "RunInterrupted"
+    assert re.fullmatch(r"2 ranks · \d+\.\d s · interrupted", view(cell))
+    assert WIDGETS not in str(cell.rich), "the line that stays is none"
+    assert not notebook.widgets
+    notebook.click(found["stop"])  # too late: the next cell is not stopped
+    assert notebook.run("%%sky_broadcast\nprint(rank)").stdout == "0\n"
+
+
+def test_a_script_has_its_line_and_its_button(notebook: Notebook) -> None:
+    cell = notebook.start("%%sky_sh\nsleep 600")
+    notebook.watch(cell, lambda shown: any("2 nodes · " in data["text/plain"] for data in shown.rich))
+    found = buttons(notebook, cell)
+    assert list(found) == ["stop"]
+    notebook.click(found["stop"])
+    notebook.finish(cell)
+    assert cell.error is not None
+    (line,) = (data["text/plain"] for data in cell.rich)
+    assert re.fullmatch(r"2 nodes · \d+\.\d s · interrupted", line)
+
+
+def test_a_call_has_its_line(notebook: Notebook) -> None:
+    notebook.run("import time\nimport skymagic as sky\n@sky.function\ndef slow():\n    time.sleep(600)")
+    cell = notebook.start("slow() @ pool")
+    found = buttons(notebook, cell)
+    notebook.click(found["stop"])
+    notebook.finish(cell)
+    assert re.fullmatch(r"2 ranks · \d+\.\d s · interrupted", view(cell))
+
+
+def test_a_cell_beside_the_notebook_says_how_far_it_is(notebook: Notebook) -> None:
+    end = gate(notebook)
+    cell = notebook.start(f"%%sky_broadcast -a\nsky.report(step=4, total=10, loss=0.5)\n{waiting(end)}")
+    notebook.finish(cell)
+    notebook.watch(
+        cell,
+        lambda shown: any("running for" in d["text/plain"] and "40% · loss 0.5" in d["text/plain"] for d in shown.rich),
+    )
+    found = buttons(notebook, cell)
+    notebook.click(found["where is it?"])
+    notebook.watch(cell, lambda _: any("ranks 0, 1 at line 3" in w.get("value", "") for w in notebook.widgets.values()))
+    end.touch()
+    notebook.watch(cell, lambda shown: any("done after" in data["text/plain"] for data in shown.rich))
+    assert re.search(r"done after \d+\.\d s> · loss 0\.5$", cell.rich[0]["text/plain"])
 
 
 def test_a_rank_that_lags_is_in_the_line(notebook: Notebook) -> None:

@@ -1,0 +1,145 @@
+"""The line of a run as widgets: with a button that stops it, one that tells where its ranks are, and a place for the answer.
+
+Buttons appear with the front end's first message, that it shows them: it comes the way on which presses will come. Where there
+are no widgets, or nobody handles their messages, there is the line alone, and no button that does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from skymagic.display.live import watched
+from skymagic.display.shell_channel import ShellChannel, shell_channel
+
+PATIENCE = 10.0
+"""Seconds in which a front end says that it shows them; its first widget takes a while to load."""
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+@dataclass(frozen=True)
+class Actions:
+    """What buttons do; called on any thread, at once and more than once.
+
+    Attributes:
+        stop: what the notebook's own stop button does.
+        where: where the ranks are now, as text; called on a thread of its own. None for no such button.
+    """
+
+    stop: Callable[[], object]
+    where: Callable[[], str] | None = None
+
+
+class Controls:
+    """A line of HTML, and behind it buttons.
+
+    Args:
+        line: the HTML.
+    """
+
+    def __init__(self, line: str, actions: Actions, channel: ShellChannel) -> None:
+        import ipywidgets
+
+        self._actions, self._channel = actions, channel
+        self._offered = time.monotonic()
+        self.answered = False
+        """Whether the front end shows them and is heard."""
+        self._lock = threading.Lock()
+        """Held while an action is taken or the end is near: a press that comes too late must not reach the next cell."""
+        self._closed = False
+        self._line, self._below = ipywidgets.HTML(line), ipywidgets.HTML()
+        self._stop = ipywidgets.Button(
+            description="stop", icon="stop", tooltip="interrupts the ranks; a second press kills them"
+        )
+        self._where = ipywidgets.Button(description="where is it?", icon="search", tooltip="where each rank is now")
+        buttons = [self._stop, *([self._where] if actions.where else [])]
+        for button in buttons:
+            button.layout.width = "auto"
+        self._row = ipywidgets.HBox([self._line])
+        self._box = ipywidgets.VBox([self._row, self._below], _view_count=0)  # None, the default, is not counted
+        self._all = (self._box, self._row, self._line, self._below, self._stop, self._where)
+        self._buttons = buttons
+        channel.add(self._box.model_id, self._shown)
+        channel.add(self._stop.model_id, _clicked(self._pressed))
+        channel.add(self._where.model_id, _clicked(self._asked))
+
+    @property
+    def ignored(self) -> bool:
+        """Whether nobody shows them, by all that is known."""
+        return not self.answered and time.monotonic() - self._offered > PATIENCE
+
+    def bundle(self) -> dict[str, Any]:
+        """What a display has besides its text."""
+        return {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": self._box.model_id}}
+
+    def say(self, line: str, *, deaf: bool = False) -> None:
+        """Another line; `deaf` while presses cannot be heard."""
+        self._line.value = line
+        if self.answered:
+            self._show([] if deaf and not self._channel.threaded else self._buttons)
+
+    def _show(self, buttons: list[Any]) -> None:
+        if list(self._row.children[1:]) != buttons:
+            self._row.children = (self._line, *buttons)
+
+    def _shown(self, data: Mapping[str, Any]) -> None:
+        """The front end counts where it is shown."""
+        if data.get("method") == "update" and data.get("state", {}).get("_view_count"):
+            self.answered = True
+            self._show(self._buttons)
+
+    def _pressed(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._actions.stop()
+        self._stop.description, self._stop.button_style = "kill", "danger"
+
+    def _asked(self) -> None:
+        threading.Thread(target=self._answer, name="skymagic-where", daemon=True).start()
+
+    def _answer(self) -> None:
+        if self._actions.where is None:
+            return
+        try:
+            text = self._actions.where()
+        except Exception as problem:  # the pool may have ended meanwhile
+            text = f"{type(problem).__name__}: {problem}"
+        if not self._closed:
+            self._below.value = f'<pre style="line-height: 1.3; font-size: 90%">{html.escape(text)}</pre>'
+
+    def close(self) -> None:
+        """They are of no use any more: presses do nothing from now on; twice is safe."""
+        with self._lock:
+            self._closed = True
+        for widget in self._all:
+            self._channel.remove(widget.model_id or "")
+        for widget in self._all:
+            for part in (getattr(widget, "style", None), getattr(widget, "layout", None), widget):
+                with contextlib.suppress(Exception):
+                    if part is not None:
+                        part.close()
+
+
+def _clicked(call: Callable[[], None]) -> Callable[[Mapping[str, Any]], None]:
+    """What takes a button's messages."""
+
+    def take(data: Mapping[str, Any]) -> None:
+        if data.get("method") == "custom" and data.get("content", {}).get("event") == "click":
+            call()
+
+    return take
+
+
+def controls(line: str, actions: Actions) -> Controls | None:
+    """A line with buttons; None where nobody looks, there is no ipywidgets, or presses would not be heard."""
+    if not watched() or (channel := shell_channel()) is None:
+        return None
+    try:
+        return Controls(line, actions, channel)
+    except ImportError:
+        return None

@@ -1,0 +1,92 @@
+"""What a front end sends to widgets while a cell holds the kernel's main thread, on which it would be handled.
+
+It comes on the shell channel, behind the cell, whose end it would have to wait for::
+
+    ipykernel 7   a thread of the kernel reads the channel, and hands what it reads to the main thread or to a subshell
+    ipykernel 6   the main thread reads it between cells; ours reads it in between by `pump`
+
+In both, what is for a comm that has asked for it here is taken out before, and all else goes its way in its order. This rests on how
+ipykernel reads (a ZMQStream with a callback), of which nothing is promised: who shows a button waits for a first message before.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Take = Callable[[Mapping[str, Any]], object]
+"""Takes the data of a message, as the widgets' protocol has it: ``method`` and ``state`` or ``content``."""
+
+
+class ShellChannel:
+    """The receiving side of a kernel's shell channel."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._stream = kernel.shell_stream
+        self._receive = self._stream._recv_callback
+        """What ipykernel does with a message."""
+        self._takers: dict[str, Take] = {}
+        thread = getattr(kernel, "shell_channel_thread", None)
+        self.threaded = thread is not None
+        """Whether messages are taken at any time; else only in `pump`, and between cells."""
+        loop = thread.io_loop if thread is not None else kernel.io_loop
+        if self.threaded or threading.current_thread() is not threading.main_thread():
+            loop.add_callback(self._stream.on_recv, self._received, copy=False)
+        else:
+            self._stream.on_recv(self._received, copy=False)
+
+    def add(self, comm: str, take: Take) -> None:
+        """Have the messages to a comm taken; on a thread of the kernel's, which must not be held up, or in `pump`."""
+        self._takers[comm] = take
+
+    def remove(self, comm: str) -> None:
+        """Leave them to the kernel; twice is safe."""
+        self._takers.pop(comm, None)
+
+    def pump(self) -> None:
+        """Take what has come, on the main thread, where nobody else does."""
+        if self._takers and not self.threaded and threading.current_thread() is threading.main_thread():
+            from zmq import POLLIN
+
+            self._stream.flush(POLLIN)
+
+    def _received(self, frames: list[Any]) -> Any:
+        taken = self._takers and self._taken(frames)
+        return None if taken else self._receive(frames)  # which may be a coroutine: the stream awaits it
+
+    def _taken(self, frames: list[Any]) -> bool:
+        session = self._kernel.session
+        try:
+            parts = session.feed_identities(frames, copy=False)[1]
+            message = session.deserialize(parts, content=False, copy=False)  # which checks the signature
+            if message["header"]["msg_type"] != "comm_msg":
+                return False
+            content = session.unpack(message["content"])
+            take = self._takers.get(content["comm_id"])
+        except Exception:  # the kernel says what is wrong with it
+            return False
+        if take is None:
+            return False
+        take(content["data"])
+        return True
+
+
+_channel: ShellChannel | None = None
+
+
+def shell_channel() -> ShellChannel | None:
+    """That of the kernel in which this runs; None where it cannot be read."""
+    global _channel
+    kernel = getattr(sys.modules["IPython"].get_ipython(), "kernel", None) if "IPython" in sys.modules else None
+    if _channel is None and getattr(getattr(kernel, "shell_stream", None), "_recv_callback", None) is not None:
+        _channel = ShellChannel(kernel)
+    return _channel
+
+
+def pump() -> None:
+    """Take what has come for widgets of a cell that holds the main thread; cheap, and called often."""
+    if _channel is not None:
+        _channel.pump()
