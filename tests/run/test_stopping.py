@@ -260,21 +260,6 @@ def test_its_handle_is_shown_anew_when_it_has_ended(notebook: Notebook) -> None:
     notebook.watch(cell, lambda shown: ": done after " in shown.rich[0]["text/plain"])
 
 
-def test_its_button_stops_it(notebook: Notebook) -> None:
-    cell = beside(notebook, "time.sleep(300)")
-    widget = "application/vnd.jupyter.widget-view+json"
-    notebook.watch(cell, lambda shown: bool(shown.rich) and widget in shown.rich[0])
-    assert "running for" in cell.rich[0]["text/plain"]  # where there are no widgets
-    box = cell.rich[0][widget]["model_id"]  # type: ignore[index]
-    button = notebook.value(f"__import__('ipywidgets').widgets.widget._instances[{box!r}].children[1].model_id")
-    notebook.click(button)
-    assert notebook.fail("run.result()").ename == "RunInterrupted"
-    notebook.watch(cell, lambda shown: ": stopped after " in shown.rich[0]["text/plain"])
-    assert list(cell.rich[0]) == ["text/plain"]  # what is saved needs no widgets
-    assert notebook.value(f"{button!r} in __import__('ipywidgets').widgets.widget._instances") is False
-    assert kept(notebook) == [0, 1, 2]
-
-
 def test_a_cell_behind_it_says_what_it_waits_for(notebook: Notebook) -> None:
     beside(notebook, "time.sleep(300)", "-t 0:")
     number = notebook.value("run.number")

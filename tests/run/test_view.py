@@ -329,6 +329,15 @@ def test_a_cell_beside_the_notebook_says_how_far_it_is(notebook: Notebook) -> No
     assert re.search(r"done after \d+\.\d s> · loss 0\.5$", cell.rich[0]["text/plain"])
 
 
+def test_its_button_stops_a_cell_beside_the_notebook(notebook: Notebook) -> None:
+    cell = notebook.finish(notebook.start("%%sky_broadcast -a\ntime.sleep(600)"))
+    notebook.click(buttons(notebook, cell)["stop"])
+    notebook.watch(cell, lambda shown: ": stopped after " in shown.rich[0]["text/plain"])
+    assert cell.rich[0].keys() == {"text/plain", "text/html"}, "what is saved needs no widgets"
+    notebook.run("%%sky_broadcast\n1;")
+    assert not notebook.widgets
+
+
 def test_a_rank_that_lags_is_in_the_line(notebook: Notebook) -> None:
     end = gate(notebook)
     cell = notebook.start(
