@@ -334,8 +334,7 @@ def test_its_button_stops_a_cell_beside_the_notebook(notebook: Notebook) -> None
     notebook.click(buttons(notebook, cell)["stop"])
     notebook.watch(cell, lambda shown: ": stopped after " in shown.rich[0]["text/plain"])
     assert cell.rich[0].keys() == {"text/plain", "text/html"}, "what is saved needs no widgets"
-    notebook.run("%%sky_broadcast\n1;")
-    assert not notebook.widgets
+    notebook.watch(cell, lambda _: not notebook.widgets)
 
 
 def test_a_rank_that_lags_is_in_the_line(notebook: Notebook) -> None:
