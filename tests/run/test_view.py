@@ -313,17 +313,13 @@ def test_a_call_has_its_line(notebook: Notebook) -> None:
     assert re.fullmatch(r"2 ranks · \d+\.\d s · interrupted", view(cell))
 
 
-def test_a_cell_beside_the_notebook_says_how_far_it_is(notebook: Notebook) -> None:
+def test_a_cell_beside_the_notebook_is_looked_into_and_its_numbers_stay(notebook: Notebook) -> None:
     end = gate(notebook)
     cell = notebook.start(f"%%sky_broadcast -a\nsky.report(step=4, total=10, loss=0.5)\n{waiting(end)}")
     notebook.finish(cell)
-    notebook.watch(
-        cell,
-        lambda shown: any("running for" in d["text/plain"] and "40% · loss 0.5" in d["text/plain"] for d in shown.rich),
-    )
     found = buttons(notebook, cell)
     notebook.click(found["where is it?"])
-    notebook.watch(cell, lambda _: any("ranks 0, 1 at line 3" in w.get("value", "") for w in notebook.widgets.values()))
+    notebook.watch(cell, lambda _: any("at line 3" in w.get("value", "") for w in notebook.widgets.values()))
     end.touch()
     notebook.watch(cell, lambda shown: any("done after" in data["text/plain"] for data in shown.rich))
     assert re.search(r"done after \d+\.\d s> · loss 0\.5$", cell.rich[0]["text/plain"])
