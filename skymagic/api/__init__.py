@@ -5,6 +5,7 @@ rented     what is rented, and its end
 running    what of the user's pools runs on hosts, and its end
 costs      what pools cost, and have cost
 logs       what ranks wrote, also of a pool that has ended
+reading    pools of other notebooks, followed from here
 disk       what skymagic keeps on their disks, and its removal
 command    the console command
 offers     what machines can be rented for

@@ -1,6 +1,7 @@
 """The console command ``skymagic``: for shells and programs, without a notebook.
 
-Exit codes: 0 it is done; 1 it is not, or not all of it, and standard error says why; 2 the line was wrong.
+Exit codes: 0 it is done; 1 it is not, or not all of it, and standard error says why; 2 the line was wrong; of ``attach`` also 3, 4 and 5
+(`EXIT_CODES`): how the run has ended; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import sys
 from collections.abc import Sequence
 
 from skymagic.errors import RequestError, SkyError
+
+EXIT_CODES = {"done": 0, "nothing": 0, "failed": 3, "stopped": 4, "lost": 5}
+"""Of ``attach``: how the run has ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,7 +70,23 @@ def _parser() -> argparse.ArgumentParser:
     down.add_argument(
         "--all", action="store_true", help="every pool of yours there; without --hosts all that you have rented"
     )
-    for one in (pools, status, cost):
+    logs = commands.add_parser("logs", help="what ranks of a pool wrote, also when it has ended")
+    logs.add_argument("pool", metavar="POOL", help="its name or job id")
+    logs.add_argument("--rank", metavar="R", help="one rank, or several: 0,2 or 0:4")
+    logs.add_argument("--run", type=int, metavar="ID", help="what one run wrote, by its number in the log")
+    logs.add_argument("--cell", type=int, metavar="N", help="what the runs of one cell wrote")
+    logs.add_argument("--grep", metavar="RE", help="lines that a regular expression is found in")
+    logs.add_argument("-n", "--lines", type=_positive, default=50, help="how many of the last lines; 50 unless said")
+    logs.add_argument(
+        "-f", "--follow", action="store_true", help="go on as the log grows, until Ctrl-C or the end of the run"
+    )
+    attach = commands.add_parser(
+        "attach", help="show what a running cell has shown, and what it shows until it ends; Ctrl-C leaves it"
+    )
+    attach.add_argument("pool", metavar="POOL", help="its name or job id")
+    logs.set_defaults(call=_logs)
+    attach.set_defaults(call=_attach)
+    for one in (pools, status, cost, down, logs, attach):
         one.add_argument("--json", action="store_true", help="for programs")
     pools.set_defaults(call=_pools)
     cost.set_defaults(call=_cost)
@@ -119,10 +139,41 @@ def _down(line: argparse.Namespace) -> int:
             raise RequestError(
                 "say which pool of this machine, or where: --hosts gpu1,gpu2; or --all for all that you have rented from EC2"
             )
-        print("\n".join(rented.stop(lambda text: print(text, file=sys.stderr))))
+        _say(rented.stop(lambda text: print(text, file=sys.stderr)), line.json)
         return 0
-    print("\n".join(running.stop(line.hosts, line.name, line.all)))
+    _say(running.stop(line.hosts, line.name, line.all), line.json)
     return 0
+
+
+def _say(done: Sequence[str], as_json: bool) -> None:
+    print(json.dumps({"done": list(done)}) if as_json else "\n".join(done))
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _logs(line: argparse.Namespace) -> int:
+    from skymagic.api import logs
+    from skymagic.plan.selection import Selection
+
+    if line.json and line.follow:
+        raise RequestError("--json tells what there is now: leave -f out")
+    rank = None if line.rank is None else Selection(line.rank)
+    request = logs.LogsRequest(rank, line.lines, line.follow, line.pool, line.run, line.cell, line.grep)
+    if line.json:
+        print(json.dumps(logs.plain(request)))
+    else:
+        logs.show_from_outside(request, lambda text: print(text, end="", flush=True))
+    return 0
+
+
+def _attach(line: argparse.Namespace) -> int:
+    from skymagic.api import reading
+
+    return EXIT_CODES[reading.attached(line.pool, line.json)]
 
 
 def _clean(line: argparse.Namespace) -> int:

@@ -8,14 +8,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from skymagic.cluster import Agents, logs
 from skymagic.display.text import last_state, log_lines
 from skymagic.errors import RequestError
 from skymagic.plan.selection import Selection
 from skymagic.plan.units import rank_words
-from skymagic.pool import kept_logs, registry
+from skymagic.pool import kept_logs, records, registry
+from skymagic.pool.reader import Reader
 from skymagic.wire.agent import WHOLE_LOG
 
 HEADING = re.compile(r"── cell (?P<cell>\d+), (?:run (?P<run>\d+), )?[\d:]{8} ──")
@@ -89,11 +90,45 @@ def show(request: LogsRequest, write: Write) -> None:
         return
     found = kept_logs.find(request.pool) if request.pool and not registry.known(request.pool) else None
     if found is None:
-        live(registry.find(request.pool), request, write)
+        live(registry.readable(request.pool), request, write)
         return
     _ended({0: found.text}, request, write)
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.ended))
     write(f"[pool {found.name!r} ({found.job_id}) has ended at {when}; what rank 0 wrote last is kept here]\n")
+
+
+def show_from_outside(request: LogsRequest, write: Write) -> None:
+    """The same of a pool that notebooks of this machine have, read over connections of its own. Raises as `show` does."""
+    with _outside(request) as (texts, pool):
+        if pool is not None:
+            live(pool, request, write)
+        else:
+            _ended(texts, request, write)
+
+
+def plain(request: LogsRequest) -> dict[str, Any]:
+    """What is asked for, for programs: the pool, whether it has ended, and by rank its lines. Raises as `show` does."""
+    lines: dict[int, list[str]] = {}
+    with _outside(request) as (texts, pool):
+        if pool is not None:
+            chosen = _chosen(request, range(pool.world_size), lambda ranks: logs.runs(pool.agents, ranks))
+            lines = {rank: _last(pool.agents, rank, chosen, request.lines)[0] for rank in chosen.ranks}
+        else:
+            lines = _lines_of(texts, request)[1]
+    ranks = {str(rank): [last_state(line) for line in found] for rank, found in lines.items()}
+    return {"pool": request.pool, "ended": pool is None, "ranks": ranks}
+
+
+@contextlib.contextmanager
+def _outside(request: LogsRequest) -> Iterator[tuple[Mapping[int, str], Reader | None]]:
+    """(by rank what is kept of a pool that has ended, what reads one that runs)."""
+    name = request.pool or ""
+    kept = kept_logs.find(name)
+    if kept is not None and not any(name in (one.name, one.job_id) for one in records.every()):
+        yield {0: kept.text}, None
+        return
+    with contextlib.closing(registry.reading(name)) as pool:
+        yield {}, pool
 
 
 # -- of a pool that runs ---------------------------------------------------------------------------------------------
@@ -102,7 +137,10 @@ def show(request: LogsRequest, write: Write) -> None:
 def live(pool: Readable, request: LogsRequest, write: Write) -> None:
     """The same of a pool that runs. Raises as `show` does."""
     chosen = _chosen(request, range(pool.world_size), lambda ranks: logs.runs(pool.agents, ranks))
-    ends = {rank: _last(pool.agents, rank, chosen, request.lines, write) for rank in chosen.ranks}
+    ends = {}
+    for rank in chosen.ranks:
+        lines, ends[rank] = _last(pool.agents, rank, chosen, request.lines)
+        write(_labelled(lines, chosen.label(rank)))
     if request.follow:
         with contextlib.suppress(KeyboardInterrupt):  # the stop button
             if chosen.runs is None:
@@ -111,12 +149,11 @@ def live(pool: Readable, request: LogsRequest, write: Write) -> None:
                 _follow_run(pool.agents, chosen, ends, write)
 
 
-def _last(agents: Agents, rank: int, chosen: Chosen, lines: int, write: Write) -> int:
+def _last(agents: Agents, rank: int, chosen: Chosen, lines: int) -> tuple[list[str], int]:
     """The last lines of a rank; where they end, in bytes."""
     if chosen.runs is None and not chosen.pattern.pattern:
         text, end = logs.last(agents, rank, lines)
-        write(log_lines(text, chosen.label(rank)))
-        return end
+        return (text.removesuffix("\n").split("\n") if text else []), end
     kept, end = deque[str](maxlen=lines), 0
     for run in chosen.runs or (WHOLE_LOG,):
         rest = ""
@@ -125,17 +162,14 @@ def _last(agents: Agents, rank: int, chosen: Chosen, lines: int, write: Write) -
             kept.extend(chosen.matching(whole))
             end = piece["end"]
         kept.extend(chosen.matching([rest] if rest else []))
-    write("".join(log_lines(f"{line}\n", chosen.label(rank)) for line in kept))
-    return end
+    return list(kept), end
 
 
 def _follow(agents: Agents, chosen: Chosen, ends: dict[int, int], write: Write) -> None:
     while True:
         for rank in chosen.ranks:
             text, ends[rank] = logs.since(agents, rank, ends[rank], 1.0 / len(chosen.ranks))
-            write(
-                "".join(log_lines(f"{line}\n", chosen.label(rank)) for line in chosen.matching(text.split("\n")[:-1]))
-            )
+            write(_labelled(chosen.matching(text.split("\n")[:-1]), chosen.label(rank)))
 
 
 def _follow_run(agents: Agents, chosen: Chosen, ends: dict[int, int], write: Write) -> None:
@@ -148,36 +182,40 @@ def _follow_run(agents: Agents, chosen: Chosen, ends: dict[int, int], write: Wri
             for piece in logs.pieces(agents, rank, chosen.runs[-1], before or None):
                 *whole, rests[rank] = (rests[rank] + piece["text"]).split("\n")
                 ends[rank], over = piece["end"], piece["over"]
-                write("".join(log_lines(f"{line}\n", chosen.label(rank)) for line in chosen.matching(whole)))
+                write(_labelled(chosen.matching(whole), chosen.label(rank)))
             if over:
-                write(
-                    "".join(
-                        log_lines(f"{line}\n", chosen.label(rank))
-                        for line in chosen.matching([rests.pop(rank)])
-                        if line
-                    )
-                )
+                rest = rests.pop(rank)
+                write(_labelled(chosen.matching([rest] if rest else []), chosen.label(rank)))
             elif ends[rank] == before:  # its log tells when there is more
                 logs.since(agents, rank, ends[rank], 1.0 / len(rests))
+
+
+def _labelled(lines: Sequence[str], label: str) -> str:
+    return "".join(log_lines(f"{line}\n", label) for line in lines)
 
 
 # -- of a pool that has ended ----------------------------------------------------------------------------------------
 
 
 def _ended(texts: Mapping[int, str], request: LogsRequest, write: Write) -> None:
-    headings = {
-        rank: [match for line in text.split("\n") if (match := HEADING.fullmatch(line))] for rank, text in texts.items()
-    }
+    chosen, lines = _lines_of(texts, request)
+    for rank in chosen.ranks:
+        write(_labelled(lines[rank], chosen.label(rank)))
+
+
+def _lines_of(texts: Mapping[int, str], request: LogsRequest) -> tuple[Chosen, dict[int, list[str]]]:
+    """The lines that are asked for, by rank, of what is kept."""
+    lines = {rank: text.removesuffix("\n").split("\n") for rank, text in texts.items()}
+    headings = {rank: [match for line in some if (match := HEADING.fullmatch(line))] for rank, some in lines.items()}
 
     def runs(ranks: Sequence[int]) -> dict[int, int]:
         return {int(one["run"]): int(one["cell"]) for rank in ranks for one in headings[rank] if one["run"]}
 
     chosen = _chosen(request, sorted(texts), runs)
-    for rank in chosen.ranks:
-        lines = texts[rank].removesuffix("\n").split("\n")
-        if chosen.runs is not None:
-            lines = list(of_runs(lines, chosen.runs))
-        write("".join(log_lines(f"{line}\n", chosen.label(rank)) for line in chosen.matching(lines)[-request.lines :]))
+    found = {
+        rank: lines[rank] if chosen.runs is None else list(of_runs(lines[rank], chosen.runs)) for rank in chosen.ranks
+    }
+    return chosen, {rank: chosen.matching(some)[-request.lines :] for rank, some in found.items()}
 
 
 def of_runs(lines: Sequence[str], runs: Collection[int]) -> Iterator[str]:

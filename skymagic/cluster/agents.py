@@ -109,18 +109,22 @@ class Agents:
         Raises:
             ProvisionError: one is gone, or does not answer within `timeout` seconds.
         """
-        self._node_specs, self.specs = tuple(agents), dict(ranks)
+        self._node_specs = tuple(agents)
+        self.read(ranks, timeout)
+        return self.wait_controller(timeout)
+
+    def read(self, ranks: Mapping[int, tuple[int, wire.RankSpec]], timeout: float) -> None:
+        """Open all links to agents that run, and find out how the ranks are: ready, failed, or ended. Raises as `attach` does."""
+        self.specs = dict(ranks)
         self.ranks = {rank: self._new_state(rank) for rank in ranks}
         transports = self._open(range(len(self.nodes)))
         self._links = [Link(transport, index, self._received) for index, transport in sorted(transports.items())]
 
         def known() -> bool:
-            states = self.ranks.values()
-            there = len(self.started) == len(self.nodes) and self.controller is not None
-            return there and all(one.ready or one.failed or one.exited for one in states)
+            settled = all(one.ready or one.failed or one.exited for one in self.ranks.values())
+            return settled and len(self.started) == len(self.nodes)
 
         self._wait(known, timeout, "the node agents")
-        return self.wait_controller(0.0)
 
     def follow(self, shown: Mapping[int, int]) -> None:
         """Have agents tell what ranks show (`shown` of the constructor), after what has been shown.
@@ -487,6 +491,8 @@ class Agents:
                 case wire.RankForked():
                     state = self.ranks[message.rank]
                     state.pid, state.ident = message.pid, message.ident
+                    if state.exited is not None and state.exited.pid != message.pid:
+                        state.exited = None  # another notebook has started it anew
                 case wire.RankReady():
                     self.ranks[message.rank].ready = True
                 case wire.RankFailed():

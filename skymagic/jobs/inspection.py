@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from skymagic.display import inspection as display
 from skymagic.display.text import NO_ANSWER
 from skymagic.pool import Pool
+from skymagic.pool.reader import Reader
 from skymagic.run import inspection
 
 TIMEOUT = 5.0
@@ -15,13 +16,13 @@ ANSWERING = ("ready", "running", "recovering")
 """States of ranks that are there to answer."""
 
 
-def stacks(pool: Pool, ranks: Sequence[int]) -> str:
+def stacks(pool: Pool | Reader, ranks: Sequence[int]) -> str:
     """Where each of these ranks is: a heading for those at the same place, and the user's frames below it."""
     there, others = _divided(pool, ranks)
     return display.stacks(inspection.stacks(pool.agents, there, TIMEOUT), others)
 
 
-def variables(pool: Pool, ranks: Sequence[int]) -> str:
+def variables(pool: Pool | Reader, ranks: Sequence[int]) -> str:
     """What the names of each of these ranks hold, as a table."""
     there, others = _divided(pool, ranks)
     found = inspection.variables(pool.agents, there, TIMEOUT)
@@ -29,7 +30,7 @@ def variables(pool: Pool, ranks: Sequence[int]) -> str:
     return "\n".join([*([display.variables(found)] if found else []), *display.states(others)])
 
 
-def _divided(pool: Pool, ranks: Sequence[int]) -> tuple[list[int], dict[int, str]]:
+def _divided(pool: Pool | Reader, ranks: Sequence[int]) -> tuple[list[int], dict[int, str]]:
     """Those that can be asked, and the states of the others."""
     words = {int(str(row[0])): str(row[-1]) for row in pool.status()}
     there = [rank for rank in ranks if words.get(rank) in ANSWERING]

@@ -11,6 +11,7 @@ from skymagic.jobs import inspection
 from skymagic.magics.arguments.line_magics import CheckRequest, RanksRequest
 from skymagic.plan.selection import Selection
 from skymagic.pool import Pool, checking, records, registry, view
+from skymagic.pool.reader import Reader
 
 NO_POOL = "no pool is running: make one with %sky_pool --nodes 2 --plugin torch"
 
@@ -24,14 +25,16 @@ def pools(name: str | None) -> list[tuple[str, str]]:
     Raises:
         PoolError: there is no such pool.
     """
-    chosen = [registry.find(name)] if name else registry.every()
+    chosen: list[Pool | Reader] = [registry.readable(name)] if name else [*registry.every(), *registry.readers()]
     gone = [] if name else [f"{one.ended}: %sky_pool makes it anew" for one in registry.ended()]
     gone += [] if name else records.reminders(records.every())
     return [*map(_pool, chosen), *((line, "") for line in gone)] or [(NO_POOL, "")]
 
 
-def _pool(one: Pool) -> tuple[str, str]:
+def _pool(one: Pool | Reader) -> tuple[str, str]:
     table = text.status(one.status())
+    if isinstance(one, Reader):
+        return f"{one!r}\n{table}", ""
     return f"{one!r}\n{table}", panel.html(view.view(one, one.status())) + panel.folded("processes", table)
 
 
@@ -50,8 +53,8 @@ def variables(request: RanksRequest) -> str:
     return inspection.variables(*_chosen(request))
 
 
-def _chosen(request: RanksRequest) -> tuple[Pool, tuple[int, ...]]:
-    pool = registry.find(request.pool)
+def _chosen(request: RanksRequest) -> tuple[Pool | Reader, tuple[int, ...]]:
+    pool = registry.readable(request.pool)
     return pool, (request.ranks or Selection("all")).ranks(pool.world_size)
 
 

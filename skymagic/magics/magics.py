@@ -13,7 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
 from skymagic import plugins, providers
-from skymagic.api import costs, disk, logs, rented, running
+from skymagic.api import costs, disk, logs, reading, rented, running
 from skymagic.api.compute import Compute
 from skymagic.api.offers import offers, rentable
 from skymagic.data.capture import installed
@@ -146,6 +146,9 @@ class SkyMagics(Magics):
         if request.name is None:
             listed = map(records.words, records.every())
             print("\n".join(listed) or "no pool of other machines was started from here and left")
+            return None
+        if not request.take_over and registry.held(request.name):
+            reading.begin(request.name)
             return None
         defaults = self.settings.defaults()
         with interrupt.deferred():

@@ -21,6 +21,7 @@ keys          what another notebook must know of a pool, and how far this one ha
 messages      what is shown of its ranks
 packages      which packages the nodes have, and how they get more
 pool          the public class
+reader        a pool that another notebook has, seen and not changed
 recovery      ranks started anew, process groups formed again, another number of nodes
 records       which pools on other machines were started from here, on disk
 registry      all pools of this process, by name

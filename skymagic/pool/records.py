@@ -25,7 +25,7 @@ class PoolRecord:
         hosts: as the user calls them.
         started: seconds since 1970.
         folder: where the notebook ran. machine: on which machine; several may share a home.
-        process: the notebook's, as `wire.record.identity` tells it from later ones.
+        process: the notebook's, as `wire.record.identity` tells it from later ones. held: since when it has the pool.
     """
 
     name: str
@@ -36,6 +36,7 @@ class PoolRecord:
     machine: str = field(default_factory=socket.gethostname)
     started: float = field(default_factory=time.time)
     process: str = field(default_factory=identity)
+    held: float = field(default_factory=time.time)
 
 
 def folder() -> Path:
@@ -102,6 +103,14 @@ def words(record: PoolRecord) -> str:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
     whose = "which has ended" if left(record) else f"process {record.process.partition(' ')[0]} on {record.machine}"
     return f"{record.name} ({record.job_id}) on {','.join(record.hosts)}, since {when}, by a notebook in {record.folder}, {whose}"
+
+
+def holder(record: PoolRecord) -> str:
+    """Who has a pool, and since when."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.held))
+    return (
+        f"the notebook in {record.folder} (process {record.process.partition(' ')[0]} on {record.machine}) since {when}"
+    )
 
 
 def reminders(records: Sequence[PoolRecord]) -> list[str]:

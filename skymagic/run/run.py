@@ -203,22 +203,10 @@ class Run:
             "seq" in content
         ):  # before it is seen: a notebook that is killed in between loses it, and does not show it twice
             display.before_leaving(partial(self._mark, number, content["seq"]))
-        if kind == "stream":
-            self._screen.text(number, content["name"], content["text"])
-        elif kind == "numbers":
+        if kind == "numbers":
             self.report.metrics.add(number, content["batches"])
-            if content["every"] > 1:
-                self._screen.note(display.thinned_out(number, content["every"]))
-        elif kind == "end":
-            rank.ended = True
-        elif kind == "held_back":
-            self._screen.note(display.held_back(number, content["nbytes"]))
-        elif kind == "note":
-            self._screen.note(content["text"])
-        elif kind == "missed":
-            self._screen.note(display.missed(number, content["count"]))
-        else:
-            self._screen.rich(number, kind, content)
+        rank.ended = rank.ended or kind == "end"
+        show_content(self._screen, number, content)
 
     # -- ending early ------------------------------------------------------------------------------------------------
 
@@ -339,3 +327,21 @@ class Run:
         ended = [number for number in self.report.ranks if number not in waiting]
         if note := self._stall.observe(ended, self._stacks(waiting), now):
             self._screen.note(note)
+
+
+def show_content(screen: Screen, rank: int, content: Mapping[str, Any]) -> None:
+    """Put what a rank shows on a screen; its end, and its numbers as they are, are not to be seen."""
+    kind = content["kind"]
+    if kind == "stream":
+        screen.text(rank, content["name"], content["text"])
+    elif kind == "numbers":
+        if content["every"] > 1:
+            screen.note(display.thinned_out(rank, content["every"]))
+    elif kind == "held_back":
+        screen.note(display.held_back(rank, content["nbytes"]))
+    elif kind == "note":
+        screen.note(content["text"])
+    elif kind == "missed":
+        screen.note(display.missed(rank, content["count"]))
+    elif kind != "end":
+        screen.rich(rank, kind, content)

@@ -20,6 +20,8 @@ FILE = "record"
 """Its name in a daemon's run directory."""
 SOCKET = "socket"
 """The name there of what the daemon listens on."""
+READERS = "read"
+"""The name there of the agent's socket for those who only read."""
 
 
 def folders(daemon: str) -> list[str]:

@@ -8,6 +8,7 @@
 agent         the process: the link to the notebook, and what it asks
 loop          the event loop: readable descriptors and timers
 ranks         the ranks of the node: started, watched, replaced, ended
+readers       notebooks and terminals that see what ranks do, and change nothing
 record        what it tells others on its machine, on disk
 directories   its folders: locked, removed, and swept where an agent was killed
 children      the owners of the two child processes, controller and forkserver

@@ -22,6 +22,7 @@ from skymagic.kernels.agent.directories import Directories
 from skymagic.kernels.agent.discovery import Candidates
 from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.agent.ranks import Ranks
+from skymagic.kernels.agent.readers import Readers
 from skymagic.kernels.agent.record import RecordFile
 from skymagic.kernels.agent.unattended import UnattendedRuns
 from skymagic.plan.capacity import MOST_DESCRIPTORS
@@ -29,6 +30,7 @@ from skymagic.plan.lifetime import Lifetime
 from skymagic.runtime import rendezvous
 from skymagic.wire import agent as wire
 from skymagic.wire.exit_status import signal_name
+from skymagic.wire.record import READERS
 from skymagic.wire.transport import read_line, write_all
 
 STOP_TIMEOUT = 1.0
@@ -64,6 +66,7 @@ class Agent:
         self._candidates = Candidates(self._loop, spec.job_id)
         self._ranks = Ranks(self._loop, spec.job_id, self._directory, self._store, self._lifetime, self._send)
         self._controller: Controller | None = None
+        self._readers: Readers | None = None
         self._told: dict[type[wire.Message], wire.Message] = {}
         """What each notebook must know of this node, by kind."""
         self._stop_at: float | None = None
@@ -88,6 +91,9 @@ class Agent:
         )
         self._loop.watch(self._link_in, self._on_link)
         self._watch_parent()
+        if self._record.path is not None:
+            socket_path = self._record.path.with_name(READERS)
+            self._readers = Readers(self._loop, str(socket_path), self._ranks, self._told_readers)
         directories.sweep()
         if self.spec.head and self.spec.address is None:
             self._candidates.listen(discovery.private_addresses())
@@ -141,8 +147,13 @@ class Agent:
             wire.AgentFailed(f"the agent failed: {traceback.format_exception_only(problem)[-1].strip()}\n{log}".strip())
         )
 
+    def _told_readers(self) -> list[wire.Message]:
+        return [one for one in self._told.values() if isinstance(one, wire.AgentStarted)]
+
     def _send(self, message: wire.Message) -> None:
-        """Send to the notebook."""
+        """Send to the notebook, and to readers what concerns them."""
+        if self._readers is not None and self._readers.send(message):
+            return
         if isinstance(message, wire.AgentStarted | wire.ControllerUp):
             self._told[type(message)] = message
         try:
@@ -238,6 +249,8 @@ class Agent:
     def close(self) -> None:
         """End everything that was started and remove the node's directories."""
         self._candidates.close()
+        if self._readers is not None:
+            self._readers.close()
         self._ranks.kill()
         self._ranks.forkserver.close()
         if self._controller is not None:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from skymagic.kernels.agent.away import KeptDisplays, KeptNumbers
@@ -30,6 +31,8 @@ REFILL_SHARE = 0.25
 
 Send = Callable[[dict[str, Any], dict[str, Any]], None]
 """Puts a content dictionary on iopub under a parent header."""
+Watcher = Callable[[dict[str, Any]], None]
+"""Gets each content, with the number of its ``run``."""
 
 
 class TokenBucket:
@@ -83,6 +86,7 @@ class RankOutput:
         send: puts a content on iopub.
         tell: called with a sentence for the user: the log cannot be written.
         spans: is told where each run stands in the log.
+        watchers: get all that is shown, beside the notebook; they may change.
     """
 
     def __init__(
@@ -93,9 +97,12 @@ class RankOutput:
         send: Send,
         tell: Callable[[str], None],
         spans: Spans | None = None,
+        watchers: Mapping[int, Watcher] = MappingProxyType({}),
     ) -> None:
         self.rank = rank
-        self._spans = spans or Spans()
+        self._spans, self._watchers = spans or Spans(), watchers
+        self._run = 0
+        """The present request's, or the one's before."""
         self.pipes = [Pipe(name, fd) for name, fd in pipes.items()]
         self.log_path = log
         fd = os.open(log, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600)
@@ -132,7 +139,7 @@ class RankOutput:
         run = f" run {message.run}," if message.run else ""
         self._heading = f"── cell {message.cell},{run} {clock} ──" if message.cell else None
         self._spans.begin(message.run, self._since, message.cell)
-        self._parent = message.parent
+        self._parent, self._run = message.parent, message.run
         self._kept, self._follower = KeptOutput(self.rank), None
         self._bucket = TokenBucket(message.limit, now) if message.visible else None
 
@@ -202,6 +209,11 @@ class RankOutput:
             tell(content)
         self._follower = tell
 
+    def tell_kept(self, shown: int, tell: Watcher) -> None:
+        """Tell what the present request, or the one before, has shown after the first `shown` contents."""
+        for content in self._kept.after(shown):
+            tell({**content, "run": self._run})
+
     def note(self, text: str) -> None:
         """A line of skymagic's own, after what was written before it."""
         self._show({"rank": self.rank, "kind": "note", "text": f"[rank {self.rank}: {text}]\n"})
@@ -209,6 +221,8 @@ class RankOutput:
     def _show(self, content: dict[str, Any]) -> None:
         """Put a content on its way to the notebook, with its number."""
         content = self._kept.add(content)
+        for tell in list(self._watchers.values()):
+            tell({**content, "run": self._run})
         if self._follower is not None:
             self._follower(content)
         elif self._parent is not None:

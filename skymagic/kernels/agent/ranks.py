@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from skymagic.kernels.agent.children import Forkserver, Sink
 from skymagic.kernels.agent.iopub import Iopub
 from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.agent.oom import oom_kills
-from skymagic.kernels.agent.output import Pipe, RankOutput, enlarge
+from skymagic.kernels.agent.output import Pipe, RankOutput, Watcher, enlarge
 from skymagic.plan.lifetime import Lifetime
 from skymagic.wire import agent as wire
 from skymagic.wire import pids
@@ -106,8 +106,10 @@ class Ranks:
         self._oom_kills = oom_kills()
         self._spans: dict[int, logs.Spans] = {}
         """By rank: where its runs stand in its log."""
-        self._followers: dict[int, wire.ReadLog] = {}
-        """By rank: who follows its log."""
+        self._followers: dict[tuple[int, int], wire.ReadLog] = {}
+        """By rank and who asks (0: the notebook, else a reader): who follows its log."""
+        self._watchers: dict[int, Watcher] = {}
+        """By reader: who gets what the ranks show, beside the notebook."""
 
     def __len__(self) -> int:
         return len(self._ranks)
@@ -155,7 +157,7 @@ class Ranks:
         log, readers = self._log(spec.rank), {name: reader for name, (reader, _) in pipes.items()}
         output = RankOutput(
             spec.rank, log, readers, lambda parent, content: iopub.send(ident, parent, content), self._tell,
-            self._spans.setdefault(spec.rank, logs.Spans()),
+            self._spans.setdefault(spec.rank, logs.Spans()), self._watchers,
         )  # fmt: skip
         rank = self._ranks[spec.rank] = Rank(spec.rank, ident, ours, output)
         self._lifetime.begin(spec.rank)
@@ -245,7 +247,7 @@ class Ranks:
         state, *fields = status.rpartition(")")[2].split()
         return [state, (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")]
 
-    def read_log(self, message: wire.ReadLog) -> None:
+    def read_log(self, message: wire.ReadLog, asker: int = 0) -> None:
         """Send the last lines of a rank's log, which runs it has, a piece of what one wrote there, or follow it."""
         if message.run or message.runs:
             spans = self._spans.setdefault(message.rank, logs.Spans())
@@ -256,16 +258,17 @@ class Ranks:
             found = logs.last(str(self._log(message.rank)), message.lines)
             self._send(wire.Reply(message.rank, message.number, found))
         else:
-            self._followers[message.rank] = message
+            self._followers[message.rank, asker] = message
             self._follow(message.rank)
 
     def _follow(self, number: int) -> None:
-        """Send what is new in a log to the one who follows it, once there is something."""
-        request = self._followers[number]
-        found = logs.since(str(self._log(number)), request.start or 0)
-        if found["text"]:
-            del self._followers[number]
-            self._send(wire.Reply(number, request.number, found))
+        """Send what is new in a log to those who follow it, once there is something."""
+        for key in [key for key in self._followers if key[0] == number]:
+            request = self._followers[key]
+            found = logs.since(str(self._log(number)), request.start or 0)
+            if found["text"]:
+                del self._followers[key]
+                self._send(wire.Reply(number, request.number, found))
 
     def _log(self, number: int) -> Path:
         return self._directory / f"rank-{number}.log"
@@ -293,7 +296,7 @@ class Ranks:
         self._on_control(rank)  # a BeginOutput that was sent before this text was written
         if not rank.output.read(pipe, time.monotonic()):
             self._loop.unwatch(pipe.fd)
-        if rank.number in self._followers:
+        if self._followers:
             self._follow(rank.number)
 
     def _on_control(self, rank: Rank) -> None:
@@ -367,24 +370,50 @@ class Ranks:
 
     def tell(self) -> None:
         """Another notebook is there: it is told how the ranks are, and what they have put once for all."""
-        self._followers.clear()
+        self._followers = {key: request for key, request in self._followers.items() if key[1]}
         for rank in self._ranks.values():
             rank.output.replaced()
-            if rank.pid is not None:
-                self._send(wire.RankForked(rank.number, rank.pid, rank.ident, rank.started))
-            if rank.ready:
-                self._send(wire.RankReady(rank.number))
-        for exited, _ in self._dead.values():
-            self._send(wire.RankForked(exited.rank, exited.pid, ""))
-            self._send(exited)
+        for message in self.states():
+            self._send(message)
         for key, put in self._values.items():
             if "/" not in key:
                 self._send(put)
 
+    def states(self) -> Iterator[wire.Message]:
+        """What tells how the ranks are."""
+        for rank in self._ranks.values():
+            if rank.pid is not None:
+                yield wire.RankForked(rank.number, rank.pid, rank.ident, rank.started)
+            if rank.ready:
+                yield wire.RankReady(rank.number)
+        for exited, _ in self._dead.values():
+            yield wire.RankForked(exited.rank, exited.pid, "")
+            yield exited
+
+    def watch(self, message: wire.Follow, reader: int, send: Sink) -> None:
+        """Tell a reader what ranks have shown in their last runs, and all that they show from now on."""
+        outputs = self._outputs()
+
+        def tell(content: dict[str, Any]) -> None:
+            send(wire.RankOutput(content["rank"], content))
+
+        for number, shown in message.shown.items():
+            if (output := outputs.get(int(number))) is not None:
+                output.tell_kept(shown, tell)
+        self._watchers[reader] = tell
+
+    def leave(self, reader: int) -> None:
+        """A reader is gone; twice is safe."""
+        self._watchers.pop(reader, None)
+        self._followers = {key: request for key, request in self._followers.items() if key[1] != reader}
+
+    def _outputs(self) -> dict[int, RankOutput]:
+        outputs = {number: output for number, (_, output) in self._dead.items()}
+        return outputs | {number: rank.output for number, rank in self._ranks.items()}
+
     def follow(self, message: wire.Follow) -> None:
         """Tell the notebook what ranks show, after what it has shown."""
-        outputs = {number: output for number, (_, output) in self._dead.items()}
-        outputs |= {number: rank.output for number, rank in self._ranks.items()}
+        outputs = self._outputs()
         for number, shown in message.shown.items():
             if (output := outputs.get(int(number))) is not None:
                 output.follow(shown, lambda content: self._send(wire.RankOutput(content["rank"], content)))

@@ -32,7 +32,7 @@ class RecordFile:
     """
 
     def __init__(self, path: str | None, spec: wire.AgentSpec) -> None:
-        self._path = None if path is None else Path(path)
+        self.path = None if path is None else Path(path)
         self._identity = identity()
         self._written_at = float("-inf")
         self._state: tuple[bool, bool, Mapping[int, int]] = (False, False, {})
@@ -44,8 +44,8 @@ class RecordFile:
             hostname=socket.gethostname(), boot=boot_id(), pid=os.getpid(), started=now, idle_since=now,
             devices=spec.devices, uses=used() if path else (), idle_timeout=spec.idle_timeout, max_lifetime=spec.max_lifetime, detached_timeout=spec.detached_timeout,
         )  # fmt: skip
-        if self._path is not None:
-            self._write(self._path)
+        if self.path is not None:
+            self._write(self.path)
 
     def update(self, lifetime: Lifetime, pids: Callable[[], Mapping[int, int]]) -> None:
         """Note what has changed, and write it if the last time is long enough ago.
@@ -53,7 +53,7 @@ class RecordFile:
         Args:
             pids: gives rank → process id.
         """
-        if self._path is None:
+        if self.path is None:
             return
         busy, away, ranks = lifetime.busy, lifetime.away, pids()
         if (busy, away, ranks) != self._state:
@@ -68,7 +68,7 @@ class RecordFile:
             self._state = busy, away, dict(ranks)
             self.due = self._written_at + WRITE_INTERVAL
         if self.due is not None and time.monotonic() >= self.due:
-            self._write(self._path)
+            self._write(self.path)
 
     def _write(self, path: Path) -> None:
         self._written_at, self.due = time.monotonic(), None

@@ -15,6 +15,7 @@ init (or a subreaper) adopts the daemon. Each attach process relays between its 
 byte as they come; the handshake and all after it are `wire.session`'s.
 
 attach    one connection: finds or starts the daemon, then relays
+read      one reader's connection, to the agent past the daemon
 daemon    the event loop: owns the agent and the session
 rundir    the run directory: socket, log, and whether it is ours alone
 """

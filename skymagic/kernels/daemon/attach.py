@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
         return _refuse(DAEMON_VANISHED, gone=True)
     with contextlib.suppress(OSError):
         sock.sendall(line)
-        _relay(sock)
+        relay(sock)
     return 0
 
 
@@ -93,7 +93,7 @@ def _daemonize(directory: RunDirectory, listener: socket.socket) -> None:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 
-def _relay(sock: socket.socket) -> None:
+def relay(sock: socket.socket) -> None:
     """Copy both ways until either end closes, each on a thread: a slow one must not hold up the other."""
     import threading
 

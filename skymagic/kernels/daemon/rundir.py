@@ -14,7 +14,7 @@ import stat
 import struct
 from collections.abc import Iterator
 
-from skymagic.wire.record import FILE, SOCKET, folders
+from skymagic.wire.record import FILE, READERS, SOCKET, folders
 
 MAX_SOCKET_PATH = 100
 """Bytes that a Unix socket's path may have on every system."""
@@ -37,6 +37,8 @@ class RunDirectory:
         self.log = os.path.join(path, "daemon.log")
         self.record = os.path.join(path, FILE)
         """What the agent tells others on this machine of itself."""
+        self.readers = os.path.join(path, READERS)
+        """Where the agent serves those who only read."""
 
     def connect(self) -> socket.socket | None:
         """A connection to the daemon; None if there is none of ours."""

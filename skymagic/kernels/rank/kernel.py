@@ -57,6 +57,19 @@ def end_process(problem: BaseException | None) -> None:
     _exit(EX_SOFTWARE)
 
 
+KEPT_ENDS = 10
+"""How many runs a rank tells the end of."""
+
+
+def how_it_ended(outcome: dict[str, Any]) -> dict[str, Any]:
+    """Of what a run gave, what a line can say."""
+    return {
+        "status": outcome["status"],
+        "interrupted": bool(outcome.get("interrupted")),
+        "error": f"{outcome.get('ename')}: {outcome.get('evalue')}"[:500],
+    }
+
+
 class RankKernel(IPythonParallelKernel):
     """Carries out orders; everything else is ipyparallel's."""
 
@@ -87,6 +100,8 @@ class RankKernel(IPythonParallelKernel):
         """On the frames of the error with which the last cell has ended, which it keeps."""
         self.last_run: dict[str, Any] | None = None
         """The run that goes on, or has ended last, for a notebook that takes over: its number, what was asked, how it ended."""
+        self._ended: dict[str, dict[str, Any]] = {}
+        """Of the last few runs, by number, how they ended, for readers, who may ask when the next one has begun."""
         self._order_count = 0
         """Counts orders, so that what belongs to one does not fall into the next."""
         self._answered_count = 0
@@ -115,7 +130,8 @@ class RankKernel(IPythonParallelKernel):
 
     def recall(self) -> dict[str, Any]:
         """Called on the control thread: the run that goes on, or has ended last, and the generation of the process group."""
-        return {**(self.last_run or {"order": None, "outcome": None}), "generation": rendezvous.generation()}
+        known = self.last_run or {"order": None, "outcome": None}
+        return {**known, "ended": self._ended, "generation": rendezvous.generation()}
 
     def release(self) -> int:
         """Called on the control thread: let the main thread out of a collective."""
@@ -233,6 +249,8 @@ class RankKernel(IPythonParallelKernel):
         reporting.flush()
         if isinstance(order, RunCell) and self.last_run is not None:
             self.last_run = {**self.last_run, "outcome": outcome}
+            kept = [*self._ended.items(), (str(order.run), how_it_ended(outcome))]
+            self._ended = dict(kept[-KEPT_ENDS:])
         self._context.control.send(wire.EndOutput(rank))
         return outcome
 

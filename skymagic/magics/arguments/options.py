@@ -186,7 +186,7 @@ MAGICS: dict[str, Magic] = {
     "sky_check": Magic("Check the nodes of a pool: GPUs, errors of theirs, disks, clocks, and how fast the links among them are.", (_QUICK,), "[NAME]", "pools", ("%sky_check", "%sky_check train --quick")),
     "sky_restart": Magic("Start ranks again; their variables are gone.", (_RANK, _POOL_NAME), examples=("%sky_restart", "%sky_restart --rank 2")),
     "sky_down": Magic("Stop a pool and release its machines.", (_ALL, _AT_HOSTS), "[NAME]", "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone")),
-    "sky_attach": Magic("Go on with a pool whose notebook was killed, and show what its cell has printed since; alone: which there are.", (_TAKE_OVER,), "[NAME]", "left", ("%sky_attach", "%sky_attach lab")),
+    "sky_attach": Magic("Go on with a pool whose notebook was killed, and show what its cell has printed since; read one whose notebook is alive; alone: which there are.", (_TAKE_OVER,), "[NAME]", "left", ("%sky_attach", "%sky_attach lab")),
     "sky_clean": Magic("Remove what skymagic keeps on the disks of hosts, and no pool has used for 30 days.", (_AT_HOSTS, _CLEAN_ALL, DRY_RUN), examples=("%sky_clean --hosts gpu1,gpu2", "%sky_clean --hosts gpu1,gpu2 --all --dry-run")),
     "sky_auto": Magic("Run every plain cell on the ranks, or no longer.", (), "on|off", "switch", ("%sky_auto on",)),
 }

@@ -1,0 +1,174 @@
+"""Reading: a second notebook, and programs, see a pool whose notebook is alive, and change nothing there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.hosts import loopback
+from tests.lab.notebook import ROOT, Notebook, opened
+from tests.lab.places import home_that_knows
+from tests.lab.shells import pip_settings
+
+pytestmark = pytest.mark.needs("sshd")
+COMMAND = [sys.executable, "-c", "import sys; from skymagic.api.command import main; sys.exit(main())"]
+
+
+@dataclass
+class Room:
+    """A pool of two hosts, the notebook that has it, another one of the same user, and where his shell is."""
+
+    folder: Path
+    env: dict[str, str]
+    holder: Notebook
+    second: Notebook
+
+    def gate(self) -> Path:
+        """A named pipe: a cell that reads it goes on when it is opened."""
+        path = self.folder / f"gate-{os.urandom(4).hex()}"
+        os.mkfifo(path)
+        return path
+
+    def program(self, *arguments: str) -> subprocess.Popen[str]:
+        """``skymagic …`` in the user's shell."""
+        env = {**os.environ, **self.env, "PYTHONPATH": str(ROOT)}
+        pipe = subprocess.PIPE
+        return subprocess.Popen([*COMMAND, *arguments], env=env, text=True, stdout=pipe, stderr=pipe, cwd=self.folder)
+
+    def begin(self, cell: str) -> None:
+        """The holder begins a cell, and both ranks are in it."""
+        shown = self.holder.run(cell)
+        self.holder.watch(shown, lambda seen: {"[0] before 0", "[1] before 1"} <= {*seen.lines})
+
+    def ran(self, *arguments: str) -> tuple[int, str, str]:
+        """Its exit code, standard output and standard error."""
+        process = self.program(*arguments)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
+    folder = tmp_path_factory.mktemp("reading")
+    with loopback(folder / "hosts", 2, env=pip_settings()) as hosts:
+        env = {"HOME": str(home_that_knows(hosts, folder / "client")), "XDG_STATE_HOME": str(folder / "state")}
+        for name in ("one", "two"):
+            (folder / name).mkdir()
+        pool = f"%sky_pool lab --provider ssh --hosts h[1-2] --python {sys.executable}"
+        with opened(folder / "one", pool, env=env) as holder, opened(folder / "two", env=env) as second:
+            holder.run("%%sky_broadcast\nimport os, time\nrank = int(os.environ['RANK'])\nheld = [1, 2, 3]")
+            yield Room(folder, env, holder, second)
+
+
+def waiting(gate: Path, end: str = "print('after', rank)") -> str:
+    return f"%%sky_broadcast -a --only all\nprint('before', rank, flush=True)\nif rank == 0: open({str(gate)!r}).read()\n{end}"
+
+
+def test_a_second_notebook_reads_and_runs_nothing(room: Room) -> None:
+    gate = room.gate()
+    room.begin(waiting(gate))
+    following = room.second.start("%sky_attach lab")
+    room.second.watch(following, lambda seen: {"[0] before 0", "[1] before 1", "[1] after 1"} <= {*seen.lines})
+    room.second.interrupt()  # which leaves the run as it is
+    assert room.second.finish(following).error is None
+    assert f"(process {room.holder.pid} on " in following.text
+    assert "read here" in room.second.run("%sky_status").stdout
+    assert "open(" in room.second.run("%sky_stacks --rank 0").stdout
+    assert "held" in room.second.run("%sky_vars").stdout
+    assert room.second.run("%sky_logs --rank 1 --grep after").lines == ["after 1"]
+    for refused in (
+        "%%sky_broadcast\n1",
+        "%%sky_broadcast --pool lab\n1",
+        "%sky_push room",
+        "%sky_restart",
+        "%sky_down lab",
+    ):
+        failed = room.second.fail(refused).evalue
+        assert f"(process {room.holder.pid} on " in failed, refused
+        assert "%sky_attach lab --take-over" in failed
+    again = room.second.start("%sky_attach lab")
+    room.second.watch(again, lambda seen: "[0] before 0" in seen.lines)
+    gate.write_text("go")
+    shown = room.second.finish(again)
+    ours = sorted(line for line in shown.lines if line[:4] in ("[0] ", "[1] "))
+    assert ours == ["[0] after 0", "[0] before 0", "[1] after 1", "[1] before 1"]
+    assert "has ended well" in shown.text
+    assert room.holder.run("%%sky_broadcast -o still\nrank").error is None
+    assert room.holder.value("still") == [0, 1]
+
+
+def test_programs_follow_and_exit_as_the_run_has_ended(room: Room) -> None:
+    assert room.ran("attach", "lab")[0] == 0  # nothing runs
+    ends = {"print('after', rank)": 0, "1 / rank": 3, "'stopped'": 4}
+    for end, code in ends.items():
+        gate = room.gate()
+        room.begin(waiting(gate, end))
+        process = room.program("attach", "lab", "--json")
+        assert process.stdout is not None
+        seen: list[dict[str, Any]] = []
+        while not any(one.get("text") == "before 0\n" for one in seen):
+            seen.append(json.loads(process.stdout.readline()))
+        if code == 4:
+            room.holder.run("_.cancel();")
+        else:
+            gate.write_text("go")
+        out, err = process.communicate(timeout=60)
+        seen += map(json.loads, out.splitlines())
+        assert process.returncode == code, (end, seen, err)
+        assert [one["event"] for one in seen if one["event"] in ("attached", "run", "end")] == [
+            "attached",
+            "run",
+            "end",
+        ]
+        assert seen[-1]["status"] == {0: "done", 3: "failed", 4: "stopped"}[code]
+
+
+def test_ctrl_c_leaves_the_run(room: Room) -> None:
+    gate = room.gate()
+    room.begin(waiting(gate))
+    process = room.program("attach", "lab")
+    assert process.stdout is not None
+    while "before" not in process.stdout.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    gate.write_text("go")
+    assert room.holder.value("_.result()") == []
+
+
+def test_programs_read_logs(room: Room) -> None:
+    code, out, _ = room.ran("logs", "lab", "--grep", "^before", "--rank", "1", "-n", "1")
+    assert (code, out) == (0, "before 1\n")
+    code, out, _ = room.ran("logs", "lab", "--grep", "^before", "-n", "1", "--json")
+    assert (code, json.loads(out)) == (
+        0,
+        {"pool": "lab", "ended": False, "ranks": {"0": ["before 0"], "1": ["before 1"]}},
+    )
+    code, out, err = room.ran("logs", "lab", "--rank", "7", "--run", "999", "--grep", "(")
+    assert (code, out) == (2, "")
+    assert all(part in err for part in ("there is no rank 7", "no run 999", "not a regular expression"))
+    code, out, err = room.ran("attach", "other")
+    assert (code, out) == (1, "")
+    assert "there are lab" in err
+    (pool,) = json.loads(room.ran("pools", "--json")[1])["pools"]
+    assert (pool["name"], pool["left"], pool["hosts"]) == ("lab", False, ["h1", "h2"])
+
+
+def test_taking_over_and_what_stays(room: Room) -> None:
+    room.second.run("%sky_attach lab --take-over")
+    room.second.run("%sky_pull held")
+    assert room.second.value("held") == [[1, 2, 3]] * 2
+    room.second.run("%sky_down lab")
+    code, out, _ = room.ran("logs", "lab", "--json", "--grep", "^after", "-n", "1")
+    assert (code, json.loads(out)) == (0, {"pool": "lab", "ended": True, "ranks": {"0": ["after 0"]}})
+    assert room.ran("attach", "lab")[0] == 1
