@@ -165,6 +165,24 @@ def test_a_death_and_a_script_wait_too(desk: Desk) -> None:
         notebook.run("%sky_down lab")
 
 
+def test_a_kernel_that_is_shut_down_leaves_what_goes_on(desk: Desk) -> None:
+    gate = desk.gate()
+    with desk.notebook(POOL) as first:
+        shown = first.start(
+            CELL.replace("-o", "-a -o").format(way=repr(str(gate)), over=repr(os.devnull)) + "name = rank\nrank"
+        )
+        first.watch(shown, lambda seen: "before" in seen.stdout)
+    with desk.notebook() as second:
+        cell = second.start("%sky_attach lab")
+        second.watch(cell, lambda seen: "goes on" in seen.text)
+        gate.write_text("go")
+        second.finish(cell)
+        assert cell.error is None, cell.error
+        assert second.value("value") == [0, 1]
+    with desk.notebook() as third:  # nothing went on any more: it has ended
+        assert "no pool 'lab' was left" in third.fail("%sky_attach lab").evalue
+
+
 def test_a_notebook_that_is_alive_keeps_its_pool_unless_it_is_taken_away(desk: Desk) -> None:
     with desk.notebook(POOL) as first, desk.notebook() as second:
         assert "no pool 'other' was left from here; there are lab" in second.fail("%sky_attach other").evalue
