@@ -60,11 +60,10 @@ def show(content: Mapping[str, Any], *, update: bool = False) -> None:
         from IPython.core.interactiveshell import InteractiveShell
 
         transient = dict(content.get("transient") or {})
-        for call in display.leaving():
-            call()
         InteractiveShell.instance().display_pub.publish(
             data=data, metadata=dict(content.get("metadata") or {}), transient=transient, update=update
         )
+        display.sent()
     else:
         display.write("stdout", f"{data.get('text/plain', '')}\n")
 

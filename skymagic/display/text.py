@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from skymagic.plan import accelerators
@@ -25,24 +26,41 @@ def write(name: str, text: str) -> None:
     """Put text on the notebook's own standard output or error."""
     stream = sys.stderr if name == "stderr" else sys.stdout
     stream.write(text)
-    thread = getattr(stream, "pub_thread", None)  # of a kernel, which sends from there
-    for call in leaving():
-        thread.schedule(call) if thread is not None else call()
+    if _due() and (thread := getattr(stream, "pub_thread", None)) is not None:
+        thread.schedule(partial(_send, stream, _take_due()))
     stream.flush()
+    sent()
 
 
-_due = threading.local()
+_local = threading.local()
 
 
-def before_leaving(call: Callable[[], object]) -> None:
-    """Have it called at the moment in which what is written next leaves this process: on the thread that sends it, just before."""
-    _due.calls = [*getattr(_due, "calls", ()), call]
+def once_sent(call: Callable[[], object]) -> None:
+    """Have it called when what is written or shown next has left this process: on the thread that sends it, just after."""
+    _local.due = [*_due(), call]
 
 
-def leaving() -> list[Callable[[], object]]:
-    """What is to be called when what was written leaves; once."""
-    calls, _due.calls = getattr(_due, "calls", []), []
-    return calls
+def sent() -> None:
+    """What was written or shown so far is on its way out: what is to be called then follows it, once."""
+    thread = getattr(sys.stdout, "pub_thread", None)  # of a kernel, which sends from there, in this order
+    for call in _take_due():
+        thread.schedule(call) if thread is not None else call()
+
+
+def _due() -> Sequence[Callable[[], object]]:
+    return getattr(_local, "due", ())
+
+
+def _take_due() -> Sequence[Callable[[], object]]:
+    due, _local.due = _due(), ()
+    return due
+
+
+def _send(stream: Any, then: Sequence[Callable[[], object]]) -> None:
+    """Send what was written, on a kernel's own thread for it: a message waits there in a queue, and these calls come at once behind it."""
+    stream._flush()
+    for call in then:
+        stream.pub_thread.schedule(call)
 
 
 def last_state(line: str) -> str:

@@ -120,7 +120,7 @@ class Shown:
         return all(lines.get(rank) == (run, DELIVERED) for rank in ranks)
 
     def mark(self, run: int, rank: int, seq: int) -> None:
-        """This content of a rank is about to be shown; once the run is delivered, that is no news."""
+        """This content of a rank has been sent to the screen; once the run is delivered, that is no news."""
         if self._delivered.get(rank, 0) < run:
             self._write(rank, run, seq)
 

@@ -84,7 +84,7 @@ class Run:
     """The event loop of one submission: events, deadlines, and the escalation from interrupt to kill, through the agents.
 
     Args:
-        mark: called with a rank and the number of a content that the screen is about to get.
+        mark: called with a rank and the number of a content that has left for the screen.
     """
 
     def __init__(
@@ -199,10 +199,8 @@ class Run:
 
     def _show(self, number: int, rank: RankRun, content: Mapping[str, Any]) -> None:
         kind = content["kind"]
-        if (
-            "seq" in content
-        ):  # before it is seen: a notebook that is killed in between loses it, and does not show it twice
-            display.before_leaving(partial(self._mark, number, content["seq"]))
+        if "seq" in content:  # a notebook that is killed between the two shows it again, and loses nothing
+            display.once_sent(partial(self._mark, number, content["seq"]))
         if kind == "numbers":
             self.report.metrics.add(number, content["batches"])
         rank.ended = rank.ended or kind == "end"

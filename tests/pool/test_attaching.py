@@ -114,13 +114,10 @@ def test_a_run_goes_on_in_another_notebook_and_each_line_is_shown_once(desk: Des
     with desk.notebook() as third:
         cell = third.run("%sky_attach lab")
         shown += steps(cell.stdout)
-        # what a kernel is sending while it is killed is lost on its way to the browser, and stands in the rank's log
-        lost = sorted({*range(count)} - {*shown})
-        assert shown == [step for step in range(count) if step not in lost]
-        assert sum(step - 1 not in lost for step in lost) <= 2, (
-            "one message for each of the two kernels that were killed"
-        )
-        assert {*steps(third.run("%sky_logs --rank 0 -n 1000").stdout)} >= {*lost}
+        # what a kernel was sending while it was killed is shown again: one message, of a line or two
+        again = [at for at, step in enumerate(shown) if step in shown[:at]]
+        assert [step for at, step in enumerate(shown) if at not in again] == [*range(count)]
+        assert len(again) <= 2 * 2, "for each of the two kernels that were killed"
         assert third.value("values, total") == ([44850, 44851], [44850, 44850])
         # the pool is as any other
         third.run("%%sky_broadcast -o after\ntotal + rank")
