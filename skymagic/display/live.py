@@ -38,6 +38,13 @@ def watched() -> bool:
     return _asks(sys.modules["IPython"].get_ipython().kernel)
 
 
+def restarting() -> bool:
+    """Whether this process is a kernel that ends to be started again, as a front end's menu has asked for; asked at its end."""
+    kernel = getattr(sys.modules["IPython"].get_ipython(), "kernel", None) if in_ipython() else None
+    last = getattr(kernel, "_shutdown_message", None) or {}
+    return bool(last.get("content", {}).get("restart"))
+
+
 def _asks(kernel: Any) -> bool:
     """Whether somebody could be asked something."""
     return bool(getattr(kernel, "_allow_stdin", True))

@@ -191,10 +191,13 @@ class Pool(Status):
             if self.ended is None:
                 self._gone(self)
 
-    @property
-    def stays(self) -> bool:
-        """Whether an orderly end of its notebook leaves it: it was made for that, or a run of it goes on, and another can attach."""
-        asked = self.plan.request.detached or self.state is State.RUNNING
+    def stays(self, restart: bool) -> bool:
+        """Whether an orderly end of its notebook leaves it: it was made for that, or a run of it goes on, and another can attach.
+
+        Args:
+            restart: the notebook's kernel is started again.
+        """
+        asked = restart or self.plan.request.detached or self.state is State.RUNNING
         return asked and self.plan.outlives and self._resources.started and self.key is not None
 
     def leave(self) -> None:

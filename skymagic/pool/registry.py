@@ -15,7 +15,7 @@ from typing import Any
 
 from skymagic import providers
 from skymagic.data.capture.namespace import imported
-from skymagic.display import starting
+from skymagic.display import live, starting
 from skymagic.display.panel import PoolView
 from skymagic.display.question import confirmed
 from skymagic.display.screen import print_note
@@ -480,8 +480,10 @@ def close(pools: Iterable[Pool], done: Callable[[Pool], object] = lambda pool: N
 
 
 def at_exit() -> None:
-    """The orderly end of this process: pools that outlive it are left where they were made for that, or are at work; others end."""
-    for pool in [one for one in _pools.values() if one.stays]:
+    """The orderly end of this process: pools that outlive it are left where they were made for that, are at work, or where a kernel comes
+    in its place; others end."""
+    restart = live.restarting()
+    for pool in [one for one in _pools.values() if one.stays(restart)]:
         _pools.pop(pool.name)
         try:
             pool.leave()

@@ -270,6 +270,12 @@ class Notebook:
         """Press the stop button."""
         self._manager.interrupt_kernel()
 
+    def restart(self) -> None:
+        """Restart the kernel, as the menu does."""
+        self._manager.restart_kernel()
+        self._client.wait_for_ready(timeout=PATIENCE)
+        self.pid = int(self.value("__import__('os').getpid()"))
+
     def close(self) -> None:
         """Shut the kernel down, as closing a notebook does; twice is safe."""
         self._client.stop_channels()

@@ -180,6 +180,18 @@ def test_a_kernel_that_is_shut_down_leaves_what_goes_on(desk: Desk) -> None:
         assert "no pool 'lab' was left" in third.fail("%sky_attach lab").evalue
 
 
+def test_a_kernel_that_is_restarted_finds_its_pool(desk: Desk) -> None:
+    with desk.notebook(POOL) as notebook:
+        notebook.run("%%sky_broadcast\nimport os\nkept = 40 + int(os.environ['RANK'])")
+        notebook.restart()
+        assert "pool 'lab' was left on h1, h2" in notebook.run("%load_ext skymagic").text
+        notebook.run("%sky_attach lab")
+        notebook.run("%sky_pull kept -o kept")
+        assert notebook.value("kept") == [40, 41]
+    with desk.notebook() as after:  # at rest, and its kernel shut down
+        assert "no pool 'lab' was left" in after.fail("%sky_attach lab").evalue
+
+
 def test_a_notebook_that_is_alive_keeps_its_pool_unless_it_is_taken_away(desk: Desk) -> None:
     with desk.notebook(POOL) as first, desk.notebook() as second:
         assert "no pool 'other' was left from here; there are lab" in second.fail("%sky_attach other").evalue

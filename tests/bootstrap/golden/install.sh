@@ -13,6 +13,7 @@ torch_index=https://download.pytorch.org/whl/cpu
 no_cuda=yes
 silent=''
 sent_links=''
+sent_mark=''
 
 # A step is a command; when it fails, nothing half-made stays.
 step() { attempt "$@" || fail; }
@@ -128,7 +129,7 @@ environment() {
     own
     # what a power cut could take back must not be called ready
     sync -f "$made" 2>/dev/null || sync
-    if [ -n "$sent_links" ]; then : >"$made/.sent"; fi
+    if [ -n "$sent_mark" ]; then : >"$made/.sent"; fi
     step "marking it ready" finish
     half=
 }
