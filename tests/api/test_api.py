@@ -735,7 +735,7 @@ def test_an_interrupt_of_a_script_stops_all_its_calls(tmp_path: Path) -> None:
         (lambda: sky.Image(pips=["torch"]), "sky.Image takes no 'pips'; did you mean 'pip'?"),
         (lambda: sky.SSH(hosts=["a"]), "sky.SSH takes no 'hosts': write the names alone, as in sky.SSH("),
         (lambda: sky.AWS(regoin="eu"), "sky.AWS takes no 'regoin'; did you mean 'region'?"),
-        (lambda: sky.Local(nodes=2), "sky.Local takes no 'nodes'; it takes none"),
+        (lambda: sky.Local(nodes=2), "sky.Local takes no 'nodes'; it takes detached"),
         (lambda: sky.Slurm(partition="gpu"), "sky.Slurm takes no 'partition'; it takes none"),
         (lambda: sky.accelerators.A100(cout=8), "an accelerator takes no 'cout'; did you mean 'count'?"),
         (lambda: sky.plugins.torch(backnd="gloo"), "sky.plugins.torch takes no 'backnd'; did you mean 'backend'?"),
