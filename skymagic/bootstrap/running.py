@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from shlex import quote
 
 from skymagic.bootstrap.quoting import MARK, TELL
+from skymagic.wire import processes
 from skymagic.wire.record import AgentRecord, read
 
 MACHINE = r"""
@@ -46,10 +47,11 @@ running() {
 
 
 _END = r"""
+# The agent's parent, if that is a daemon of ours: else it may be whoever looks after orphans, or what has started it.
 daemon() {
     stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 0
     set -- ${stat##*) }
-    if [ "$2" -gt 1 ]; then echo "$2"; fi
+    if tr '\0' '\n' <"/proc/$2/cmdline" 2>/dev/null | grep -qxF "$module"; then echo "$2"; fi
 }
 end() {
     keeper=$(daemon "$1")
@@ -97,7 +99,7 @@ def end_script(jobs: Sequence[str]) -> str:
 
     SIGTERM, upon which an agent ends its ranks and removes what it has written; SIGKILL after ten seconds.
     """
-    return f"{TELL}\njobs={quote(' '.join(jobs))}\n{MACHINE}{_END}"
+    return f"{TELL}\njobs={quote(' '.join(jobs))} module={processes.ATTACH}\n{MACHINE}{_END}"
 
 
 def parse_list(out: str) -> Running:

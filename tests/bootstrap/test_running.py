@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.bootstrap.running import end_script, list_script, parse_end, parse_list
+from skymagic.wire import processes
 from skymagic.wire.record import RECORD, AgentRecord, identity
 
 UID = os.getuid()
@@ -98,6 +99,20 @@ def test_one_job_is_ended_and_no_other(tmp_path: Path, sleeper: subprocess.Popen
         assert parse_end(out) == (1, 0)
         assert other.poll() is None
         other.kill()
+
+
+def test_the_daemon_of_an_agent_ends_with_it(tmp_path: Path) -> None:
+    keeps = "import subprocess; agent = subprocess.Popen(['sleep', '1000']); print(agent.pid, flush=True); agent.wait(); input()"
+    daemon = [sys.executable, "-c", keeps, processes.ATTACH]
+    with subprocess.Popen(
+        daemon, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=True
+    ) as process:
+        assert process.stdout is not None
+        left(tmp_path, "lab-00000001", 0, identity(int(process.stdout.readline())))
+        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+        script = end_script(["lab-00000001"])
+        subprocess.run(["/bin/sh", "-c", script], stdout=subprocess.PIPE, env=env, text=True, check=True)
+        assert process.wait(30) == -15
 
 
 def test_one_that_hears_no_sigterm_is_killed(tmp_path: Path) -> None:
