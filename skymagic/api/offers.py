@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from skymagic.plan.cloud import CloudSettings
 from skymagic.plan.requests import PoolRequest
 from skymagic.providers.aws.clients import Clients
-from skymagic.providers.aws.configured import configured
+from skymagic.providers.aws.configured import set_up
 from skymagic.providers.aws.listing import OfferTable
 from skymagic.providers.aws.market import survey
 
 
-def rentable() -> bool:
+def rentable(settings: CloudSettings) -> bool:
     """Whether a provider that rents machines is set up here."""
-    return configured()
+    return set_up(settings)
 
 
-def offers(request: PoolRequest) -> OfferTable:
+def offers(request: PoolRequest, settings: CloudSettings) -> OfferTable:
     """What can be rented for a request, whatever quotas and limits of the price say; nothing is rented.
+
+    Args:
+        settings: ``SkyMagic.aws``.
 
     Raises:
         RequestError: no machine serves it.
         CloudError: no credentials, or they are refused.
     """
-    return OfferTable(survey(request, Clients()), request.nodes or 1)
+    clients = Clients(settings.profile, settings.endpoint_url, settings.patience)
+    return OfferTable(survey(request, clients), request.nodes or 1)

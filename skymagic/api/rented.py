@@ -38,17 +38,17 @@ def stop_left(record: PoolRecord, say: Callable[[str], None]) -> list[str]:
     Raises:
         PoolError: something is left, or nobody could be asked; names it.
     """
-    from skymagic.providers.aws import sweep
+    from skymagic.providers.aws import regions, sweep
     from skymagic.providers.aws.clients import Clients
 
     try:
         plan = keys.read(record.job_id).plan
-        settings, regions = plan.request.cloud, [plan.region]
+        settings, places = plan.request.cloud, [plan.region]
     except PoolError:  # it was never ready, or another version has made it: it may be anywhere
-        settings, regions = CloudSettings(), []
+        settings, places = CloudSettings(), []
     clients = Clients(settings.profile, settings.endpoint_url, settings.patience)
     say(f"ending pool {record.name!r} ({record.job_id}), which another notebook has left …")
-    if problems := sweep.release_job(clients, record.job_id, regions or sweep.regions(clients)):
+    if problems := sweep.release_job(clients, record.job_id, places or regions.used(clients)):
         raise PoolError(f"not everything of pool {record.name!r} was ended:\n  " + "\n  ".join(problems))
     records.remove(record.job_id)
     return [f"pool {record.name!r} is stopped"]

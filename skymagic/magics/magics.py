@@ -242,11 +242,12 @@ class SkyMagics(Magics):
     def sky_gpus(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_gpus(line))
         print(display.gpus(request.gpu.name if request.gpu else None, local_gpus()), flush=True)
-        if request.gpu is None or not (request.rented or rentable()):
+        settings = self.settings.defaults().aws
+        if request.gpu is None or not (request.rented or rentable(settings)):
             return
         asked = PoolRequest(gpu=request.gpu, nodes=request.nodes, region=request.region, spot=request.spot)
         try:
-            show_table(usage(lambda: offers(asked)))
+            show_table(usage(lambda: offers(asked, settings)))
         except CloudError as problem:
             if request.rented:
                 raise

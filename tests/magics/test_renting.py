@@ -57,6 +57,12 @@ def test_where_aws_is_set_up_a_gpu_is_looked_for_there_too(notebook: Notebook) -
     assert notebook.run("%sky_gpus").rich == [], "all of them would be a long list"
 
 
+def test_gpus_are_asked_for_with_the_settings_of_the_notebook(notebook: Notebook) -> None:
+    notebook.run("%config SkyMagic.aws = {'profile': 'nobodys'}")
+    assert "there is no such AWS profile" in notebook.fail("%sky_gpus A100:8 --spot").text
+    notebook.run("%config SkyMagic.aws = {}")
+
+
 def test_a_gpu_that_is_not_here_is_looked_for_where_aws_is_set_up(notebook: Notebook) -> None:
     asked = notebook.fail("%sky_pool train --gpu A100:8 --nodes 2").text
     assert "2 × p4d.24xlarge (8 × A100)" in asked

@@ -203,6 +203,18 @@ def test_credentials_that_are_refused_are_no_missing_price(
     assert failed.value.code == code
 
 
+def test_a_region_that_is_not_there_is_refused_with_the_nearest(
+    there: EC2Market, cloud: EC2, clients: Clients, kept: Cache
+) -> None:
+    cloud.on("DescribeRegions", lab.regions("us-east-1", "us-west-2"))
+    with pytest.raises(RequestError) as refused:
+        market.survey(PoolRequest(gpu=Accelerator("T4"), region="us-esat-1,us-east-1,moon-1"), clients, kept)
+    assert refused.value.mistakes == (
+        "AWS has no region 'us-esat-1'; did you mean 'us-east-1'?",
+        "AWS has no region 'moon-1'",
+    )
+
+
 # ---------------------------------------------------------------------------------------------------------- cache
 
 

@@ -5,6 +5,7 @@ errors          what AWS refuses, in words
 offer           what can be rented: a machine's type in a zone, with what it has and costs
 market          what can be rented for a request, compared with quotas and the price limit
 selection       which types serve a request, and in what order; pure
+regions         names of regions: known, used, misspelt
 catalogue       what a region has: types of machines, and zones where each is offered
 instance_types  types of machines, read from what EC2 says
 prices          what machines cost per hour, on demand and spot

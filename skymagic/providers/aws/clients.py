@@ -52,6 +52,13 @@ class Clients:
         with self._lock, _in_words(Where("the AWS configuration", profile=self.profile or "")):
             return self._made_session().region_name
 
+    def known_regions(self) -> set[str]:
+        """The regions that boto3 was made with, of all partitions; no call is made."""
+        with self._lock, _in_words(Where("the AWS configuration", profile=self.profile or "")):
+            session = self._made_session()
+            partitions = session.get_available_partitions()
+            return {name for each in partitions for name in session.get_available_regions("ec2", each)}
+
     def call(self, service: str, region: str, operation: str, **parameters: Any) -> dict[str, Any]:
         """One call, made again while AWS throttles, fails itself, or does not answer.
 

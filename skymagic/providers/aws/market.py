@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 
 from skymagic.errors import RequestError
 from skymagic.plan.requests import PoolRequest
-from skymagic.providers.aws import catalogue, prices, quotas, selection
+from skymagic.providers.aws import catalogue, prices, quotas, regions, selection
 from skymagic.providers.aws.cache import Cache
 from skymagic.providers.aws.catalogue import Catalogue
 from skymagic.providers.aws.clients import DEFAULT_REGION, Clients
@@ -74,18 +74,19 @@ def survey(request: PoolRequest, clients: Clients, cache: Cache | None = None) -
     """What can be rented for a request in its regions; nothing is rented, and nothing is made.
 
     Raises:
-        RequestError: no type of machine serves it. CloudError: as `find`.
+        RequestError: no type of machine serves it, or there is no such region. CloudError: as `find`.
     """
     selection.check(request)
     kept = cache or Cache()
-    regions = request.regions or (clients.region or DEFAULT_REGION,)
-    there = dict(zip(regions, _all([partial(catalogue.catalogue, clients, one, kept) for one in regions]), strict=True))
+    names = request.regions or (clients.region or DEFAULT_REGION,)
+    regions.check(names, clients)
+    there = dict(zip(names, _all([partial(catalogue.catalogue, clients, one, kept) for one in names]), strict=True))
     if not any(selection.wanted(request, one.types.values()) for one in there.values()):
         raise RequestError(selection.nothing(request, there))
     # what is not needed is not waited for as long as what is
     hurried = Clients(clients.profile, clients.endpoint_url, clients.patience * OPTIONAL_PATIENCE)
     parts = _all([partial(_region, request, hurried, one, kept) for one in there.values()])
-    found = selection.ordered((one for part in parts for one in part.offers), regions)
+    found = selection.ordered((one for part in parts for one in part.offers), names)
     limits = {key: quota for part in parts for key, quota in part.quotas.items()}
     return Market(tuple(found), limits, tuple(dict.fromkeys(note for part in parts for note in part.notes)))
 

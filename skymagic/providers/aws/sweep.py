@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from skymagic.errors import CloudError
-from skymagic.providers.aws import keys, ledger, tags
+from skymagic.providers.aws import keys, ledger, regions, tags
 from skymagic.providers.aws.clients import DEFAULT_REGION, Clients
 from skymagic.wire.threads import run_all
 
@@ -177,12 +177,6 @@ class Release:
             time.sleep(POLL_SECONDS * self.clients.patience)
 
 
-def regions(clients: Clients) -> list[str]:
-    """The regions that the account uses. Raises CloudError."""
-    answer = clients.call("ec2", clients.region or DEFAULT_REGION, "DescribeRegions")
-    return sorted(each["RegionName"] for each in answer["Regions"])
-
-
 def caller(clients: Clients) -> str:
     """The owner that these credentials stand for. Raises CloudError."""
     answer = clients.call("sts", clients.region or DEFAULT_REGION, "GetCallerIdentity")
@@ -191,7 +185,7 @@ def caller(clients: Clients) -> str:
 
 def everything(clients: Clients) -> tuple[list[Rented], list[str]]:
     """(What the caller has rented, in all regions; why some could not be asked.) Raises CloudError where none can be asked."""
-    mine, names = tags.owner_filter(caller(clients)), regions(clients)
+    mine, names = tags.owner_filter(caller(clients)), regions.used(clients)
     outcomes: list[Any] = []
     for begin in range(0, len(names), REGION_THREADS):
         outcomes += run_all([partial(find, clients, name, mine) for name in names[begin : begin + REGION_THREADS]])
