@@ -15,7 +15,7 @@ from skymagic.display.text import last_state, log_lines
 from skymagic.errors import RequestError
 from skymagic.plan.selection import Selection
 from skymagic.plan.units import rank_words
-from skymagic.pool import kept_logs, records, registry
+from skymagic.pool import kept_logs, readers, records, registry
 from skymagic.pool.reader import Reader
 from skymagic.wire.agent import WHOLE_LOG
 
@@ -127,7 +127,7 @@ def _outside(request: LogsRequest) -> Iterator[tuple[Mapping[int, str], Reader |
     if kept is not None and not any(name in (one.name, one.job_id) for one in records.every()):
         yield {0: kept.text}, None
         return
-    with contextlib.closing(registry.reading(name)) as pool:
+    with contextlib.closing(readers.opened(name)) as pool:
         yield {}, pool
 
 

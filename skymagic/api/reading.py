@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from skymagic.display.screen import NotebookScreen, NullScreen, print_note
 from skymagic.plan.units import rank_words
-from skymagic.pool import records, registry
+from skymagic.pool import readers, records
 from skymagic.pool.attaching import Unfinished
 from skymagic.pool.keys import Shown
 from skymagic.pool.reader import Reader, RunEnd, end_words
@@ -49,7 +49,7 @@ def begin(name: str) -> None:
     Raises:
         PoolError: it cannot be read.
     """
-    reader = registry.read(name)
+    reader = readers.read(name)
     print_note(
         f"reads pool {reader.name!r} on {', '.join(reader.plan.hosts)}: {records.holder(reader.record)} has it, and its cells "
         f"come from there; %sky_attach {name} --take-over takes it away"
@@ -70,7 +70,7 @@ def attached(name: str, as_json: bool) -> str:
         PoolError: it cannot be read.
     """
     screen = JsonScreen(sys.stdout)
-    with contextlib.closing(registry.reading(name)) as reader:
+    with contextlib.closing(readers.opened(name)) as reader:
         shown = Shown(reader.job_id)
         waiting = [one for one in reader.runs() if not (one.over and shown.delivered(one.run, one.spec.ranks))]
         if as_json:

@@ -10,7 +10,7 @@ from skymagic.display.screen import print_note
 from skymagic.jobs import inspection
 from skymagic.magics.arguments.line_magics import CheckRequest, RanksRequest
 from skymagic.plan.selection import Selection
-from skymagic.pool import Pool, checking, records, registry, view
+from skymagic.pool import Pool, checking, readers, records, registry, view
 from skymagic.pool.reader import Reader
 
 NO_POOL = "no pool is running: make one with %sky_pool --nodes 2 --plugin torch"
@@ -25,7 +25,7 @@ def pools(name: str | None) -> list[tuple[str, str]]:
     Raises:
         PoolError: there is no such pool.
     """
-    chosen: list[Pool | Reader] = [registry.readable(name)] if name else [*registry.every(), *registry.readers()]
+    chosen: list[Pool | Reader] = [registry.readable(name)] if name else [*registry.every(), *readers.every()]
     gone = [] if name else [f"{one.ended}: %sky_pool makes it anew" for one in registry.ended()]
     gone += [] if name else records.reminders(records.every())
     return [*map(_pool, chosen), *((line, "") for line in gone)] or [(NO_POOL, "")]

@@ -33,7 +33,7 @@ from skymagic.plan.requests import PoolRequest, RunRequest, ShellRequest
 from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import rank_words
-from skymagic.pool import Pool, records, registry
+from skymagic.pool import Pool, readers, records, registry
 from skymagic.pool.attaching import Unfinished
 from skymagic.pool.status import now
 from skymagic.providers.local import gpus as local_gpus
@@ -147,7 +147,7 @@ class SkyMagics(Magics):
             listed = map(records.words, records.every())
             print("\n".join(listed) or "no pool of other machines was started from here and left")
             return None
-        if not request.take_over and registry.held(request.name):
+        if not request.take_over and readers.held(request.name):
             reading.begin(request.name)
             return None
         defaults = self.settings.defaults()

@@ -22,6 +22,7 @@ messages      what is shown of its ranks
 packages      which packages the nodes have, and how they get more
 pool          the public class
 reader        a pool that another notebook has, seen and not changed
+readers       the pools of other notebooks that are read here
 recovery      ranks started anew, process groups formed again, another number of nodes
 records       which pools on other machines were started from here, on disk
 registry      all pools of this process, by name

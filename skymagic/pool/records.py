@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+from skymagic.errors import PoolError
 from skymagic.wire.record import answers, identity
 
 
@@ -91,6 +92,21 @@ def left(record: PoolRecord) -> bool:
         return False
     pid, _, _ = record.process.partition(" ")
     return not pid.isdigit() or identity(int(pid)) != record.process or not _lives(int(pid))
+
+
+def named(name: str) -> PoolRecord:
+    """The record of a pool by its name, or its job id. Raises PoolError where there is none, or several."""
+    found = [one for one in every() if name in (one.name, one.job_id)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        listed = "\n".join(words(one) for one in found)
+        raise PoolError(
+            f"several pools are called {name!r}; name one by its job id, as in %sky_attach {found[0].job_id}:\n{listed}"
+        )
+    known = ", ".join(sorted({one.name for one in every()}))
+    there = f"; there are {known}" if known else ""
+    raise PoolError(f"no pool {name!r} was left from here{there}: %sky_status --hosts … shows what runs on hosts")
 
 
 def left_here(name: str | None) -> list[PoolRecord]:

@@ -24,12 +24,11 @@ from skymagic.plan.planning import fits
 from skymagic.plan.plans import Plan, cost_words
 from skymagic.plan.requests import Defaults, PoolRequest, missing_secrets
 from skymagic.plan.units import count
-from skymagic.pool import Pool, keys, records, reuse, view
+from skymagic.pool import Pool, keys, readers, records, reuse, view
 from skymagic.pool.attaching import Unfinished
 from skymagic.pool.reader import Reader
 from skymagic.pool.states import State
 from skymagic.providers import Provider, Survey
-from skymagic.providers.provider import Attachable
 from skymagic.wire.record import identity
 
 DEFAULT_NAME = "main"
@@ -37,8 +36,6 @@ _pools: dict[str, Pool] = {}
 KEPT_POOLS = 4
 """How many pools that have ended leave the ends of their ranks' logs here."""
 _last_lines: dict[str, dict[int, str]] = {}
-_readers: dict[str, Reader] = {}
-"""Pools of other notebooks that are read here."""
 
 
 def find(name: str | None = None, *, ended: bool = False) -> Pool:
@@ -55,7 +52,7 @@ def find(name: str | None = None, *, ended: bool = False) -> Pool:
         if not ended:
             pool.check_ended()
         return pool
-    if reader := _reader(name):
+    if reader := readers.find(name):
         raise PoolError(reader.refusal())
     there = f"there are {', '.join(_pools)}" if _pools else "there is none"
     wanted = f"there is no pool {name!r}; {there}" if name else "there is no pool yet"
@@ -64,64 +61,8 @@ def find(name: str | None = None, *, ended: bool = False) -> Pool:
 
 def readable(name: str | None = None) -> Pool | Reader:
     """The same, or a pool that is only read here. Raises as `find` does."""
-    reader = None if name in _pools or (name is None and _pools) else _reader(name)
+    reader = None if name in _pools or (name is None and _pools) else readers.find(name)
     return find(name) if reader is None else reader
-
-
-def readers() -> list[Reader]:
-    """The pools of other notebooks that are read here."""
-    return [reader for name in list(_readers) if (reader := _reader(name)) is not None]
-
-
-def _reader(name: str | None) -> Reader | None:
-    """What reads a pool of this name, or one at all; it is dropped when the pool is gone."""
-    reader = _readers.get(name) if name is not None else next(reversed(_readers.values()), None)
-    if reader is None or reader.gone is None:
-        return reader
-    _stop_reading(reader.name)
-    raise PoolError(f"pool {reader.name!r}, which was read here, has ended or cannot be reached: {reader.gone}")
-
-
-def _stop_reading(name: str) -> None:
-    if (reader := _readers.pop(name, None)) is not None:
-        reader.close()
-
-
-def held(name: str) -> bool:
-    """Whether a notebook that is alive has a pool of this name, or job id, and it is not this one."""
-    record = recorded(name)
-    return not (records.left(record) or record.process == identity())
-
-
-def read(name: str) -> Reader:
-    """Read a pool that another notebook of this user has made from here, beside that one, which keeps it.
-
-    Args:
-        name: the pool's, or its job id.
-
-    Raises:
-        PoolError: there is no such pool, its key is not to be used, or it does not answer.
-    """
-    reader = reading(name)
-    _stop_reading(reader.name)
-    _readers[reader.name] = reader
-    return reader
-
-
-def reading(name: str) -> Reader:
-    """The same; the caller closes it."""
-    record = recorded(name)
-    key = keys.read(record.job_id)
-    survey, nodes = _attachable(key).attach(key.plan, key.accesses)
-    return Reader(record, key, survey, nodes)
-
-
-def _attachable(key: keys.PoolKey) -> Any:
-    """The provider of a pool that can be attached."""
-    provider = providers.serving(key.plan.request)
-    if not isinstance(provider, Attachable):
-        raise PoolError(f"pools of --provider {key.plan.provider} cannot be attached")
-    return provider
 
 
 def known(name: str) -> bool:
@@ -323,7 +264,7 @@ def attach(
     Raises:
         PoolError: there is no such pool, its notebook is alive, its key is not to be used, or it is gone; says what to do.
     """
-    record = recorded(name)
+    record = records.named(name)
     if any(pool.job_id == record.job_id for pool in _pools.values()):
         raise PoolError(f"pool {record.name!r} is this notebook's already")
     if record.name in _pools:
@@ -335,7 +276,7 @@ def attach(
             f"{records.words(record)}: end that notebook, or take the pool away from it: %sky_attach {name} --take-over"
         )
     key = keys.read(record.job_id)
-    provider = _attachable(key)
+    provider = readers.attachable(key)
     try:
         survey, nodes = provider.attach(key.plan, key.accesses)
         pool = Pool(key.name, provider, survey, namespace, defaults, _drop, key.job_id)
@@ -344,27 +285,12 @@ def attach(
         if isinstance(problem, CloudError) and problem.kind == "missing":
             records.remove(record.job_id)
         raise PoolError(f"pool {key.name!r} cannot be attached: {problem}") from problem
-    _stop_reading(pool.name)
+    readers.stop(pool.name)
     _pools[pool.name] = pool
     here = {"machine": socket.gethostname(), "process": identity(), "folder": str(Path.cwd()), "held": time.time()}
     records.write(replace(record, **here))  # type: ignore[arg-type]
     tell(f"attached to pool {pool.name!r} on {', '.join(pool.plan.hosts)} in {pool.start_seconds:.1f} s")
     return pool, found
-
-
-def recorded(name: str) -> records.PoolRecord:
-    """The record of a pool by its name, or its job id. Raises PoolError where there is none, or several."""
-    found = [one for one in records.every() if name in (one.name, one.job_id)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        listed = "\n".join(records.words(one) for one in found)
-        raise PoolError(
-            f"several pools are called {name!r}; name one by its job id, as in %sky_attach {found[0].job_id}:\n{listed}"
-        )
-    known = ", ".join(sorted({one.name for one in records.every()}))
-    there = f"; there are {known}" if known else ""
-    raise PoolError(f"no pool {name!r} was left from here{there}: %sky_status --hosts … shows what runs on hosts")
 
 
 def preview(
@@ -446,8 +372,7 @@ def _drop(pool: Pool) -> None:
 
 def close_all() -> None:
     """End every pool; those that are read here go on."""
-    for name in list(_readers):
-        _stop_reading(name)
+    readers.stop_all()
     try:
         close(_pools.values())
     except PoolError as problem:
