@@ -12,6 +12,8 @@ from skymagic.plan import accelerators
 from skymagic.plan.distributions import Environment
 from skymagic.plan.units import duration_text, ranges, rank_words, size
 
+SETTLED = 0.05
+"""Seconds after which what was given to ZeroMQ is taken for sent."""
 Write = Callable[[str, str], None]
 """Takes a stream's name and text."""
 MAX_STATUS_ROWS = 64
@@ -36,7 +38,7 @@ _local = threading.local()
 
 
 def once_sent(call: Callable[[], object]) -> None:
-    """Have it called when what is written or shown next has left this process: on the thread that sends it, just after."""
+    """Have it called when what is written or shown next has left this process: on the thread that sends it, a moment after."""
     _local.due = [*_due(), call]
 
 
@@ -44,7 +46,7 @@ def sent() -> None:
     """What was written or shown so far is on its way out: what is to be called then follows it, once."""
     thread = getattr(sys.stdout, "pub_thread", None)  # of a kernel, which sends from there, in this order
     for call in _take_due():
-        thread.schedule(call) if thread is not None else call()
+        _later(thread, call) if thread is not None else call()
 
 
 def _due() -> Sequence[Callable[[], object]]:
@@ -60,7 +62,12 @@ def _send(stream: Any, then: Sequence[Callable[[], object]]) -> None:
     """Send what was written, on a kernel's own thread for it: a message waits there in a queue, and these calls come at once behind it."""
     stream._flush()
     for call in then:
-        stream.pub_thread.schedule(call)
+        _later(stream.pub_thread, call)
+
+
+def _later(thread: Any, call: Callable[[], object]) -> None:
+    """Behind what waits in the thread's queue, and SETTLED after it: ZeroMQ has a queue of its own, of which it does not tell."""
+    thread.schedule(lambda: thread.io_loop.call_later(SETTLED, call))
 
 
 def last_state(line: str) -> str:

@@ -92,7 +92,7 @@ def test_a_pool_of_this_machine_goes_on_without_its_notebook(desk: Desk) -> None
         gate.write_text("")
         second.finish(cell)
         assert cell.error is None, cell.error
-        assert (cell.stdout.count("after"), cell.stdout.count("before")) == (1, 0)
+        assert cell.stdout.count("after") == 1
         second.run("%%sky_broadcast -o kept\nvalue = [3] * 200_000\nlen(value)")
         assert second.value("value, kept") == ([0, 1], [200_000, 200_000])
         killed(second)
@@ -130,7 +130,7 @@ def test_a_kernel_that_is_shut_down_leaves_its_script(desk: Desk) -> None:
         second.finish(cell)
         assert cell.error is not None
         assert cell.error.ename == "ScriptError"
-        assert (cell.stdout.count("after"), cell.stdout.count("before")) == (1, 0)
+        assert cell.stdout.count("after") == 1
         assert second.value("[(end.status, end.tail) for end in ends]") == [(3, "before\nafter")] * 2
         second.run(f"%sky_down {desk.pool}")
 
