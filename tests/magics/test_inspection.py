@@ -52,8 +52,9 @@ def beside(notebook: Notebook, body: str, gate: Path, options: str = "") -> Show
 def test_stacks_of_a_cell_that_runs_beside_the_notebook(notebook: Notebook) -> None:
     file = gate(notebook, "loading")
     cell = beside(notebook, LOADING, file)
-    while "in barrier" not in (shown := notebook.run("%sky_stacks").stdout):
-        pass
+    shown = ""
+    while "ranks 0, 1 in barrier" not in shown or "in load_batch" not in shown:
+        shown = notebook.run("%sky_stacks").stdout
     file.write_text("go")
     notebook.watch(cell, lambda shown: "done" in shown.said)
     first, line, library, second, outer, inner, *rest = shown.splitlines()
