@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-import psutil
 import pytest
 
 import skymagic as sky
@@ -56,10 +55,9 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 
 def kill(notebook: Notebook, rank: int) -> None:
-    """``kill -9``, and the cell that meets it."""
-    notebook.run("%%sky_broadcast -o pids\nimport os\nos.getpid()")
-    psutil.Process(notebook.value("pids")[rank]).kill()
-    notebook.fail(f"%%sky_broadcast\nimport os, time\nif int(os.environ['RANK']) == {rank}:\n    time.sleep(60)")
+    """``kill -9`` amidst a cell."""
+    dies = f"import os\nif int(os.environ['RANK']) == {rank}:\n    os.kill(os.getpid(), 9)"
+    assert notebook.fail(f"%%sky_broadcast\n{dies}").ename == "RankDied"
 
 
 @needs_torch
