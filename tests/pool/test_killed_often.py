@@ -1,4 +1,4 @@
-"""A training run whose notebook is killed ten times, and each time another goes on with it: nothing is lost, and it ends as if undisturbed."""
+"""A training run whose notebook is killed again and again, and each time another goes on with it: nothing is lost, and it ends as if undisturbed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.lab.shells import pip_settings
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
 
-KILLS = 10
+KILLS = {"detached": 10, "ssh": 5}
 SEED = 20261122
 MOST_STEPS = 40
 """So many steps at most are seen by a notebook before it is killed."""
@@ -50,8 +50,9 @@ Open = Callable[[], AbstractContextManager[Notebook]]
 
 
 @pytest.fixture(params=["detached", pytest.param("ssh", marks=pytest.mark.needs("sshd"))])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Open]]:
-    """What makes the pool, and what opens a notebook of its user."""
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[int, str, Open]]:
+    """How often its notebooks are killed, what makes the pool, and what opens a notebook of its user."""
+    kills = KILLS[request.param]
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
 
     def opens(env: dict[str, str]) -> Open:
@@ -65,11 +66,15 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str,
         return notebook
 
     if request.param == "detached":
-        yield f"%sky_pool often{os.urandom(4).hex()} --ranks 2 --plugin torch --detached", opens(state)
+        yield kills, f"%sky_pool often{os.urandom(4).hex()} --ranks 2 --plugin torch --detached", opens(state)
         return
     with loopback(tmp_path / "hosts", 2, env=pip_settings()) as hosts:
         env = {"HOME": str(home_that_knows(hosts, tmp_path / "client")), **state}
-        yield f"%sky_pool often --provider ssh --hosts h[1-2] --python {sys.executable} --plugin torch", opens(env)
+        yield (
+            kills,
+            f"%sky_pool often --provider ssh --hosts h[1-2] --python {sys.executable} --plugin torch",
+            opens(env),
+        )
 
 
 def steps(shown: Shown) -> list[int]:
@@ -85,8 +90,8 @@ def watched_and_killed(notebook: Notebook, shown: Shown, count: int) -> list[int
     return steps(notebook.rest(shown))
 
 
-def test_a_run_whose_notebook_is_killed_ten_times(place: tuple[str, Open], tmp_path: Path) -> None:
-    made, opens = place
+def test_a_run_whose_notebooks_are_killed_again_and_again(place: tuple[int, str, Open], tmp_path: Path) -> None:
+    kills, made, opens = place
     name, enough = made.split()[1], tmp_path / "enough"
     moments = random.Random(SEED)
     shown: list[list[int]] = []
@@ -94,7 +99,7 @@ def test_a_run_whose_notebook_is_killed_ten_times(place: tuple[str, Open], tmp_p
         first.run(made)
         cell = TRAINING.replace("LAST", f"os.path.exists({str(enough)!r})").replace("PAUSE", "0.01")
         shown.append(watched_and_killed(first, first.start(cell), moments.randint(1, MOST_STEPS)))
-    for _ in range(KILLS - 1):
+    for _ in range(kills - 1):
         with opens() as notebook:
             again = notebook.start(f"%sky_attach {name}")
             shown.append(watched_and_killed(notebook, again, moments.randint(1, MOST_STEPS)))
