@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote as escaped
 
-from skymagic.bootstrap.install import COMMON, OWN, WATCHED, links, prepare_script, written
+from skymagic.bootstrap.install import BEGIN, COMMON, OWN, WATCHED, links, prepare_script, written
 from skymagic.bootstrap.messages import advice
 from skymagic.bootstrap.own import OwnWheel, misfit
 from skymagic.bootstrap.packages import PACKAGES
@@ -21,18 +21,7 @@ from skymagic.bootstrap.wheelhouse import NoWheels, Wanted, Wheelhouse, fetch
 from skymagic.errors import HostError
 from skymagic.plan.image import project
 
-_ADD = r"""
-main() {
-    umask 077
-    cd /  # a home may hold a random.py
-    unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
-    PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_USER=0
-    export PIP_NO_INPUT PIP_DISABLE_PIP_VERSION_CHECK PIP_USER
-    half= ticker= held= drop=$folder/incoming/$incoming
-    trap 'leave 1' HUP INT TERM PIPE
-    watch &
-    ticker=$!
-    lock
+_ADD = r"""    lock
     made=$folder/env/$env
     if [ ! -w "$HOME" ]; then
         UV_CACHE_DIR=$folder/cache/uv PIP_CACHE_DIR=$folder/cache/pip
@@ -177,7 +166,7 @@ def addition_script(installation: Installation, addition: Addition, incoming: st
         "sent_links": links(facts, incoming) if sent else "",
     }
     functions = [
-        COMMON + OWN + _ADD + WATCHED + PIP_SETTINGS + PACKAGES,
+        COMMON + OWN + BEGIN + _ADD + WATCHED + PIP_SETTINGS + PACKAGES,
         _lists(addition, () if sent else requirements.indexes, f"{facts.folder}/incoming/{incoming}"),
     ]
     return "\n".join([TELL, *assignments(names), *functions, "main </dev/null 2>&1\n"])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from skymagic.bootstrap.facts import Facts
-from skymagic.bootstrap.install import COMMON, WATCHED, InstallPlan, requirements_function
+from skymagic.bootstrap.install import BEGIN, COMMON, WATCHED, InstallPlan, requirements_function
 from skymagic.bootstrap.packages import PACKAGES
 from skymagic.bootstrap.pip_settings import PIP_SETTINGS
 from skymagic.bootstrap.progress import InstallProgress
@@ -32,18 +32,7 @@ for name in sorted(os.listdir(source)):
 """
 """Run by the host's Python: moves wheels into a value server's store, by the hash of what they hold."""
 
-_FETCH = r"""
-main() {
-    umask 077
-    cd /  # a home may hold a random.py
-    unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
-    PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_USER=0
-    export PIP_NO_INPUT PIP_DISABLE_PIP_VERSION_CHECK PIP_USER
-    half= ticker= held= drop=$folder/incoming/$incoming
-    trap 'leave 1' HUP INT TERM PIPE
-    watch &
-    ticker=$!
-    if [ ! -w "$HOME" ]; then
+_FETCH = r"""    if [ ! -w "$HOME" ]; then
         UV_CACHE_DIR=$folder/cache/uv PIP_CACHE_DIR=$folder/cache/pip
         export UV_CACHE_DIR PIP_CACHE_DIR
     fi
@@ -184,7 +173,7 @@ def fetch_script(plan: InstallPlan, facts: Facts) -> str:
         "silent": " ".join(plan.silent),
         "keep": _KEEP,
     }
-    functions = [COMMON + WATCHED + _FETCH + PIP_SETTINGS + PACKAGES, requirements_function(plan, facts)]
+    functions = [COMMON + WATCHED + BEGIN + _FETCH + PIP_SETTINGS + PACKAGES, requirements_function(plan, facts)]
     return "\n".join([TELL, *assignments(names), *functions, "main </dev/null 2>&1\n"])
 
 

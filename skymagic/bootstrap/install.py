@@ -94,7 +94,7 @@ main() {
 main </dev/null 2>&1
 """
 
-_MAIN = r"""
+BEGIN = r"""
 main() {
     umask 077
     cd /  # a home may hold a random.py
@@ -105,7 +105,10 @@ main() {
     trap 'leave 1' HUP INT TERM PIPE
     watch &
     ticker=$!
-    if [ -n "$env" ]; then
+"""
+"""How the scripts begin that make or change environments: without the user's own settings of Python and pip, and watched."""
+
+_MAIN = r"""    if [ -n "$env" ]; then
         lock
         environment
     fi
@@ -252,7 +255,7 @@ def install_script(plan: InstallPlan, facts: Facts) -> str:
         "sent_mark": "yes" if plan.sent and facts.without_index else "",
     }
     functions = [
-        COMMON + OWN + _MAIN + WATCHED + _INSTALL + PIP_SETTINGS + PACKAGES,
+        COMMON + OWN + BEGIN + _MAIN + WATCHED + _INSTALL + PIP_SETTINGS + PACKAGES,
         requirements_function(plan, facts),
         _commands(plan),
     ]

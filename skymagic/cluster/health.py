@@ -6,10 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from statistics import median
 
-from skymagic.display.text import table
+from skymagic.display.text import html_table, table
 from skymagic.plan.units import agreeing, count, size
 
 HARDWARE_XIDS: Mapping[int, str] = {
@@ -231,9 +230,7 @@ class Findings:
 
     def html(self) -> str:
         """The table as HTML."""
-        head = "".join(f"<th>{escape(name)}</th>" for name in HEADINGS)
-        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self.rows())
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return html_table([HEADINGS, *self.rows()])
 
     def __repr__(self) -> str:
         return self.text()

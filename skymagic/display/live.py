@@ -24,10 +24,15 @@ def in_ipython() -> bool:
     return module is not None and module.get_ipython() is not None
 
 
+def own_kernel() -> Any:
+    """The Jupyter kernel that this process is; None outside one."""
+    return getattr(sys.modules["IPython"].get_ipython(), "kernel", None) if in_ipython() else None
+
+
 def in_notebook() -> bool:
     """Whether a display that was shown here can be replaced. IPython in a terminal would print it once more; a server that executes
     cells by itself (jupyter-server-nbmodel 0.2) keeps the first state for ever."""
-    kernel = getattr(sys.modules["IPython"].get_ipython(), "kernel", None) if in_ipython() else None
+    kernel = own_kernel()
     return kernel is not None and (not _asks(kernel) or _says_its_cell(kernel) or "google.colab" in sys.modules)
 
 
@@ -35,13 +40,12 @@ def watched() -> bool:
     """Whether somebody looks at this notebook while it runs: nbconvert and papermill say that nobody could be asked anything."""
     if not in_notebook() or os.environ.get("SKYMAGIC_NONINTERACTIVE", "0") not in ("", "0"):
         return False
-    return _asks(sys.modules["IPython"].get_ipython().kernel)
+    return _asks(own_kernel())
 
 
 def restarting() -> bool:
     """Whether this process is a kernel that ends to be started again, as a front end's menu has asked for; asked at its end."""
-    kernel = getattr(sys.modules["IPython"].get_ipython(), "kernel", None) if in_ipython() else None
-    last = getattr(kernel, "_shutdown_message", None) or {}
+    last = getattr(own_kernel(), "_shutdown_message", None) or {}
     return bool(last.get("content", {}).get("restart"))
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Iterator, Sequence
-from html import escape
 from typing import Any
 
 from skymagic.data.values.descriptions import describe
 from skymagic.display.run_line import short
-from skymagic.display.text import table
+from skymagic.display.text import html_table, table
 from skymagic.plan.units import ranges
 
 MAX_ROWS = 16
@@ -34,12 +33,7 @@ def as_text(ranks: Sequence[int], values: Sequence[Any]) -> str:
 
 def as_html(ranks: Sequence[int], values: Sequence[Any]) -> str:
     """The table as HTML without styles of its own sheet: a saved notebook may be shown where there are none."""
-    head = "".join(f"<th style='text-align:left'>{heading}</th>" for heading in HEADINGS)
-    body = "".join(
-        "<tr>" + "".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in row) + "</tr>"
-        for row in rows(ranks, values)
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return html_table([HEADINGS, *rows(ranks, values)], "text-align:left")
 
 
 def rows(ranks: Sequence[int], values: Sequence[Any]) -> list[Row]:

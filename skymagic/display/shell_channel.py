@@ -11,10 +11,11 @@ ipykernel reads (a ZMQStream with a callback), of which nothing is promised: who
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from skymagic.display.live import own_kernel
 
 Take = Callable[[Mapping[str, Any]], object]
 """Takes the data of a message, as the widgets' protocol has it: ``method`` and ``state`` or ``content``."""
@@ -80,7 +81,7 @@ _channel: ShellChannel | None = None
 def shell_channel() -> ShellChannel | None:
     """That of the kernel in which this runs; None where it cannot be read."""
     global _channel
-    kernel = getattr(sys.modules["IPython"].get_ipython(), "kernel", None) if "IPython" in sys.modules else None
+    kernel = own_kernel()
     if _channel is None and getattr(getattr(kernel, "shell_stream", None), "_recv_callback", None) is not None:
         _channel = ShellChannel(kernel)
     return _channel

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from html import escape
 from typing import Any
 
 from skymagic.plan import accelerators
@@ -112,6 +113,15 @@ def table(rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(
         "  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip() for row in cells
     )
+
+
+def html_table(rows: Iterable[Sequence[str]], style: str = "") -> str:
+    """The same as HTML; `style` is that of each cell, for where no sheet of styles is."""
+    given = f" style='{style}'" if style else ""
+    heading, *others = rows
+    head = "".join(f"<th{given}>{escape(cell)}</th>" for cell in heading)
+    body = "".join(f"<tr>{''.join(f'<td{given}>{escape(cell)}</td>' for cell in row)}</tr>" for row in others)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def status(rows: Sequence[tuple[object, ...]]) -> str:

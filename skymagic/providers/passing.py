@@ -33,7 +33,18 @@ from skymagic.bootstrap.wheelhouse import kind
 from skymagic.data.remote.replication import NoSource
 from skymagic.errors import HostError, PoolError
 from skymagic.plan.units import size
-from skymagic.providers.sending import CARRIERS, Target, all_of, discard, link, meeting, on_each, stores
+from skymagic.providers.sending import (
+    CARRIERS,
+    Target,
+    all_of,
+    discard,
+    discard_sent,
+    link,
+    meeting,
+    on_each,
+    place_of,
+    stores,
+)
 
 WORTH_BYTES = 50_000_000
 """Bytes of wheels from which on it is faster to pass them on than to let each host download its own."""
@@ -63,18 +74,13 @@ def passed_on(
             sent |= _passed(group, requirements, say)
         yield sent
     except BaseException:
-        left = [each for each in targets if each.name in sent]
-        discard(left, [_place(each, sent[each.name].incoming) for each in left])
+        discard_sent(targets, sent)
         raise
-
-
-def _place(target: Target, token: str) -> str:
-    return f"{target.facts.folder}/incoming/{token}"
 
 
 def _passed(group: Sequence[Target], requirements: Requirements, say: Callable[[str], None]) -> dict[str, Sent]:
     token = secrets.token_hex(8)
-    places = [_place(each, token) for each in group]
+    places = [place_of(each, token) for each in group]
     nbytes = size(download_bytes(requirements, group[0].facts))
     say(f"{group[0].name} fetches the packages (about {nbytes}), and passes them on to {_names(group[1:])}")
     sent: dict[str, Sent] = {}
@@ -87,7 +93,7 @@ def _passed(group: Sequence[Target], requirements: Requirements, say: Callable[[
         say(f"{_names(group)}: the packages could not be passed on; each downloads its own ({_short(problem)})")
     finally:
         left = [each for each in group if each.name not in sent]
-        discard(left, [_place(each, token) for each in left])
+        discard(left, [place_of(each, token) for each in left])
     return sent
 
 

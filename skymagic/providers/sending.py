@@ -93,8 +93,7 @@ def provided(
             sent |= {each.name: Sent(incoming, house.pins) for each in group}
         yield sent
     except BaseException:
-        left = [each for each in targets if each.name in sent]
-        discard(left, [f"{each.facts.folder}/incoming/{sent[each.name].incoming}" for each in left])
+        discard_sent(targets, sent)
         raise
 
 
@@ -146,6 +145,17 @@ def send(
         discard(targets, places)
         raise
     return token
+
+
+def place_of(target: Target, token: str) -> str:
+    """The folder of an upload on a host."""
+    return f"{target.facts.folder}/incoming/{token}"
+
+
+def discard_sent(targets: Sequence[Target], sent: Mapping[str, Sent]) -> None:
+    """Remove, as `discard` does, what lies on hosts to be installed from; `sent` is by name of host."""
+    left = [each for each in targets if each.name in sent]
+    discard(left, [place_of(each, sent[each.name].incoming) for each in left])
 
 
 def discard(targets: Sequence[Target], places: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from skymagic.display.text import table
+from skymagic.display.text import html_table, table
 from skymagic.plan.renting import Rental
 from skymagic.providers.aws.market import Market
 from skymagic.providers.aws.offer import Offer
@@ -47,10 +47,8 @@ class OfferTable:
         """The table as HTML."""
         rows = self.rows()
         shown = rows[: self.most]
-        head = "".join(f"<th>{escape(name)}</th>" for name in HEADINGS)
-        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in shown)
         below = "".join(f"<p>{escape(line)}</p>" for line in self._below(len(rows) - len(shown)))
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+        return f"{html_table([HEADINGS, *shown])}{below}"
 
     def _below(self, left: int) -> list[str]:
         pool = [f"per hour: of {self.nodes} machines"] if self.nodes > 1 else []
