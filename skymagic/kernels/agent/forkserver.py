@@ -91,6 +91,8 @@ class Forks:
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._orphans = Orphans()
+        self._unsent = bytearray()
+        """Reports that the channel did not take yet: the agent may be asking for ranks, and reads nothing until all its requests are sent."""
 
     def serve(self) -> None:
         """Fork ranks and report their ends until the channel is closed."""
@@ -103,16 +105,18 @@ class Forks:
             ready.register(self._channel, selectors.EVENT_READ)
             ready.register(wake_out, selectors.EVENT_READ)
             while True:
-                for key, _ in ready.select():
-                    if key.fileobj is self._channel:
+                for key, events in ready.select():
+                    if key.fileobj is wake_out:
+                        with contextlib.suppress(BlockingIOError):
+                            wake_out.recv(4096)
+                    elif events & selectors.EVENT_READ:
                         request = _receive_spec(self._channel)
                         if request is None:
                             return
                         self._fork(*request)
-                    else:
-                        with contextlib.suppress(BlockingIOError):
-                            wake_out.recv(4096)
                 self._reap()
+                self._send()
+                ready.modify(self._channel, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0))
 
     def _fork(self, spec: RankSpec, fds: list[int]) -> None:
         def rank() -> object:
@@ -143,5 +147,13 @@ class Forks:
             self._report(ChildExited(pid, os.waitstatus_to_exitcode(status)))
 
     def _report(self, message: Message) -> None:
-        with contextlib.suppress(OSError):
-            self._channel.sendall(encode(message))
+        self._unsent += encode(message)
+
+    def _send(self) -> None:
+        """Send what the channel takes now, without waiting."""
+        try:
+            del self._unsent[: self._channel.send(self._unsent, socket.MSG_DONTWAIT)]
+        except BlockingIOError:
+            pass
+        except OSError:  # the agent has ended, which reading tells
+            self._unsent.clear()
