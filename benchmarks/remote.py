@@ -113,6 +113,7 @@ def slow(hosts: Machines) -> Iterator[Figure]:
         put(to, data)
         crossed = sum(hosts.link.traffic()) - before
         yield Figure(f"{name}, unchanged: bytes on the link", crossed / 1e3, "KB", limit=100)
+        yield from changed(hosts, to)
         yield from back(hosts, to)
         time.sleep(5)  # for what is worth keeping
     with store(hosts) as (to, _):
@@ -121,6 +122,22 @@ def slow(hosts: Machines) -> Iterator[Figure]:
         put(to, data)
         crossed = sum(hosts.link.traffic()) - before
         yield Figure(f"{name}, known from an earlier pool: bytes on the link", crossed / 1e3, "KB", limit=100)
+
+
+def changed(hosts: Machines, to: RemoteStore) -> Iterator[Figure]:
+    """A large array of which one element is another one now."""
+    array = bytearray(os.urandom(LOOPBACK))
+    say(f"{LOOPBACK / 1e6:.0f} MB, and again with one element changed")
+    put(to, bytes(array))
+    array[len(array) // 3] ^= 1
+    data = bytes(array)
+    before = sum(hosts.link.traffic())
+    seconds = timed(lambda: put(to, data))
+    crossed = sum(hosts.link.traffic()) - before
+    name = f"one element of {LOOPBACK / 1e6:.0f} MB changed, to {MACHINES} machines"
+    yield Figure(f"{name}: bytes on the link", crossed / 1e6, "MB", limit=8)
+    yield Figure(f"{name}: time", seconds, "s", LOOPBACK * 8 / (RATE * 1e6), "the link's floor for all of it")
+    to.drop(to.keys())
 
 
 def back(hosts: Machines, to: RemoteStore) -> Iterator[Figure]:

@@ -9,6 +9,8 @@ from skymagic.wire.codec import Codec, FrozenMessage, WithPayload
 
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}")
 _KEY = re.compile(r"[0-9a-f]{32}")
+Slice = tuple[str, int, int]
+"""Name of a file in the store, offset, and length in bytes."""
 
 
 class Message(FrozenMessage):
@@ -69,6 +71,15 @@ class Replicate(Message):
     nbytes: int
     address: str
     port: int
+
+
+class Assemble(Message):
+    """Put a value together from parts of others that are here, and verify it against its key."""
+
+    name: str
+    nbytes: int
+    key: str
+    slices: list[Slice]
 
 
 class Delete(Message):
@@ -167,6 +178,8 @@ def _check(message: Any) -> None:
     if isinstance(message, Query):
         names += [name for _, name, _ in message.values]
         keys += [key for key, _, _ in message.values]
+    if isinstance(message, Assemble):
+        names += [name for name, _, _ in message.slices]
     if not all(map(is_name, names)) or not all(map(is_key, keys)):
         raise ValueError(f"not a name of a store: {[*names, *keys]!r}")
 

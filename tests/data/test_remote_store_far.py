@@ -93,6 +93,10 @@ def test_the_link_carries_a_value_once(hosts: Machines, pool: Pool) -> None:
     before = sum(hosts.link.traffic())
     assert pool.put(data) == key
     assert sum(hosts.link.traffic()) - before < 10_000
+    before = sum(hosts.link.traffic())
+    key = pool.put(data[: 7 * MB] + b"!" + data[7 * MB + 1 :])  # one element of it
+    assert sum(hosts.link.traffic()) - before < 1.1 * MB
+    assert all(pool.store.name(key) in names for names in pool.there())
 
 
 def test_the_link_is_cut_for_longer_than_a_silence(hosts: Machines, pool: Pool) -> None:

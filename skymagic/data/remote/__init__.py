@@ -9,12 +9,18 @@ The messages of `wire.store`, for a value that two nodes get; ``→`` is the not
                                                    0, 1 → notebook     Stored, or StoreFailed: another source is assigned
     notebook → 1        Read (name, offset)        1 → notebook        ReadReply, ReadChunk…
 
+A value of which the nodes have parts, in others, needs only the rest::
+
+    notebook → 0        Put, PutChunk…, PutEnd     the pieces that no node has, as a value of its own; 0 ⇢ 1
+    notebook → 0, 1     Assemble (slices)          0, 1 → notebook     Stored, or StoreFailed: all of it is sent
+
 What a node has is in its store under the content's hash, so that everything may be sent again: after a lost connection
 the notebook connects anew, asks with Query what is there, and goes on with what is not.
 
 client          the connection to one node's value server
 clients         the connections to all: opened at once, retried with backoff, told what to unlink
 fanout          chain replication: which node gets a value from which other one
+pieces          which pieces of a value the nodes have in others
 replication     values on their way to all nodes, and what is done when that fails
 prefetch        files come back from several nodes at once
 remote_store    the stores of several nodes as one `Store`

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 NOTEBOOK = -1
 """The source of a node that gets a value over the notebook's own connection."""
-CACHE = -2
-"""The source of a node that restores a value from what an earlier pool has left there."""
+LOCAL = -2
+"""The source of a node that makes a value of what lies there: what an earlier pool has left, or pieces of other values."""
 
 
 @dataclass

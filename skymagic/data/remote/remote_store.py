@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from skymagic.cluster import Node
 from skymagic.data.remote.client import Download
 from skymagic.data.remote.clients import Clients
+from skymagic.data.remote.pieces import PIECE, PieceIndex, cut_into_pieces, piece_digests, recipe
 from skymagic.data.remote.prefetch import Prefetch
 from skymagic.data.remote.replication import ReplicatedFile, Replication
 from skymagic.data.store.base import Buffer, Store
@@ -63,6 +64,7 @@ class RemoteStore(Store):
         self._replication = Replication(self._clients, self._notify)
         self._prefetch = Prefetch(self._fetch)
         self._files: dict[str, ReplicatedFile] = {}
+        self._pieces = PieceIndex()
         self._expected: dict[str, ReplicatedFile] = {}
         self._sending = threading.RLock()
         """Held while values are sent: one thread at a time."""
@@ -99,15 +101,43 @@ class RemoteStore(Store):
             self._replication.connect()
             file = self._expected.pop(key, None) or self._file(key, nbytes)
             self._make_room(nbytes)
-            file.pieces = pieces
             self._replication.add([file])
             try:
+                digests = self._assemble(file, pieces, progress)
+                file.pieces = pieces
                 self._replication.replicate(file, progress)
             except BaseException:
                 self._replication.remove([file])
                 raise
             self._files[file.key] = file
+            if file.key == key:
+                self._pieces.add(key, digests)
             return file.key
+
+    def _assemble(
+        self, file: ReplicatedFile, pieces: list[Buffer], progress: Callable[[int], None] | None
+    ) -> list[bytes]:
+        """Let the nodes make a file of pieces that they have, and of those that they lack, which are sent; its pieces' hashes."""
+        if len(pieces) != 1 or file.nbytes < 2 * PIECE:
+            return []
+        digests, cut = piece_digests(pieces[0]), cut_into_pieces(pieces[0])
+        found = self._pieces.find(digests)
+        bases = {place[0] for place in found if place}
+        if not bases or file.placement.here or file.placement.sources:
+            return digests
+        before = self.keys()
+        lacking = [piece for piece, place in zip(cut, found, strict=True) if place is None]
+        rest = ""
+        self.pin(bases)
+        try:
+            rest = self.put(None, lacking, sum(map(len, lacking)), progress) if lacking else min(bases)
+            self._replication.settle()
+            places = [place and (self.name(place[0]), place[1]) for place in found]
+            self._replication.assemble(file, recipe(map(len, cut), places, self.name(rest)))
+        finally:
+            self.unpin(bases)
+            self.drop({rest} - before)
+        return digests
 
     def adopt(self, files: Iterable[tuple[str, int]]) -> None:
         """Let the other nodes get files (name, length) that something else has written into the store of one.
@@ -142,6 +172,7 @@ class RemoteStore(Store):
     def drop(self, keys: Iterable[str]) -> None:
         with self._lock:
             gone = [file for key in keys if (file := self._files.pop(key, None)) is not None]
+        self._pieces.remove(file.key for file in gone)
         self._replication.remove(gone)
 
     # -- and back ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from skymagic.data.remote.client import ConnectionLost
 from skymagic.data.remote.clients import Clients
-from skymagic.data.remote.fanout import CACHE, NOTEBOOK, Placement, assign_sources
+from skymagic.data.remote.fanout import LOCAL, NOTEBOOK, Placement, assign_sources
 from skymagic.data.store.base import Buffer
 from skymagic.errors import PoolError
 from skymagic.wire import store
@@ -55,7 +55,7 @@ class ReplicatedFile:
     pieces: list[Buffer] | None = None
     """What it is made of, until all nodes have it."""
     sealed: bool = False
-    """Whether all of it was sent once: from then on its key stands."""
+    """Whether all of it was sent once, or is on a node: from then on its key stands."""
     replicated: bool = False
     """Whether all nodes had it once."""
     placement: Placement = field(default_factory=Placement)
@@ -173,7 +173,7 @@ class Replication:
                 if file.name in here:
                     file.placement.arrived(node)
                 elif file.name == file.sent_as and file.name not in lacks and node not in file.placement.here:
-                    file.placement.sources[node] = CACHE
+                    file.placement.sources[node] = LOCAL
 
     def lose(self, node: int) -> None:
         """A node is gone: nothing is sent to it any more."""
@@ -216,6 +216,7 @@ class Replication:
             return
         if file.key == message.key:
             file.placement.arrived(node)
+            file.sealed = True
         else:  # the value changed between two times that it was sent
             file.placement.stopped(node)
             self._replan = True
@@ -254,6 +255,14 @@ class Replication:
                 self._upload(file, node, progress)
             else:
                 self.clients.follow(node, file.sent_as, file.nbytes, source)
+
+    def assemble(self, file: ReplicatedFile, slices: list[store.Slice]) -> None:
+        """Let the nodes that are not getting a file yet make it of what they have."""
+        with self.changed:
+            nodes = [node for node, _ in assign_sources(file.placement, self.clients.connected())]
+            file.placement.sources.update(dict.fromkeys(nodes, LOCAL))
+        for node in nodes:
+            self.clients.send(node, store.Assemble(file.sent_as, file.nbytes, file.key, slices))
 
     def _upload(self, file: ReplicatedFile, node: int, progress: Progress) -> None:
         """Send a file's bytes over the notebook's own connection to a node."""

@@ -8,8 +8,9 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from skymagic.data.store.store import LARGE, private
 from skymagic.wire.transport import write_all
@@ -108,4 +109,13 @@ def read_pieces(path: Path) -> Iterator[memoryview]:
     """A file's bytes, one piece at a time."""
     with path.open("rb", buffering=0) as file:
         while data := file.read(PIECE_BYTES):
+            yield memoryview(data)
+
+
+def read_slices(slices: Iterable[tuple[BinaryIO, int, int]]) -> Iterator[memoryview]:
+    """Bytes of files, each from an offset on and of a length, one piece at a time."""
+    for file, offset, nbytes in slices:
+        file.seek(offset)
+        while nbytes and (data := file.read(min(nbytes, PIECE_BYTES))):
+            nbytes -= len(data)
             yield memoryview(data)

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 from skymagic.data.store.store import available, make_overflow, overflow, private
 from skymagic.data.store.writer import STEP, Partial
@@ -50,6 +51,10 @@ class StoreFolder:
             if (directory / name).exists():
                 return directory / name
         return None
+
+    def open(self, name: str) -> BinaryIO:
+        """The file of that name, unbuffered. Raises FileNotFoundError."""
+        return (self.find(name) or self.directory / name).open("rb", buffering=0)
 
     def drop(self, names: Iterable[str]) -> None:
         """Unlink files; what is mapped stays mapped."""

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.data.store.store import overflow, private
-from skymagic.kernels.store.cache import ValueCache, cache_folder, read_pieces
+from skymagic.kernels.store.cache import ValueCache, cache_folder, read_pieces, read_slices
 from skymagic.kernels.store.incoming import IncomingValue, StoreFolder, renamed
 from skymagic.kernels.store.outgoing import FileReader, Sender
 from skymagic.wire import pids
 from skymagic.wire.store import (
+    Assemble,
     CancelRead,
     Delete,
     Heartbeat,
@@ -94,6 +95,8 @@ class ValueServer:
                 self._try_to_complete(message.name, message.key)
             case Query():
                 self._query(message)
+            case Assemble():
+                self._assemble(message)
             case Replicate():
                 self._follow(message)
             case Delete():
@@ -210,7 +213,7 @@ class ValueServer:
     def _query(self, message: Query) -> None:
         here: list[str] = []
         lacks: list[str] = []
-        kept: list[tuple[str, str, Path]] = []
+        kept: list[tuple[str, str, Iterator[memoryview]]] = []
         for key, name, nbytes in message.values:
             if self._folder.find(name):
                 here.append(name)
@@ -219,15 +222,29 @@ class ValueServer:
                 if path is None or self._begin(name, nbytes) is None:
                     lacks.append(name)
                 else:
-                    kept.append((key, name, path))
+                    kept.append((key, name, read_pieces(path)))
         self._sender.send(QueryReply(message.number, lacks, here, self._folder.room()))
-        threading.Thread(target=self._restore, args=(kept,), name="values-restore", daemon=True).start()
+        self._restore(kept)
 
-    def _restore(self, kept: list[tuple[str, str, Path]]) -> None:
-        """Copy what an earlier pool has left into the store; other nodes may follow meanwhile."""
-        for key, name, path in kept:
+    def _assemble(self, message: Assemble) -> None:
+        try:
+            # opened before the next message: it may unlink them
+            files = {name: self._folder.open(name) for name in {name for name, _, _ in message.slices}}
+        except OSError as problem:
+            self._fail(message.name, problem)
+            return
+        if self._begin(message.name, message.nbytes) is not None:
+            slices = [(files[name], offset, nbytes) for name, offset, nbytes in message.slices]
+            self._restore([(message.key, message.name, read_slices(slices))])
+
+    def _restore(self, values: list[tuple[str, str, Iterator[memoryview]]]) -> None:
+        """Write what lies here into the store, on a thread of its own; other nodes may follow meanwhile."""
+        threading.Thread(target=self._copy, args=(values,), name="values-restore", daemon=True).start()
+
+    def _copy(self, values: list[tuple[str, str, Iterator[memoryview]]]) -> None:
+        for key, name, pieces in values:
             try:
-                for piece in read_pieces(path):
+                for piece in pieces:
                     self._append(name, piece)
                 self._complete(name, key)
             except OSError as problem:
