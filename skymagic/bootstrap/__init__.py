@@ -28,6 +28,7 @@ own           the notebook's own distributions as wheels
 packages      the part of install.sh that runs uv and pip
 pip_settings  what a host's pip is configured with, for uv too
 probe         probe.sh
+downloads     how far an installer's downloads are; pure
 progress      the output of install.sh, parsed line by line
 provision     the steps above over a connection
 quoting       quoting for sh, and for every login shell

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
+from skymagic.bootstrap.downloads import Downloads, InstallStep
 from skymagic.bootstrap.messages import Failure
 from skymagic.bootstrap.quoting import MARK
 from skymagic.plan.masking import masked_command, without_colours
 
 KEPT_LINES = 15
-SHOWN_PREFIXES = ("Downloading ", "Building ", "Installing ", "Resolved ", "Prepared ", "Installed ")
+SHOWN_PREFIXES = ("Downloading ", "Downloaded ", "Building ", "Installing ", "Resolved ", "Prepared ", "Installed ")
 """Prefixes of an installer's lines that the user sees."""
 
 
@@ -21,6 +22,7 @@ class InstallProgress:
         report: gets each step in words.
         hidden: values that are shown nowhere.
         words: gets each line that an installer prints.
+        sizes: bytes of what is planned, by canonical name: steps of downloads have their share of it.
     """
 
     def __init__(
@@ -28,7 +30,9 @@ class InstallProgress:
         report: Callable[[str], None],
         hidden: Collection[str] = (),
         words: Callable[[str], None] = lambda line: None,
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
+        self._downloads = Downloads(sizes or {})
         self._report, self._hidden, self._words = report, hidden, words
         self.done = False
         self._step, self._command = "starting", ""
@@ -43,8 +47,9 @@ class InstallProgress:
             if text:
                 self._last.append(text)
                 self._words(text)
+            share = self._downloads.feed(text)
             if text.lstrip().startswith(SHOWN_PREFIXES):
-                self._report(text.strip())
+                self._report(InstallStep(text.strip(), share))
             return
         name, _, value = line.removeprefix(MARK).partition(" ")
         if name == "step":

@@ -15,6 +15,7 @@ from skymagic.bootstrap import uv, wheel
 from skymagic.bootstrap.additions import Addition, add
 from skymagic.bootstrap.facts import Facts, parse
 from skymagic.bootstrap.install import UPLOADED, InstallPlan, install_script, plan_install, prepare_script
+from skymagic.bootstrap.listing import packages
 from skymagic.bootstrap.messages import lacks_python, refusals
 from skymagic.bootstrap.own import NoWheel, OwnWheel, own_wheel
 from skymagic.bootstrap.probe import probe_script
@@ -212,7 +213,8 @@ def _install(host: RemoteShell, requirements: Requirements, facts: Facts, report
     if sent is not None:
         plan = replace(plan, sent=sent.pins)
     upload(host, prepare_script(requirements, plan.incoming), _files(host, plan, facts), report)
-    progress = InstallProgress(report, requirements.hidden)
+    sizes = {each.name: each.nbytes for each in packages(requirements, facts) if each.nbytes}
+    progress = InstallProgress(report, requirements.hidden, sizes=sizes)
     done = host.run(install_script(plan, facts), lines=progress.feed)
     if not progress.done:
         failure = progress.failure(done.status, done.err, requirements.minor)

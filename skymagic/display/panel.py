@@ -39,12 +39,16 @@ class NodeView:
     Attributes:
         name: its host.
         ranks: (number, state in a word) of each.
-        phase: what is being done there, while it starts.
+        phase: of its start, while it starts: ``environment``.
+        step: what is being done there: ``Downloading torch (175.0MiB)``.
+        share: how much of that is done, between 0 and 1; None where nobody knows.
     """
 
     name: str
     ranks: tuple[tuple[int, str], ...] = ()
     phase: str = ""
+    step: str = ""
+    share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -80,18 +84,28 @@ def _rows(nodes: Sequence[NodeView]) -> list[str]:
     return [
         f'<div style="{ROW}"><span style="{NAME}">{escape(node.name)}</span> '
         f"<span>{_node_cell(node, count(len(node.ranks), 'rank')) if folded else _rank_cells(node)} "
-        f'<span style="{DIM}">{escape(node.phase or trouble(node.ranks))}</span></span></div>'
+        f'{_bar(node.share)}<span style="{DIM}">{escape(_doing(node) or trouble(node.ranks))}</span></span></div>'
         for node in nodes
     ]
+
+
+def _doing(node: NodeView) -> str:
+    return " · ".join(filter(None, (node.phase, node.step)))
+
+
+def _bar(share: float | None) -> str:
+    return "" if share is None else f'<progress value="{share:.3f}" max="1" style="width:8em"></progress> '
 
 
 def _summary(nodes: Sequence[NodeView]) -> list[str]:
     """What nodes without a row of their own do, and which are not well."""
     phases = Counter(node.phase for node in nodes if node.phase)
     doing = [f"{phase} on {count(number, 'node')}" for phase, number in phases.items()]
+    shares = [node.share or 0.0 for node in nodes] if any(node.share is not None for node in nodes) else []
     bad = [f"{node.name}: {words}" for node in nodes if (words := trouble(node.ranks))]
     more = [f"and {len(bad) - MAX_TROUBLES} more"] if len(bad) > MAX_TROUBLES else []
-    return [escape("; ".join(said)) for said in (doing, [*bad[:MAX_TROUBLES], *more]) if said]
+    said = [escape("; ".join(words)) for words in (doing, [*bad[:MAX_TROUBLES], *more]) if words]
+    return [_bar(sum(shares) / len(shares)) + said[0], *said[1:]] if shares else said
 
 
 def _dim(text: str) -> str:

@@ -7,7 +7,7 @@ import contextvars
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from skymagic.display import panel
 from skymagic.display.live import in_notebook, show
@@ -18,24 +18,39 @@ INTERVAL = 0.4
 NONINTERACTIVE = "SKYMAGIC_NONINTERACTIVE"
 """A variable of the environment: lines only, nothing that is drawn again."""
 
+UNNAMED = ""
+"""In the place of a node's name: all nodes, which have no names yet."""
+
 Say = Callable[[str], None]
 
 
-class NodeStep(str):
-    """A step of a node's start as a line of text, which knows its node.
+class StartStep(str):
+    """A step of a start as a line of text, which knows its nodes.
 
     Args:
-        node: the node's name.
-        step: what is being done there.
+        text: the line.
+        phase: of the nodes' start: ``requested``, ``booting``, ``connecting``, ``environment`` or ``starting``.
+        nodes: their names; none for all nodes, which have no names yet.
+        share: how much of the step is done, between 0 and 1; None where nobody knows.
+        step: what is being done, where the line says more than that.
     """
 
-    node: str
+    phase: str
+    nodes: tuple[str, ...]
     step: str
+    share: float | None
 
-    def __new__(cls, node: str, step: str) -> NodeStep:
-        line = super().__new__(cls, f"{node}: {step}")
-        line.node, line.step = node, step
+    def __new__(
+        cls, text: str, phase: str, nodes: Iterable[str] = (), share: float | None = None, step: str = ""
+    ) -> StartStep:
+        line = super().__new__(cls, text)
+        line.phase, line.nodes, line.share, line.step = phase, tuple(nodes), share, step or text
         return line
+
+
+def environment_step(node: str, step: str, share: float | None = None) -> StartStep:
+    """A step of one node's environment; its line begins with the node's name."""
+    return StartStep(f"{node}: {step}", "environment", (node,), share, step)
 
 
 class StartPanel:
@@ -45,10 +60,10 @@ class StartPanel:
         look: the pool as it is now, given the last step of each node; called on a thread of its own.
     """
 
-    def __init__(self, look: Callable[[dict[str, str]], PoolView]) -> None:
+    def __init__(self, look: Callable[[dict[str, StartStep]], PoolView]) -> None:
         self._look = look
         self._lines: list[str] = []
-        self._steps: dict[str, str] = {}
+        self._steps: dict[str, StartStep] = {}
         self._id = f"skymagic-{secrets.token_hex(8)}"
         self._drawn: dict[str, str] | None = None
         self._over = threading.Event()
@@ -58,8 +73,8 @@ class StartPanel:
     def say(self, line: str) -> None:
         """Take a line; safe on any thread but for the first, with which it appears."""
         self._lines.append(line)
-        if isinstance(line, NodeStep):
-            self._steps[line.node] = line.step
+        if isinstance(line, StartStep):
+            self._steps |= dict.fromkeys(line.nodes or [UNNAMED], line)
         if self._drawn is None:
             self._draw()
             self._thread.start()
@@ -85,7 +100,7 @@ class StartPanel:
 
 
 @contextlib.contextmanager
-def shown(say: Say, look: Callable[[dict[str, str]], PoolView], *, drawn: bool) -> Iterator[Say]:
+def shown(say: Say, look: Callable[[dict[str, StartStep]], PoolView], *, drawn: bool) -> Iterator[Say]:
     """Show a start; gives what takes its lines.
 
     Args:

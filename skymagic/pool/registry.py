@@ -227,7 +227,7 @@ def _keep_key(pool: Pool) -> None:
         keys.write(key)
 
 
-def _picture(pool: Pool, steps: Mapping[str, str]) -> PoolView:
+def _picture(pool: Pool, steps: Mapping[str, starting.StartStep]) -> PoolView:
     return view.starting(pool, pool.status(), pool.start_seconds, steps)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from skymagic.display.panel import NodeView, PoolView
+from skymagic.display.starting import UNNAMED, StartStep
 from skymagic.pool.states import State
 from skymagic.pool.status import Status
 
@@ -19,7 +20,7 @@ def view(pool: Status, rows: Rows) -> PoolView:
     return PoolView(pool.name, about(pool), pool.state.value, machines, ended=pool.state is State.STOPPED)
 
 
-def starting(pool: Status, rows: Rows, seconds: float, steps: Mapping[str, str]) -> PoolView:
+def starting(pool: Status, rows: Rows, seconds: float, steps: Mapping[str, StartStep]) -> PoolView:
     """A pool that starts; a line when that is over.
 
     Args:
@@ -51,18 +52,27 @@ def _few(hosts: tuple[str, ...]) -> str:
     return ", ".join(hosts) if len(hosts) <= 4 else f"{hosts[0]} … {hosts[-1]}"
 
 
-def nodes(pool: Status, rows: Rows, steps: Mapping[str, str]) -> tuple[NodeView, ...]:
+def nodes(pool: Status, rows: Rows, steps: Mapping[str, StartStep]) -> tuple[NodeView, ...]:
     """Its nodes with their ranks; those of this machine as one, and before there are ranks the machines alone."""
     known = [
         (int(str(rank)), node if pool.plan.remote else 0, str(host), str(word)) for rank, node, host, _, word in rows
     ]
     if not known:
-        return tuple(NodeView(host, phase=steps.get(host, "starting")) for host in dict.fromkeys(pool.plan.hosts))
+        return tuple(_without_ranks(pool, steps))
     found = []
     for _, group in groupby(known, key=lambda row: row[1]):
         mine = list(group)
         ranks = tuple((rank, word) for rank, _, _, word in mine)
         up = sum(word != "starting" for _, word in ranks)
         waiting = pool.state is State.STARTING and up < len(ranks)
-        found.append(NodeView(mine[0][2], ranks, f"{up} of {len(ranks)} ranks" if waiting else ""))
+        words, share = (f"{up} of {len(ranks)} ranks", up / len(ranks)) if waiting else ("", None)
+        found.append(NodeView(mine[0][2], ranks, "starting" if waiting else "", words, share))
     return tuple(found)
+
+
+def _without_ranks(pool: Status, steps: Mapping[str, StartStep]) -> Iterator[NodeView]:
+    """Machines that are being made ready: those of the plan, or, of rented ones, those that were given."""
+    named = [name for name in steps if name != UNNAMED]
+    for host in dict.fromkeys(named if pool.plan.region and named else [*pool.plan.hosts, *named]):
+        step = steps.get(host) or steps.get(UNNAMED)
+        yield NodeView(host, (), step.phase, step.step, step.share) if step else NodeView(host, phase="starting")

@@ -31,10 +31,12 @@ from skymagic.bootstrap.remote import upload
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.wheelhouse import kind
 from skymagic.data.remote.replication import NoSource
+from skymagic.display.starting import StartStep
 from skymagic.errors import HostError, PoolError
 from skymagic.plan.units import size
 from skymagic.providers.sending import (
     CARRIERS,
+    NOTICE_BYTES,
     Target,
     all_of,
     discard,
@@ -82,7 +84,8 @@ def _passed(group: Sequence[Target], requirements: Requirements, say: Callable[[
     token = secrets.token_hex(8)
     places = [place_of(each, token) for each in group]
     nbytes = size(download_bytes(requirements, group[0].facts))
-    say(f"{group[0].name} fetches the packages (about {nbytes}), and passes them on to {_names(group[1:])}")
+    words = f"{group[0].name} fetches the packages (about {nbytes}), and passes them on to {_names(group[1:])}"
+    say(StartStep(words, "environment", [each.name for each in group]))
     sent: dict[str, Sent] = {}
     try:
         pins, complete = _fetch_and_pass(group, places, token, requirements, say)
@@ -120,9 +123,15 @@ def _fetch_and_pass(
         store = stack.enter_context(stores(group, places, addresses, brought, say))
         names = {each.file: each.stored for each in carriers}
         store.adopt((each.stored, each.nbytes) for each in carriers)
+        total = download_bytes(requirements, group[0].facts)
+        come = sum(each.nbytes for each in carriers)
         for one in wheels:
             names[one.file] = one.stored
             store.adopt([(one.stored, one.nbytes)])
+            come += one.nbytes
+            if one.nbytes > NOTICE_BYTES:
+                words = f"{group[0].name} has fetched {one.file} ({size(one.nbytes)})"
+                say(StartStep(words, "environment", [each.name for each in group], min(1.0, come / total)))
         complete: frozenset[int] | None = None
         while complete is None:
             try:

@@ -34,6 +34,7 @@ from skymagic.bootstrap.remote import chunks, prepared
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.wheelhouse import NoWheels, Wanted, Wheelhouse, fetch, kind
 from skymagic.cluster import Node
+from skymagic.display.starting import StartStep, environment_step
 from skymagic.errors import HostError, SkyError
 from skymagic.plan.units import size
 from skymagic.ssh.connection import Connection
@@ -100,9 +101,8 @@ def provided(
 def _fetched(group: Sequence[Target], requirements: Requirements, say: Callable[[str], None]) -> Wheelhouse:
     """The wheels for hosts of one kind, which have room for them."""
     facts, names = group[0].facts, ", ".join(each.name for each in group)
-    say(
-        f"{names}: no package index can be reached from there; the packages are fetched here, for {facts.system} {facts.machine}, and sent"
-    )
+    how = f"no package index can be reached from there; the packages are fetched here, for {facts.system} {facts.machine}, and sent"
+    say(StartStep(f"{names}: {how}", "environment", [each.name for each in group]))
     wanted = Wanted(
         (*requirements.packages, *(() if facts.uv else ("uv",))),
         requirements.minor,
@@ -134,11 +134,12 @@ def send(
     prepare = prepare_script(requirements, token)
     places = all_of([partial(prepared, each.host, prepare) for each in targets])
     total = sum(path.stat().st_size for path in files.values())
-    say(f"sending {len(files)} wheels ({size(total)}) to {', '.join(each.name for each in targets)}")
+    names = [each.name for each in targets]
+    say(StartStep(f"sending {len(files)} wheels ({size(total)}) to {', '.join(names)}", "environment", names))
     try:
         addresses = meeting([each.facts for each in targets])
         if len(targets) == 1 or addresses is None or not all(each.python for each in targets):
-            on_each(targets, places, lambda each, place: _upload(each, f"{place}/wheels", files))
+            on_each(targets, places, lambda each, place: _upload(each, f"{place}/wheels", files, say))
         else:
             _replicate(targets, places, addresses, files, say)
     except BaseException:
@@ -179,10 +180,17 @@ def all_of(jobs: Sequence[Callable[[], T]]) -> list[T]:
     return cast("list[T]", outcomes)
 
 
-def _upload(target: Target, folder: str, files: Mapping[str, Path]) -> None:
+def _upload(
+    target: Target, folder: str, files: Mapping[str, Path], say: Callable[[str], None] = lambda line: None
+) -> None:
     """Over this host's own connection."""
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    sent = 0
     for name, path in files.items():
-        target.host.upload(f"{folder}/{name}", chunks(path), path.stat().st_size)
+        if sizes[name] > NOTICE_BYTES:
+            say(environment_step(target.name, f"sending {name} ({size(sizes[name])})", sent / sum(sizes.values())))
+        target.host.upload(f"{folder}/{name}", chunks(path), sizes[name])
+        sent += sizes[name]
 
 
 # -------------------------------------------------------------------------------------------- host to host
@@ -198,11 +206,13 @@ def _replicate(
     carriers = {name: path for name, path in files.items() if name.split("-")[0] in CARRIERS}
     try:
         with stores(targets, places, addresses, carriers, say) as store:
-            names = {}
+            names: dict[str, str] = {}
+            sizes = {name: path.stat().st_size for name, path in files.items()}
             for name, path in files.items():
-                nbytes = path.stat().st_size
+                nbytes, sent = sizes[name], sum(sizes[each] for each in names)
                 if nbytes > NOTICE_BYTES:
-                    say(f"sending {name} ({size(nbytes)})")
+                    hosts, share = [each.name for each in targets], sent / sum(sizes.values())
+                    say(StartStep(f"sending {name} ({size(nbytes)})", "environment", hosts, share))
                 key = store.put(None, [_mapped(path)], nbytes)
                 store.pin([key])
                 names[name] = store.name(key)

@@ -23,7 +23,7 @@ from skymagic.bootstrap.versions import notebook
 from skymagic.cluster import Node
 from skymagic.cluster.tunnel import Tunnel
 from skymagic.data.capture import installed
-from skymagic.display.starting import NodeStep
+from skymagic.display.starting import environment_step
 from skymagic.errors import HostError, ProvisionError, RequestError
 from skymagic.plan import distributions
 from skymagic.plan.image import Image, project
@@ -204,7 +204,7 @@ class Machine:
         assert self._connection is not None
 
         def report(step: str) -> None:
-            say(NodeStep(self.name, step))
+            say(environment_step(self.name, step, getattr(step, "share", None)))
 
         try:
             self._installation = setup(self._connection, requirements, report, self.facts, sent)

@@ -9,7 +9,7 @@ import pytest
 
 from skymagic.display import text
 from skymagic.display.panel import NodeView, PoolView, html
-from skymagic.display.starting import NONINTERACTIVE, NodeStep
+from skymagic.display.starting import NONINTERACTIVE, environment_step
 from skymagic.plan.units import rank_words
 from tests.lab.notebook import opened
 
@@ -62,9 +62,25 @@ def test_names_are_text_and_nothing_else() -> None:
     assert '""' not in shown
 
 
+@pytest.mark.parametrize(("share", "bars"), [(0.25, ["0.250"]), (0.0, ["0.000"]), (None, [])])
+def test_what_is_known_of_a_step_is_a_bar(share: float | None, bars: list[str]) -> None:
+    node = NodeView("gpu0", (), "environment", "Downloading torch (175.0MiB)", share)
+    view = PoolView("lab", (), "starting …", (node,))
+    assert re.findall(r'<progress value="([^"]*)" max="1"', html(view)) == bars
+    assert words(view).endswith("gpu0 environment · Downloading torch (175.0MiB)")
+
+
+def test_many_nodes_that_start_have_one_bar() -> None:
+    nodes = tuple(NodeView(f"gpu{n}", (), "environment", "Downloading torch", n % 2 * 0.5) for n in range(32))
+    view = PoolView("lab", (), "starting …", nodes)
+    assert re.findall(r'<progress value="([^"]*)"', html(view)) == ["0.250"]
+    assert words(view).endswith("environment on 32 nodes")
+
+
 def test_a_step_is_a_line_that_knows_its_node() -> None:
-    step = NodeStep("gpu1", "installing packages")
-    assert (str(step), step.node, step.step) == ("gpu1: installing packages", "gpu1", "installing packages")
+    step = environment_step("gpu1", "installing packages", 0.5)
+    assert (str(step), step.nodes, step.step) == ("gpu1: installing packages", ("gpu1",), "installing packages")
+    assert (step.phase, step.share) == ("environment", 0.5)
 
 
 def test_the_status_of_many_ranks_folds_by_node() -> None:

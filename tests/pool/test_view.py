@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from skymagic.display.panel import NodeView
+from skymagic.display.starting import UNNAMED, StartStep, environment_step
 from skymagic.plan.image import Image
 from skymagic.plan.plans import Plan, Topology
 from skymagic.plan.requests import Defaults, PoolRequest
@@ -26,20 +28,35 @@ def rows(*states: str, host: str = "") -> list[tuple[object, ...]]:
 
 
 def test_hosts_are_set_up_before_there_are_ranks() -> None:
-    shown = view.starting(status(Event.START), [], 0.0, {"h2": "installing packages"})
+    step = environment_step("h2", "installing packages", 0.5)
+    shown = view.starting(status(Event.START), [], 0.0, {"h2": step})
     assert (shown.state, shown.ended) == ("starting …", False)
-    assert [(node.name, node.phase, node.ranks) for node in shown.nodes] == [
-        ("h1", "starting", ()),
-        ("h2", "installing packages", ()),
+    assert shown.nodes == (
+        NodeView("h1", (), "starting"),
+        NodeView("h2", (), "environment", "installing packages", 0.5),
+    )
+
+
+def test_rented_machines_are_requested_and_have_names_then() -> None:
+    pool = status(Event.START, hosts=("2 × g5.xlarge",), region="us-east-1")
+    asked, given = StartStep("asking …", "requested"), StartStep("i-1, i-2 run …", "booting", ("i-1", "i-2"))
+    steps = {UNNAMED: asked}
+    assert view.nodes(pool, [], steps) == (NodeView("2 × g5.xlarge", (), "requested", "asking …"),)
+    steps |= dict.fromkeys(given.nodes, given) | {"i-2": StartStep("waiting …", "connecting", ("i-2",))}
+    assert [(node.name, node.phase) for node in view.nodes(pool, [], steps)] == [
+        ("i-1", "booting"),
+        ("i-2", "connecting"),
     ]
 
 
 def test_ranks_come_up() -> None:
     shown = view.starting(status(Event.START), rows("starting", "starting", "starting", "starting"), 0.0, {})
-    assert [node.phase for node in shown.nodes] == ["0 of 2 ranks"] * 2
+    assert [(node.phase, node.step, node.share) for node in shown.nodes] == [("starting", "0 of 2 ranks", 0.0)] * 2
     pool = status(Event.START)
-    shown = view.starting(pool, rows("ready", "ready", "starting", "ready"), 0.0, {"h2": "installing packages"})
-    assert [(node.phase, node.ranks) for node in shown.nodes] == [
+    shown = view.starting(
+        pool, rows("ready", "ready", "starting", "ready"), 0.0, {"h2": environment_step("h2", "installing packages")}
+    )
+    assert [(node.step, node.ranks) for node in shown.nodes] == [
         ("", ((0, "ready"), (1, "ready"))),
         ("1 of 2 ranks", ((2, "starting"), (3, "ready"))),
     ]

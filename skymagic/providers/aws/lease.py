@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
+from skymagic.display.starting import StartStep
 from skymagic.errors import CloudError
 from skymagic.plan.cloud import CloudSettings
 from skymagic.providers.aws import images, keys, launch, ledger, network, placement
@@ -68,7 +69,7 @@ class Lease:
                 continue
             reserved = f" of {offer.reservation}" if offer.reservation else ""
             where = f"{offer.instance_type}{' spot' if offer.spot else ''} in {offer.zone}{reserved}"
-            self._say(f"asking for {count} × {where} …")
+            self._say(StartStep(f"asking for {count} × {where} …", "requested"))
             self._regions.setdefault(offer.region, Region())
             try:
                 return offer, self._of(offer, count)

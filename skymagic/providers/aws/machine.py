@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from skymagic.display.starting import StartStep
 from skymagic.errors import HostError, HostsError
 from skymagic.plan.cloud import CloudSettings
 from skymagic.providers.aws import launch
@@ -63,7 +64,8 @@ def connect(
                 raise _silent(failed, seconds) from problem
         if time.monotonic() >= asked + DESCRIBE_SECONDS * clients.patience:
             asked = time.monotonic()
-            say(f"waiting for sshd on {', '.join(one.host for one in failed)} …")
+            hosts = [one.host for one in failed]
+            say(StartStep(f"waiting for sshd on {', '.join(hosts)} …", "connecting", hosts))
             region = instances[0].region
             launch.check(launch.describe(clients, region, [one.id for one in instances]).values(), region)
         time.sleep(POLL_SECONDS * clients.patience)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from skymagic.bootstrap.provision import probe
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
+from skymagic.display.starting import StartStep
 from skymagic.errors import CloudError, ProvisionError, RequestError
 from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, topology
@@ -118,7 +119,8 @@ class AWS:
         used_elsewhere(survey, label, say)
         offer, instances = held.lease.acquire(survey.offers, plan.topology.nodes)
         held.offer = offer
-        say(f"{', '.join(one.id for one in instances)} run in {offer.zone} …")
+        ids = [one.id for one in instances]
+        say(StartStep(f"{', '.join(ids)} run in {offer.zone} …", "booting", ids))
         held.machines += _ready(survey, instances, made, say)
         _replaced(survey, offer, instances, made, say)
         check(plan, held.machines, survey.requirements)

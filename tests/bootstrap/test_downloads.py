@@ -1,0 +1,62 @@
+"""How far an installer is, by what pip and uv print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from skymagic.bootstrap.downloads import Downloads, InstallStep
+from skymagic.bootstrap.progress import InstallProgress
+
+SIZES = {"torch": 700, "numpy": 200, "typing-extensions": 100}
+PIP = (
+    "Looking in indexes: https://pypi.org/simple",
+    "Collecting torch==2.13.0",
+    "  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl.metadata (30 kB)",
+    "  Downloading torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl (184.2 MB)",
+    "Downloading https://index.example/wheels/numpy-2.1.0-cp311-cp311-linux_x86_64.whl (16 MB)",
+    "Downloading typing_extensions-4.12.2-py3-none-any.whl (37 kB)",
+    "Installing collected packages: typing-extensions, numpy, torch",
+)
+UV = (
+    "Resolved 3 packages in 120ms",
+    "Downloading numpy (15.6MiB)",
+    "Downloading torch (175.0MiB)",
+    " Downloaded numpy",
+    " Downloaded torch",
+    "Prepared 3 packages in 4.2s",
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "shares"),
+    [
+        (PIP, [None, None, 0.0, 0.0, 0.7, 0.9, 1.0]),
+        (UV, [None, 0.0, 0.0, 0.2, 0.9, 1.0]),
+        (("Downloaded other", "Downloading numpy (1MiB)"), [0.0, 0.0]),
+    ],
+    ids=["pip", "uv", "others"],
+)
+def test_the_share_is_that_of_the_planned_bytes_that_have_come(
+    lines: Sequence[str], shares: list[float | None]
+) -> None:
+    downloads = Downloads(SIZES)
+    assert [downloads.feed(line) for line in lines] == [
+        share if share is None else pytest.approx(share) for share in shares
+    ]
+
+
+def test_nothing_is_said_where_no_size_is_known() -> None:
+    downloads = Downloads({})
+    assert {downloads.feed(line) for line in (*PIP, *UV)} == {None}
+
+
+def test_the_steps_that_are_shown_have_their_share() -> None:
+    said: list[str] = []
+    progress = InstallProgress(said.append, sizes=SIZES)
+    for line in UV:
+        progress.feed(line)
+    shares = {str(step): step.share for step in said if isinstance(step, InstallStep)}
+    assert shares["Downloaded torch"] == pytest.approx(0.9)
+    assert shares["Resolved 3 packages in 120ms"] is None
