@@ -11,6 +11,7 @@ WARM = 5
 BLOCKS = 5
 CELLS = 10
 """In a block; the blocks of both sides take turns."""
+MANY = 64
 
 
 def shell_of_its_own():
@@ -28,25 +29,31 @@ def do(shell, cell: str) -> None:
     shell.run_cell(cell, store_history=True).raise_error()
 
 
-def figures() -> Iterator[Figure]:
-    """Both clusters are up all the time, and idle while the other works."""
-    shell = shell_of_its_own()
+def compared(shell, ranks: int, blocks: int, cells: int) -> list[list[float]]:
+    """Milliseconds of each cell, ours and theirs: both clusters are up all the time, and idle while the other works."""
     times: dict[str, list[float]] = {"%%sky_broadcast": [], "%%px": []}
 
     def block(magic: str) -> float:
-        found = [timed(lambda: do(shell, f"{magic}\npass")) for _ in range(CELLS)]
+        found = [1000 * timed(lambda: do(shell, f"{magic}\npass")) for _ in range(cells)]
         times[magic] += found
         return median(found)
 
-    with peers.ipyparallel(RANKS):
-        do(shell, f"%sky_pool bench --nodes {RANKS}")
+    with peers.ipyparallel(ranks) as client:
+        client.activate()  # %%px is for the newest cluster
+        do(shell, f"%sky_pool bench --ranks {ranks} -y")
         for magic in times:
             for _ in range(WARM):
                 do(shell, f"{magic}\npass")
-        say("an empty cell: ours, %%px")
-        alternate(BLOCKS, lambda: block("%%sky_broadcast"), lambda: block("%%px"))
+        say(f"an empty cell on {ranks} ranks: ours, %%px")
+        alternate(blocks, lambda: block("%%sky_broadcast"), lambda: block("%%px"))
         do(shell, "%sky_down bench")
-    ours, theirs = ([1000 * each for each in found] for found in times.values())
+    return list(times.values())
+
+
+def figures() -> Iterator[Figure]:
+    """A few ranks, and many."""
+    shell = shell_of_its_own()
+    ours, theirs = compared(shell, RANKS, BLOCKS, CELLS)
     yield Figure(
         f"empty cell, median of {len(ours)}",
         median(ours),
@@ -57,3 +64,13 @@ def figures() -> Iterator[Figure]:
         relative=True,
     )
     yield Figure("empty cell, slowest", max(ours), "ms", max(theirs), "%%px")
+    ours, theirs = compared(shell, MANY, BLOCKS, CELLS // 2)
+    yield Figure(
+        f"empty cell on {MANY} ranks, median of {len(ours)}",
+        median(ours),
+        "ms",
+        median(theirs),
+        "%%px",
+        limit=1.0,
+        relative=True,
+    )
