@@ -16,6 +16,8 @@ from skymagic.display import text as display
 
 CELL_ID = "cellId"
 """In the metadata of requests: of which cell it is."""
+NONINTERACTIVE = "SKYMAGIC_NONINTERACTIVE"
+"""A variable of the environment: lines only, nothing that is drawn again, and no questions."""
 
 
 def in_ipython() -> bool:
@@ -38,9 +40,12 @@ def in_notebook() -> bool:
 
 def watched() -> bool:
     """Whether somebody looks at this notebook while it runs: nbconvert and papermill say that nobody could be asked anything."""
-    if not in_notebook() or os.environ.get("SKYMAGIC_NONINTERACTIVE", "0") not in ("", "0"):
-        return False
-    return _asks(own_kernel())
+    return in_notebook() and not noninteractive() and _asks(own_kernel())
+
+
+def noninteractive() -> bool:
+    """Whether the user says that nobody is there."""
+    return os.environ.get(NONINTERACTIVE, "0") not in ("", "0")
 
 
 def restarting() -> bool:
@@ -103,8 +108,8 @@ class StatusLine:
         self._width = 0
 
     def show(self, text: str) -> None:
-        """What is under way now."""
-        if in_notebook():
+        """What is under way now; not where nobody looks."""
+        if watched():
             self._area = self._area or Area()
             self._area.draw(text)
         elif (stream := own_stream()) is not None and stream.isatty():

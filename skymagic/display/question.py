@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import getpass
 import sys
 import threading
+from collections.abc import Callable
 
-from skymagic.display.live import in_ipython
+from skymagic.display.live import in_ipython, noninteractive
 
 YES = ("y", "yes")
 
@@ -21,8 +23,15 @@ def confirmed(question: str) -> bool:
     return answer.strip().casefold() in YES
 
 
+def asks_secrets() -> Callable[[str], str] | None:
+    """What asks for a passphrase; None where nobody is to be asked."""
+    return None if noninteractive() else getpass.getpass
+
+
 def _can_ask() -> bool:
     """Whether somebody is there: a terminal, or a notebook's front end that takes questions (not papermill, not nbconvert)."""
+    if noninteractive():
+        return False
     if in_ipython():
         from IPython.core.getipython import get_ipython
 

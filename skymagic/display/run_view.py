@@ -48,9 +48,10 @@ class LiveLine:
     def draw(self, text: str, share: float | None = None, *, deaf: bool = False) -> None:
         """Show this; `share` is a bar's, `deaf` while this thread is busy with something else than the run."""
         self.area = self.area or Area()
+        if self._actions is not None:
+            self._controls, self._actions = controls(as_html(text, share), self._actions), None
+            self._said = "" if self._controls is not None else self._hint
         html = as_html(text + self._said, share)
-        if self._actions is not None and self._controls is None:
-            self._controls, self._actions = controls(html, self._actions), None
         if self._controls is not None:
             self._controls.say(html, deaf=deaf)
             if self._controls.ignored:

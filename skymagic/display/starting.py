@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import os
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from skymagic.display import panel
-from skymagic.display.live import in_notebook, show
+from skymagic.display.live import show, watched
 from skymagic.display.panel import PoolView
 
 INTERVAL = 0.4
 """Seconds between two looks at the start."""
-NONINTERACTIVE = "SKYMAGIC_NONINTERACTIVE"
-"""A variable of the environment: lines only, nothing that is drawn again."""
 
 UNNAMED = ""
 """In the place of a node's name: all nodes, which have no names yet."""
@@ -104,11 +101,11 @@ def shown(say: Say, look: Callable[[dict[str, StartStep]], PoolView], *, drawn: 
     """Show a start; gives what takes its lines.
 
     Args:
-        say: takes them where nothing can be drawn again.
+        say: takes them as they come where nothing can be drawn again, or nobody looks: papermill logs lines, and no change of them.
         look: see `StartPanel`.
         drawn: whether a display is wanted at all.
     """
-    if not (drawn and in_notebook() and not os.environ.get(NONINTERACTIVE)):
+    if not (drawn and watched()):
         yield say
         return
     display = StartPanel(look)

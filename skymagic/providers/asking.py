@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
 import socket
 import subprocess
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from skymagic.display.question import asks_secrets
 from skymagic.errors import HostError, HostsError
 from skymagic.providers.ssh import side_by_side
 from skymagic.ssh import connecting, hostlist
@@ -71,7 +71,7 @@ def _connect(hosts: Iterable[str]) -> tuple[list[Connection], dict[str, str]]:
     unreached: dict[str, str] = {}
     while left:
         try:
-            return connecting.connect_all(left, getpass.getpass), unreached
+            return connecting.connect_all(left, asks_secrets()), unreached
         except (HostError, HostsError) as problem:
             failures = problem.failures if isinstance(problem, HostsError) else [problem]
             unreached |= {one.host: one.reason for one in failures}

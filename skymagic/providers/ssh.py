@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import getpass
 import os
 import secrets
 import threading
@@ -23,6 +22,7 @@ from skymagic.bootstrap.versions import notebook
 from skymagic.cluster import Node
 from skymagic.cluster.tunnel import Tunnel
 from skymagic.data.capture import installed
+from skymagic.display.question import asks_secrets
 from skymagic.display.starting import environment_step
 from skymagic.errors import HostError, ProvisionError, RequestError
 from skymagic.plan import distributions
@@ -82,7 +82,7 @@ class SSH:
         shape = topology(replace(request, nodes=request.nodes or len(endpoints)))
         image, requirements = needs(request, shape, say)
         chosen = endpoints[: shape.nodes]
-        connections = connecting.connect_all(chosen, getpass.getpass)
+        connections = connecting.connect_all(chosen, asks_secrets())
         try:
             found = side_by_side(lambda connection: probe(connection, requirements, True), connections)
             machines = tuple(map(Machine, chosen, connections, found))

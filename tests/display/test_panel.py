@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from skymagic.display import text
+from skymagic.display.live import NONINTERACTIVE
 from skymagic.display.panel import NodeView, PoolView, html
-from skymagic.display.starting import NONINTERACTIVE, environment_step
+from skymagic.display.starting import environment_step
 from skymagic.plan.units import rank_words
 from tests.lab.notebook import opened
 
@@ -111,7 +112,7 @@ def test_many_ranks_are_named_as_ranges(ranks: list[int], words: str) -> None:
 
 
 def test_a_start_is_one_display_that_ends_as_one_line(tmp_path: Path) -> None:
-    with opened(tmp_path) as notebook:
+    with opened(tmp_path, watched=True) as notebook:
         shown = notebook.run("%sky_pool --ranks 2")
         start, pool = shown.rich
         assert shown.text == ""
@@ -130,7 +131,7 @@ def test_a_start_is_one_display_that_ends_as_one_line(tmp_path: Path) -> None:
 
 
 def test_a_start_that_fails_says_so_in_its_place(tmp_path: Path) -> None:
-    with opened(tmp_path) as notebook:
+    with opened(tmp_path, watched=True) as notebook:
         notebook.run(
             "import skymagic as sky\nfrom skymagic.providers.local import Local\n"
             "def refuse(self, survey, job_id, say):\n    raise OSError('no machine')\nLocal.acquire = refuse"
@@ -141,10 +142,9 @@ def test_a_start_that_fails_says_so_in_its_place(tmp_path: Path) -> None:
         assert TAGS.sub("", start["text/html"]).endswith("· not started")
 
 
-@pytest.mark.parametrize("silent", [True, False])
-def test_without_anybody_there_a_start_is_lines(tmp_path: Path, silent: bool) -> None:
-    with opened(tmp_path, env={NONINTERACTIVE: "1" if silent else ""}) as notebook:
+@pytest.mark.parametrize(("silent", "watched"), [("1", True), ("0", False)])
+def test_without_anybody_there_a_start_is_lines(tmp_path: Path, silent: str, watched: bool) -> None:
+    with opened(tmp_path, env={NONINTERACTIVE: silent}, watched=watched) as notebook:
         shown = notebook.run("%sky_pool --ranks 1;")
-        lines = shown.lines if silent else shown.said.splitlines()
-        assert [line.split()[0] for line in lines[:2]] == ["starting", "ready"]
-        assert ("text/html" in str(shown.rich[:-1])) is not silent
+        assert [line.split()[0] for line in shown.lines] == ["starting", "ready"]
+        assert shown.kinds == ["stdout", "execute_result"]

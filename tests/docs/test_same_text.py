@@ -1,4 +1,4 @@
-"""One notebook, run in three ways, says the same: by nbclient (which nbconvert and papermill call), by a terminal's IPython, and by
+"""One notebook, run in four ways, says the same: by nbclient (which nbconvert calls), by papermill, by a terminal's IPython, and by
 Jupyter's server without a browser; what is saved of it keeps the rules by which GitHub shows notebooks."""
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ CELLS = (
     "%%sky_broadcast\nif rank == 1:\n    raise ValueError('bad batch')",
     "%sky_down",
 )
+FAILS = next(number for number, cell in enumerate(CELLS) if "raise" in cell)
 IN_TERMINAL = """
 import json, sys
 from IPython.terminal.interactiveshell import TerminalInteractiveShell
@@ -77,6 +78,21 @@ def by_nbclient(folder: Path) -> list[Outputs]:
     client.execute(env=environment(folder))
     nbformat.write(notebook, folder / "saved.ipynb")
     return [cell.outputs for cell in notebook.cells]
+
+
+def by_papermill(folder: Path) -> tuple[nbformat.NotebookNode, str]:
+    """The notebook that it saves, and its log: what a person reads while it runs."""
+    cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
+    cells[FAILS].metadata["tags"] = ["raises-exception"]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), folder / "given.ipynb")
+    command = [sys.executable, "-m", "papermill", "--no-progress-bar", "--log-output", "given.ipynb", "done.ipynb"]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=folder, env=environment(folder), timeout=TIMEOUT
+    )  # fmt: skip
+    assert done.returncode == 1, "a failure is one for papermill, also where a cell says that it raises"
+    assert "ValueError: bad batch" in done.stderr
+    return nbformat.read(folder / "done.ipynb", as_version=4), done.stderr
 
 
 def in_terminal(folder: Path) -> list[str]:
@@ -152,6 +168,20 @@ def test_a_server_without_a_browser_says_what_a_notebook_says(
     pytest.importorskip("jupyter_server_nbmodel")
     for cell, here, there in zip(CELLS, saved[1], by_server(tmp_path), strict=True):
         assert sorted(shape(said(there))) == sorted(shape(said(here))), cell
+
+
+def test_papermill_says_what_a_notebook_says_and_logs_it_as_it_comes(
+    saved: tuple[Path, list[Outputs]], tmp_path: Path
+) -> None:
+    notebook, log = by_papermill(tmp_path)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]  # beside those that papermill adds
+    for cell, here, there in zip(CELLS, saved[1], cells, strict=True):
+        assert sorted(shape(said(there.outputs))) == sorted(shape(said(here))), cell
+    assert "widget" not in nbformat.writes(notebook)
+    phases = ("starting 2 ranks", "ready in", "trained", "results → `results`", "rank 0", "is stopped")
+    places = [log.find(phase) for phase in phases]
+    assert -1 not in places, f"{phases} {places}\n{log}"
+    assert places == sorted(places)
 
 
 class Tags(HTMLParser):

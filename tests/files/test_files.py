@@ -603,7 +603,7 @@ def test_the_magics(tmp_path: Path) -> None:
         assert "no node 5" in notebook.fail("%sky_get copy . --node 5").text
         assert "needs SRC and DST" in notebook.fail("%sky_put data").text
         notebook.run("large = open('large', 'wb'); large.truncate(3 << 30); large.close()")
-        put = notebook.start("%sky_put large large.copy")
+        put = notebook.start("%sky_put large large.copy", watched=True)
         notebook.watch(put, lambda shown: "of 3.2 GB" in str(shown.rich))
         notebook.interrupt()
         assert notebook.finish(put).error is not None

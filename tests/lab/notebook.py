@@ -18,6 +18,7 @@ from jupyter_client.manager import KernelManager
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 90.0  # seconds without any news from the kernel; then it hangs
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -136,15 +137,15 @@ class Notebook:
 
     # -- cells ---------------------------------------------------------------------------------------------------
 
-    def start(self, source: str, *, answering: bool = False) -> Shown:
+    def start(self, source: str, *, answering: bool = False, watched: bool = False) -> Shown:
         """Send a cell; what it shows is filled in by `watch` and `finish`. With `answering` it may ask: see `answer`."""
-        shown = Shown()
-        allow = answering or self.watched
+        shown, watched = Shown(), watched or self.watched
+        allow = answering or watched
         content = {
             "code": source, "silent": False, "store_history": True, "user_expressions": {},
             "allow_stdin": allow, "stop_on_error": False,
         }  # fmt: skip
-        cell = {"cellId": "a-cell"} if self.watched else {}
+        cell = {"cellId": "a-cell"} if watched else {}
         request = self._client.session.msg("execute_request", content, metadata=cell)
         self._cells[request["header"]["msg_id"]] = shown
         self._client.shell_channel.send(request)
@@ -300,6 +301,19 @@ def opened(folder: Path, *cells: str, env: dict[str, str] | None = None, **optio
         yield notebook
     finally:
         notebook.close()
+
+
+def buttons(notebook: Notebook, cell: Shown) -> dict[str, str]:
+    """Show a cell's line as a front end with widgets does: the ids of its buttons, by what they say."""
+    notebook.watch(cell, lambda shown: any(WIDGET_VIEW in data for data in shown.rich))
+    bundles: list[dict[str, Any]] = list(cell.rich)
+    (box,) = (data[WIDGET_VIEW]["model_id"] for data in bundles if WIDGET_VIEW in data)
+    row = notebook.widgets[box]["children"][0].removeprefix("IPY_MODEL_")
+    assert len(notebook.widgets[row]["children"]) == 1, "nobody has said that it is shown"
+    notebook.display(box)
+    notebook.watch(cell, lambda shown: len(notebook.widgets[row]["children"]) > 1)
+    ids = [each.removeprefix("IPY_MODEL_") for each in notebook.widgets[row]["children"][1:]]
+    return {notebook.widgets[button]["description"]: button for button in ids}
 
 
 def seen(notebook: Notebook, cell: str) -> Any:

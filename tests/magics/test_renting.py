@@ -129,6 +129,11 @@ def test_beside_cells_and_without_an_input_nobody_is_asked(notebook: Notebook) -
     )
     assert questions == []
     assert notebook.value("said") is False
+    notebook.run("import os\nos.environ['SKYMAGIC_NONINTERACTIVE'] = '1'")
+    questions, _ = notebook.answering("said = confirmed('?')", "y")
+    notebook.run("del os.environ['SKYMAGIC_NONINTERACTIVE']")
+    assert questions == []
+    assert notebook.value("said") is False
 
 
 ASK = "from skymagic.display.question import confirmed; print('said', confirmed('?'))"

@@ -185,7 +185,7 @@ def test_stopping_a_copy_leaves_nothing_on_any_host(two: tuple[Hosts, Notebook])
         with (place / "large").open("wb") as file:
             file.truncate(3 << 30)
     for line in ("%sky_put large large.copy", "%sky_get large large.copy --node all"):
-        copying = notebook.start(line)
+        copying = notebook.start(line, watched=True)
         notebook.watch(copying, lambda shown: "B of " in str(shown.rich))
         notebook.interrupt()
         assert "KeyboardInterrupt" in str(notebook.finish(copying).error)
@@ -202,7 +202,7 @@ def test_a_copy_that_loses_its_connection_says_so_and_can_go_on(two: tuple[Hosts
     (folder / "a.txt").write_text("a")
     with (folder / "large").open("wb") as file:
         file.truncate(1 << 29)
-    copying = notebook.start("%sky_put lossy lossy")
+    copying = notebook.start("%sky_put lossy lossy", watched=True)
     notebook.watch(copying, lambda shown: "B of " in str(shown.rich))
     hosts[1].kill_sessions()
     error = notebook.finish(copying).error

@@ -123,7 +123,7 @@ def test_a_pool_of_hosts_without_an_index(tmp_path: Path) -> None:
             start = "%sky_pool lab --provider ssh --hosts gpu1,gpu2"
             plan = notebook.run(f"{start} --dry-run").text
             assert "packages that the notebook fetches and sends, for no index can be reached from there" in plan
-            shown = "".join(data.get("text/plain", "") for data in notebook.run(start).rich)
+            shown = notebook.run(start).said
             assert "gpu1, gpu2: no package index can be reached from there; the packages are fetched here" in shown
             cell = "import tinyown, tinydata\ntinydata.version"
             notebook.run(f"%%sky_broadcast -o seen\n{cell}")

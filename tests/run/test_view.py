@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
@@ -17,10 +16,9 @@ from nbclient import NotebookClient
 from skymagic.display.bars import Bars, bar
 from skymagic.display.labels import Terminal
 from skymagic.display.run_line import Number, Progress, RunEnd, RunState, as_html, end_line, line, sparkline
-from tests.lab.notebook import ROOT, Notebook, Shown, opened
+from tests.lab.notebook import ROOT, WIDGET_VIEW, Notebook, Shown, buttons, opened
 
 WIDGETS = "application/vnd.jupyter.widget"
-WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 # ------------------------------------------------------------------------------------------ pure
 
@@ -224,6 +222,16 @@ def test_a_short_cell_shows_what_it_shows(notebook: Notebook) -> None:
     assert cell.kinds == ["stdout"]
 
 
+def test_shipping_is_one_line_that_its_end_replaces(notebook: Notebook) -> None:
+    notebook.run("%config SkyMagic.view_after = 60\nfrom skymagic.display.screen import Progress\nProgress.DELAY = -1")
+    notebook.run("import numpy as np\nrows = np.ones(500_000)")
+    shown = notebook.run("%%sky_broadcast\nassert len(rows)")
+    notebook.run("%config SkyMagic.view_after = 0.2\nProgress.DELAY = 0.5")
+    (line,) = shown.rich
+    assert re.fullmatch(r"\[shipped rows \(4\.0 MB\) in \d\.\d s\]", line["text/plain"])
+    assert shown.kinds == ["display_data"]
+
+
 def test_a_loop_of_tqdm_moves_the_line_and_no_bar_stays_above_it(notebook: Notebook) -> None:
     pytest.importorskip("tqdm")
     go, half = gate(notebook), gate(notebook)
@@ -263,19 +271,6 @@ def test_an_interrupt_is_in_the_line_that_stays(notebook: Notebook) -> None:
     assert re.fullmatch(r"2 ranks · \d+\.\d s · interrupted", view(cell))
 
 
-def buttons(notebook: Notebook, cell: Shown) -> dict[str, str]:
-    """Show a cell's line as a front end with widgets does: the ids of its buttons, by what they say."""
-    notebook.watch(cell, lambda shown: any(WIDGET_VIEW in data for data in shown.rich))
-    bundles: list[dict[str, Any]] = list(cell.rich)
-    (box,) = (data[WIDGET_VIEW]["model_id"] for data in bundles if WIDGET_VIEW in data)
-    row = notebook.widgets[box]["children"][0].removeprefix("IPY_MODEL_")
-    assert len(notebook.widgets[row]["children"]) == 1, "nobody has said that it is shown"
-    notebook.display(box)
-    notebook.watch(cell, lambda shown: len(notebook.widgets[row]["children"]) > 1)
-    ids = [each.removeprefix("IPY_MODEL_") for each in notebook.widgets[row]["children"][1:]]
-    return {notebook.widgets[button]["description"]: button for button in ids}
-
-
 def test_buttons_are_heard_while_the_cell_holds_the_main_thread(notebook: Notebook) -> None:
     cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
     found = buttons(notebook, cell)
@@ -290,6 +285,20 @@ def test_buttons_are_heard_while_the_cell_holds_the_main_thread(notebook: Notebo
     assert not notebook.widgets
     notebook.click(found["stop"])  # too late: the next cell is not stopped
     assert notebook.run("%%sky_broadcast\nprint(rank)").stdout == "0\n"
+
+
+def test_buttons_that_no_front_end_shows_are_withdrawn(notebook: Notebook) -> None:
+    notebook.run("from skymagic.display import controls\ncontrols.PATIENCE = 0.5")
+    cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
+    notebook.watch(cell, lambda shown: WIDGET_VIEW in str(shown.rich))
+    assert notebook.widgets
+    notebook.watch(cell, lambda shown: view(shown).endswith(" · press ■ to stop"))
+    assert WIDGETS not in str(cell.rich), "the line moves on as text and HTML"
+    notebook.watch(cell, lambda _: not notebook.widgets)
+    notebook.interrupt()
+    notebook.finish(cell)
+    notebook.run("controls.PATIENCE = 10.0")
+    assert re.fullmatch(r"2 ranks · \d+\.\d s · interrupted", view(cell))
 
 
 def test_a_script_has_its_line_and_its_button(notebook: Notebook) -> None:
