@@ -20,7 +20,15 @@ NOTEBOOK = (
     "ssh", "bootstrap", "display", "cluster", "data.shipping", "data.remote", "files", "providers", "run", "pool", "jobs",
     "api", "magics",
 )  # fmt: skip
-NODE = ("kernels", "kernels.agent", "kernels.rank", "kernels.script", "kernels.store", "kernels.daemon")
+NODE = (
+    "kernels",
+    "kernels.agent",
+    "kernels.rank",
+    "kernels.script",
+    "kernels.store",
+    "kernels.daemon",
+    "kernels.notebook",
+)
 PARTS = {"in the notebook": NOTEBOOK[::-1], "on both sides": BOTH[::-1], "on the nodes": NODE[::-1]}
 FENCE = re.compile(r"(?<=<!-- map -->\n```\n).*?(?=```\n<!-- end of map -->)", re.DOTALL)
 

@@ -1,6 +1,6 @@
 """The console command ``skymagic``: for shells and programs, without a notebook.
 
-Exit codes: 0 it is done; 1 it is not, or not all of it, and standard error says why; 2 the line was wrong; of ``attach`` also 3, 4 and 5
+Exit codes: 0 it is done; 1 it is not, or not all of it, and standard error says why; 2 the line was wrong; of ``attach`` and ``run`` also 3, 4 and 5
 (`EXIT_CODES`): how the run has ended; 130 Ctrl-C.
 """
 
@@ -10,11 +10,12 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from skymagic.errors import RequestError, SkyError
 
 EXIT_CODES = {"done": 0, "nothing": 0, "failed": 3, "stopped": 4, "lost": 5}
-"""Of ``attach``: how the run has ended."""
+"""Of ``attach`` and ``run``: how the run, or the notebook, has ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,12 +82,34 @@ def _parser() -> argparse.ArgumentParser:
         "-f", "--follow", action="store_true", help="go on as the log grows, until Ctrl-C or the end of the run"
     )
     attach = commands.add_parser(
-        "attach", help="show what a running cell has shown, and what it shows until it ends; Ctrl-C leaves it"
+        "attach",
+        help="show what a running cell, or a notebook of `run`, has shown, and what it shows until it ends; Ctrl-C leaves it",
     )
     attach.add_argument("pool", metavar="POOL", help="its name or job id")
+    run = commands.add_parser(
+        "run",
+        help="execute a whole notebook on a pool's head, without this machine; Ctrl-C leaves it, attach goes on with it",
+    )
+    run.add_argument("notebook", metavar="NOTEBOOK", help="an .ipynb file")
+    run.add_argument("--pool", metavar="POOL", help="its name or job id; the only one unless said")
+    run.add_argument(
+        "-p", "--parameters", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="as papermill's"
+    )
+    run.add_argument(
+        "-o", "--output", metavar="FILE", help="the executed notebook; NOTEBOOK.executed.ipynb unless said"
+    )
+    run.add_argument(
+        "--workdir", metavar="DIR", help="the folder that its kernel runs in; on other machines a copy of it"
+    )
+    run.add_argument("--take-over", action="store_true", help="take the pool away from a notebook that has it")
+    run.add_argument("--detach", action="store_true", help="begin it, and do not wait: attach shows it, and takes it")
+    stop = commands.add_parser("stop", help="stop a notebook of `run`, as its stop button would; the pool goes on")
+    stop.add_argument("pool", metavar="POOL", help="its name or job id")
+    run.set_defaults(call=_run)
+    stop.set_defaults(call=_stop)
     logs.set_defaults(call=_logs)
     attach.set_defaults(call=_attach)
-    for one in (pools, status, cost, down, logs, attach):
+    for one in (pools, status, cost, down, logs, attach, run):
         one.add_argument("--json", action="store_true", help="for programs")
     pools.set_defaults(call=_pools)
     cost.set_defaults(call=_cost)
@@ -97,15 +120,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _pools(line: argparse.Namespace) -> int:
-    from skymagic.pool import records
+    from skymagic.pool import notebooks, records
 
-    listed = records.every()
+    listed, runs = records.every(), notebooks.every()
     if line.json:
-        print(json.dumps({"pools": [vars(one) | {"left": records.left(one)} for one in listed]}))
+        pools = [vars(one) | {"left": records.left(one)} for one in listed]
+        print(json.dumps({"pools": pools, "notebooks": [one.plain for one in runs]}))
     else:
-        print(
-            "\n".join(records.words(one) for one in listed) or "no notebook of this machine has a pool that outlives it"
-        )
+        words = [*map(records.words, listed), *(one.words for one in runs)]
+        print("\n".join(words) or "no notebook of this machine has a pool that outlives it")
     return 0
 
 
@@ -170,9 +193,33 @@ def _logs(line: argparse.Namespace) -> int:
     return 0
 
 
-def _attach(line: argparse.Namespace) -> int:
-    from skymagic.api import reading
+def _run(line: argparse.Namespace) -> int:
+    from skymagic.api import executing, notebooks
+    from skymagic.plan import parameters
 
+    values = {name: parameters.value(text) for name, text in line.parameters}
+    output = None if line.output is None else Path(line.output)
+    request = notebooks.NotebookRequest(Path(line.notebook), line.pool, values, output, line.workdir, line.take_over)
+    run = notebooks.begin(request)
+    if line.detach:
+        print(run.words)
+        return 0
+    return EXIT_CODES[executing.shown(run, line.json)]
+
+
+def _stop(line: argparse.Namespace) -> int:
+    from skymagic.api import notebooks
+
+    notebooks.stop(line.pool)
+    return 0
+
+
+def _attach(line: argparse.Namespace) -> int:
+    from skymagic.api import executing, reading
+    from skymagic.pool import notebooks
+
+    if (run := notebooks.find(line.pool)) is not None:
+        return EXIT_CODES[executing.shown(run, line.json)]
     return EXIT_CODES[reading.attached(line.pool, line.json)]
 
 

@@ -6,6 +6,7 @@ inspection        where the ranks of a pool are, and what they hold, as text
 clone             names of one rank copied to others
 hints             what may help with an error that ranks have raised
 script            a shell script on every node, to how it ended there
+notebook          the pool of a kernel that executes a notebook as a job
 workdir           the folder of a script, on the nodes
 task              a function with its arguments, on all ranks or on one
 workers           a worker pool over ranks: tasks side by side

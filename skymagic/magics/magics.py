@@ -13,7 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
 from skymagic import plugins, providers
-from skymagic.api import costs, disk, logs, reading, rented, running
+from skymagic.api import costs, disk, executing, logs, rented, running
 from skymagic.api.compute import Compute
 from skymagic.api.offers import offers, rentable
 from skymagic.data.capture import installed
@@ -33,7 +33,7 @@ from skymagic.plan.requests import PoolRequest, RunRequest, ShellRequest
 from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import rank_words
-from skymagic.pool import Pool, readers, records, registry
+from skymagic.pool import Pool, notebooks, records, registry
 from skymagic.pool.attaching import Unfinished
 from skymagic.pool.status import now
 from skymagic.providers.local import gpus as local_gpus
@@ -144,11 +144,10 @@ class SkyMagics(Magics):
     def sky_attach(self, line: str) -> Compute | None:
         request = usage(lambda: line_magics.parse_attach(line))
         if request.name is None:
-            listed = map(records.words, records.every())
+            listed = [*map(records.words, records.every()), *(one.words for one in notebooks.every())]
             print("\n".join(listed) or "no pool of other machines was started from here and left")
             return None
-        if not request.take_over and readers.held(request.name):
-            reading.begin(request.name)
+        if not request.take_over and executing.elsewhere(request.name):
             return None
         defaults = self.settings.defaults()
         with interrupt.deferred():

@@ -18,5 +18,6 @@ capacity        how many ranks a machine has room for
 plans           the values of an answer: Topology, Inventory, Plan
 planning        from a request to a plan; whether a pool fits a request
 renting         the plan of a pool on rented machines, and what is asked before
+parameters      parameters of a notebook, as papermill has them
 lifetime        when a pool ends by itself
 """

@@ -19,6 +19,7 @@ dispatch      orders on their way to ranks, and who waits for them
 hanging       ranks for which others would wait in vain while a process group is formed anew
 keys          what another notebook must know of a pool, and how far this one has shown its runs, on disk
 messages      what is shown of its ranks
+notebooks     notebooks that are executed on pools' heads, or were, until they are taken: on disk
 packages      which packages the nodes have, and how they get more
 pool          the public class
 reader        a pool that another notebook has, seen and not changed

@@ -13,13 +13,14 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import skymagic
 from skymagic.errors import PoolError
 from skymagic.plan.plans import Plan
 from skymagic.pool import records
 
+T = TypeVar("T")
 MAGIC = "skymagic key"
 LINE_BYTES = 64
 """Of each rank's line in the file that says what was shown."""
@@ -52,9 +53,13 @@ def path(job_id: str) -> Path:
 
 def write(key: PoolKey) -> None:
     """Keep a key; a home that cannot be written keeps none, and nobody attaches."""
-    text = f"{MAGIC} {skymagic.__version__}\n".encode() + pickle.dumps(key)
+    keep(path(key.job_id), key)
+
+
+def keep(target: Path, secret: object) -> None:
+    """Keep what may hold secrets in a file that the user alone can read, whole or not at all; a home that cannot be written keeps nothing."""
+    text = f"{MAGIC} {skymagic.__version__}\n".encode() + pickle.dumps(secret)
     with contextlib.suppress(OSError):
-        target = path(key.job_id)
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = target.with_suffix(f".{os.getpid()}.part")
         with open(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
@@ -68,13 +73,16 @@ def read(job_id: str) -> PoolKey:
     Raises:
         PoolError: there is none here, others could have written it, or it is another version's; says what to do.
     """
+    return kept(path(job_id), job_id, PoolKey)
+
+
+def kept(source: Path, job_id: str, kind: type[T]) -> T:
+    """What `keep` has kept of a pool. Raises as `read` does."""
     try:
-        with open(path(job_id), "rb") as file:
+        with open(source, "rb") as file:
             found = os.fstat(file.fileno())
             if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-                raise PoolError(
-                    f"{path(job_id)} is open to others, and not used: chmod 600 it if nobody has changed it"
-                )
+                raise PoolError(f"{source} is open to others, and not used: chmod 600 it if nobody has changed it")
             heading, text = file.readline(), file.read()
     except OSError as problem:
         raise PoolError(f"the key of {job_id} is not here ({problem.strerror}): {_otherwise(job_id)}") from None
@@ -85,12 +93,12 @@ def read(job_id: str) -> PoolKey:
             f"{_otherwise(job_id)}"
         )
     try:
-        key = pickle.loads(text)
+        secret = pickle.loads(text)
     except Exception as problem:
         raise PoolError(f"the key of {job_id} is damaged ({type(problem).__name__}): {_otherwise(job_id)}") from None
-    if not isinstance(key, PoolKey):
+    if not isinstance(secret, kind):
         raise PoolError(f"the key of {job_id} is damaged: {_otherwise(job_id)}")
-    return key
+    return secret
 
 
 def _otherwise(job_id: str) -> str:
@@ -123,6 +131,13 @@ class Shown:
         """This content of a rank has been sent to the screen; once the run is delivered, that is no news."""
         if self._delivered.get(rank, 0) < run:
             self._write(rank, run, seq)
+
+    def become(self, text: str) -> None:
+        """Another process has had the pool, and kept this."""
+        with contextlib.suppress(OSError):
+            if self._path is not None and text:
+                with open(os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+                    file.write(text)
 
     def deliver(self, run: int, ranks: Iterable[int]) -> None:
         """The user has the values of this run, or its error."""

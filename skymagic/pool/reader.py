@@ -29,6 +29,8 @@ from skymagic.run.run import Screen, show_content
 from skymagic.wire import agent as wire
 from skymagic.wire import processes
 from skymagic.wire.exit_status import describe
+from skymagic.wire.threads import run_all
+from skymagic.wire.transport import Transport
 
 TIMEOUT = 30.0
 """Seconds in which agents must tell how their ranks are."""
@@ -65,9 +67,10 @@ class Reader:
         self.gone: str | None = None
         """Why nothing can be read any more."""
         self._survey = survey
+        self._transports: list[Transport] = []
         self._events: queue.SimpleQueue[tuple[int, Mapping[str, Any]]] = queue.SimpleQueue()
         met = [
-            replace(node, address=address, hostname=hostname, start_agent=functools.partial(_open, node))
+            replace(node, address=address, hostname=hostname, start_agent=functools.partial(self._open, node))
             for node, (address, hostname) in zip(nodes, key.addresses, strict=True)
         ]
         self.agents = Agents(met, self._died, self._lost, _ignore, _ignore, _ignore, self._shown)
@@ -150,9 +153,15 @@ class Reader:
     def _lost(self, index: int, reason: str) -> None:
         self.gone = self.gone or reason
 
+    def _open(self, node: Node, _: Callable[[str], None]) -> Transport:
+        """A connection to the agent's socket for readers."""
+        self._transports.append(node.run(processes.READ, node.access.daemon))
+        return self._transports[-1]
+
     def close(self) -> None:
         """Close the connections; the pool goes on. Twice is safe."""
         self.agents.leave()
+        run_all([one.close for one in self._transports])  # on this machine each is a process
         self._survey.close()
 
     def __repr__(self) -> str:
@@ -169,11 +178,6 @@ def end_words(end: RunEnd, ranks: Sequence[int]) -> str:
     }
     lines = [f"[cell {end.cell}, run {end.run}, on {rank_words(ranks)} {words[end.status]}]"]
     return "\n".join([*lines, *(f"[rank {rank}: {text}]" for rank, text in sorted(end.errors.items()))])
-
-
-def _open(node: Node, _: Callable[[str], None]) -> Any:
-    """A connection to the agent's socket for readers."""
-    return node.run(processes.READ, node.access.daemon)
 
 
 def _ignore(_: object) -> None:

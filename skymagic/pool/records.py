@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from skymagic.errors import PoolError
@@ -56,6 +56,11 @@ def write(record: PoolRecord) -> None:
         with open(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
             json.dump(asdict(record), file)
         part.replace(path)
+
+
+def taken(record: PoolRecord) -> PoolRecord:
+    """The record of a pool that this process has from now on."""
+    return replace(record, machine=socket.gethostname(), process=identity(), folder=str(Path.cwd()), held=time.time())
 
 
 def remove(job_id: str) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -29,7 +27,6 @@ from skymagic.pool.attaching import Unfinished
 from skymagic.pool.reader import Reader
 from skymagic.pool.states import State
 from skymagic.providers import Provider, Survey
-from skymagic.wire.record import identity
 
 DEFAULT_NAME = "main"
 _pools: dict[str, Pool] = {}
@@ -135,9 +132,9 @@ def ensure(
                 + [f"end it first (%sky_down {there.name}), or give the new one another name (%sky_pool NAME …)"]
             )
         if request.lazy and not start:
-            return _declared(Pool(name, provider, survey, namespace, defaults, _drop), survey, tell)
+            return _declared(Pool(name, provider, survey, namespace, defaults, drop), survey, tell)
         _confirm(survey.plan)
-        return _make(Pool(name, provider, survey, namespace, defaults, _drop), tell)
+        return _make(Pool(name, provider, survey, namespace, defaults, drop), tell)
     except BaseException:
         survey.close()
         raise
@@ -194,7 +191,7 @@ def resized(pool: Pool, request: PoolRequest, tell: Callable[[str], None]) -> Po
             return pool
         tell(f"pool {pool.name!r} is made anew with {nodes}: the ranks' variables are gone")
         pool.close()
-        return _make(Pool(pool.name, provider, survey, pool.namespace, pool.defaults, _drop), tell)
+        return _make(Pool(pool.name, provider, survey, pool.namespace, pool.defaults, drop), tell)
     except BaseException:
         survey.close()
         raise
@@ -214,7 +211,7 @@ def _make(pool: Pool, tell: Callable[[str], None]) -> Pool:
         try:
             pool.start(say)
         except BaseException:
-            _drop(pool)
+            drop(pool)
             raise
         _keep_key(pool)
         say(f"ready in {pool.start_seconds:.1f} s")
@@ -279,7 +276,7 @@ def attach(
     provider = readers.attachable(key)
     try:
         survey, nodes = provider.attach(key.plan, key.accesses)
-        pool = Pool(key.name, provider, survey, namespace, defaults, _drop, key.job_id)
+        pool = Pool(key.name, provider, survey, namespace, defaults, drop, key.job_id)
         found = pool.attach(nodes, key)
     except (PoolError, ProvisionError) as problem:
         if isinstance(problem, CloudError) and problem.kind == "missing":
@@ -287,10 +284,20 @@ def attach(
         raise PoolError(f"pool {key.name!r} cannot be attached: {problem}") from problem
     readers.stop(pool.name)
     _pools[pool.name] = pool
-    here = {"machine": socket.gethostname(), "process": identity(), "folder": str(Path.cwd()), "held": time.time()}
-    records.write(replace(record, **here))  # type: ignore[arg-type]
+    records.write(records.taken(record))
     tell(f"attached to pool {pool.name!r} on {', '.join(pool.plan.hosts)} in {pool.start_seconds:.1f} s")
     return pool, found
+
+
+def adopt(pool: Pool) -> None:
+    """A pool that was attached to in another way is one of this process's, and the one used last."""
+    _pools[pool.name] = pool
+
+
+def forget(pool: Pool) -> None:
+    """A pool that was left is none of this process's any more; twice is safe."""
+    if _pools.get(pool.name) is pool:
+        del _pools[pool.name]
 
 
 def preview(
@@ -358,7 +365,8 @@ def last_lines(name: str | None) -> tuple[str, dict[int, str]] | None:
     return (chosen, over[chosen]) if chosen in over and over[chosen] else None
 
 
-def _drop(pool: Pool) -> None:
+def drop(pool: Pool) -> None:
+    """Forget a pool of which nothing is left; its last lines are kept."""
     if pool.last_lines:
         _last_lines.pop(pool.name, None)
         _last_lines[pool.name] = pool.last_lines
@@ -366,8 +374,7 @@ def _drop(pool: Pool) -> None:
             del _last_lines[name]
     if pool.plan.outlives and not pool.unreached and records.own(pool.job_id):
         records.remove(pool.job_id)
-    if _pools.get(pool.name) is pool:
-        del _pools[pool.name]
+    forget(pool)
 
 
 def close_all() -> None:

@@ -5,6 +5,7 @@ table     name to provider; entry points add third parties' own
 choice    a provider as Python code names it
 local     ranks on this machine
 detached  the same, where they outlive their notebook
+head      the machines of a pool as they are reached from its head
 room      what this machine has left for more processes
 ssh       machines of your own
 sending   wheels on their way to hosts that reach no index, once over the notebook's connection

@@ -1,6 +1,6 @@
 """What one process starts, or looks for, in another, by the module's name: the process boundaries that no import shows.
 
-``python -m`` runs the first six, each in a process of its own; a rank is forked, and what it runs is imported there.
+``python -m`` runs the first eight, each in a process of its own; a rank is forked, and what it runs is imported there.
 `tests/test_house.py` reads this table: no other module names one of ours in a string.
 """
 
@@ -20,7 +20,13 @@ FILES = "skymagic.kernels.files"
 """A node's end of copying files: started by the notebook, once for each copy (`pool`)."""
 CHECK = "skymagic.kernels.check"
 """A node's end of a check: started by the notebook, once for each check (`cluster.checking`)."""
+START_NOTEBOOK = "skymagic.kernels.notebook.start"
+"""What begins a notebook as a job on the head (`api.notebooks`)."""
+FOLLOW_NOTEBOOK = "skymagic.kernels.notebook.follow"
+"""The way to a notebook that is executed there, or was (`api.notebooks`)."""
 RANK = "skymagic.kernels.rank.entry"
 """What a rank runs: imported by a node's forkserver before it forks."""
 SCRIPT = "skymagic.kernels.script.script"
 """What a cell of %%sky_sh runs on a rank (`jobs.script`)."""
+NOTEBOOK = "skymagic.jobs.notebook"
+"""What gives the pool to the kernel of such a notebook: imported there, though it belongs to what runs in notebooks."""

@@ -108,7 +108,7 @@ def test_a_pool_of_this_machine_goes_on_without_its_notebook(desk: Desk) -> None
         while answers(f"{pool['job_id']}-0"):  # its daemon goes last
             time.sleep(0.05)
         assert left not in third.run("%sky_status").text
-    assert json.loads(desk.command("pools", "--json").stdout) == {"pools": []}
+    assert json.loads(desk.command("pools", "--json").stdout)["pools"] == []
     assert desk.command("down", desk.pool).returncode == 2
 
 

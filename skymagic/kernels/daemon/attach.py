@@ -71,7 +71,7 @@ def _start(directory: RunDirectory, command: list[str], secret: str) -> socket.s
     listener = directory.listen()
 
     def daemon() -> None:
-        _daemonize(directory, listener)
+        daemonize(directory, listener)
         from skymagic.kernels.daemon.daemon import Daemon
 
         Daemon(listener, directory, command, secret).run()
@@ -81,7 +81,7 @@ def _start(directory: RunDirectory, command: list[str], secret: str) -> socket.s
     return directory.connect()
 
 
-def _daemonize(directory: RunDirectory, listener: socket.socket) -> None:
+def daemonize(directory: RunDirectory, listener: socket.socket) -> None:
     """Leave the login: a session of its own, and none of its descriptors, for sshd waits for whoever has its pipes."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)

@@ -1,0 +1,316 @@
+"""Notebooks as jobs on a pool's head: begun, followed, stopped, taken. ``skymagic run``, ``skymagic attach`` and ``%sky_attach``.
+
+The head executes the notebook by a process of its own (`kernels.notebook`), whose kernel has the pool in this one's place; what it shows,
+and the executed notebook, come over a connection of whoever asks.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from skymagic.cluster import Node
+from skymagic.data.capture.imports import imported_names
+from skymagic.data.capture.modules import collect
+from skymagic.errors import PoolError, ProvisionError, RequestError, SkyError
+from skymagic.files.copy import Files
+from skymagic.jobs.notebook import packed
+from skymagic.jobs.workdir import folder_here, remote_folder
+from skymagic.plan import parameters
+from skymagic.pool import keys, notebooks, readers, records
+from skymagic.pool.notebooks import NotebookRun
+from skymagic.providers import head
+from skymagic.wire import notebook as wire
+from skymagic.wire import processes
+from skymagic.wire.transport import Transport
+
+RECONNECT_SECONDS = 60.0
+"""For which a lost connection is tried again; the notebook goes on meanwhile."""
+REMOTE_FOLDER = "~"
+"""Where a notebook's kernel runs on another machine, as ranks do."""
+
+
+@dataclass(frozen=True)
+class NotebookRequest:
+    """What is to be executed, and where.
+
+    Attributes:
+        parameters: name → value, which its cell tagged ``parameters`` has defaults for.
+        output: the file that the executed notebook becomes; ``NAME.executed.ipynb`` beside it unless said.
+        workdir: a folder here that its kernel runs in; on other machines a copy that is brought up to date first.
+        take_over: whether a notebook that is alive may lose the pool.
+    """
+
+    notebook: Path
+    pool: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    output: Path | None = None
+    workdir: str | None = None
+    take_over: bool = False
+
+
+def begin(request: NotebookRequest, content: dict[str, Any] | None = None) -> NotebookRun:
+    """Begin to execute a notebook on the head of a pool; it goes on by itself when this returns.
+
+    Args:
+        content: the notebook, where it is not as in its file; its parameters are set already then.
+
+    Raises:
+        RequestError: all that is wrong with the request; nothing was begun.
+        PoolError: the head has refused it; says why.
+    """
+    mistakes: list[str] = []
+    path = request.notebook.expanduser().absolute()
+    found = content or _read(path, mistakes)
+    values = request.parameters
+    if found is not None and content is None:
+        mistakes += parameters.mistakes(found, values)
+    output = (request.output or path.with_suffix(".executed.ipynb")).expanduser().absolute()
+    if not output.parent.is_dir():
+        mistakes.append(f"there is no folder {output.parent} for the executed notebook")
+    folder: Path | None = None
+    try:
+        folder = folder_here(request.workdir) if request.workdir is not None else None
+    except RequestError as wrong:
+        mistakes += wrong.mistakes
+    key = _key(request, mistakes)
+    if key is not None and found is not None and key.plan.remote and folder is None:
+        mistakes += _beside(found, path.parent)
+    if mistakes or key is None or found is None:
+        raise RequestError(mistakes)
+    run = NotebookRun(key, path, output)
+    _start(run, parameters.injected(found, values), folder)
+    return run
+
+
+def _read(path: Path, mistakes: list[str]) -> dict[str, Any] | None:
+    """The notebook in a file; None where there is none, with what is wrong."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        cells = found["cells"]
+        fine = all(isinstance(one["cell_type"], str) for one in cells) and found["nbformat"] == 4
+    except OSError as problem:
+        mistakes.append(f"{path}: {problem.strerror}")
+        return None
+    except (ValueError, TypeError, KeyError):
+        fine = False
+    if not fine:
+        mistakes.append(f"{path} is no notebook of nbformat 4")
+        return None
+    language = (found.get("metadata") or {}).get("kernelspec", {}).get("language", "python")
+    if language.lower() != "python":
+        mistakes.append(f"{path.name} is a notebook in {language}: the cells of a pool are Python")
+    return dict(found)
+
+
+def _key(request: NotebookRequest, mistakes: list[str]) -> keys.PoolKey | None:
+    """What leads to the pool, which nobody uses; None where there is none, or none to be used, with what is wrong."""
+    try:
+        record = _record(request.pool)
+        known = keys.read(record.job_id)
+        if (other := notebooks.find(record.job_id)) is not None:
+            raise PoolError(
+                f"{other.notebook.name} is executed on pool {record.name!r}, or was, and is not taken: skymagic attach {record.name}"
+            )
+        if len(known.accesses) > 1:
+            raise PoolError(
+                f"pool {record.name!r} has nodes on {len(known.accesses)} machines: those of one machine alone can"
+            )
+        if not (request.take_over or records.left(record)):
+            raise PoolError(
+                f"pool {record.name!r} is in use: {records.holder(record)} has it; end that one, or take the pool away from it: --take-over"
+            )
+        with contextlib.closing(readers.opened(record.job_id)) as reader:  # which finds out whether it is there
+            if busy := [one for one in reader.runs() if not one.over]:
+                raise PoolError(
+                    f"a cell of its last notebook goes on there (run {busy[-1].run}): skymagic attach {record.name} shows it"
+                )
+    except SkyError as problem:
+        mistakes.append(str(problem))
+        return None
+    return known
+
+
+def _record(name: str | None) -> records.PoolRecord:
+    if name is not None:
+        return records.named(name)
+    found = records.every()
+    if len(found) == 1:
+        return found[0]
+    there = (
+        f"there are {', '.join(one.name for one in found)}"
+        if found
+        else "no pool of this machine outlives its notebook"
+    )
+    raise PoolError(f"say on which pool: --pool NAME; {there}")
+
+
+def _beside(notebook: Mapping[str, Any], folder: Path) -> list[str]:
+    """What is wrong where it imports modules that lie beside it, and its folder stays here."""
+    names: set[str] = set()
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            lines = parameters.source(cell).splitlines()
+            with contextlib.suppress(SyntaxError):
+                names |= imported_names(
+                    ast.parse("\n".join("" if one.startswith(("%", "!")) else one for one in lines))
+                )
+    own = sorted(one.partition(".")[0] for one in collect(names, str(folder)))
+    return (
+        [f"it imports {', '.join(dict.fromkeys(own))} from beside it: --workdir {folder} takes that along"]
+        if own
+        else []
+    )
+
+
+def _start(run: NotebookRun, notebook: dict[str, Any], folder: Path | None) -> None:
+    """Have the head begin it, and keep that it did."""
+    key = run.key
+    accesses = tuple(head.Access(one.daemon, one.secret) for one in key.accesses)
+    env = {name: os.environ[name] for name in key.plan.request.secrets if name in os.environ}
+    with _head(run) as node:
+        where = str(folder or run.notebook.parent)
+        if key.plan.remote:
+            where = REMOTE_FOLDER if folder is None else remote_folder(folder)
+            if folder is not None:
+                files = Files([node], lambda one: one.run(processes.FILES, REMOTE_FOLDER))
+                files.sync(folder, where, key.plan.image.excludes, ())
+        order = wire.Order(run.job_id, notebook, packed(key, accesses), where, env)
+        with contextlib.closing(node.run(processes.START_NOTEBOOK, run.driver)) as transport:
+            transport.write(wire.CODEC.encode(order))
+            for message in _messages(transport):
+                if isinstance(message, wire.Refused):
+                    raise PoolError(f"pool {run.name!r} does not execute it: {message.problem}")
+            if said := transport.complaint():
+                raise PoolError(f"pool {run.name!r} does not execute it: {said}")
+    notebooks.write(run)
+
+
+@contextmanager
+def _head(run: NotebookRun) -> Iterator[Node]:
+    """The head of its pool, also when the pool has ended."""
+    survey, nodes = readers.attachable(run.key).attach(run.key.plan, run.key.accesses)
+    try:
+        yield nodes[0]
+    finally:
+        for node in nodes:
+            if node.leave is not None:
+                node.leave()
+
+
+def _messages(transport: Transport) -> Iterator[wire.Message]:
+    with contextlib.suppress(EOFError, OSError):
+        for message, _ in wire.CODEC.messages(transport.read, noise=True):
+            yield message
+
+
+def follow(
+    run: NotebookRun,
+    heard: Callable[[wire.Message], None],
+    take: Callable[[Mapping[str, Any]], object] | None = None,
+) -> wire.Ended:
+    """Hear all that is told of it, from its beginning to its end, and save the executed notebook. KeyboardInterrupt leaves it as it is.
+
+    Args:
+        take: saves the executed notebook in another way.
+
+    Raises:
+        PoolError: its head cannot be reached, or keeps nothing of it.
+    """
+    told, begun, why = 0, time.monotonic(), ""
+    while time.monotonic() - begun < RECONNECT_SECONDS:
+        try:
+            ended: wire.Ended | None = None
+            for number, message in enumerate(_told(run)):
+                if isinstance(message, wire.Refused):
+                    notebooks.remove(run.job_id)
+                    raise PoolError(f"pool {run.name!r}: {message.problem}")
+                if isinstance(message, wire.Executed) and ended is not None:
+                    (take or partial(_save, run))(message.notebook)
+                    _taken(run, ended)
+                    return ended
+                ended = message if isinstance(message, wire.Ended) else ended
+                if number >= told:
+                    told, begun = number + 1, time.monotonic()
+                    _hear(run, message, heard)
+        except (ProvisionError, OSError) as problem:
+            why = f": {problem}"
+        time.sleep(1.0)
+    raise PoolError(f"the notebook on pool {run.name!r} is out of sight{why}; skymagic attach {run.name} looks again")
+
+
+def _told(run: NotebookRun) -> Iterator[wire.Message]:
+    with (
+        _head(run) as node,
+        contextlib.closing(node.run(processes.FOLLOW_NOTEBOOK, run.driver, run.job_id)) as transport,
+    ):
+        yield from _messages(transport)
+
+
+def _hear(run: NotebookRun, message: wire.Message, heard: Callable[[wire.Message], None]) -> None:
+    if isinstance(message, wire.Begun) and run.key.plan.remote:
+        _held(run.job_id, message.process, message.machine)
+    heard(message)
+
+
+def _held(job_id: str, process: str, machine: str) -> None:
+    """The pool's record here says who has it: on its own machine the notebook's kernel writes that itself."""
+    for one in records.every():
+        if one.job_id == job_id:
+            records.write(replace(one, process=process, machine=machine, folder=str(Path.cwd()), held=time.time()))
+
+
+def _save(run: NotebookRun, notebook: Mapping[str, Any]) -> None:
+    part = run.output.with_name(f".{run.output.name}.part")
+    part.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    part.replace(run.output)
+
+
+def _taken(run: NotebookRun, ended: wire.Ended) -> None:
+    """The executed notebook is here: the head forgets it, and the pool is anybody's, who need not hear of its runs again."""
+    if run.key.plan.remote:
+        keys.Shown(run.job_id).become(ended.shown)
+        for one in records.every():
+            if one.job_id == run.job_id:
+                records.write(replace(records.taken(one), process="0 ended", folder=one.folder))
+    with contextlib.suppress(SkyError, OSError), _head(run) as node:
+        transport = node.run(processes.FOLLOW_NOTEBOOK, run.driver, run.job_id, "remove")
+        with contextlib.closing(transport):
+            while transport.read():
+                pass
+    notebooks.remove(run.job_id)
+
+
+def stop(name: str) -> None:
+    """Stop a notebook as by its stop button; a second time kills its kernel.
+
+    Raises:
+        PoolError: none is executed on a pool of this name.
+    """
+    run = notebooks.find(name)
+    if run is None:
+        raise PoolError(f"no notebook is executed on a pool {name!r}: {listed(notebooks.every())}")
+    with (
+        _head(run) as node,
+        contextlib.closing(node.run(processes.FOLLOW_NOTEBOOK, run.driver, run.job_id)) as transport,
+    ):
+        for message in _messages(transport):
+            if isinstance(message, wire.Ended):
+                return
+            if isinstance(message, wire.Begun):
+                transport.write(wire.CODEC.encode(wire.Stop()))
+                return
+
+
+def listed(runs: Sequence[NotebookRun]) -> str:
+    """These, a line each."""
+    return "\n".join(one.words for one in runs) or "there is none"

@@ -1,0 +1,15 @@
+"""A notebook as a job on its pool's head: executed there cell by cell, told to whoever asks, and kept until it is taken.
+
+    client ── start         forks the driver, and ends
+              driver        a session of its own, as the daemon of an agent; serves a Unix socket in its run directory
+                ├─ kernel   an ipykernel of its own, which has the pool as any notebook has (`jobs.notebook`)
+                └─ thread   for each follower
+    client ── follow        one for each connection; tells from the files where the driver has ended
+
+start    begins one
+follow   tells of one, from its driver or from what that has left
+driver   executes the cells, and tells of them
+journal  what was told, in a file, and the notebook beside it
+kernel   the kernel that executes the cells
+outputs  what a kernel says of a cell, as the outputs that a notebook keeps
+"""

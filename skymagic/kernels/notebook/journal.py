@@ -1,0 +1,133 @@
+"""What is told of a notebook that is executed, in a file, and the notebook beside it: both outlive the driver, until they are taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from skymagic.wire.notebook import CODEC, Ended, Executed, Message, Refused, Shown
+from skymagic.wire.transport import write_all
+
+TOLD_BYTES = 1 << 20
+"""Of each cell, what it shows is told to this size; its notebook has all."""
+KEPT_SECONDS = 30 * 86400.0
+"""After which what nobody has taken is removed by the next one."""
+PIECE = 1 << 18
+
+
+def folder(job_id: str) -> Path:
+    """Where those of a pool are kept on its head: for the user alone."""
+    from platformdirs import user_state_path
+
+    return user_state_path("skymagic") / "notebooks" / job_id
+
+
+def shown(job_id: str) -> str:
+    """How far the runs of a pool were shown by the kernel, which keeps that beside the pools' records. On a head that has no record of
+    the pool it is removed."""
+    text = ""
+    with suppress(OSError):
+        path = folder(job_id).parents[1] / "pools" / f"{job_id}.shown"
+        text = path.read_bytes().replace(b"\0", b" ").decode()
+        if not path.with_suffix(".json").exists():
+            path.unlink()
+    return text
+
+
+class Journal:
+    """Owns the folder while the driver lives.
+
+    Args:
+        job_id: the pool's; what an earlier notebook has left there is removed.
+    """
+
+    def __init__(self, job_id: str) -> None:
+        self.folder = folder(job_id)
+        remove(job_id)
+        _sweep(self.folder.parent)
+        self.folder.mkdir(mode=0o700, parents=True)
+        self._file = os.open(self.folder / "events", os.O_CREAT | os.O_WRONLY, 0o600)
+        self._changed = threading.Condition()
+        self._size = 0
+        self._told: dict[int, int] = {}
+        self.over = False
+
+    def tell(self, message: Message) -> None:
+        """Tell everybody, now and later."""
+        if isinstance(message, Shown):
+            told = self._told[message.cell] = self._told.get(message.cell, 0) + len(message.text)
+            if told - len(message.text) > TOLD_BYTES:
+                return
+            if told > TOLD_BYTES:
+                message = Shown(message.cell, "note", "[what else this cell shows is in the executed notebook]\n")
+        line = CODEC.encode(message)
+        with self._changed:
+            write_all(self._file, line)
+            self._size += len(line)
+            self.over = isinstance(message, Ended)
+            self._changed.notify_all()
+
+    def save(self, notebook: dict[str, Any]) -> None:
+        """Keep the notebook as it is now: the one before, or this one, whole."""
+        part = self.folder / "executed.part"
+        with open(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(notebook, file)
+        part.replace(self.folder / "executed.ipynb")
+
+    def follow(self, send: Callable[[bytes], object]) -> None:
+        """Send all that was told, and what will be, to the end. Raises what `send` raises."""
+        with open(self.folder / "events", "rb") as file:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._size > file.tell() or self.over)
+                    left, over = self._size - file.tell(), self.over
+                while left > 0:
+                    piece = file.read(min(left, PIECE))
+                    send(piece)
+                    left -= len(piece)
+                if over:
+                    break
+        send(_executed(self.folder))
+
+
+def left(job_id: str) -> Iterator[bytes]:
+    """All that is to be told of one whose driver has ended."""
+    place = folder(job_id)
+    last = b""
+    try:
+        with open(place / "events", "rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):  # a driver that was killed may have written half of one
+                    last = line
+                    yield line
+    except OSError:
+        yield CODEC.encode(Refused("nothing is kept here of a notebook that was executed"))
+        return
+    if not last.startswith(b'["Ended"'):
+        yield CODEC.encode(Ended("lost", "the process that executed it was killed, or its machine was"))
+    yield _executed(place)
+
+
+def _executed(place: Path) -> bytes:
+    with open(place / "executed.ipynb") as file:
+        return CODEC.encode(Executed(json.load(file)))
+
+
+def remove(job_id: str) -> None:
+    """Remove what is kept; twice is safe."""
+    shutil.rmtree(folder(job_id), ignore_errors=True)
+
+
+def _sweep(parent: Path) -> None:
+    with suppress(OSError):
+        for entry in os.scandir(parent):
+            with suppress(OSError):
+                if entry.stat().st_mtime < time.time() - KEPT_SECONDS:
+                    shutil.rmtree(entry.path, ignore_errors=True)
