@@ -27,8 +27,10 @@ from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
 
 COMMAND = [sys.executable, "-c", "import sys; from skymagic.api.command import main; sys.exit(main())"]
+LOAD = "%load_ext skymagic\n%config SkyMagic.view_after = 600"
+"""No line with the time that a cell took."""
 CELLS = [
-    "%load_ext skymagic\n%config SkyMagic.view_after = 600",
+    LOAD,
     "epochs, gate = 1, ''",
     "print('epochs', epochs)",
     "%%sky_broadcast -o losses --only all\nimport os, time\nrank = int(os.environ['RANK'])\nfor epoch in range(epochs):\n"
@@ -158,9 +160,7 @@ def test_it_goes_on_without_its_client(desk: Desk) -> None:
 
 
 def test_a_failed_cell(desk: Desk) -> None:
-    notebook = written(
-        desk.folder, "%load_ext skymagic", "kept = 1", "%%sky_broadcast\n1 / 0", "never", name="fails.ipynb"
-    )
+    notebook = written(desk.folder, LOAD, "kept = 1", "%%sky_broadcast\n1 / 0", "never", name="fails.ipynb")
     process = desk.program("run", notebook, "--pool", desk.pool, "--detach")
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, ""), out
