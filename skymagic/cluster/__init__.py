@@ -7,6 +7,7 @@ logs      what ranks wrote, as their nodes tell it
 nodes     a machine as its provider gives it; what is known of a rank
 checking  asks nodes how they are, and has them send bytes to each other
 health    how nodes are, judged in words; pure
+resources  what ranks use, while somebody wants to know
 rpc       requests to agents, and their replies
 tunnel/   many streams over one lossy connection, exactly once
 """

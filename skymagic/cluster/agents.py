@@ -324,6 +324,21 @@ class Agents:
             self._calls.wait(lambda: len(answers) >= len(wanted), timeout)
             return dict(answers)
 
+    def ask_nodes(
+        self, ranks: Iterable[int], message: Callable[[tuple[int, ...], int], wire.Message], timeout: float
+    ) -> dict[int, Any]:
+        """Send each node a message about its ranks; by its first rank the answers that came within `timeout` seconds.
+
+        Args:
+            message: makes it, given the ranks and the number that the answer must bear.
+        """
+        with self._calls.call() as (number, answers):
+            asked = [(link, mine) for link, mine in self._by_link(ranks) if link.node not in {*self.away, *self.gone}]
+            for link, mine in asked:
+                link.send(message(mine, number))
+            self._calls.wait(lambda: len(answers) >= len(asked), timeout)
+            return dict(answers)
+
     def read_log(self, rank: int, timeout: float, **what: Any) -> dict[str, Any] | None:
         """What a node answers to a `wire.ReadLog` with these fields; None where it does not within `timeout` seconds."""
         with self._calls.call() as (number, answers):

@@ -8,6 +8,8 @@ live      text that changes in its place: displays and status lines
 question  yes or no, and no where nobody can answer
 controls  a run's line with its buttons, as widgets
 shell_channel  what is sent to widgets while a cell holds the kernel's main thread
+looking   whether somebody looks at a widget, and what is drawn only then
+use       what a rank uses, in words; pure
 panel     a pool as HTML: its ranks as cells coloured by state
 starting  a pool's start: lines, or one display that is drawn again
 run_line  the line of a running cell, and the one that stays of it; pure

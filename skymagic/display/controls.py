@@ -12,11 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from skymagic.display.live import watched
+from skymagic.display.looking import Looked, Presence
 from skymagic.display.shell_channel import ShellChannel, shell_channel
 
+RANKS_INTERVAL = 1.0
+"""Seconds between two measurements of what ranks use."""
 PATIENCE = 10.0
 """Seconds in which a front end says that it shows them; its first widget takes a while to load."""
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
@@ -29,10 +33,12 @@ class Actions:
     Attributes:
         stop: what the notebook's own stop button does.
         where: where the ranks are now, as text; called on a thread of its own. None for no such button.
+        ranks: the pool with what each rank uses now, as HTML; likewise, and again and again while somebody looks.
     """
 
     stop: Callable[[], object]
     where: Callable[[], str] | None = None
+    ranks: Callable[[], str] | None = None
 
 
 class Controls:
@@ -57,16 +63,23 @@ class Controls:
             description="stop", icon="stop", tooltip="interrupts the ranks; a second press kills them"
         )
         self._where = ipywidgets.Button(description="where is it?", icon="search", tooltip="where each rank is now")
-        buttons = [self._stop, *([self._where] if actions.where else [])]
+        self._ranks = ipywidgets.Button(
+            description="ranks", icon="tasks", tooltip="what each rank uses, while you look"
+        )
+        known = ((actions.where, self._where), (actions.ranks, self._ranks))
+        buttons = [self._stop, *(button for action, button in known if action)]
         for button in buttons:
             button.layout.width = "auto"
         self._row = ipywidgets.HBox([self._line])
+        self._panel = ipywidgets.HTML()
+        self._looked: Looked | None = None
         self._box = ipywidgets.VBox([self._row, self._below], _view_count=0)  # None, the default, is not counted
-        self._all = (self._box, self._row, self._line, self._below, self._stop, self._where)
+        self._all = (self._box, self._row, self._line, self._below, self._panel, self._stop, self._where, self._ranks)
         self._buttons = buttons
         channel.add(self._box.model_id, self._shown)
         channel.add(self._stop.model_id, _clicked(self._pressed))
         channel.add(self._where.model_id, _clicked(self._asked))
+        channel.add(self._ranks.model_id, _clicked(self._toggled))
 
     @property
     def ignored(self) -> bool:
@@ -112,10 +125,37 @@ class Controls:
         if not self._closed:
             self._below.value = f'<pre style="line-height: 1.3; font-size: 90%">{html.escape(text)}</pre>'
 
+    def _toggled(self) -> None:
+        """Show what ranks use, or hide it; it is measured only while a front end shows it."""
+        with self._lock:
+            if self._closed or self._actions.ranks is None:
+                return
+            if self._looked is not None:
+                self._hide()
+                return
+            presence = Presence(self._channel, self._attend)
+            self._looked = Looked(presence, partial(self._measure, self._actions.ranks), RANKS_INTERVAL)
+
+    def _attend(self, child: Any) -> None:
+        self._box.children = (self._row, self._panel, self._below, child)
+
+    def _measure(self, ranks: Callable[[], str]) -> None:
+        with contextlib.suppress(Exception):  # the pool may have ended meanwhile
+            self._panel.value = ranks()
+
+    def _hide(self) -> None:
+        if self._looked is not None:
+            self._looked.close()
+            self._looked = None
+            self._panel.value = ""
+            self._box.children = (self._row, self._below)
+
     def close(self) -> None:
         """They are of no use any more: presses do nothing from now on; twice is safe."""
         with self._lock:
             self._closed = True
+            with contextlib.suppress(Exception):
+                self._hide()
         for widget in self._all:
             self._channel.remove(widget.model_id or "")
         for widget in self._all:

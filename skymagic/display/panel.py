@@ -7,10 +7,12 @@ shown without styles.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 
+from skymagic.display.use import RankUse, short, together
+from skymagic.display.use import words as use_words
 from skymagic.plan.units import count
 
 MAX_RANK_CELLS = 64
@@ -29,6 +31,7 @@ CELL = (
 )
 ROW = "display:flex;align-items:baseline"
 NAME = "flex:none;min-width:7em;padding-right:1em"
+USE = "display:inline-block;min-width:5.5em;padding-left:.3em;font-size:85%"
 DIM = "color:var(--jp-ui-font-color2,#757575)"
 
 
@@ -42,6 +45,7 @@ class NodeView:
         phase: of its start, while it starts: ``environment``.
         step: what is being done there: ``Downloading torch (175.0MiB)``.
         share: how much of that is done, between 0 and 1; None where nobody knows.
+        use: by rank what it uses, of those where it is known.
     """
 
     name: str
@@ -49,6 +53,7 @@ class NodeView:
     phase: str = ""
     step: str = ""
     share: float | None = None
+    use: Mapping[int, RankUse] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,13 +89,14 @@ def _rows(nodes: Sequence[NodeView]) -> list[str]:
     return [
         f'<div style="{ROW}"><span style="{NAME}">{escape(node.name)}</span> '
         f"<span>{_node_cell(node, count(len(node.ranks), 'rank')) if folded else _rank_cells(node)} "
-        f'{_bar(node.share)}<span style="{DIM}">{escape(_doing(node) or trouble(node.ranks))}</span></span></div>'
+        f'{_bar(node.share)}<span style="{DIM}">{escape(_doing(node, folded))}</span></span></div>'
         for node in nodes
     ]
 
 
-def _doing(node: NodeView) -> str:
-    return " · ".join(filter(None, (node.phase, node.step)))
+def _doing(node: NodeView, folded: bool) -> str:
+    used = together(list(node.use.values())) if folded else ""
+    return " · ".join(filter(None, (node.phase, node.step, trouble(node.ranks), used)))
 
 
 def _bar(share: float | None) -> str:
@@ -104,7 +110,10 @@ def _summary(nodes: Sequence[NodeView]) -> list[str]:
     shares = [node.share or 0.0 for node in nodes] if any(node.share is not None for node in nodes) else []
     bad = [f"{node.name}: {words}" for node in nodes if (words := trouble(node.ranks))]
     more = [f"and {len(bad) - MAX_TROUBLES} more"] if len(bad) > MAX_TROUBLES else []
-    said = [escape("; ".join(words)) for words in (doing, [*bad[:MAX_TROUBLES], *more]) if words]
+    used = together([use for node in nodes for use in node.use.values()], len(nodes))
+    said = [
+        escape("; ".join(words)) for words in (doing, [*bad[:MAX_TROUBLES], *more], [used] if used else []) if words
+    ]
     return [_bar(sum(shares) / len(shares)) + said[0], *said[1:]] if shares else said
 
 
@@ -113,7 +122,17 @@ def _dim(text: str) -> str:
 
 
 def _rank_cells(node: NodeView) -> str:
-    return " ".join(cell(str(number), f"rank {number} on {node.name}: {state}", state) for number, state in node.ranks)
+    return " ".join(_rank_cell(node, number, state) for number, state in node.ranks)
+
+
+def _rank_cell(node: NodeView, number: int, state: str) -> str:
+    title, use = f"rank {number} on {node.name}: {state}", node.use.get(number)
+    if not node.use:
+        return cell(str(number), title, state)
+    shown = cell(str(number), f"{title}; {use_words(use)}" if use else title, state)
+    return (
+        f'<span style="white-space:nowrap">{shown}<span style="{USE}">{escape(short(use)) if use else ""}</span></span>'
+    )
 
 
 def _node_cell(node: NodeView, label: str) -> str:
@@ -121,7 +140,9 @@ def _node_cell(node: NodeView, label: str) -> str:
     states = Counter(state for _, state in node.ranks)
     worst = max(states, key=severity, default="starting")
     words = ", ".join(f"{number} {state}" for state, number in states.items())
-    return cell(label, f"{node.name}: {count(len(node.ranks), 'rank')}: {words}", worst)
+    used = together(list(node.use.values()))
+    title = f"{node.name}: {count(len(node.ranks), 'rank')}: {words}{f'; {used}' if used else ''}"
+    return cell(label, title, worst)
 
 
 def cell(text: str, tooltip: str, state: str) -> str:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from html import escape
+from types import MappingProxyType
 from typing import Any
 
 from skymagic.plan import accelerators
@@ -124,12 +125,16 @@ def html_table(rows: Iterable[Sequence[str]], style: str = "") -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def status(rows: Sequence[tuple[object, ...]]) -> str:
+def status(rows: Sequence[tuple[object, ...]], use: Mapping[int, str] = MappingProxyType({})) -> str:
     """The ranks of a pool as a table: rank, node, host, process, state; of many ranks those of a node together.
 
     Args:
         rows: these five of each rank, in its order.
+        use: by rank what it uses, in words, where that is known.
     """
+    if len(rows) <= MAX_STATUS_ROWS and use:
+        used = [(*row, use.get(int(str(row[0])), "")) for row in rows]
+        return table([("rank", "node", "host", "pid", "state", "in use"), *used])
     if len(rows) <= MAX_STATUS_ROWS:
         return table([("rank", "node", "host", "pid", "state"), *rows])
     groups: dict[tuple[object, ...], list[int]] = {}

@@ -201,7 +201,8 @@ def _carried_out(
 ) -> Values:
     if view is None and limits.view_after < math.inf and screen is None:
         view = RunView(
-            limits.view_after, Actions(interrupt.pressing(stop), lambda: inspection.stacks(pool, spec.ranks))
+            limits.view_after,
+            Actions(interrupt.pressing(stop), lambda: inspection.stacks(pool, spec.ranks), pool.picture),
         )
     notebook = NotebookScreen(spec.visible_ranks, view)
     with interrupt.deferred() as interrupts, ended(view, names) as ending:

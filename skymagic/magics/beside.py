@@ -187,7 +187,7 @@ class Run:
         if not in_notebook():
             print(repr(self))
             return
-        self._line = LiveLine(Actions(self.cancel, self._where) if watched() else None)
+        self._line = LiveLine(Actions(self.cancel, self._where, self._picture) if watched() else None)
         self._line.say(repr(self))
         if self.done():
             self._refresh()
@@ -198,6 +198,9 @@ class Run:
         if self.pool is None or not self.stop.run:
             return f"it has not begun: {self!r}"
         return inspection.stacks(self.pool, self.ranks)
+
+    def _picture(self) -> str:
+        return "" if self.pool is None else self.pool.picture()
 
     def _tick(self) -> None:
         """Keep true what is shown: whether it waits or runs, for how long, and what its ranks report."""

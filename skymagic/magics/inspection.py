@@ -7,12 +7,15 @@ from __future__ import annotations
 from skymagic.cluster.health import Findings
 from skymagic.display import panel, text
 from skymagic.display.screen import print_note
+from skymagic.display.use import words
 from skymagic.jobs import inspection
 from skymagic.magics.arguments.line_magics import CheckRequest, RanksRequest
 from skymagic.plan.selection import Selection
-from skymagic.pool import Pool, checking, readers, records, registry, view
+from skymagic.pool import Pool, checking, readers, records, registry
 from skymagic.pool.reader import Reader
 
+USE_WINDOW = 0.25
+"""Seconds over which ``%sky_status`` takes the use of processors."""
 NO_POOL = "no pool is running: make one with %sky_pool --nodes 2 --plugin torch"
 
 
@@ -32,10 +35,11 @@ def pools(name: str | None) -> list[tuple[str, str]]:
 
 
 def _pool(one: Pool | Reader) -> tuple[str, str]:
-    table = text.status(one.status())
     if isinstance(one, Reader):
-        return f"{one!r}\n{table}", ""
-    return f"{one!r}\n{table}", panel.html(view.view(one, one.status())) + panel.folded("processes", table)
+        return f"{one!r}\n{text.status(one.status())}", ""
+    use = one.use(USE_WINDOW)
+    table = text.status(one.status(), {rank: words(used) for rank, used in use.items()})
+    return f"{one!r}\n{table}", one.picture(use) + panel.folded("processes", table)
 
 
 def stacks(request: RanksRequest) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skymagic.cluster import Agents, Node
+from skymagic.cluster.resources import Meter
 from skymagic.display import panel
+from skymagic.display.use import RankUse
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults
 from skymagic.plan.selection import Selection
@@ -77,6 +79,8 @@ class Pool(Status):
         self._plugin_contexts: list[tuple[str, contextlib.ExitStack]] = []
         """What plugins have open in the notebook, with their names."""
         self.scheduler = Scheduler()
+        self.meter = Meter(lambda: self.agents, lambda rank: self.plan.devices_of(rank))
+        """What measures what its ranks use."""
         self._resources = Resources(self, provider, survey, namespace, defaults.away)
         dispatch = Dispatch(self, self._resources)
         self._recovery = Recovery(self, self._resources, self.scheduler, dispatch.send)
@@ -336,7 +340,28 @@ class Pool(Status):
         return f"<Pool {self.name!r}: {where}, plugins: {names}, {self.state.value}>"
 
     def _repr_html_(self) -> str:
-        return panel.html(view.view(self, self.status()))
+        return self.picture({})
+
+    def picture(self, use: Mapping[int, RankUse] | None = None) -> str:
+        """Its panel as HTML: nodes, ranks and their states, and what each rank uses.
+
+        Args:
+            use: by rank; measured now unless given.
+        """
+        return panel.html(view.view(self, self.status(), self.use() if use is None else use))
+
+    def use(self, window: float = 0.0) -> dict[int, RankUse]:
+        """By rank what it uses, of those that are known.
+
+        Args:
+            window: seconds over which the use of processors is taken; 0 for since the last time that it was measured.
+        """
+        if self.state not in (State.READY, State.RUNNING, State.DEGRADED):
+            return {}
+        if window:
+            self.meter.measure()
+            time.sleep(window)
+        return self.meter.measure()
 
     def __enter__(self) -> Pool:
         return self

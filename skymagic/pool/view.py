@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from types import MappingProxyType
 
 from skymagic.display.panel import NodeView, PoolView
 from skymagic.display.starting import UNNAMED, StartStep
+from skymagic.display.use import RankUse
 from skymagic.pool.states import State
 from skymagic.pool.status import Status
 
@@ -14,9 +16,13 @@ Rows = Sequence[tuple[object, ...]]
 """For each rank: rank, node, host, process id, state; see `messages.rows`."""
 
 
-def view(pool: Status, rows: Rows) -> PoolView:
-    """A pool between its start and its end."""
-    machines = () if pool.state is State.DECLARED else nodes(pool, rows, {})
+def view(pool: Status, rows: Rows, use: Mapping[int, RankUse] = MappingProxyType({})) -> PoolView:
+    """A pool between its start and its end.
+
+    Args:
+        use: by rank what it uses, where that was measured.
+    """
+    machines = () if pool.state is State.DECLARED else nodes(pool, rows, {}, use)
     return PoolView(pool.name, about(pool), pool.state.value, machines, ended=pool.state is State.STOPPED)
 
 
@@ -52,7 +58,9 @@ def _few(hosts: tuple[str, ...]) -> str:
     return ", ".join(hosts) if len(hosts) <= 4 else f"{hosts[0]} … {hosts[-1]}"
 
 
-def nodes(pool: Status, rows: Rows, steps: Mapping[str, StartStep]) -> tuple[NodeView, ...]:
+def nodes(
+    pool: Status, rows: Rows, steps: Mapping[str, StartStep], use: Mapping[int, RankUse] = MappingProxyType({})
+) -> tuple[NodeView, ...]:
     """Its nodes with their ranks; those of this machine as one, and before there are ranks the machines alone."""
     known = [
         (int(str(rank)), node if pool.plan.remote else 0, str(host), str(word)) for rank, node, host, _, word in rows
@@ -66,7 +74,8 @@ def nodes(pool: Status, rows: Rows, steps: Mapping[str, StartStep]) -> tuple[Nod
         up = sum(word != "starting" for _, word in ranks)
         waiting = pool.state is State.STARTING and up < len(ranks)
         words, share = (f"{up} of {len(ranks)} ranks", up / len(ranks)) if waiting else ("", None)
-        found.append(NodeView(mine[0][2], ranks, "starting" if waiting else "", words, share))
+        mine_use = {rank: use[rank] for rank, _ in ranks if rank in use}
+        found.append(NodeView(mine[0][2], ranks, "starting" if waiting else "", words, share, mine_use))
     return tuple(found)
 
 

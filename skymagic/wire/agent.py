@@ -10,6 +10,7 @@
     Spawn                    →   RankSpec                 →   forkserver forks
                              ←   RankForked               ←
                              ←   RankReady or RankFailed  ←   rank, once its plugins' hooks are done
+    Measure                  →                                what ranks use, while somebody looks at it
     Request (stacks, …)      →   Request                  →   rank's control thread
                              ←   Reply                    ←
                                                           ←   BeginOutput, Publish…, EndOutput: rank, for each cell
@@ -161,6 +162,15 @@ class Request(Message):
     number: int = 0
 
 
+class Measure(Message):
+    """Notebook → agent: what do these ranks of yours use? Answered by one `Reply`, in the name of the first of them."""
+
+    ranks: tuple[int, ...]
+    devices: dict[str, tuple[int, ...]]
+    """Rank → its GPUs, as their machine counts them; without ranks that have none."""
+    number: int
+
+
 class ReadLog(Message):
     """Notebook → agent: the last lines of a rank's log, or what follows byte `start` as soon as there is something."""
 
@@ -175,7 +185,7 @@ class ReadLog(Message):
 
 
 class Reply(Message):
-    """Rank → agent → notebook, or from the agent itself: the answer to `Request` or `ReadLog`."""
+    """Rank → agent → notebook, or from the agent itself: the answer to `Request`, `Measure` or `ReadLog`."""
 
     rank: int
     number: int

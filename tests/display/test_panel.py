@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from skymagic.display import text
 from skymagic.display.live import NONINTERACTIVE
 from skymagic.display.panel import NodeView, PoolView, html
 from skymagic.display.starting import environment_step
+from skymagic.display.use import RankUse
 from skymagic.plan.units import rank_words
 from tests.lab.notebook import opened
 
@@ -50,6 +52,35 @@ def test_256_ranks_fold_by_node() -> None:
     assert html(pool(256, 1)).count("title=") == 256
     assert len(html(pool(256, 1))) < 100_000
     assert words(pool(4, 64)) == ("lab · ssh · 4 nodes · ready gpu0 64 ranks gpu1 64 ranks gpu2 64 ranks gpu3 64 ranks")
+
+
+def using(nodes: int, each: int, use: RankUse) -> PoolView:
+    """A pool whose ranks all use so much."""
+    view = pool(nodes, each, "running")
+    return replace(view, nodes=tuple(replace(node, use={rank: use for rank, _ in node.ranks}) for node in view.nodes))
+
+
+ON_GPU = RankUse(1.1, 2e9, 64e9, 0.97, 31e9, 80e9)
+ON_CPU = RankUse(1.1, 2e9, 64e9)
+
+
+def test_what_each_rank_uses_is_beside_it() -> None:
+    assert words(using(1, 2, ON_GPU)).endswith("gpu0 0 97% 31G 1 97% 31G")
+    assert words(using(1, 2, ON_CPU)).endswith("gpu0 0 110% 2.0G 1 110% 2.0G")
+    assert words(using(1, 2, RankUse())).endswith("gpu0 0 1"), "nothing is known"
+    title = 'title="rank 0 on gpu0: running; GPU 97%, 31.0 GB of 80.0 GB; CPU 110%, memory 2.0 GB of 64.0 GB"'
+    assert title in html(using(1, 2, ON_GPU))
+
+
+def test_what_many_ranks_use_is_told_by_node() -> None:
+    assert html(using(8, 8, ON_GPU)).count("97% 31G") == 64
+    assert len(html(using(8, 8, ON_GPU))) < 40_000
+    folded = using(4, 64, ON_GPU)
+    assert words(folded).count("GPU 97%, 1984.0 GB of 5120.0 GB") == 4
+    many = using(32, 8, ON_GPU)
+    assert words(many).endswith("GPU 97%, 7936.0 GB of 20480.0 GB")
+    assert html(many).count("GPU 97%, 248.0 GB of 640.0 GB") == 32
+    assert words(using(32, 8, ON_CPU)).endswith("CPU 28160%, 512.0 GB")
 
 
 def test_what_is_not_well_is_said_and_not_only_coloured() -> None:

@@ -22,5 +22,6 @@ kept          what ranks have shown in their last run, for a notebook that takes
 unattended    the end of a run whose notebook has been away for too long
 iopub         the agent's place on ipyparallel's iopub channel
 logs          the last lines of a rank's log, and what follows
+resources     what the ranks use: processors, memory, GPUs
 oom           the system's out-of-memory kills, and GPUs in use
 """

@@ -24,6 +24,7 @@ from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.agent.ranks import Ranks
 from skymagic.kernels.agent.readers import Readers
 from skymagic.kernels.agent.record import RecordFile
+from skymagic.kernels.agent.resources import Resources
 from skymagic.kernels.agent.unattended import UnattendedRuns
 from skymagic.plan.capacity import MOST_DESCRIPTORS
 from skymagic.plan.lifetime import Lifetime
@@ -65,6 +66,7 @@ class Agent:
         self._unattended = UnattendedRuns(self._lifetime, spec.max_away or 0.0)
         self._candidates = Candidates(self._loop, spec.job_id)
         self._ranks = Ranks(self._loop, spec.job_id, self._directory, self._store, self._lifetime, self._send)
+        self._resources = Resources()
         self._controller: Controller | None = None
         self._readers: Readers | None = None
         self._told: dict[type[wire.Message], wire.Message] = {}
@@ -195,6 +197,8 @@ class Agent:
                     self._ranks.signal(rank, message.signum)
             case wire.Request():
                 self._ranks.call(message)
+            case wire.Measure():
+                self._send(self._resources.reply(message, self._ranks.pids()))
             case wire.ReadLog():
                 self._ranks.read_log(message)
             case wire.Offer():

@@ -1,0 +1,107 @@
+"""What the ranks of a node use: processor time, memory, and their GPUs by nvidia-ml-py; measured when the notebook asks.
+
+The kernel's files are read at once. A driver's answer may take long, or never come: GPUs are asked on a thread of their own, which
+sleeps until a measurement is asked for; a reply has what the thread has found before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from skymagic.runtime import limits
+from skymagic.wire import agent as wire
+
+UTIME, STIME, RSS = 11, 12, 21
+"""Places in /proc/PID/stat, counted from the state, which follows the name."""
+TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+
+
+class Resources:
+    """The measurements of a node's ranks."""
+
+    def __init__(self) -> None:
+        self._gpus: Gpus | None = None
+
+    def reply(self, message: wire.Measure, pids: Mapping[int, int]) -> wire.Reply:
+        """The reply of this node: the time, its memory in bytes, and of each rank that has a process processor seconds, bytes in
+        memory, then, where they are known, of its GPUs the share of time in use, and bytes in use and there.
+
+        Args:
+            pids: by rank, of those that run.
+        """
+        devices = {int(rank): tuple(mine) for rank, mine in message.devices.items()}
+        gpus = self._asked({device for mine in devices.values() for device in mine})
+        ranks = {}
+        for rank in message.ranks:
+            if (found := process(pids[rank]) if rank in pids else None) is not None:
+                ranks[str(rank)] = [*found, *of_devices(devices.get(rank, ()), gpus)]
+        memory = min((limit for limit, _ in limits.memory()), default=0)
+        return wire.Reply(message.ranks[0], message.number, {"at": time.monotonic(), "memory": memory, "ranks": ranks})
+
+    def _asked(self, devices: Iterable[int]) -> dict[int, tuple[float, float, float]]:
+        """What is known of GPUs; they are asked again."""
+        if not (devices := set(devices)):
+            return {}
+        self._gpus = self._gpus or Gpus()
+        return self._gpus.latest(devices)
+
+
+def process(pid: int) -> tuple[float, float] | None:
+    """Seconds of processor time and bytes in memory of a process; None where it is not known, or gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[UTIME]) + int(fields[STIME])) / TICKS, int(fields[RSS]) * PAGE
+
+
+def of_devices(devices: Sequence[int], gpus: Mapping[int, tuple[float, float, float]]) -> list[float]:
+    """Several GPUs of one rank as one: the mean of their use, the sums of their memory."""
+    known = [gpus[device] for device in devices if device in gpus]
+    if not known:
+        return []
+    use, used, there = zip(*known, strict=True)
+    return [sum(use) / len(known), sum(used), sum(there)]
+
+
+class Gpus:
+    """Asks NVML on a thread, each time that somebody wants to know."""
+
+    def __init__(self) -> None:
+        self._wanted: set[int] = set()
+        self._found: dict[int, tuple[float, float, float]] = {}
+        self._asked = threading.Event()
+        if importlib.util.find_spec("pynvml") is not None:  # nvidia-ml-py's module
+            threading.Thread(target=self._run, name="skymagic-gpus", daemon=True).start()
+
+    def latest(self, devices: Iterable[int]) -> dict[int, tuple[float, float, float]]:
+        """By device what was found last: share of time in use, bytes in use, bytes there."""
+        self._wanted.update(devices)
+        self._asked.set()
+        return dict(self._found)
+
+    def _run(self) -> None:
+        with contextlib.suppress(Exception):  # no driver: nothing is ever found
+            pynvml = importlib.import_module("pynvml")
+            pynvml.nvmlInit()
+            while self._asked.wait():
+                self._asked.clear()
+                self._found |= {device: found for device in set(self._wanted) if (found := _look(pynvml, device))}
+
+
+def _look(nvml: Any, device: int) -> tuple[float, float, float] | None:
+    """One GPU, by the number that its machine counts it by; None where it does not tell, as parts of a GPU do not."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(device)
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        return nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100, float(memory.used), float(memory.total)
+    except nvml.NVMLError:
+        return None
