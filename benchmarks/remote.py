@@ -16,10 +16,13 @@ from pathlib import Path
 from benchmarks.figures import Figure, alternate, median, say, timed
 from skymagic.data.remote.remote_store import RemoteStore
 from skymagic.data.store.store import digest
+from skymagic.files.copy import Files
+from skymagic.files.multicast import DataPlane
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hostlist import HostSpec
+from skymagic.wire import processes
 from tests.lab.machines import Machines, machines
 from tests.lab.nodes import node_of, start
 
@@ -32,6 +35,8 @@ RATE = 100.0
 """Mbit/s of the slow link."""
 DELAY = 25.0
 """Its delay, one way, in milliseconds."""
+FILES = 1_000_000_000
+"""Bytes of files."""
 LOOPBACK = 400_000_000
 """Bytes over the fast link."""
 STORE = "/dev/shm/skymagic-bench"
@@ -114,6 +119,7 @@ def slow(hosts: Machines) -> Iterator[Figure]:
         crossed = sum(hosts.link.traffic()) - before
         yield Figure(f"{name}, unchanged: bytes on the link", crossed / 1e3, "KB", limit=100)
         yield from changed(hosts, to)
+        yield from files(hosts, to)
         yield from back(hosts, to)
         time.sleep(5)  # for what is worth keeping
     with store(hosts) as (to, _):
@@ -138,6 +144,41 @@ def changed(hosts: Machines, to: RemoteStore) -> Iterator[Figure]:
     yield Figure(f"{name}: bytes on the link", crossed / 1e6, "MB", limit=8)
     yield Figure(f"{name}: time", seconds, "s", LOOPBACK * 8 / (RATE * 1e6), "the link's floor for all of it")
     to.drop(to.keys())
+
+
+def files(hosts: Machines, to: RemoteStore) -> Iterator[Figure]:
+    """One file, and ten thousand of the same length in all."""
+    config = SshConfig(hosts.config)
+    connections = [connect(config.endpoint(HostSpec(name, name))) for name in hosts.names]
+    nodes = [
+        node_of(index, name, functools.partial(connection.open, command("-m", processes.FILES, "/dev/shm")))
+        for index, (name, connection) in enumerate(zip(hosts.names, connections, strict=True))
+    ]
+    copying = Files(nodes, start, DataPlane(to, lambda node: STORE))
+    try:
+        for count in (1, 10_000):
+            with tempfile.TemporaryDirectory() as folder:
+                for number in range(count):
+                    (Path(folder) / f"{number}").write_bytes(os.urandom(FILES // count))
+                name = f"{FILES / 1e6:.0f} MB in {count} file{'s' * (count > 1)} to {MACHINES} machines"
+                say(name)
+                for what in (name, f"{name}, unchanged"):
+                    before, begun = sum(hosts.link.traffic()), time.perf_counter()
+                    copying.put(f"{folder}/", f"skymagic-files-{count}")
+                    seconds, crossed = time.perf_counter() - begun, sum(hosts.link.traffic()) - before
+                    if what == name:
+                        floor = FILES * 8 / (RATE * 1e6)
+                        yield Figure(
+                            f"{what}: bytes on the link", crossed / 1e6, "MB", FILES / 1e6, "the files", 1.05, True
+                        )
+                        yield Figure(f"{what}: time", seconds, "s", floor, "the link's floor", 1.15, True)
+                    else:
+                        yield Figure(f"{what}: bytes on the link", crossed / 1e3, "KB", limit=100)
+            for connection in connections:
+                connection.run(f"rm -rf /dev/shm/skymagic-files-{count}")
+    finally:
+        for connection in connections:
+            connection.close()
 
 
 def back(hosts: Machines, to: RemoteStore) -> Iterator[Figure]:

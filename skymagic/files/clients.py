@@ -46,44 +46,59 @@ class FileClient:
         self._messages = wire.messages(transport.read)
         self._writing = threading.Lock()
         self._sending = False
+        self.replied = False
+        """Whether what was sent is answered, or nothing more will come."""
 
     def request(self, request: wire.Message, reply: type[T]) -> T:
-        """Send a request and wait for its reply, of this type."""
+        """Send a request, or an `Include` of it, and wait for its reply, of this type."""
         self._write(wire.encode(request))
         while not isinstance(message := next(self._messages)[0], reply):
             pass
-        self._check()
+        while isinstance(request, wire.Include) and not isinstance(next(self._messages)[0], wire.Included):
+            pass
+        self.check()
         return message
 
-    def send(self, request: wire.Write, frames: Iterator[bytes]) -> wire.WriteReply:
-        """Send files, as encoded messages, until all are sent or the node reports a full disk."""
+    def send(
+        self, request: wire.Write, frames: Iterator[bytes], on_included: Callable[[], None] = lambda: None
+    ) -> wire.WriteReply:
+        """Send files, as encoded messages, until all are sent or the node reports a full disk.
+
+        Args:
+            on_included: called when the node has taken all that a file of an `Include` held.
+        """
         reply: Future[wire.WriteReply] = Future()
         full = threading.Event()
-        waiter = threading.Thread(target=self._await_reply, args=(reply, full), daemon=True)
+        waiter = threading.Thread(target=self._await_reply, args=(reply, full, on_included), daemon=True)
         self._sending = True
         self._write(wire.encode(request))
         waiter.start()
         # race: a server that ends meanwhile breaks the pipe here, and the waiter gets the reason
         with contextlib.suppress(OSError):
-            for data in wire.joined(frames):
-                self._check()
+            for data in frames:
+                self.check()
                 if full.is_set():
                     self._write(wire.encode(wire.EndOfFiles()))
                     break
                 self._write(data)
         while waiter.is_alive():
             waiter.join(POLL_INTERVAL)
-            self._check()
+            self.check()
         return reply.result()
 
-    def _await_reply(self, reply: Future[wire.WriteReply], full: threading.Event) -> None:
+    def _await_reply(
+        self, reply: Future[wire.WriteReply], full: threading.Event, on_included: Callable[[], None]
+    ) -> None:
         try:
             while not isinstance(message := next(self._messages)[0], wire.WriteReply):
                 if isinstance(message, wire.DiskFull):
                     full.set()
+                elif isinstance(message, wire.Included):
+                    on_included()
             reply.set_result(message)
         except BaseException as problem:
             reply.set_exception(problem)
+        self.replied = True
 
     def receive(self, request: wire.Send, take: Callable[[wire.FileMessage, bytes | memoryview], bool]) -> None:
         """Have the node send files; `take` gets each message with its payload and returns whether to go on."""
@@ -96,7 +111,7 @@ class FileClient:
                 more = take(message, payload) and not self._stop.is_set()
                 if not more:
                     self.cancel()
-        self._check()
+        self.check()
 
     def cancel(self) -> None:
         """Send `Cancel`, unless files are being sent: their next chunk is not."""
@@ -109,7 +124,8 @@ class FileClient:
             finally:
                 self._writing.release()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise `Cancelled` after an interrupt."""
         if self._stop.is_set():
             raise Cancelled
 

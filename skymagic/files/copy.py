@@ -3,50 +3,24 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from skymagic.cluster import Node
 from skymagic.errors import RequestError
+from skymagic.files.changes import PARTLY_COPIED, ByteCounter, Progress
 from skymagic.files.clients import NOTHING_COPIED, FileClient, FileClients, NodeFailed
-from skymagic.files.destination import destination, unrequested
+from skymagic.files.destination import destination
+from skymagic.files.download import Download
 from skymagic.files.ignore import unignored
-from skymagic.files.messages import Copied, files_error, printable
-from skymagic.files.transfer.entries import FILE, FOLDER, Entry, renamed, unsafe
+from skymagic.files.messages import Copied, files_error
+from skymagic.files.multicast import DataPlane
+from skymagic.files.transfer.entries import FOLDER, renamed
 from skymagic.files.transfer.folders import LinkInTheWay
-from skymagic.files.transfer.listing import Listing, absolute, digests, listing
-from skymagic.files.transfer.receiving import Receiver
-from skymagic.files.transfer.sending import encoded_files
+from skymagic.files.transfer.listing import Listing, absolute, listing
+from skymagic.files.upload import Upload
 from skymagic.wire import files as wire
 from skymagic.wire.transport import Transport
-
-Progress = Callable[[str, int, int], None]
-"""Called with the path of a file under way, the bytes moved so far, and all bytes to move."""
-PARTLY_COPIED = "not all was copied"
-
-
-class ByteCounter:
-    """Progress counter that several threads add to.
-
-    Args:
-        progress: called with the state, by `show` only.
-    """
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._lock = threading.Lock()
-        self._name, self._done, self.total = "", 0, 0
-
-    def add(self, name: str, count: int) -> None:
-        """So many bytes more, of this file."""
-        with self._lock:
-            self._name, self._done = name, self._done + count
-
-    def show(self) -> None:
-        """Report the progress."""
-        if self.total:
-            self._progress(printable(self._name), self._done, self.total)
 
 
 class Files:
@@ -55,11 +29,15 @@ class Files:
     Args:
         nodes: the machines, the head first.
         start: starts ``skymagic.kernels.files`` on a node.
+        plane: carries to several nodes at once what they lack; None where there is none.
     """
 
-    def __init__(self, nodes: Sequence[Node], start: Callable[[Node], Transport]) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], start: Callable[[Node], Transport], plane: DataPlane | None = None
+    ) -> None:
         self._nodes = tuple(nodes)
         self._start = start
+        self._plane = plane
 
     def _selected(self, nodes: Collection[int] | None) -> list[Node]:
         known = {node.index for node in self._nodes}
@@ -119,7 +97,8 @@ class Files:
             there = dict(clients.each(lambda client: (client.node, _stat(client, dst))))
             where = destination(found, dst, [reply.kind for reply in there.values()])
             bases = {node: where.base(reply.path) for node, reply in there.items()}
-            return _upload(clients, found, renamed(found.entries, where.name), bases, counter, mirror)
+            entries = renamed(found.entries, where.name)
+            return Upload(clients, found, entries, counter, self._plane).run(bases, mirror=mirror)
 
     def get(
         self,
@@ -153,7 +132,7 @@ class Files:
 
         counter = ByteCounter(progress)
         with FileClients(chosen, self._start, counter.show) as clients:
-            downloads = clients.each(lambda client: _Download(client, src, place))
+            downloads = clients.each(lambda client: Download(client, src, place))
             counter.total = sum(download.nbytes for download in downloads)
             by_node = {download.node: download for download in downloads}
             return tuple(clients.each(lambda client: by_node[client.node].run(client, counter), PARTLY_COPIED))
@@ -172,103 +151,3 @@ def _stat(client: FileClient, path: str) -> wire.StatReply:
     if found.problem:
         raise NodeFailed(found.problem)
     return found
-
-
-def _upload(
-    clients: FileClients,
-    found: Listing,
-    entries: list[Entry],
-    bases: Mapping[Node, str],
-    counter: ByteCounter,
-    mirror: bool,
-) -> tuple[Copied, ...]:
-    """Upload entries to all nodes, into their `bases`."""
-    plain, tops = [entry.plain() for entry in entries], [vars(top) for top in found.tops]
-
-    def compare(client: FileClient) -> tuple[Node, wire.CompareReply]:
-        request = wire.Compare(bases[client.node], plain, tops, found.contents, found.machine, mirror)
-        reply = client.request(request, wire.CompareReply)
-        if reply.problems:
-            raise NodeFailed(*reply.problems)
-        return client.node, reply
-
-    replies = dict(clients.each(compare))
-    asked = sorted({number for reply in replies.values() for number in reply.ask})
-    known = dict(zip(asked, digests(found.paths[number] for number in asked), strict=True))
-    changes_by_node = {node: _changes(reply.want, reply.ask, reply.hashes, known) for node, reply in replies.items()}
-    counter.total = sum(entries[number].size for changes in changes_by_node.values() for number in changes.want)
-
-    def write(client: FileClient) -> Copied:
-        changes = changes_by_node[client.node]
-        frames = encoded_files(((number, entries[number], found.paths[number]) for number in changes.want), counter.add)
-        reply = client.send(changes, frames)
-        if reply.problems:
-            raise NodeFailed(*reply.problems)
-        return _summary(client.node, entries, changes.want, reply.removed, found.notes)
-
-    return tuple(clients.each(write, PARTLY_COPIED))
-
-
-def _changes(want: Sequence[int], asked: Sequence[int], hashes: Sequence[str], known: Mapping[int, str]) -> wire.Write:
-    """What one side is to get: files of the same size travel when their hashes differ."""
-    theirs = dict(zip(asked, hashes, strict=True))
-    equal = [number for number, said in theirs.items() if said and known[number] == said]
-    return wire.Write(sorted({*want, *theirs} - set(equal)), equal)
-
-
-def _summary(node: Node, entries: Sequence[Entry], want: Sequence[int], removed: int, notes: Sequence[str]) -> Copied:
-    files = sum(entry.kind == FILE for entry in entries)
-    nbytes = sum(entries[number].size for number in want)
-    return Copied(node.index, node.name, len(want), nbytes, files - len(want), removed, tuple(notes))
-
-
-class _Download:
-    """A download from one node: listed and compared when it is made.
-
-    Raises:
-        NodeFailed: why it cannot be downloaded.
-    """
-
-    def __init__(self, client: FileClient, src: str, place: Callable[[Node, Listing], tuple[str, str | None]]) -> None:
-        self.node = client.node
-        self._found = Listing.of(client.request(wire.List(src), wire.ListReply).listing)
-        if problems := [*self._found.problems, *unsafe(self._found.entries), *unrequested(self._found, src)]:
-            raise NodeFailed(*problems)
-        base, name = place(self.node, self._found)
-        self._entries = renamed(self._found.entries, name)
-        self._receiver = Receiver(base, self._entries)
-        difference = self._receiver.compare(self._found.machine, self._found.tops, contents=self._found.contents)
-        if difference.problems:
-            raise NodeFailed(*difference.problems)
-        asked = difference.ask
-        theirs = client.request(wire.Hash(asked), wire.HashReply).hashes if asked else []
-        here = dict(zip(asked, self._receiver.hashes(asked), strict=True))
-        self._changes = _changes(difference.want, asked, theirs, here)
-        self.nbytes = sum(self._entries[number].size for number in self._changes.want)
-
-    def run(self, client: FileClient, counter: ByteCounter) -> Copied:
-        """Download it.
-
-        Raises:
-            NodeFailed: what could not be written.
-        """
-        receiver = self._receiver
-        path = ""
-
-        def take(message: wire.FileMessage, payload: bytes | memoryview) -> bool:
-            nonlocal path
-            receiver.take(message, payload)
-            if isinstance(message, wire.FileStart):
-                path = self._entries[message.number].path
-            counter.add(path, len(payload))
-            return not receiver.disk_full
-
-        try:
-            receiver.begin(self._changes.want)
-            client.receive(wire.Send(self._changes.want), take)
-            receiver.end(self._changes.equal)
-        finally:
-            receiver.abort()
-        if receiver.problems:
-            raise NodeFailed(*receiver.problems)
-        return _summary(self.node, self._entries, self._changes.want, 0, self._found.notes)

@@ -5,10 +5,15 @@ It speaks `skymagic.wire.files` over its standard input and output, and ends whe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import sys
+import zlib
+from collections.abc import Iterator
+from functools import partial
 
+from skymagic.data.store.store import NodeStore
 from skymagic.files.transfer.entries import FOLDER, Entry, Top
 from skymagic.files.transfer.listing import Listing, absolute, digests, listing
 from skymagic.files.transfer.receiving import Receiver
@@ -27,7 +32,7 @@ class TransferServer:
 
     def __init__(self, root: str, source: int, sink: int) -> None:
         self._root, self._source, self._sink = root, source, sink
-        self._messages = wire.messages(lambda: os.read(source, wire.CHUNK))
+        self._messages = self._receive()
         self._listing = Listing()
         self._receiver: Receiver | None = None
 
@@ -43,6 +48,19 @@ class TransferServer:
         finally:
             if self._receiver is not None:
                 self._receiver.abort()
+
+    def _receive(self) -> Iterator[tuple[wire.Message, bytes | memoryview]]:
+        """Messages and their payloads, those of included files in the place of the `Include`."""
+        for message, payload in wire.messages(lambda: os.read(self._source, wire.CHUNK)):
+            if not isinstance(message, wire.Include):
+                yield message, payload
+                continue
+            pieces = NodeStore(message.store).read(message.name)
+            if message.deflated:
+                pieces = iter([zlib.decompress(b"".join(pieces))])
+            with contextlib.suppress(EOFError):
+                yield from wire.messages(partial(next, pieces, b""))
+            self._reply(wire.Included())
 
     def _answer(self, request: wire.Message) -> wire.Message:
         match request:

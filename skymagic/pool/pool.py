@@ -322,7 +322,7 @@ class Pool(Status):
         """What copies between the notebook and the machines of the pool; all nodes of this machine are one."""
         from skymagic.files.copy import Files
 
-        return Files(self.agents.nodes, lambda node: node.run(processes.FILES, self._folder))
+        return Files(self.agents.nodes, lambda node: node.run(processes.FILES, self._folder), self._resources.plane())
 
     def machines(self, chosen: Selection) -> tuple[int, ...]:
         """The numbers of the machines of these nodes, as `files` knows them. Raises RequestError for nodes that there are not."""

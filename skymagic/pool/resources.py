@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from skymagic.data.remote.remote_store import RemoteStore
     from skymagic.data.shipping.shipper import Shipper
     from skymagic.data.store.store import NodeStore
+    from skymagic.files.multicast import DataPlane
     from skymagic.providers import Provider, Survey
     from skymagic.run.engine import Engine
 
@@ -198,6 +199,15 @@ class Resources:
         if self._shipper is None or not self._status.plan.remote:
             return None
         return cast("RemoteStore", self._shipper.store)
+
+    def plane(self) -> DataPlane | None:
+        """What carries files to several nodes at once; None where there is one node, or all are this machine."""
+        from skymagic.files.multicast import DataPlane
+
+        store = self._remote_store() if len(self.agents.nodes) > 1 else None
+        if store is None:
+            return None
+        return DataPlane(store, lambda node: self.agents.started[node.index].store)
 
     # -- release -----------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ Stat, List, Hash, Compare           →
                                     ←   StatReply, ListReply, HashReply, CompareReply
 Write, (FileStart, FileChunk…)…, EndOfFiles →
                                     ←   DiskFull?, WriteReply
+Include (in a Write, of a Compare)  →
+                                    ←   Included
 Send                                →
                                     ←   (FileStart, FileChunk… | FileFailed)…, EndOfFiles, SendReply
 Cancel (at any time but in a Write) →   the reply comes early, and is incomplete
@@ -12,7 +14,7 @@ Cancel (at any time but in a Write) →   the reply comes early, and is incomple
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 from skymagic.wire.codec import Codec, FrozenMessage, WithPayload
@@ -108,6 +110,19 @@ class SendReply(Message):
     """That was all of them."""
 
 
+class Include(Message):
+    """What comes next is in this file of the node's store, which is the folder `store`."""
+
+    store: str
+    name: str
+    deflated: bool
+    """Whether the file is to be inflated first; by zlib, at once."""
+
+
+class Included(Message):
+    """All that is in the file was taken."""
+
+
 class Cancel(Message):
     """Come to an end with what you are doing."""
 
@@ -151,7 +166,7 @@ CODEC: Codec[Message] = Codec(*Message.__subclasses__(), max_line=1 << 30, max_p
 encode, messages = CODEC.encode, CODEC.messages
 
 
-def joined(frames: Iterable[bytes]) -> Iterator[bytes]:
+def joined(frames: Iterable[bytes]) -> Generator[bytes, None, None]:
     """The same bytes in fewer pieces: small ones are put together."""
     waiting: list[bytes] = []
     size = 0

@@ -1,0 +1,121 @@
+"""What all nodes get: compared with each of them first, then what several of them lack once for all of these."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Generator, Mapping, Sequence
+from functools import partial
+
+from skymagic.cluster import Node
+from skymagic.files.changes import PARTLY_COPIED, ByteCounter, changes, copied
+from skymagic.files.clients import FileClient, FileClients, NodeFailed
+from skymagic.files.messages import Copied
+from skymagic.files.multicast import DataPlane, Multicast
+from skymagic.files.transfer.entries import Entry
+from skymagic.files.transfer.listing import Listing, digests
+from skymagic.files.transfer.sending import encoded_files
+from skymagic.wire import files as wire
+
+MANY_FILES = 1000
+"""Entries from which all nodes are asked at once what they lack."""
+WORTHWHILE_BYTES = 4 << 20
+"""Bytes from which the data plane's own round trips are worth it."""
+
+
+class Upload:
+    """Brings entries to all nodes.
+
+    Args:
+        clients: of these nodes.
+        found: what is here.
+        entries: of it, with the names that they take there.
+        counter: gets the bytes that are sent.
+        plane: carries what several nodes lack; None where there is none.
+    """
+
+    def __init__(
+        self,
+        clients: FileClients,
+        found: Listing,
+        entries: Sequence[Entry],
+        counter: ByteCounter,
+        plane: DataPlane | None,
+    ) -> None:
+        self._clients, self._found, self._entries = clients, found, entries
+        self._counter, self._plane = counter, plane
+
+    def run(self, bases: Mapping[Node, str], *, mirror: bool) -> tuple[Copied, ...]:
+        """Compare and send, into these folders.
+
+        Raises:
+            FilesError: what went wrong, of all nodes at once.
+        """
+        different = self._compare(bases, mirror)
+        groups: dict[tuple[int, ...], list[FileClient]] = {}
+        for client, change in different.items():
+            groups.setdefault(tuple(change.want), []).append(client)
+        shared = {
+            client: stream
+            for want, members in groups.items()
+            if (stream := self._shared(want, members))
+            for client in members
+        }
+
+        def write(client: FileClient) -> Copied:
+            change = different[client]
+            reply = self._send(client, change, shared.get(client))
+            if reply.problems:
+                raise NodeFailed(*reply.problems)
+            return copied(client.node, self._entries, change.want, reply.removed, self._found.notes)
+
+        return tuple(self._clients.each(write, PARTLY_COPIED))
+
+    def _compare(self, bases: Mapping[Node, str], mirror: bool) -> dict[FileClient, wire.Write]:
+        """What each node is to get."""
+        found = self._found
+        plain, tops = [entry.plain() for entry in self._entries], [vars(top) for top in found.tops]
+
+        requests: dict[Node, wire.Message] = {
+            node: wire.Compare(base, plain, tops, found.contents, found.machine, mirror) for node, base in bases.items()
+        }
+
+        def compare(client: FileClient) -> tuple[FileClient, wire.CompareReply]:
+            reply = client.request(requests[client.node], wire.CompareReply)
+            if reply.problems:
+                raise NodeFailed(*reply.problems)
+            return client, reply
+
+        plane, several = self._plane, len(bases) > 1 and len(set(bases.values())) == 1
+        if plane is None or not several or len(plain) < MANY_FILES:
+            replies = dict(self._clients.each(compare))
+        else:
+            key = plane.put([zlib.compress(wire.encode(next(iter(requests.values()))))])
+            try:
+                requests |= {node: plane.include(node, key, deflated=True) for node in bases}
+                replies = dict(self._clients.each(compare))
+            finally:
+                plane.drop([key])
+        asked = sorted({number for reply in replies.values() for number in reply.ask})
+        known = dict(zip(asked, digests(found.paths[number] for number in asked), strict=True))
+        return {client: changes(reply.want, reply.ask, reply.hashes, known) for client, reply in replies.items()}
+
+    def _shared(self, want: Sequence[int], members: Sequence[FileClient]) -> Multicast | None:
+        """What carries these files to several nodes at once; None where each gets them by itself."""
+        nbytes = sum(self._entries[number].size for number in want)
+        if self._plane is None or len(members) == 1 or nbytes < WORTHWHILE_BYTES:
+            self._counter.total += nbytes * len(members)
+            return None
+        self._counter.total += nbytes
+        return Multicast(self._plane, members, self._frames(want), partial(self._counter.add, self._found.tops[0].name))
+
+    def _frames(self, want: Sequence[int], *, counted: bool = False) -> Generator[bytes, None, None]:
+        files = ((number, self._entries[number], self._found.paths[number]) for number in want)
+        return wire.joined(encoded_files(files, self._counter.add) if counted else encoded_files(files))
+
+    def _send(self, client: FileClient, change: wire.Write, shared: Multicast | None) -> wire.WriteReply:
+        if shared is None:
+            return client.send(change, self._frames(change.want, counted=True))
+        try:
+            return client.send(change, shared.messages(client), partial(shared.included, client))
+        finally:
+            shared.leave(client)
