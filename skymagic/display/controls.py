@@ -69,7 +69,7 @@ class Controls:
         known = ((actions.where, self._where), (actions.ranks, self._ranks))
         buttons = [self._stop, *(button for action, button in known if action)]
         for button in buttons:
-            button.layout.width = "auto"
+            button.layout.width, button.layout.flex = "auto", "none"  # a long line must not squeeze their words
         self._row = ipywidgets.HBox([self._line])
         self._panel = ipywidgets.HTML()
         self._looked: Looked | None = None

@@ -30,6 +30,21 @@ STRAGGLER = """\
 for step in range(100_000):
     time.sleep(0.4 if rank == 2 else 0.004)
     sky.report(step=step, total=100_000)"""
+BLOCKS = """\
+%%sky_broadcast
+def load_batch():
+    time.sleep(600)
+print('begun')
+load_batch()"""
+COUNTS = """\
+import time
+from itertools import pairwise
+def counts():
+    while True:
+        yield pool.meter.count
+        time.sleep(2.5)
+next(before for before, after in pairwise(counts()) if (before == after) is {rest})
+print("{words}")"""
 CELLS = {
     "pool": "%load_ext skymagic\n%config SkyMagic.view_after = 0.3\npool = %sky_pool --ranks 4",
     "repr": "pool",
@@ -38,15 +53,22 @@ CELLS = {
     "curve": "pool.metrics.loss.unstack().plot(figsize=(5, 2.2), ylabel='loss');",
     "figure": "%%sky_broadcast -t 0\nimport matplotlib.pyplot as plt\nplt.plot([4, 2, 1]);",
     "straggler": STRAGGLER,
+    "blocks": BLOCKS,
     "beside": "%%sky_broadcast -a --only all\nprint('there')\nopen('gate').read()",
     "stacks": "%sky_stacks",
     "failed": "%%sky_broadcast\nif rank == 2:\n    raise ValueError('bad batch')",
     "defines": "%%sky_broadcast\nimport numpy as np\nbatch = np.full((64, 10), rank)\nlr = 0.01",
     "variables": "%sky_vars",
     "status": "%sky_status",
+    "asks": "from skymagic.display import looking\nlooking.ASK_INTERVAL = 0.5",
+    "busy": "%%sky_broadcast -a\nwhile rank == 1:\n    pass\nopen('gate').read()",
+    "measured": COUNTS.format(rest=False, words="measured"),
+    "at rest": COUNTS.format(rest=True, words="at rest"),
     "again": "%load_ext skymagic\n%sky_pool --ranks 2",
     "after": "%%sky_broadcast --only all\nprint('ready')",
 }
+CLEAR = "() => window.jupyterapp.commands.execute('notebook:clear-cell-output')"
+SELECT = "(index) => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = index; }"
 INDEX = {name: number for number, name in enumerate(CELLS)}
 
 
@@ -118,6 +140,28 @@ def test_a_straggler_is_named_and_the_toolbars_button_stops_the_cell(browser: Br
     browser.shot("interrupted")
 
 
+def test_a_cell_that_holds_the_kernel_is_looked_into_and_stopped_by_its_buttons(browser: Browser) -> None:
+    browser.start(INDEX["blocks"])
+    shown = browser.outputs(INDEX["blocks"])
+    stop = shown.get_by_role("button", name="stop")
+    expect(stop).to_be_visible(timeout=PATIENCE * 1000)
+    expect(shown).to_contain_text("begun")
+    shown.get_by_role("button", name="where is it?").click()
+    expect(shown).to_contain_text("ranks 0–3 in load_batch, line 3")
+    browser.shot("buttons")
+    browser.picture("buttons", INDEX["blocks"])
+    shown.get_by_role("button", name="ranks").click()
+    cell = shown.get_by_title(re.compile(r"rank 1 on \S+: running; CPU \d+%, memory \d+\.\d MB of "))
+    expect(cell).to_be_visible()
+    browser.shot("ranks")
+    shown.get_by_role("button", name="ranks").click()
+    expect(cell).to_have_count(0)
+    stop.click()
+    expect(shown).to_contain_text(re.compile(r"4 ranks · \d+\.\d s · interrupted"))
+    expect(shown).to_contain_text("RunInterrupted")
+    expect(shown.get_by_role("button")).to_have_count(0)
+
+
 def test_a_cell_beside_the_notebook_is_looked_into_and_stopped_by_its_button(browser: Browser) -> None:
     browser.run(INDEX["beside"])
     shown = browser.outputs(INDEX["beside"])
@@ -152,6 +196,20 @@ def test_variables_and_status(browser: Browser) -> None:
     browser.shot("status")
 
 
+def test_what_ranks_use_is_measured_while_somebody_looks_at_it(browser: Browser) -> None:
+    browser.run(INDEX["asks"])
+    shown = browser.run(INDEX["busy"])
+    shown.get_by_role("button", name="ranks").click()
+    busy = shown.get_by_title(re.compile(r"rank 1 on \S+: running; CPU [1-9]\d*%, memory \d+\.\d MB of "))
+    expect(busy).to_be_visible()
+    browser.shot("busy")
+    expect(browser.run(INDEX["measured"])).to_contain_text("measured")
+    browser.page.evaluate(SELECT, INDEX["busy"])
+    browser.page.evaluate(CLEAR)
+    expect(busy).to_have_count(0)
+    expect(browser.run(INDEX["at rest"])).to_contain_text("at rest")
+
+
 def test_a_kernel_that_is_restarted_starts_a_pool_anew(browser: Browser) -> None:
     browser.restart()
     expect(browser.outputs(INDEX["training"])).to_contain_text("loss 0.112")
@@ -166,9 +224,14 @@ def test_what_was_saved_is_shown_when_it_is_opened_again(browser: Browser) -> No
     assert widgets is None or "state" in widgets["application/vnd.jupyter.widget-state+json"]
     kinds = {kind for cell in saved["cells"] for output in cell["outputs"] for kind in output.get("data", {})}
     assert "application/vnd.jupyter.widget-view+json" not in kinds
+    (line,) = (
+        one["data"] for one in saved["cells"][INDEX["blocks"]]["outputs"] if one["output_type"] == "display_data"
+    )
+    assert line.keys() == {"text/plain", "text/html"}
     browser.open()
     expect(browser.outputs(INDEX["pool"])).to_contain_text("ready in", timeout=PATIENCE * 1000)
     expect(browser.outputs(INDEX["training"])).to_contain_text("results → `results`")
+    expect(browser.outputs(INDEX["blocks"])).to_contain_text("interrupted")
     expect(browser.outputs(INDEX["beside"])).to_contain_text("stopped after")
     expect(browser.outputs(INDEX["curve"]).get_by_role("img")).to_be_visible()
     gone(browser)

@@ -1,4 +1,4 @@
-"""JupyterLab in a browser: a real server, a real Chromium, one notebook that a person would see."""
+"""JupyterLab, or Notebook 7, in a browser: a real server, a real Chromium, one notebook that a person would see."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ SERVER = (
     "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     "--ServerApp.jpserver_extensions={'jupyter_server_nbmodel': False}",
 )  # fmt: skip
+PAGES = {"jupyterlab": "doc/tree", "notebook": "notebooks"}
+"""By the package of a front end: below which path it shows a notebook."""
 CHROMIUM = (
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
     "--disable-component-update", "--no-first-run",
@@ -56,11 +58,11 @@ SAVE = "async () => { await window.jupyterapp.shell.currentWidget.context.save()
 
 
 class Browser:
-    """A notebook open in JupyterLab.
+    """A notebook open in JupyterLab, or in Notebook 7.
 
     Args:
         page: the browser's.
-        url: of the server, with a slash at its end.
+        url: where the front end shows notebooks.
         token: of the server.
         path: the notebook's file.
     """
@@ -70,7 +72,7 @@ class Browser:
         self.path = path
         self.errors: list[str] = []
         """What the browser's console says is wrong."""
-        self._address = f"{url}doc/tree/{path.name}?reset&token={token}"
+        self._address = f"{url}/{path.name}?reset&token={token}"
         page.set_default_timeout(PATIENCE * 1000)
         page.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)
 
@@ -89,7 +91,8 @@ class Browser:
         self.page.evaluate(RUN, index)
 
     def run(self, index: int) -> Locator:
-        """Run a cell to its end; its outputs."""
+        """Run a cell to its end; its outputs. What comes while another cell fails, a kernel does not run."""
+        self.page.wait_for_function(IDLE)
         self.start(index)
         self.page.wait_for_function(COUNTED, arg=index)
         self.page.wait_for_function(IDLE)
@@ -136,17 +139,17 @@ def chromium() -> str | None:
 
 
 @contextmanager
-def opened(folder: Path, cells: Sequence[str]) -> Iterator[Browser]:
-    """JupyterLab with a notebook of these cells, none of them run; server, kernels and browser end with it."""
+def opened(folder: Path, cells: Sequence[str], front: str = "jupyterlab") -> Iterator[Browser]:
+    """A front end with a notebook of these cells, none of them run; server, kernels and browser end with it."""
     path = folder / "story.ipynb"
     kernel = {
         "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}
     }  # else it is asked for
     nbformat.write(nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells)), metadata=kernel), path)
-    with _server(folder) as (url, token), sync_playwright() as playwright:
+    with _server(folder, front) as (url, token), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=list(CHROMIUM))
         try:
-            shown = Browser(browser.new_page(viewport={"width": 1100, "height": 900}), url, token, path)
+            shown = Browser(browser.new_page(viewport={"width": 1100, "height": 900}), url + PAGES[front], token, path)
             shown.open()
             yield shown
         finally:
@@ -154,8 +157,8 @@ def opened(folder: Path, cells: Sequence[str]) -> Iterator[Browser]:
 
 
 @contextmanager
-def _server(folder: Path) -> Iterator[tuple[str, str]]:
-    """JupyterLab's server on a port of its own choice: its address and token."""
+def _server(folder: Path, front: str) -> Iterator[tuple[str, str]]:
+    """A front end's server on a port of its own choice: its address, with a slash at its end, and token."""
     runtime = folder / ".jupyter-runtime"
     settings = folder / ".jupyter" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
@@ -167,7 +170,7 @@ def _server(folder: Path) -> Iterator[tuple[str, str]]:
         **os.environ, **own_folders(folder), "PYTHONPATH": path, "JUPYTER_RUNTIME_DIR": str(runtime),
         "JUPYTER_CONFIG_DIR": str(folder / ".jupyter"), "JUPYTER_DATA_DIR": str(folder / ".jupyter-data"),
     }  # fmt: skip
-    command = [sys.executable, "-m", "jupyterlab", *SERVER, f"--ServerApp.root_dir={folder}"]
+    command = [sys.executable, "-m", front, *SERVER, f"--ServerApp.root_dir={folder}"]
     with open(folder / "server.log", "wb") as log:
         server = subprocess.Popen(command, env=env, cwd=folder, stdout=log, stderr=log)
         try:
@@ -186,4 +189,4 @@ def _address(server: subprocess.Popen[bytes], runtime: Path, log: Path) -> tuple
             info = json.loads(text)
             return str(info["url"]), str(info["token"])
         time.sleep(0.05)  # its file appears; there is no event to wait for
-    raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()}")
+    raise RuntimeError(f"the server did not start:\n{log.read_text()}")
