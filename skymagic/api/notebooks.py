@@ -10,6 +10,7 @@ import ast
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,8 @@ from skymagic.pool import keys, notebooks, readers, records
 from skymagic.pool.notebooks import NotebookRun
 from skymagic.providers import head
 from skymagic.wire import notebook as wire
-from skymagic.wire import processes
+from skymagic.wire import processes, tls
+from skymagic.wire.threads import failures, run_all
 from skymagic.wire.transport import Transport
 
 RECONNECT_SECONDS = 60.0
@@ -121,10 +123,6 @@ def _key(request: NotebookRequest, mistakes: list[str]) -> keys.PoolKey | None:
             raise PoolError(
                 f"{other.notebook.name} is executed on pool {record.name!r}, or was, and is not taken: skymagic attach {record.name}"
             )
-        if len(known.accesses) > 1:
-            raise PoolError(
-                f"pool {record.name!r} has nodes on {len(known.accesses)} machines: those of one machine alone can"
-            )
         if not (request.take_over or records.left(record)):
             raise PoolError(
                 f"pool {record.name!r} is in use: {records.holder(record)} has it; end that one, or take the pool away from it: --take-over"
@@ -175,16 +173,16 @@ def _beside(notebook: Mapping[str, Any], folder: Path) -> list[str]:
 def _start(run: NotebookRun, notebook: dict[str, Any], folder: Path | None) -> None:
     """Have the head begin it, and keep that it did."""
     key = run.key
-    accesses = tuple(head.Access(one.daemon, one.secret) for one in key.accesses)
     env = {name: os.environ[name] for name in key.plan.request.secrets if name in os.environ}
-    with _head(run) as node:
+    with _nodes(run) as nodes:
+        node = nodes[0]
         where = str(folder or run.notebook.parent)
         if key.plan.remote:
             where = REMOTE_FOLDER if folder is None else remote_folder(folder)
             if folder is not None:
                 files = Files([node], lambda one: one.run(processes.FILES, REMOTE_FOLDER))
                 files.sync(folder, where, key.plan.image.excludes, ())
-        order = wire.Order(run.job_id, notebook, packed(key, accesses), where, env)
+        order = wire.Order(run.job_id, notebook, packed(key, _accesses(key, nodes)), where, env)
         with contextlib.closing(node.run(processes.START_NOTEBOOK, run.driver)) as transport:
             transport.write(wire.CODEC.encode(order))
             for message in _messages(transport):
@@ -195,12 +193,52 @@ def _start(run: NotebookRun, notebook: dict[str, Any], folder: Path | None) -> N
     notebooks.write(run)
 
 
+def _accesses(key: keys.PoolKey, nodes: Sequence[Node]) -> tuple[head.Access, ...]:
+    """What leads from the head to all nodes: to the others by relays, which end with the pool, or when nobody comes.
+
+    Raises:
+        PoolError: a node has none.
+    """
+    first, *others = (head.Access(one.daemon, one.secret) for one in key.accesses)
+    pem = tls.certificate() if others else ""
+    opened = run_all(
+        [
+            partial(_relay, node, key.addresses[index][0], one, pem)
+            for index, (node, one) in enumerate(zip(nodes[1:], others, strict=True), 1)
+        ]
+    )
+    for problem in failures(opened):
+        raise problem
+    return (first, *(one for one in opened if isinstance(one, head.Access)))
+
+
+def _relay(node: Node, address: str, access: head.Access, pem: str) -> head.Access:
+    with contextlib.closing(node.run(processes.RELAY, access.daemon, address)) as transport:
+        transport.write(pem.encode())
+        said = b""
+        while not (found := re.search(rb"^listens (\d+)\n", said, re.MULTILINE)):
+            piece = transport.read()
+            if not piece:
+                raise PoolError(
+                    f"{node.name} cannot be reached from the head: {transport.complaint() or said.decode()}"
+                )
+            said += piece
+    return replace(access, address=address, port=int(found[1]), pem=pem)
+
+
 @contextmanager
 def _head(run: NotebookRun) -> Iterator[Node]:
     """The head of its pool, also when the pool has ended."""
-    survey, nodes = readers.attachable(run.key).attach(run.key.plan, run.key.accesses)
-    try:
+    with _nodes(run) as nodes:
         yield nodes[0]
+
+
+@contextmanager
+def _nodes(run: NotebookRun) -> Iterator[Sequence[Node]]:
+    """The machines of its pool; each is connected to when something is run there."""
+    _, nodes = readers.attachable(run.key).attach(run.key.plan, run.key.accesses)
+    try:
+        yield nodes
     finally:
         for node in nodes:
             if node.leave is not None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from skymagic.cluster import Node
+from skymagic.cluster.tunnel import Tunnel
 from skymagic.plan.plans import Plan
 from skymagic.providers import detached
 from skymagic.providers.local import run
 from skymagic.providers.provider import Survey
+from skymagic.wire import processes, tls
+from skymagic.wire.transport import Transport
+
+CONNECT_TIMEOUT = 10.0
 
 
 @dataclass(frozen=True)
@@ -18,14 +28,128 @@ class Access:
 
     Attributes:
         daemon: its name. secret: what it knows its notebooks by.
+        address, port: where a relay listens on the node (`kernels.relay`); none on the head itself.
+        pem: the certificate and key by which both know each other.
     """
 
     daemon: str
     secret: str = field(repr=False)
+    address: str = ""
+    port: int = 0
+    pem: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Nodes(Survey):
+    """What is open to them."""
+
+    here: detached.Here
+    others: tuple[Other, ...]
+
+    def close(self) -> None:
+        """End all agents and what leads to them; twice is safe."""
+        self.here.close()
+        for one in self.others:
+            one.close()
 
 
 def attach(plan: Plan, accesses: Sequence[Access]) -> tuple[Survey, Sequence[Node]]:
     """The machines of a pool whose agents run already; the caller's is the head."""
     here = detached.Here(detached.Access(accesses[0].daemon, accesses[0].secret))
     head = here.node(accesses[0].daemon, run)
-    return detached.Detached(plan, here), [replace(head, name=plan.hosts[0] if plan.remote else head.name)]
+    others = tuple(Other(one) for one in accesses[1:])
+    nodes = [replace(head, name=plan.hosts[0] if plan.remote else head.name)]
+    nodes += [one.node(index, plan.hosts[index]) for index, one in enumerate(others, 1)]
+    return Nodes(plan, here, others), nodes
+
+
+class Other:
+    """A machine that is not the head.
+
+    Args:
+        access: what leads there.
+    """
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._takes_over = True
+        """Whether the next tunnel leads to an agent that is there already."""
+        self._tunnel: Tunnel | None = None
+
+    def node(self, index: int, name: str) -> Node:
+        """The machine as a pool sees it."""
+        return Node(
+            index, name, self._open, self._run, access=self._access, leave=self._leave,
+            forward=lambda address, port: self._current().forward(address, port),
+        )  # fmt: skip
+
+    def _run(self, module: str, *arguments: str) -> Transport:
+        return Relayed(self._access, module, *arguments)
+
+    def _open(self, state: Callable[[str], None]) -> Transport:
+        self.close()
+        takes_over, self._takes_over = self._takes_over, False
+        connect = functools.partial(self._run, processes.ATTACH, self._access.daemon)
+        self._tunnel = Tunnel(connect, state=state, secret=self._access.secret, takes_over=takes_over)
+        return self._tunnel.agent
+
+    def _current(self) -> Tunnel:
+        assert self._tunnel is not None
+        return self._tunnel
+
+    def _leave(self) -> None:
+        if self._tunnel is not None:
+            self._tunnel.leave()
+
+    def close(self) -> None:
+        """End the agent and the tunnel; twice is safe."""
+        if self._tunnel is not None:
+            self._tunnel.close()
+
+
+class Relayed:
+    """A process on another node, by its relay.
+
+    Args:
+        words: the module, and its arguments.
+
+    Raises:
+        OSError: the relay is not to be reached, or is another one.
+    """
+
+    def __init__(self, access: Access, *words: str) -> None:
+        sock = socket.create_connection((access.address, access.port), CONNECT_TIMEOUT)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            secure: ssl.SSLSocket = tls.context(access.pem, server=False).wrap_socket(sock)
+            secure.sendall(json.dumps(words).encode() + b"\n")
+        except BaseException:
+            sock.close()
+            raise
+        self._near, far = socket.socketpair()
+        self._thread = threading.Thread(target=tls.pump, args=(secure, far), name="skymagic-relayed", daemon=True)
+        self._thread.start()
+
+    def read(self) -> bytes:
+        """Bytes that have come."""
+        try:
+            return self._near.recv(1 << 16)
+        except OSError:
+            return b""
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Send all of these bytes."""
+        self._near.sendall(data)
+
+    def complaint(self) -> str:
+        """It says nothing else."""
+        return ""
+
+    def close(self) -> None:
+        """Close its streams, upon which it ends; twice is safe."""
+        try:
+            self._near.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._thread.join(5.0)
+        self._near.close()

@@ -14,6 +14,7 @@ pids         processes that are known by their number, and signals to them
 record       what an agent writes about itself for whoever logs in on its node
 boot         the boot id of this machine
 exit_status  how a process ended, in words
+tls          byte streams between nodes that know each other by one certificate
 threads      fork and join: jobs that run at once, and what became of them
 session/     exactly-once delivery over connections that break
 """

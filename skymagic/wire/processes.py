@@ -1,6 +1,6 @@
 """What one process starts, or looks for, in another, by the module's name: the process boundaries that no import shows.
 
-``python -m`` runs the first eight, each in a process of its own; a rank is forked, and what it runs is imported there.
+``python -m`` runs the first nine, each in a process of its own; a rank is forked, and what it runs is imported there.
 `tests/test_house.py` reads this table: no other module names one of ours in a string.
 """
 
@@ -24,6 +24,8 @@ START_NOTEBOOK = "skymagic.kernels.notebook.start"
 """What begins a notebook as a job on the head (`api.notebooks`)."""
 FOLLOW_NOTEBOOK = "skymagic.kernels.notebook.follow"
 """The way to a notebook that is executed there, or was (`api.notebooks`)."""
+RELAY = "skymagic.kernels.relay"
+"""What starts processes on another node for the head, where a notebook is executed (`api.notebooks`)."""
 RANK = "skymagic.kernels.rank.entry"
 """What a rank runs: imported by a node's forkserver before it forks."""
 SCRIPT = "skymagic.kernels.script.script"

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,30 +100,29 @@ def desk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         with left(folder, env, f"%sky_pool {name} --ranks 2 --detached"):
             yield Desk(folder, env, name)
         return
-    with loopback(folder / "hosts", 1, env=pip_settings()) as hosts:
+    with loopback(folder / "hosts", 2, env=pip_settings()) as hosts:
         env["HOME"] = str(home_that_knows(hosts, folder / "client"))
-        made = f"%sky_pool {name} --provider ssh --hosts h1 --procs-per-node 2 --python {sys.executable}"
+        made = f"%sky_pool {name} --provider ssh --hosts h[1-2] --python {sys.executable}"
         with left(folder, env, made):
             yield Desk(folder, env, name)
 
 
-class left:  # noqa: N801  # a context manager
-    """A pool whose notebook was killed; ended at the end."""
-
-    def __init__(self, folder: Path, env: dict[str, str], made: str) -> None:
-        self._folder, self._env, self._made = folder, env, made
-
-    def __enter__(self) -> None:
-        (self._folder / "first").mkdir()
-        with opened(self._folder / "first", self._made, env=self._env) as notebook:
-            process = psutil.Process(notebook.pid)
-            process.kill()
-            assert still_there([process]) == []
-
-    def __exit__(self, *_: object) -> None:
-        (self._folder / "last").mkdir()
-        name = self._made.split()[1]
-        with opened(self._folder / "last", f"%sky_attach {name}", env=self._env) as notebook:
+@contextmanager
+def left(folder: Path, env: dict[str, str], made: str) -> Iterator[None]:
+    """A pool whose notebook was killed; another attaches to it at the end, unless it has ended."""
+    for name in ("first", "last"):
+        (folder / name).mkdir()
+    with opened(folder / "first", made, env=env) as notebook:
+        process = psutil.Process(notebook.pid)
+        process.kill()
+        assert still_there([process]) == []
+    yield
+    name = made.split()[1]
+    with opened(folder / "last", env=env) as notebook:
+        if name in notebook.run("%sky_attach").stdout:
+            notebook.run(f"%sky_attach {name}")
+            notebook.run("%%sky_broadcast -o kept\nrank")  # what the job has left on the ranks
+            assert notebook.value("kept") == [0, 1]
             notebook.run(f"%sky_down {name}")
 
 
@@ -159,6 +159,7 @@ def test_it_goes_on_without_its_client(desk: Desk) -> None:
     assert executed[3:] == expected[3:] == [["epochs 3"], lines, ["[0.0, 0.3333333333333333]"], ["'after'"]]
 
 
+@HERE
 def test_a_failed_cell(desk: Desk) -> None:
     notebook = written(desk.folder, LOAD, "kept = 1", "%%sky_broadcast\n1 / 0", "never", name="fails.ipynb")
     process = desk.program("run", notebook, "--pool", desk.pool, "--detach")
@@ -212,6 +213,20 @@ def test_papermill(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = written(desk.folder, "print(1)", "1 / 0", name="bad.ipynb")
     with pytest.raises(papermill.PapermillExecutionError, match="ZeroDivisionError"):
         papermill.execute_notebook(failing, desk.folder / "bad.out.ipynb", engine_name="skymagic", progress_bar=False)
+
+
+@HERE
+def test_its_pool_is_ended(desk: Desk) -> None:
+    notebook = written(desk.folder, "import time\nprint('at work', flush=True)\ntime.sleep(600)", name="lost.ipynb")
+    process = desk.program("run", notebook, "--pool", desk.pool, "--json")
+    assert process.stdout is not None
+    while "at work" not in process.stdout.readline():
+        pass
+    assert desk.ran("down", desk.pool)[0] == 0
+    out, _ = process.communicate(timeout=60)
+    end = json.loads(out.splitlines()[-1])
+    assert (process.returncode, end["status"], end["problem"]) == (5, "lost", "the pool has ended")
+    assert said(desk.folder / "lost.executed.ipynb") == [["at work", "KeyboardInterrupt"]]
 
 
 def test_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -1,0 +1,108 @@
+"""Processes of this node for the pool's head, where a notebook is executed: ``python -m skymagic.kernels.relay DAEMON ADDRESS``.
+
+It reads a certificate from its standard input, writes the port at which it listens, and leaves the login, as the daemon of an agent does. Each
+connection names a module and its arguments, and is joined to a process that runs it. It ends with the pool, and some time after the last
+connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+
+from skymagic.kernels.fork import close_from, fork
+from skymagic.wire import tls
+from skymagic.wire.record import answers
+from skymagic.wire.transport import write_all
+
+IDLE_SECONDS = 60.0
+"""For which it waits for a connection when there is none."""
+POLL = 2.0
+HANDSHAKE_TIMEOUT = 10.0
+END = b"-----END PRIVATE KEY-----\n"
+
+
+class Relay:
+    """Serves the head.
+
+    Args:
+        daemon: the name of the node's daemon, with which it ends.
+        listener: where the head connects.
+        context: knows the head.
+    """
+
+    def __init__(self, daemon: str, listener: socket.socket, context: ssl.SSLContext) -> None:
+        self._daemon, self._listener, self._context = daemon, listener, context
+        self._serving = 0
+        self._used = time.monotonic()
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        """Serve until the pool is gone, or nobody comes."""
+        self._listener.settimeout(POLL)
+        while answers(self._daemon) and (self._serving or time.monotonic() - self._used < IDLE_SECONDS):
+            with contextlib.suppress(TimeoutError):
+                sock, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._serving += 1
+        try:
+            with contextlib.suppress(OSError, ValueError):
+                self._joined(sock)
+        finally:
+            sock.close()
+            with self._lock:
+                self._serving -= 1
+                self._used = time.monotonic()
+
+    def _joined(self, sock: socket.socket) -> None:
+        sock.settimeout(HANDSHAKE_TIMEOUT)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        secure = self._context.wrap_socket(sock, server_side=True)
+        line = b""
+        while not line.endswith(b"\n"):  # what follows belongs to the process
+            byte = secure.recv(1)
+            if not byte:
+                return
+            line += byte
+        ours, theirs = socket.socketpair()
+        with theirs:
+            words: list[str] = [sys.executable, "-P", "-m", *json.loads(line)]
+            end = theirs.fileno()
+            process = subprocess.Popen(words, stdin=end, stdout=end, stderr=subprocess.DEVNULL, start_new_session=True)
+        tls.pump(secure, ours)
+        process.wait()
+
+
+def main(daemon: str, address: str) -> int:
+    """Begin to listen, and leave the login."""
+    pem = b""
+    while not pem.endswith(END) and (piece := os.read(0, 1 << 16)):
+        pem += piece
+    context = tls.context(pem.decode(), server=True)
+    listener = socket.create_server((address, 0))
+
+    def become() -> None:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in range(3):
+            os.dup2(null, fd)
+        close_from(3, but=listener.fileno())
+        Relay(daemon, listener, context).run()
+
+    fork(become)
+    write_all(1, f"\nlistens {listener.getsockname()[1]}\n".encode())
+    return 0
+
+
+if __name__ == "__main__":
+    os._exit(main(*sys.argv[1:]))

@@ -1,0 +1,84 @@
+"""Byte streams between the nodes of a pool over TLS: both ends have the same certificate and key, made for one purpose, and trust no other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import ssl
+import tempfile
+
+PIECE = 1 << 16
+
+
+def context(pem: str, *, server: bool) -> ssl.SSLContext:
+    """What an end needs.
+
+    Args:
+        pem: certificate and private key, which the other end has too.
+    """
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    made.check_hostname = False  # it is known by its key
+    made.verify_mode = ssl.CERT_REQUIRED
+    made.minimum_version = ssl.TLSVersion.TLSv1_3
+    made.load_verify_locations(cadata=pem[: pem.index("-----BEGIN PRIVATE")])
+    with tempfile.NamedTemporaryFile("w") as file:  # mode 0600; the module reads files alone
+        file.write(pem)
+        file.flush()
+        made.load_cert_chain(file.name)
+    return made
+
+
+def pump(secure: ssl.SSLSocket, plain: socket.socket) -> None:
+    """Copy both ways until either end closes, on one thread: a TLS connection is no thing for two."""
+    secure.setblocking(False)
+    plain.setblocking(False)
+    to_plain, to_secure = bytearray(), bytearray()
+    open_ = True
+    with contextlib.suppress(OSError):
+        while open_:
+            reads = [*([] if to_plain else [secure]), *([] if to_secure else [plain])]
+            writes = [*([plain] if to_plain else []), *([secure] if to_secure else [])]
+            if not secure.pending() or to_plain:
+                select.select(reads, writes, [])
+            if to_secure:
+                with contextlib.suppress(ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                    del to_secure[: secure.send(to_secure)]
+            if to_plain:
+                with contextlib.suppress(BlockingIOError):
+                    del to_plain[: plain.send(to_plain)]
+            if not to_plain:
+                with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    data = secure.recv(PIECE)
+                    to_plain += data
+                    open_ = bool(data)
+            if open_ and not to_secure:
+                with contextlib.suppress(BlockingIOError):
+                    data = plain.recv(PIECE)
+                    to_secure += data
+                    open_ = bool(data)
+    for end in (secure, plain):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+        end.close()
+
+
+def certificate() -> str:
+    """A new certificate with its private key."""
+    import datetime
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"skymagic-{os.urandom(8).hex()}")])
+    epoch = datetime.datetime(2000, 1, 1)  # nodes' clocks may differ
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), epoch)
+    made = made.not_valid_after(datetime.datetime(2999, 1, 1))
+    made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    signed = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    plain = serialization.NoEncryption()
+    secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    return (signed + secret).decode()
