@@ -26,6 +26,12 @@ def daemon():
     code = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {WAIT!r}], start_new_session=True, stdout=-3).pid)"
     return int(subprocess.run([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE).stdout)
 
+def without_environment_for_a_while():
+    """A process in a session of its own that shows no environment until it has called exec, as each does in the middle of that call."""
+    mark, null = os.environ["SKYMAGIC_IDENT"], subprocess.DEVNULL
+    code = f"import os, time; time.sleep(0.5); os.execve('/bin/sleep', ['sleep', '1000'], {{'SKYMAGIC_IDENT': '{mark}'}})"
+    return subprocess.Popen([sys.executable, "-c", code], start_new_session=True, env={}, stdin=null, stdout=null, stderr=null).pid
+
 def forked():
     """A forked process that has told nobody whose it is, and holds nothing."""
     read, write = os.pipe()
@@ -86,6 +92,12 @@ def test_a_rank_that_dies_takes_what_it_has_started(pool: Notebook) -> None:
     assert pool.fail(die).ename == "RankDied"
     all_end(mine)
     assert all(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in others)
+
+
+def test_a_process_whose_environment_cannot_be_read_yet(pool: Notebook) -> None:
+    mine, _ = started(pool, "[without_environment_for_a_while()]")
+    pool.run("%sky_restart --rank 0")
+    all_end(mine)
 
 
 def test_what_ends_by_itself_is_waited_for(pool: Notebook) -> None:

@@ -104,8 +104,9 @@ class Forks:
         with selectors.DefaultSelector() as ready:
             ready.register(self._channel, selectors.EVENT_READ)
             ready.register(wake_out, selectors.EVENT_READ)
+            again: float | None = None
             while True:
-                for key, events in ready.select():
+                for key, events in ready.select(again):
                     if key.fileobj is wake_out:
                         with contextlib.suppress(BlockingIOError):
                             wake_out.recv(4096)
@@ -114,7 +115,7 @@ class Forks:
                         if request is None:
                             return
                         self._fork(*request)
-                self._reap()
+                again = self._reap(again)
                 self._send()
                 ready.modify(self._channel, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0))
 
@@ -135,16 +136,22 @@ class Forks:
             os.close(fd)
         self._report(RankForked(spec.rank, pid, ident, owner.started))
 
-    def _reap(self) -> None:
+    def _reap(self, again: float | None) -> float | None:
+        """Report ranks that have ended, and end what they have left; the seconds until that is to be looked at again.
+
+        Args:
+            again: what the last call has returned.
+        """
         ended = []
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 ended.append(found)
         ranks = [(pid, status) for pid, status in ended if self._orphans.exited(pid)]
-        if ended:
-            self._orphans.end()
+        if ended or again is not None:
+            again = self._orphans.end()
         for pid, status in ranks:
             self._report(ChildExited(pid, os.waitstatus_to_exitcode(status)))
+        return again
 
     def _report(self, message: Message) -> None:
         self._unsent += encode(message)

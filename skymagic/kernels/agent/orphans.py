@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Collection, Iterable
 
 from skymagic.kernels.fork import prctl
@@ -19,6 +20,11 @@ from skymagic.wire.pids import started
 PR_SET_CHILD_SUBREAPER = 36
 IDENT = b"SKYMAGIC_IDENT"
 KEEP = b"SKYMAGIC_KEEP"
+
+LOOK_AGAIN = 0.1
+"""Seconds until processes are looked at again whose environment could not be read: one that is just calling exec shows none."""
+UNREADABLE = 2.0
+"""Seconds after a rank's end in which that is done; later they are taken for processes without an environment."""
 
 SUPPORTED = sys.platform == "linux" and os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
 """Whether the system tells a process's children, and lets it adopt theirs; else a rank ends with its process group alone."""
@@ -42,7 +48,7 @@ def children() -> list[int]:
 def environment(pid: int) -> dict[bytes, bytes]:
     """The environment that a process was started with; empty where it cannot be read."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-        return {name: value for name, _, value in (entry.partition(b"=") for entry in file.read().split(b"\0"))}
+        return {name: value for name, _, value in (entry.partition(b"=") for entry in file.read().split(b"\0") if entry)}
     return {}
 
 
@@ -101,6 +107,8 @@ class Orphans:
     def __init__(self) -> None:
         self._owners: list[Owner] = []
         """Ranks that live, and those that may have left something."""
+        self._ended = -UNREADABLE
+        """When a rank ended last."""
 
     def forked(self, owner: Owner) -> None:
         """A rank was started."""
@@ -112,18 +120,26 @@ class Orphans:
         if owner is None:
             return False
         owner.lives = False
+        self._ended = time.monotonic()
         if not SUPPORTED:
             with contextlib.suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
         return True
 
-    def end(self) -> None:
-        """SIGKILL what ranks have left that have ended. What these leave in turn is found at their end: call this after each."""
+    def end(self) -> float | None:
+        """SIGKILL what ranks have left that have ended. What these leave in turn is found at their end: call this after each.
+
+        Returns:
+            Seconds after which to call it again, whatever happens; None if there is no need.
+        """
         ranks = {one.pid for one in self._owners if one.lives}
         adopted = [pid for pid in children() if pid not in ranks]
-        end(pid for pid in adopted if not self._owned(pid))
+        others = [pid for pid in adopted if self._owned(pid)]
+        end(set(adopted).difference(others))
         if not adopted:
             self._owners = [one for one in self._owners if one.lives]
+        fresh = time.monotonic() < self._ended + UNREADABLE
+        return LOOK_AGAIN if fresh and not all(map(environment, others)) else None
 
     def _owned(self, pid: int) -> bool:
         """Whether it belongs to a rank that lives."""
