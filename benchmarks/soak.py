@@ -385,7 +385,11 @@ def main() -> int:
     parser.add_argument("--faults", default="", help=f"some of: {', '.join(FAULTS)}")
     given = parser.parse_args()
     names = given.faults.split(",") if given.faults else list(FAULTS)
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):  # nohup and a shell's & ignore them, which ranks would inherit
+    for number in (
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGHUP,
+    ):  # nohup and a shell's & ignore them, which ranks would inherit
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     own_shared_memory()
     os.environ.setdefault(MARK, uuid.uuid4().hex)

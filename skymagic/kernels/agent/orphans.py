@@ -48,7 +48,9 @@ def children() -> list[int]:
 def environment(pid: int) -> dict[bytes, bytes]:
     """The environment that a process was started with; empty where it cannot be read."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-        return {name: value for name, _, value in (entry.partition(b"=") for entry in file.read().split(b"\0") if entry)}
+        return {
+            name: value for name, _, value in (entry.partition(b"=") for entry in file.read().split(b"\0") if entry)
+        }
     return {}
 
 
