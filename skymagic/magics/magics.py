@@ -273,7 +273,9 @@ class SkyMagics(Magics):
     @line_magic
     def sky_auto(self, line: str) -> None:
         self.auto.switch(usage(lambda: line_magics.parse_auto(line)))
-        print(f"plain cells run {'on the ranks' if self.auto.on else 'in the notebook'}")
+        print(
+            f"plain cells run {'on the ranks, those that begin with %%local do not' if self.auto.on else 'in the notebook'}"
+        )
 
     # -- cells -------------------------------------------------------------------------------------------------------
 
@@ -368,6 +370,8 @@ class SkyMagics(Magics):
         one = self._pool_of(request.pool)
         one.defaults = defaults = self.settings.defaults()  # %config counts from the next cell on
         spec = usage(lambda: broadcast.spec_of(request, one, cell, source))
+        if not cell.above and self.auto.takes(cell.source):
+            print_note(f"[{rank_words(spec.ranks)} of pool {one.name!r}]")
         if request.dry_run:
             print(display.shipment(one.preview(spec).items))
             return None

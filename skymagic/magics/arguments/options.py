@@ -188,6 +188,6 @@ MAGICS: dict[str, Magic] = {
     "sky_down": Magic("Stop a pool and release its machines.", (_ALL, _AT_HOSTS), "[NAME]", "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone")),
     "sky_attach": Magic("Go on with a pool whose notebook was killed, and show what its cell has printed since; read one whose notebook is alive; alone: which there are.", (_TAKE_OVER,), "[NAME]", "left", ("%sky_attach", "%sky_attach lab")),
     "sky_clean": Magic("Remove what skymagic keeps on the disks of hosts, and no pool has used for 30 days.", (_AT_HOSTS, _CLEAN_ALL, DRY_RUN), examples=("%sky_clean --hosts gpu1,gpu2", "%sky_clean --hosts gpu1,gpu2 --all --dry-run")),
-    "sky_auto": Magic("Run every plain cell on the ranks, or no longer.", (), "on|off", "switch", ("%sky_auto on",)),
+    "sky_auto": Magic("Run every plain cell on the ranks, or no longer; cells that begin with a magic or %%local stay here.", (), "on|off", "switch", ("%sky_auto on",)),
 }
 # fmt: on

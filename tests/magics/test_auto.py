@@ -1,0 +1,43 @@
+"""``%sky_auto on``: plain cells run on the ranks and say so; magics and cells marked %%local do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.notebook import Notebook, opened
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    folder = tmp_path_factory.mktemp("auto")
+    with opened(folder, "%sky_pool --ranks 2", "%sky_auto on") as one:
+        yield one
+
+
+def test_a_plain_cell_runs_on_the_ranks_and_says_so(notebook: Notebook) -> None:
+    shown = notebook.run("import os\nwhere = os.environ['RANK']\nprint('rank', where)")
+    assert shown.lines == ["[ranks 0, 1 of pool 'main']", "rank 0"]
+    assert notebook.value("'where' in globals()") is False
+    assert "where" in notebook.run("%sky_vars").stdout
+    assert "----> 2 1 / 0" in notebook.fail("x = 1\n1 / 0").text, "its lines have their own numbers"
+
+
+def test_magics_and_cells_marked_local_run_in_the_notebook(notebook: Notebook) -> None:
+    assert notebook.run("%%sky_broadcast -t 1\nprint('typed')").lines == ["typed"], "what is typed needs no line"
+    assert notebook.run("%time here = 1").stdout.startswith("CPU times")
+    assert notebook.value("here") == 1
+    shown = notebook.run("%%local\nthere = 2\nprint('local')\nthere")
+    assert shown.lines == ["local"]
+    assert shown.rich[-1]["text/plain"] == "2"
+    assert "----> 2 1 / 0" in notebook.fail("%%local\n1 / 0").text
+    assert notebook.value("there") == 2
+
+
+def test_it_is_switched_off_also_after_the_extension_was_loaded_anew(notebook: Notebook) -> None:
+    notebook.run("%sky_auto on\n%sky_auto off")
+    assert notebook.run("print('here')").lines == ["here"]
+    assert notebook.run("%%local\nprint('still')").lines == ["still"]
+    notebook.run("%sky_auto on\n%reload_ext skymagic")
+    assert notebook.run("print('plain')").lines == ["plain"]
