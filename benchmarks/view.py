@@ -31,7 +31,7 @@ from skymagic.run.report import RankRun, Report
 from skymagic.run.state import state_of
 pool = %sky_pool
 line, panel = ipywidgets.HTML(), ipywidgets.HTML()
-report = Report({{rank: RankRun() for rank in range({RANKS})}}, 1, metrics=pool._runs.reported[-1])
+report = Report({{rank: RankRun() for rank in range({RANKS})}}, 1, metrics=pool.pool._runs.reported[-1])
 def times_of(pid):
     return open(f"/proc/{{pid}}/stat").read().rpartition(")")[2].split()
 forkserver = int(times_of(pool.status()[0][3])[1])
