@@ -348,7 +348,9 @@ class Pool(Status):
         Args:
             use: by rank; measured now unless given.
         """
-        return panel.html(view.view(self, self.status(), self.use() if use is None else use))
+        running = self.started_at and self.state is not State.STOPPED
+        seconds = now() - self.started_at + self.start_seconds if running else 0.0
+        return panel.html(view.view(self, self.status(), self.use() if use is None else use, seconds))
 
     def use(self, window: float = 0.0) -> dict[int, RankUse]:
         """By rank what it uses, of those that are known.

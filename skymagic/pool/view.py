@@ -16,14 +16,15 @@ Rows = Sequence[tuple[object, ...]]
 """For each rank: rank, node, host, process id, state; see `messages.rows`."""
 
 
-def view(pool: Status, rows: Rows, use: Mapping[int, RankUse] = MappingProxyType({})) -> PoolView:
+def view(pool: Status, rows: Rows, use: Mapping[int, RankUse] = MappingProxyType({}), seconds: float = 0.0) -> PoolView:
     """A pool between its start and its end.
 
     Args:
         use: by rank what it uses, where that was measured.
+        seconds: for which its machines have been there.
     """
     machines = () if pool.state is State.DECLARED else nodes(pool, rows, {}, use)
-    return PoolView(pool.name, about(pool), pool.state.value, machines, ended=pool.state is State.STOPPED)
+    return PoolView(pool.name, about(pool, seconds), pool.state.value, machines, ended=pool.state is State.STOPPED)
 
 
 def starting(pool: Status, rows: Rows, seconds: float, steps: Mapping[str, StartStep]) -> PoolView:
@@ -39,17 +40,18 @@ def starting(pool: Status, rows: Rows, seconds: float, steps: Mapping[str, Start
     return PoolView(pool.name, about(pool), state, () if over else nodes(pool, rows, steps), ended=over)
 
 
-def about(pool: Status) -> tuple[str, ...]:
-    """Where it is, how large, with what, at which price."""
+def about(pool: Status, seconds: float = 0.0) -> tuple[str, ...]:
+    """Where it is, how large, with what, at which price, and about what it has cost after so many seconds."""
     plan = pool.plan
     gpu = plan.request.gpu
     each = " per node" if plan.topology.nodes > 1 else ""
+    spent = f", about ${plan.price * seconds / 3600:.2f} so far" if plan.price and seconds else ""
     words = (
         plan.provider,
         f"{plan.size} on {_few(plan.hosts)}",
         f"{gpu.count} × {gpu.name}{each}" if gpu else "",
         ", ".join(spec.name for spec in plan.request.plugins),
-        f"${plan.price:.2f} per hour" if plan.price else "",
+        f"${plan.price:.2f} per hour{spent}" if plan.price else "",
     )
     return tuple(filter(None, words))
 

@@ -152,7 +152,7 @@ class Run:
         self._check_stall(now)
 
     def _state(self) -> RunState:
-        return state_of(self.report, self._stall.waiting)
+        return state_of(self.report, self._stall.waiting, self._stall.always_last)
 
     def _take_events(self) -> None:
         """Handle what has come already."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,10 @@ from skymagic.plan.units import rank_words
 
 BUSY_SHARE = 0.01
 """Share of the time between two samples which, on the processor, counts as work."""
+LAST_SAMPLES = 5
+"""Samples in a row at which the others wait for the same rank, from which it is always last: of ranks alike it is each time another."""
+AWAITING = ("torch/distributed/", "torch/autograd/")
+"""In the path of the innermost frame of a rank that is in a collective, or in a backward pass."""
 FIRST_SAMPLE = 1.0
 """Seconds until the first sample, from which it is counted: most cells are over by then."""
 
@@ -33,6 +38,7 @@ class Stall:
         self._interval = after / self.SAMPLES
         self._last: Stacks = {}
         self._last_at = self._since = now
+        self._behind: deque[frozenset[int]] = deque(maxlen=LAST_SAMPLES)
         self.due: float | None = now + min(FIRST_SAMPLE, self._interval) if after < math.inf else None
 
     @property
@@ -40,6 +46,13 @@ class Stall:
         """Ranks that were in a collective, at the last sample, to which others had not come."""
         behind = those_behind(self._last)
         return [rank for rank, stack in self._last.items() if behind and rank not in behind and stack and waits(stack)]
+
+    @property
+    def always_last(self) -> list[int]:
+        """Ranks for which all others have waited in a collective at each of the last samples, though the collectives went on."""
+        if len(self._behind) < LAST_SAMPLES:
+            return []
+        return sorted(frozenset.intersection(*self._behind))
 
     def observe(self, ended: Sequence[int], stacks: Stacks, now: float) -> str | None:
         """Take one sample; a line for the user when ranks have stood still for long enough.
@@ -52,6 +65,7 @@ class Stall:
         working = BUSY_SHARE * (now - self._last_at)
         self._last_at = now
         behind = those_behind(stacks)
+        self._behind.append(frozenset(behind) if went_on(before, stacks) and awaited(behind, stacks) else frozenset())
         # others may wait for who works alone; where all wait, processes that they have started may do the work
         still = bool(before) and stand_still(before, stacks, working, "cpu" if ended or behind else "cpu_of_all")
         if not still:
@@ -75,6 +89,23 @@ def those_behind(stacks: Stacks) -> list[int]:
     begun = {rank: (stack or {}).get("collectives") for rank, stack in stacks.items()}
     counts = {count for count in begun.values() if count is not None}
     return [rank for rank, count in begun.items() if len(counts) > 1 and count == min(counts)]
+
+
+def awaited(behind: Sequence[int], stacks: Stacks) -> bool:
+    """Whether all other ranks are in a collective, or in a backward pass, which has DDP's in it, and these are in neither."""
+
+    def within(stack: Mapping[str, Any] | None) -> bool:
+        frames = [] if stack is None else stack["frames"]
+        return bool(frames) and any(part in str(frames[-1].get("file")) for part in AWAITING)
+
+    return bool(behind) and all(within(stack) is (rank not in behind) for rank, stack in stacks.items())
+
+
+def went_on(before: Stacks, now: Stacks) -> bool:
+    """Whether all ranks have begun collectives between two samples."""
+    counts = {rank: (stack or {}).get("collectives") for rank, stack in now.items()}
+    earlier = {rank: (stack or {}).get("collectives") for rank, stack in before.items()}
+    return all(count is not None and count != earlier.get(rank, count) for rank, count in counts.items())
 
 
 def waits(stack: Mapping[str, Any]) -> bool:

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skymagic.display.run_line import SEPARATOR, RunEnd, RunState
-from skymagic.plan.units import count, rank_words
+from skymagic.plan.units import agreeing, count, rank_words
 from skymagic.run import slowness
 from skymagic.run.report import Report
 
 
-def state_of(report: Report, waiting: Sequence[int]) -> RunState:
+def state_of(report: Report, waiting: Sequence[int], always_last: Sequence[int] = ()) -> RunState:
     """How a run is now; its seconds are for who knows when it was asked for.
 
     Args:
         waiting: ranks that wait for others in a collective.
+        always_last: ranks for which the others wait again and again.
     """
     ended = [number for number, rank in report.ranks.items() if rank.outcome is not None or rank.died is not None]
     failed = failed_ranks(report)
     metrics = report.metrics
     lagging = metrics.lagging(ended)
-    report.lagged = lag_words(lagging) or report.lagged
+    last = [] if lagging else [rank for rank in always_last if rank not in ended]
+    report.lagged = lag_words(lagging) or last_words(last, "was", "were") or report.lagged
     return RunState(
         ranks=len(report.ranks),
         seconds=0.0,
@@ -29,7 +31,12 @@ def state_of(report: Report, waiting: Sequence[int]) -> RunState:
         waiting=tuple(rank for rank in waiting if rank not in ended),
         progress=metrics.progress(),
         numbers=metrics.numbers(),
-        lagging=SEPARATOR.join(filter(None, [lag_words(lagging, "is", "are"), *slowness.now(metrics.usage(), ended)])),
+        lagging=SEPARATOR.join(
+            filter(
+                None,
+                [lag_words(lagging, "is", "are"), last_words(last, "is", "are"), *slowness.now(metrics.usage(), ended)],
+            )
+        ),
     )
 
 
@@ -60,6 +67,11 @@ def end_of(report: Report, seconds: float, names: Sequence[str], gathered: tuple
 def failed_ranks(report: Report) -> tuple[int, ...]:
     """Ranks whose own cell failed; those that were stopped because of it are not among them."""
     return tuple(number for number, rank in report.ranks.items() if rank.failed and not rank.stopped)
+
+
+def last_words(ranks: Sequence[int], one: str, several: str) -> str:
+    """Ranks for which the others wait again and again, as a part of a line; "" for none."""
+    return f"{rank_words(list(ranks))} {agreeing(len(ranks), one, several)} last in every collective" if ranks else ""
 
 
 def lag_words(behind: dict[int, int], one: str = "was", several: str = "were") -> str:

@@ -79,3 +79,4 @@ def test_nodes_of_this_machine_are_one() -> None:
 def test_what_costs_and_many_hosts_are_told_in_a_word() -> None:
     pool = status(hosts=tuple(f"gpu{number}" for number in range(8)), price=12.5)
     assert view.about(pool) == ("ssh", "2 nodes × 2 ranks on gpu0 … gpu7", "$12.50 per hour")
+    assert view.view(pool, [], seconds=1800.0).about[-1] == "$12.50 per hour, about $6.25 so far"

@@ -12,6 +12,7 @@ import pytest
 
 from skymagic.run.metrics import Metrics
 from skymagic.run.slowness import Usage, now, over
+from skymagic.run.stall import LAST_SAMPLES, Stall
 from skymagic.runtime import limits, usage
 from skymagic.wire.metrics import FIXED, USAGE, packed
 from tests.lab.notebook import Shown, opened
@@ -125,3 +126,65 @@ for batch in DataLoader(Images(), batch_size=2):
     assert said is not None
     assert 50 < int(said[1]) < 90
     assert re.fullmatch(r"2 ranks · \d+\.\d s · rank 1 spent \d\d% of its steps loading data", line(shown))
+
+
+# ------------------------------------------------------------------------------------------ always last in a collective
+
+
+def sample(count: int, behind: int | None, ranks: int = 4) -> dict[int, dict[str, object]]:
+    """Stacks of ranks that are in an all_reduce, but for one that has begun one less."""
+    there = {"file": "/lib/torch/distributed/distributed_c10d.py", "line": 1, "name": "all_reduce"}
+    at_work = {"cell": 3, "line": 2, "name": "<module>"}
+    return {
+        rank: {
+            "frames": [at_work] if rank == behind else [at_work, there],
+            "collectives": count - (rank == behind),
+            "cpu": float(count),
+            "cpu_of_all": float(count),
+        }
+        for rank in range(ranks)
+    }
+
+
+def last_of(samples: list[dict[int, dict[str, object]]]) -> list[int]:
+    stall = Stall(30.0, 0.0)
+    for number, stacks in enumerate(samples):
+        stall.observe([], stacks, 6.0 * number)
+    return stall.always_last
+
+
+def test_a_rank_for_which_the_others_wait_each_time_is_always_last() -> None:
+    assert last_of([sample(10 * n, 2) for n in range(1, LAST_SAMPLES + 2)]) == [2]
+    assert last_of([sample(10 * n, 2) for n in range(1, LAST_SAMPLES)]) == [], "not for long enough"
+    assert last_of([sample(10 * n, n % 4) for n in range(1, 12)]) == [], "each time another"
+    assert last_of([sample(10 * n, 2 if n != 9 else None) for n in range(1, 12)]) == [], "not each time"
+    assert last_of([sample(10, 2) for _ in range(11)]) == [], "it does not go on: that is a stall"
+    busy = [{rank: {**one, "frames": [{"cell": 3}]} for rank, one in sample(10 * n, 2).items()} for n in range(1, 12)]
+    assert last_of(busy) == [], "the others work too"
+
+
+def test_a_straggler_of_ddp_is_named_without_reports(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    stop = tmp_path / "stop"
+    cell = f"""\
+%%sky_broadcast
+import os, time, torch
+from torch.nn.parallel import DistributedDataParallel
+rank = int(os.environ["RANK"])
+model = DistributedDataParallel(torch.nn.Linear(8, 1))
+while True:
+    time.sleep(0.2 if rank == 1 else 0)
+    model(torch.ones(4, 8)).sum().backward()
+    over = torch.tensor(int(rank == 1 and os.path.exists({str(stop)!r})))
+    torch.distributed.all_reduce(over)
+    if over:
+        break
+"""
+    setting = "%config SkyMagic.stall_after = 2.0"  # five looks in it
+    with opened(tmp_path, setting, "%sky_pool --ranks 2 --plugin torch", view_after=0.2, watched=True) as notebook:
+        shown = notebook.start(cell)
+        notebook.watch(shown, lambda one: "last in every collective" in line(one))
+        assert "rank 1 is last in every collective" in line(shown)
+        stop.touch()
+        notebook.finish(shown)
+    assert re.fullmatch(r"2 ranks · \d+\.\d s · rank 1 was last in every collective", line(shown))
