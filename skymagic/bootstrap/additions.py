@@ -15,7 +15,7 @@ from skymagic.bootstrap.packages import PACKAGES
 from skymagic.bootstrap.pip_settings import PIP_SETTINGS
 from skymagic.bootstrap.progress import InstallProgress
 from skymagic.bootstrap.quoting import TELL, assignments
-from skymagic.bootstrap.remote import Installation, RemoteShell, upload
+from skymagic.bootstrap.remote import Carry, Installation, RemoteShell, upload
 from skymagic.bootstrap.requirements import TORCH
 from skymagic.bootstrap.wheelhouse import NoWheels, Wanted, Wheelhouse, fetch
 from skymagic.errors import HostError
@@ -79,6 +79,7 @@ class Addition:
         preferences: the notebook's versions of what the packages need; they hold where all of them can.
         files: wheels of this machine that go along.
         own: wheels of the notebook's own distributions; they are installed also where there is one of their version.
+        carry: brings files to the host by another way than its own connection; None where there is none.
     """
 
     packages: tuple[str, ...]
@@ -86,6 +87,7 @@ class Addition:
     preferences: tuple[str, ...] = ()
     files: tuple[Path, ...] = field(default=(), repr=False)
     own: tuple[OwnWheel, ...] = ()
+    carry: Carry | None = field(default=None, repr=False, compare=False)
 
 
 def add(
@@ -112,7 +114,7 @@ def add(
             raise HostError(host.label, f"{file} cannot be installed: {why}")
     house = _fetched(host, installation, addition, words) if facts.without_index else None
     wheels = {f"wheels/{name}": path for name, path in house.files.items()} if house is not None else {}
-    upload(host, prepare_script(requirements, token), {**files, **wheels}, words)
+    upload(host, prepare_script(requirements, token), {**files, **wheels}, words, addition.carry)
     progress = InstallProgress(lambda step: None, requirements.hidden, words)
 
     def feed(line: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -19,6 +19,10 @@ CHUNK_BYTES = 1 << 20
 UPLOAD_NOTICE_BYTES = 2_000_000
 """Size above which an upload is reported."""
 
+Carry = Callable[[Path], Sequence[str]]
+"""Brings a file of this machine to a host, and says where it may be there."""
+CARRIED_BYTES = 1 << 20
+"""Bytes of a file from which another way is worth it."""
 Report = Callable[[str], None]
 
 
@@ -72,12 +76,22 @@ class Installation:
         return any_shell(f"export {settings}; exec {' '.join(words)}")
 
 
-def upload(host: RemoteShell, prepare: str, files: Mapping[str, bytes | Path], report: Report) -> None:
-    """Make the folder of uploads (`prepare` is the script), and fill it; what went half is removed."""
+def upload(
+    host: RemoteShell, prepare: str, files: Mapping[str, bytes | Path], report: Report, carry: Carry | None = None
+) -> None:
+    """Make the folder of uploads (`prepare` is the script), and fill it; what went half is removed.
+
+    Args:
+        carry: brings large files by another way than this host's own connection.
+    """
     place = prepared(host, prepare)
     try:
         for name, content in files.items():
             nbytes = content.stat().st_size if isinstance(content, Path) else len(content)
+            if carry is not None and isinstance(content, Path) and nbytes >= CARRIED_BYTES:
+                copy = _copied(carry(content), f"{place}/{name}")
+                if host.run(copy, timeout=600.0).status == 0:
+                    continue
             if nbytes > UPLOAD_NOTICE_BYTES:
                 report(f"uploading {name} ({nbytes / 1e6:.0f} MB)")
             host.upload(f"{place}/{name}", chunks(content), nbytes)
@@ -85,6 +99,12 @@ def upload(host: RemoteShell, prepare: str, files: Mapping[str, bytes | Path], r
         with contextlib.suppress(Exception):  # then the next one to install removes it, after a day
             host.run(f"rm -rf {quote(place)}", timeout=10.0)
         raise
+
+
+def _copied(places: Sequence[str], target: str) -> str:
+    """sh that copies the first of these files that is there; links do not lead out of shared memory."""
+    copies = " || ".join(f"cp {quote(each)} {quote(target)}" for each in places)
+    return f"mkdir -p {quote(str(Path(target).parent))} && {{ {copies}; }} 2>/dev/null"
 
 
 def chunks(content: bytes | Path) -> Iterator[memoryview]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skymagic.cluster import Node
+from skymagic.data.store.base import Buffer
+from skymagic.data.store.store import OVERFLOW, digest
 from skymagic.files.clients import POLL_INTERVAL, FileClient, NodeFailed
 from skymagic.wire import files as wire
 
@@ -33,7 +35,7 @@ class DataPlane:
 
     def put(
         self,
-        pieces: Sequence[bytes],
+        pieces: Sequence[Buffer],
         progress: Callable[[int], None] = lambda sent: None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> str:
@@ -46,8 +48,6 @@ class DataPlane:
             NodeFailed: a node has no room.
             PoolError: a node cannot be reached.
         """
-        from skymagic.data.store.store import digest
-
         key = digest(pieces)
         self.store.pin([key])  # before it is there: a cell that runs meanwhile removes what nobody needs
         try:
@@ -63,6 +63,11 @@ class DataPlane:
         """Remove what was brought; what was brought twice stays once more."""
         self.store.unpin(keys)
         self.store.drop(key for key in keys if not self.store.pinned(key))
+
+    def places(self, node: Node, key: str) -> list[str]:
+        """Where it may be on a node."""
+        name = self.store.name(key)
+        return [f"{self.folder(node)}/{name}", f"{self.folder(node)}/{OVERFLOW}/{name}"]
 
     def include(self, node: Node, key: str, *, deflated: bool = False) -> wire.Include:
         """What tells a node to go on with what it was brought."""

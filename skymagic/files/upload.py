@@ -73,10 +73,12 @@ class Upload:
     def _compare(self, bases: Mapping[Node, str], mirror: bool) -> dict[FileClient, wire.Write]:
         """What each node is to get."""
         found = self._found
-        plain, tops = [entry.plain() for entry in self._entries], [vars(top) for top in found.tops]
+        rows, tops = [entry.plain() for entry in self._entries], [vars(top) for top in found.tops]
+        columns = [list(column) for column in zip(*rows, strict=True)]
 
         requests: dict[Node, wire.Message] = {
-            node: wire.Compare(base, plain, tops, found.contents, found.machine, mirror) for node, base in bases.items()
+            node: wire.Compare(base, columns, tops, found.contents, found.machine, mirror)
+            for node, base in bases.items()
         }
 
         def compare(client: FileClient) -> tuple[FileClient, wire.CompareReply]:
@@ -86,10 +88,10 @@ class Upload:
             return client, reply
 
         plane, several = self._plane, len(bases) > 1 and len(set(bases.values())) == 1
-        if plane is None or not several or len(plain) < MANY_FILES:
+        if plane is None or not several or len(rows) < MANY_FILES:
             replies = dict(self._clients.each(compare))
         else:
-            key = plane.put([zlib.compress(wire.encode(next(iter(requests.values()))))])
+            key = plane.put([zlib.compress(wire.encode(next(iter(requests.values()))), 9)])
             try:
                 requests |= {node: plane.include(node, key, deflated=True) for node in bases}
                 replies = dict(self._clients.each(compare))

@@ -98,7 +98,7 @@ class TransferServer:
         return wire.StatReply(full, kind)
 
     def _compare(self, request: wire.Compare) -> wire.CompareReply:
-        entries = [Entry(*plain) for plain in request.entries]
+        entries = [Entry(*plain) for plain in zip(*request.columns, strict=True)]
         self._receiver = Receiver(request.base, entries, mirror=request.mirror)
         tops = [Top(**top) for top in request.tops]
         found = self._receiver.compare(request.origin, tops, contents=request.contents)

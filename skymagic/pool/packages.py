@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from skymagic.wire.threads import failures, run_all
 
 if TYPE_CHECKING:
     from skymagic.cluster import Node
+    from skymagic.files.multicast import DataPlane
 
 ANSWER_TIMEOUT = 10.0
 """Seconds in which a rank must tell what is installed."""
@@ -241,8 +242,23 @@ class Packages:
         def stopped() -> bool:
             return interrupted.is_set() or cancelled()
 
+        plane = self._resources.plane() if len(additions) > 1 else None
+        carried: list[str] = []
+
+        def carry(plane: DataPlane, node: Node, path: Path) -> list[str]:
+            """Bring a file to all nodes, unless another thread has brought one of this content."""
+
+            def progress(sent: int) -> None:
+                if stopped():
+                    raise KeyboardInterrupt
+
+            carried.append(plane.put([path.read_bytes()], progress))
+            return plane.places(node, carried[-1])
+
         def one(node: Node, addition: Addition) -> None:
             assert node.install is not None
+            if plane is not None:
+                addition = replace(addition, carry=partial(carry, plane, node))
             node.install(addition, partial(words, node.name), stopped)
 
         agents = self._resources.agents
@@ -251,6 +267,9 @@ class Packages:
         except BaseException:
             interrupted.set()  # the threads see it within a second
             raise
+        finally:
+            if plane is not None:
+                plane.drop(carried)
         self._imported = self._rescan()
         for (index, addition), outcome in zip(additions.items(), outcomes, strict=True):
             if not isinstance(outcome, BaseException):

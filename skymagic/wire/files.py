@@ -69,7 +69,8 @@ class Compare(Message):
     """Compare these entries, which come from `tops` on the machine `origin`, with what is in the folder `base`."""
 
     base: str
-    entries: list[list[Any]]
+    columns: list[list[Any]]
+    """Of the entries, each as `Entry.plain`: what is alike stands together, and is deflated well."""
     tops: list[dict[str, Any]]
     contents: bool
     origin: str

@@ -40,6 +40,16 @@ CUT_OFF = {
 """Environment of hosts on which every index refuses."""
 
 
+COUNT_UPLOADS = """
+from skymagic.ssh.process import Process
+sent = []
+def counted(self, data, write=Process.write):
+    sent.append(len(data))
+    return write(self, data)
+Process.write = counted
+"""
+
+
 class Counting:
     """A connection that counts what goes over it."""
 
@@ -107,7 +117,7 @@ def test_a_pool_of_hosts_without_an_index(tmp_path: Path) -> None:
     """From empty homes; a later cell brings its package over the same way. No index is waited for, and it is said."""
     shelf = Shelf(tmp_path / "shelf")
     shelf.add("tiny-data", "1.2", {"tinydata.py": "version = '1.2'\n"})
-    shelf.add("tiny-late", "3.0", {"tinylate.py": "late = True\n"})
+    shelf.add("tiny-late", "3.0", {"tinylate.py": f"late = True\nnoise = {os.urandom(4_000_000).hex()!r}\n"})
     shelf.editable("tiny-own", "1.0", {"tinyown.py": "import tinydata\n"}, ["tiny-data"])
     settings = pip_settings()
     links = f"{settings.get('PIP_FIND_LINKS', '')} {shelf.links}".strip()
@@ -128,8 +138,10 @@ def test_a_pool_of_hosts_without_an_index(tmp_path: Path) -> None:
             cell = "import tinyown, tinydata\ntinydata.version"
             notebook.run(f"%%sky_broadcast -o seen\n{cell}")
             assert notebook.value("seen") == ["1.2", "1.2"]
+            notebook.run(COUNT_UPLOADS)
             notebook.run("%%sky_broadcast -o seen\nimport tinylate\ntinylate.late")
             assert notebook.value("seen") == [True, True]
+            assert 4_000_000 < notebook.value("sum(sent)") < 6_000_000  # once for both
         for host in hosts:
             assert list(host.home.glob(".skymagic/incoming/*")) == []
 
