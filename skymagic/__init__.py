@@ -35,6 +35,7 @@ _EXPORTS = {
     "gather": "api.compute:gather",
     "instance_info": "runtime.info:instance_info",
     "integrations": "plugins.integrations",
+    "on_interruption": "runtime.interruption:on_interruption",
     "plugins": "plugins",
     "report": "runtime.reporting:report",
     "shard": "runtime.sharding:shard",

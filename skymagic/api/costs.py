@@ -70,11 +70,23 @@ def of(rents: Sequence[Rent], now: float, own_jobs: set[str]) -> Cost:
     return Cost(
         rents[0].pool,
         math.fsum((one.price or 0.0) + one.beside for one in running) if all(one.price is not None for one in running) else None,
-        math.fsum(hours) * 3600,
+        math.fsum(map(_span, _by_job(rents, now).values())),
         math.fsum((one.price or 0.0) * each for one, each in zip(rents, hours, strict=True)) if known else None,
         math.fsum(one.beside * each for one, each in zip(rents, hours, strict=True)),
         all(one.exact and (one.ended is not None or one.job in own_jobs) for one in rents),
     )  # fmt: skip
+
+
+def _by_job(rents: Sequence[Rent], now: float) -> dict[str, list[tuple[float, float]]]:
+    """Job → (start, end) of its launches, which may overlap: machines that were lost are replaced."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for one in rents:
+        found.setdefault(one.job, []).append((one.started, one.started + one.seconds(now)))
+    return found
+
+
+def _span(spans: Sequence[tuple[float, float]]) -> float:
+    return max(end for _, end in spans) - min(start for start, _ in spans)
 
 
 def text(found: Sequence[Cost]) -> str:

@@ -7,6 +7,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from skymagic.cluster.link import Link
@@ -37,6 +38,7 @@ class Agents:
         ended: called (on a link's thread) when an agent ends everything because a limit is over, with the reason.
         problem: called (on a link's thread) with what went wrong on a node that goes on.
         shown: called (on a link's thread) with a rank and what it shows in a run that another notebook began.
+        told: called (on a link's thread) with what is told of machines that will be taken away, and of the ranks' hooks.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Agents:
         ended: Callable[[str], None],
         problem: Callable[[str], None],
         shown: Callable[[int, Mapping[str, Any]], None] = lambda rank, content: None,
+        told: Callable[[wire.Interruption | wire.HookEnded], None] = lambda message: None,
     ) -> None:
         self.nodes = tuple(nodes)
         self.specs: dict[int, tuple[int, wire.RankSpec]] = {}
@@ -59,6 +62,8 @@ class Agents:
         """Nodes whose links are down, and come back or not."""
         self.gone: dict[int, str] = {}
         """Nodes that are lost, each with a reason."""
+        self.ending: dict[int, float] = {}
+        """Nodes that will be taken away, each with when (seconds since 1970)."""
         self._unreachable: set[int] = set()
         """Those of them that may run on, out of reach."""
         self.last_lines: dict[int, str] = {}
@@ -72,7 +77,7 @@ class Agents:
         self._offers: dict[str, wire.Offer] = {}
         self.controller: wire.ControllerUp | None = None
         self._died, self._lost, self._note, self._ended, self._problem = died, lost, note, ended, problem
-        self._shown = shown
+        self._shown, self._told = shown, told
         self._links: list[Link] = []
         self._changed = threading.Condition()
         self._calls = PendingCalls(self._changed)
@@ -173,17 +178,23 @@ class Agents:
         if all(node.address for node in self.nodes):
             self.nodes = tuple(replace(node, hostname=node.name) for node in self.nodes)
             return self.nodes
+        addresses = self._addresses(secret, timeout)
+        self._links[0].send(wire.StartController(addresses[0]))
+        self._place(addresses)
+        return self.nodes
+
+    def _addresses(self, secret: str, timeout: float) -> list[str]:
+        """Where the nodes reach each other, the head first. Raises ProvisionError."""
         started = [self.started[index] for index in range(len(self.nodes))]
         if len({agent.machine for agent in started}) == 1:
-            addresses = ["127.0.0.1"] * len(started)
-        else:
-            addresses = self._reach(started[0].addresses, secret, timeout)
-        self._links[0].send(wire.StartController(addresses[0]))
+            return ["127.0.0.1"] * len(started)
+        return self._reach(self._probe_addresses.get(0) or started[0].addresses, secret, timeout)
+
+    def _place(self, addresses: Sequence[str]) -> None:
         self.nodes = tuple(
-            replace(node, address=address, hostname=agent.hostname)
-            for node, address, agent in zip(self.nodes, addresses, started, strict=True)
+            replace(node, address=address, hostname=self.started[node.index].hostname)
+            for node, address in zip(self.nodes, addresses, strict=True)
         )
-        return self.nodes
 
     def _reach(self, places: Mapping[str, int], secret: str, timeout: float) -> list[str]:
         others = range(1, len(self.nodes))
@@ -395,7 +406,9 @@ class Agents:
             self._note(f"{name}: connected again")
 
     def _reached_by_others(self, index: int) -> bool | None:
-        """Whether another node reaches this one; None when nobody can tell."""
+        """Whether another node reaches this one, and it was not given back; None when nobody can tell."""
+        if self.nodes[index].alive() is False:
+            return False
         others = [other for other in range(len(self.nodes)) if other not in {index, *self.away, *self.gone}]
         probed = self._probe_addresses.get(index)
         if not probed or not others:
@@ -410,8 +423,12 @@ class Agents:
     def _give_up(self, index: int) -> None:
         """No other node reaches it: its link ends."""
         name, others = self.nodes[index].name, len(self.nodes) - 1
-        self._unreachable.add(index)
-        self._lose(index, f"{name} does not answer, neither here nor to the other {count(others, 'node')}")
+        if self.nodes[index].alive() is False:
+            reason = f"{name} is terminated"
+        else:
+            self._unreachable.add(index)
+            reason = f"{name} does not answer, neither here nor to the other {count(others, 'node')}"
+        self._lose(index, reason)
         self._links[index].drop()
 
     def _lose(self, index: int, reason: str) -> None:
@@ -426,13 +443,14 @@ class Agents:
             self._changed.notify_all()
         self._lost(index, reason)
 
-    def revive(self, timeout: float) -> list[int]:
+    def revive(self, timeout: float, machines: Mapping[int, Node] = MappingProxyType({})) -> list[int]:
         """Start agents anew on the nodes that are gone; the ranks that must be started, none of which runs yet.
 
         With the head, its controller is another one too, which all ranks must meet: those of other nodes are among them.
 
         Args:
             timeout: seconds that the head's controller may take; the agents have `REVIVE_TIMEOUT`.
+            machines: other machines in the place of some of them.
 
         Raises:
             ProvisionError: one is not to be reached still.
@@ -440,12 +458,15 @@ class Agents:
         back = dict(self.gone)
         if not back:
             return []
+        self.nodes = tuple(machines.get(node.index, node) for node in self.nodes)
         before = {index: self.started[index] for index in back if index in self.started}
         self._retire(back)  # an agent may live on whose controller, or forkserver, has ended
         try:
             self._relink(back)
             names = ", ".join(self.nodes[index].name for index in back)
             self._wait(lambda: all(index in self.started for index in back), REVIVE_TIMEOUT, f"the agent on {names}")
+            if machines:
+                self._place(self._addresses(self._node_specs[0].job_id, timeout))
             if 0 in back:
                 if self._node_specs[0].address is None:
                     self._links[0].send(wire.StartController(self.nodes[0].address))
@@ -470,6 +491,7 @@ class Agents:
             if 0 in indices:
                 self.controller = None
             for index in indices:
+                self.ending.pop(index, None)
                 self.started.pop(index, None)
                 self._probe_addresses.pop(index, None)  # its ports are others now
                 del self.gone[index]
@@ -478,6 +500,15 @@ class Agents:
             link.send(self._node_specs[index])
             for offer in self._offers.values():
                 link.send(offer)
+
+    def _pass_on(self, index: int, message: wire.Interruption | wire.HookEnded) -> None:
+        """The ranks of all nodes hear of a machine that will be taken away."""
+        if isinstance(message, wire.Interruption) and message.at is not None:
+            self.ending[index] = message.at
+            for link in self._links:
+                if link.node != index:
+                    link.send(message)
+        self._told(message)
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -529,6 +560,8 @@ class Agents:
                     link.send(message)
         if self._closing:
             return
+        if isinstance(message, wire.Interruption | wire.HookEnded):
+            self._pass_on(index, message)
         if isinstance(message, wire.RankOutput):
             self._shown(message.rank, message.content)
         if isinstance(message, wire.AgentProblem):

@@ -164,7 +164,12 @@ def _elsewhere(request: PoolRequest) -> list[str]:
 
 def _rented(request: PoolRequest) -> list[str]:
     """What has no meaning on machines that nobody is paid for."""
-    options = (("--region", request.region), ("--spot", request.spot), ("--reservation", request.reservation))
+    options = (
+        ("--region", request.region),
+        ("--spot", request.spot),
+        ("--replace", request.replace),
+        ("--reservation", request.reservation),
+    )
     return [f"{option} is for rented machines: add --provider aws, or leave it out" for option, said in options if said]
 
 
@@ -203,7 +208,7 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
     reasons += _lacks(request, running)
     if "region" in given and running.region not in request.regions:
         reasons.append(f"its region is {running.region or 'none'}, not {request.region}")
-    for name in ("hosts", "spot"):
+    for name in ("hosts", "spot", "replace"):
         differs(name, getattr(made, name), getattr(request, name), f"its {name} is {{here}}, not {{asked}}")
     for name in ("idle", "max_lifetime", "max_away"):
         here, wants = (getattr(each, name) for each in (made, request))

@@ -83,7 +83,7 @@ def plan_rented(request: PoolRequest, rental: Rental) -> Plan:
         question="" if request.yes else question(request, machines, rental),
         priced=rental.priced,
         region=rental.region,
-        notes=(*rental.notes, *_unused(request, rental), *_endless(request)),
+        notes=(*rental.notes, *_unused(request, rental), *_endless(request), *_replacing(request)),
     )
 
 
@@ -102,6 +102,14 @@ def _unused(request: PoolRequest, rental: Rental) -> list[str]:
     return [
         f"each machine has {rental.gpus} {gpu.name} and {gpu.count} of them are asked for: --gpu {gpu.name}:{rental.gpus} uses all"
     ]
+
+
+def _replacing(request: PoolRequest) -> list[str]:
+    return (
+        ["a machine that is lost is replaced without a question, at the price of then (--replace)"]
+        if request.replace
+        else []
+    )
 
 
 def _endless(request: PoolRequest) -> list[str]:

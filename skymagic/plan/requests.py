@@ -92,6 +92,7 @@ class PoolRequest:
         procs_per_node: ranks on each node; None for one per GPU asked for, else 1.
         secrets: names only; values come from the notebook's environment and never stand here.
         region: where to rent, or several with commas between, the best liked first.
+        replace: rent another machine in the place of one that is lost.
         reservation: ``cr-…``: reserved capacity of the account to take; "auto" for any that fits, before all else.
         max_price: dollars per hour for the whole pool.
         idle, max_lifetime: seconds.
@@ -121,6 +122,7 @@ class PoolRequest:
     hosts: tuple[str, ...] = ()
     region: str | None = None
     spot: bool = False
+    replace: bool = False
     reservation: str | None = None
     max_price: float | None = None
     idle: float | None = None

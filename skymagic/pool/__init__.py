@@ -28,6 +28,7 @@ recovery      ranks started anew, process groups formed again, another number of
 records       which pools on other machines were started from here, on disk
 registry      all pools of this process, by name
 release       what is given back, step by step, whatever fails
+replacement   other machines in the place of lost ones, rented beside the user
 replaced      what ranks that were started anew lack, in words
 reuse         a rented pool that was left is found again, and none is rented twice
 resources     machines, agents, engine and store, where values go, and their release

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from skymagic.cluster import Agents, Node
-from skymagic.plan.units import rank_words
+from skymagic.display.screen import print_note
+from skymagic.plan.units import agreeing, rank_words
+from skymagic.pool import messages, replacement
 from skymagic.pool.dispatch import Dispatch
 from skymagic.pool.messages import without
 from skymagic.pool.recovery import Recovery
+from skymagic.pool.replacement import Replacement
 from skymagic.pool.resources import Resources
 from skymagic.pool.states import Event, State
 from skymagic.pool.status import Status, now
@@ -26,6 +30,7 @@ class AgentEvents:
     _resources: Resources
     _dispatch: Dispatch
     _recovery: Recovery
+    _replacement: Replacement
     _close: Callable[[], None]
     """Ends the pool."""
 
@@ -36,11 +41,26 @@ class AgentEvents:
         """Agents of these machines, whose events come here."""
         note = self._dispatch.note
         shown = self._dispatch.shown
-        return Agents(nodes, self._rank_died, self._node_lost, note, self._limit_reached, self._problem, shown)
+        return Agents(
+            nodes, self._rank_died, self._node_lost, note, self._limit_reached, self._problem, shown, self._told
+        )
 
     def _problem(self, text: str) -> None:
         if not self._dispatch.note(text):
             self._status.note(text)
+
+    def _told(self, message: wire.Interruption | wire.HookEnded) -> None:
+        """A machine will be taken away, or a hook that was called for that has ended: shown at once."""
+        text = messages.hook_ended(message) if isinstance(message, wire.HookEnded) else self._interruption(message)
+        if not self._dispatch.note(text):
+            print_note(f"[{text}]")
+
+    def _interruption(self, message: wire.Interruption) -> str:
+        name = self._resources.agents.nodes[message.node].name
+        text = messages.interruption(message, name, time.time())
+        if message.at is not None and self._replacement.wanted:
+            text += "; then another machine is rented in its place (--replace)"
+        return text
 
     def _rank_died(self, exited: wire.RankExited) -> None:
         if not self._dispatch.rank_died(exited):
@@ -66,8 +86,11 @@ class AgentEvents:
         status.move(Event.DEGRADE if index else Event.LOSE)
         if index:
             self._resources.lose_node(index)
-            what = f"{rank_words(ranks)} and their variables are lost"
-            status.note(f"{reason}: {what}; {without(ranks, status.world_size)}")
+        replaced = self._replacement.begin(index)
+        if index or replaced:
+            what = f"{rank_words(ranks)} and {agreeing(len(ranks), 'its', 'their')} variables are lost"
+            then = replacement.UNDER_WAY if replaced else without(ranks, status.world_size)
+            status.note(f"{reason}: {what}; {then}")
         self._dispatch.ranks_lost(ranks, reason)  # the next run says it where none is under way
 
     def _limit_reached(self, reason: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 
 from skymagic.cluster import Agents
 from skymagic.plan.plans import Topology
 from skymagic.plan.units import agreeing, rank_words
 from skymagic.pool.states import State
+from skymagic.wire import agent as wire
 
 
 def rows(topology: Topology, agents: Agents, state: State) -> list[tuple[object, ...]]:
@@ -17,9 +19,33 @@ def rows(topology: Topology, agents: Agents, state: State) -> list[tuple[object,
     for number, rank in sorted(agents.ranks.items()):
         word = "ended" if rank.exited else of_all if rank.ready else "starting"
         index = agents.specs[number][0]
+        word = "taken back" if index in agents.ending else word
         word = "gone" if index in agents.gone else "reconnecting" if index in agents.away else word
         found.append((number, topology.node_of(number), rank.hostname, rank.pid, word))
     return found
+
+
+def interruption(message: wire.Interruption, name: str, now: float) -> str:
+    """What will become of a machine.
+
+    Args:
+        name: the machine's. now: seconds since 1970.
+    """
+    if message.at is None:
+        return f"node {message.node} ({name}): {message.reason}"
+    when = f"in {max(0.0, message.at - now):.0f} s, at {time.strftime('%H:%M:%S', time.localtime(message.at))}"
+    lost = f"{rank_words(message.ranks)} {agreeing(len(message.ranks), 'is', 'are')} lost"
+    return (
+        f"node {message.node} ({name}): {message.reason} {when}; {lost} then"
+        if message.ranks
+        else f"node {message.node} ({name}): {message.reason} {when}"
+    )
+
+
+def hook_ended(message: wire.HookEnded) -> str:
+    """How a call of an ``on_interruption`` hook has ended."""
+    how = f"has failed ({message.error})" if message.error else "has run"
+    return f"rank {message.rank}: its on_interruption hook {how}, in {message.seconds:.1f} s"
 
 
 def variables_then(before: int, after: int, inseparable: Sequence[str]) -> str:

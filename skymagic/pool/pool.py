@@ -15,7 +15,7 @@ from skymagic.display.use import RankUse
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults
 from skymagic.plan.selection import Selection
-from skymagic.pool import kept_logs, view
+from skymagic.pool import kept_logs, keys, view
 from skymagic.pool.agent_events import AgentEvents
 from skymagic.pool.attaching import Attaching, Unfinished
 from skymagic.pool.cloning import Cloned, Cloning
@@ -26,6 +26,7 @@ from skymagic.pool.messages import rows
 from skymagic.pool.packages import Packages
 from skymagic.pool.recovery import Recovery
 from skymagic.pool.release import Step, run_steps
+from skymagic.pool.replacement import Replacement
 from skymagic.pool.resources import Resources
 from skymagic.pool.runs import Runs
 from skymagic.pool.scheduling import Scheduler
@@ -84,9 +85,12 @@ class Pool(Status):
         self._resources = Resources(self, provider, survey, namespace, defaults.away)
         dispatch = Dispatch(self, self._resources)
         self._recovery = Recovery(self, self._resources, self.scheduler, dispatch.send)
-        self._events = AgentEvents(self, self._resources, dispatch, self._recovery, self.close)
+        self._replacement = Replacement(self, self._resources, dispatch, self._recovery, self.keep_key)
+        self._events = AgentEvents(self, self._resources, dispatch, self._recovery, self._replacement, self.close)
         self.packages = Packages(self, self._resources)
-        self._runs = Runs(self, self._resources, dispatch, self.scheduler, self._recovery, self.packages)
+        self._runs = Runs(
+            self, self._resources, dispatch, self.scheduler, self._recovery, self.packages, self._replacement
+        )
         self._debugging = Debugging(self, dispatch, self.scheduler, self._recovery, self._runs)
         self._attaching = Attaching(self, self._resources, self._recovery, self._runs)
         self._cloning = Cloning(self, self._resources, dispatch, self.scheduler, self._recovery, self._runs)
@@ -152,6 +156,11 @@ class Pool(Status):
         accesses = tuple(node.access for node in nodes)
         return PoolKey(self.name, self.job_id, self.plan, accesses, places, self.agents.started[0].port)
 
+    def keep_key(self) -> None:
+        """Let other notebooks of this user attach, where the pool outlives this one."""
+        if (key := self.key) is not None:
+            keys.write(key)
+
     def _enter_plugins(self) -> None:
         """Open what plugins do in the notebook; if one fails, the pool goes."""
         for plugin in self.plugins:
@@ -188,7 +197,8 @@ class Pool(Status):
         self.move(Event.STOP)
         plugins: list[Step] = [(what, opened.close) for what, opened in reversed(self._plugin_contexts)]
         try:
-            run_steps(f"pool {self.name!r} is stopped", [*plugins, *self._resources.release_steps()])
+            replacement: Step = ("machines that are being replaced", self._replacement.close)
+            run_steps(f"pool {self.name!r} is stopped", [replacement, *plugins, *self._resources.release_steps()])
         finally:
             self.move(Event.STOPPED)
             kept_logs.write(self.name, self.job_id, self.last_lines.get(0, ""))
@@ -215,7 +225,8 @@ class Pool(Status):
         self.move(Event.STOP)
         plugins: list[Step] = [(what, opened.close) for what, opened in reversed(self._plugin_contexts)]
         try:
-            run_steps(f"pool {self.name!r} is left", [*plugins, ("its connections", self._resources.leave)])
+            steps: list[Step] = [("machines that are being replaced", self._replacement.close), *plugins]
+            run_steps(f"pool {self.name!r} is left", [*steps, ("its connections", self._resources.leave)])
         finally:
             self.move(Event.STOPPED)
 

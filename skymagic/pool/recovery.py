@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from skymagic.cluster import Node
 from skymagic.display.screen import NullScreen
 from skymagic.errors import PoolError, PoolStateError, RequestError
 from skymagic.plan.plans import Plan
@@ -145,6 +146,24 @@ class Recovery:
             )
         if (problem := self._take_problem()) is not None:
             raise PoolError(f"the ranks did not come back: {problem}") from problem
+
+    def exchange(self, machines: Mapping[int, Node]) -> None:
+        """Go on with other machines in the place of those that are gone: their ranks start anew, and all form a new group.
+
+        Raises:
+            ProvisionError: one is not to be reached.
+            PoolError: the ranks did not come back.
+        """
+        lost, self._infos = self._resources.exchange(machines)
+        try:
+            self._take_problem()
+            self.begin(lost)
+            while not self.wait():
+                pass
+            if (problem := self._take_problem()) is not None:
+                raise PoolError(f"the ranks did not come back: {problem}") from problem
+        finally:
+            self._infos = {}
 
     def resize(self, plan: Plan) -> str:
         """See `Pool.resize`: ranks are added or released, and those that stay form a new group."""

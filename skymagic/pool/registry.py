@@ -187,7 +187,7 @@ def resized(pool: Pool, request: PoolRequest, tell: Callable[[str], None]) -> Po
             tell(f"pool {pool.name!r} gets {nodes} instead of {pool.plan.topology.nodes} …")
             tell(pool.resize(plan))
             survey.close()
-            _keep_key(pool)
+            pool.keep_key()
             return pool
         tell(f"pool {pool.name!r} is made anew with {nodes}: the ranks' variables are gone")
         pool.close()
@@ -213,15 +213,9 @@ def _make(pool: Pool, tell: Callable[[str], None]) -> Pool:
         except BaseException:
             drop(pool)
             raise
-        _keep_key(pool)
+        pool.keep_key()
         say(f"ready in {pool.start_seconds:.1f} s")
     return pool
-
-
-def _keep_key(pool: Pool) -> None:
-    """Let other notebooks of this user attach, where the pool outlives this one."""
-    if (key := pool.key) is not None:
-        keys.write(key)
 
 
 def _picture(pool: Pool, steps: Mapping[str, starting.StartStep]) -> PoolView:

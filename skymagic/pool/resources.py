@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from skymagic.cluster import Agents, Node
@@ -68,6 +71,15 @@ class Resources:
         if self._shipper is None:
             raise self._status.missing()
         return self._shipper
+
+    @property
+    def replacing(self) -> Callable[[Sequence[int], Callable[[str], None], threading.Event], Mapping[int, Node]] | None:
+        """Rents other machines in the place of these, where the pool asks for that and its provider can (`Replaceable`)."""
+        from skymagic.providers import Replaceable
+
+        if not self._status.plan.request.replace or not isinstance(self._provider, Replaceable):
+            return None
+        return partial(self._provider.replace, self._survey)
 
     @property
     def started(self) -> bool:
@@ -169,17 +181,31 @@ class Resources:
         if (store := self._remote_store()) is not None:
             store.lose(index)
 
-    def revive(self) -> list[int]:
+    def exchange(self, machines: Mapping[int, Node]) -> tuple[list[int], dict[int, Mapping[str, Any]]]:
+        """Go on with other machines in the place of those that are gone.
+
+        Returns:
+            The ranks that must be started; rank → its place from now on, for all of them.
+
+        Raises:
+            ProvisionError: one is not to be reached.
+        """
+        return self.revive(machines), self.reshape()
+
+    def revive(self, machines: Mapping[int, Node] = MappingProxyType({})) -> list[int]:
         """Try again to reach the machines that are gone; the ranks that belong there.
+
+        Args:
+            machines: others in the place of some of them.
 
         Raises:
             ProvisionError: one is not to be reached still.
         """
         gone, old = tuple(self.agents.gone), self.agents.started.get(0)
-        back = self.agents.revive(START_TIMEOUT)
+        back = self.agents.revive(START_TIMEOUT, machines)
         if (store := self._remote_store()) is not None:
             for index in gone:
-                store.regain(index)
+                store.regain(self.agents.nodes[index])
         if 0 in gone:
             self._take_up_head(old)
         return back

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from skymagic.pool import messages, replaced
 from skymagic.pool.dispatch import Dispatch
 from skymagic.pool.packages import Packages
 from skymagic.pool.recovery import Recovery
+from skymagic.pool.replacement import Replacement
 from skymagic.pool.resources import Resources
 from skymagic.pool.scheduling import Reservation, Scheduler
 from skymagic.pool.states import Event, State
@@ -51,6 +52,7 @@ class Runs:
     _scheduler: Scheduler
     _recovery: Recovery
     _packages: Packages
+    _replacement: Replacement
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """Of the runs to come."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -63,6 +65,7 @@ class Runs:
     def run(self, spec: RunSpec, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
         """See `Pool.run`."""
         bindings = self._resources.shipper.bindings
+        self._replacement.wait(spec.ranks, _stopped(stop), lambda text: screen.note(f"[{text}]\n"))
         with self._reservation(spec, stop):
             self.check(spec.ranks)
             for note in self._status.take_notes():
@@ -96,12 +99,8 @@ class Runs:
     def _reservation(self, spec: RunSpec, stop: StopSignal) -> Reservation:
         """The run's place in the queue; one that is stopped leaves it."""
 
-        def check() -> None:
-            if stop.sent:
-                raise RunInterrupted(STOPPED_WAITING)
-
         reservation = self._scheduler.request(spec.ranks)
-        reservation.run, reservation.check = spec, check
+        reservation.run, reservation.check = spec, _stopped(stop)
         reservation.on_wait = lambda others: _tell(spec, [one.run for one in others if one.run is not None])
         return reservation
 
@@ -211,6 +210,16 @@ class Runs:
         with self._lock:
             self.reported = [*kept(self.reported, MOST_NUMBERS), made]
         return made
+
+
+def _stopped(stop: StopSignal) -> Callable[[], None]:
+    """What raises RunInterrupted once a run was stopped."""
+
+    def check() -> None:
+        if stop.sent:
+            raise RunInterrupted(STOPPED_WAITING)
+
+    return check
 
 
 def _tell(spec: RunSpec, before: Sequence[RunSpec]) -> None:

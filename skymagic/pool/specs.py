@@ -47,6 +47,7 @@ def of_agents(
             env=environment(plan, environ), address=node.address or None,
             idle_timeout=request.idle, max_lifetime=request.max_lifetime,
             detached_timeout=detached_timeout if plan.outlives else None, max_away=request.max_away,
+            notices="ec2-spot" if plan.provider == "aws" and request.spot else "",
         )
         for node in nodes
     ]  # fmt: skip

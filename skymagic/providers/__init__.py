@@ -16,7 +16,21 @@ aws/      machines rented from EC2
 """
 
 from skymagic.providers.choice import AWS, SSH, Choice, Local, Slurm
-from skymagic.providers.provider import Provider, Say, Survey
+from skymagic.providers.provider import Provider, Replaceable, Say, Survey
 from skymagic.providers.table import TABLE, names, placed, serving
 
-__all__ = ["AWS", "SSH", "TABLE", "Choice", "Local", "Provider", "Say", "Slurm", "Survey", "names", "placed", "serving"]
+__all__ = [
+    "AWS",
+    "SSH",
+    "TABLE",
+    "Choice",
+    "Local",
+    "Provider",
+    "Replaceable",
+    "Say",
+    "Slurm",
+    "Survey",
+    "names",
+    "placed",
+    "serving",
+]

@@ -45,6 +45,7 @@ def AWS(
     region: str | None = None,
     *,
     spot: bool = False,
+    replace: bool = False,
     reservation: str | None = None,
     max_price: float | None = None,
     profile: str | None = None,
@@ -62,6 +63,7 @@ def AWS(
     Args:
         region: ``"eu-central-1"``; None for the one that your AWS configuration names.
         spot: take spot instances.
+        replace: rent another machine in the place of one that is lost, as soon as there is one.
         reservation: ``"cr-…"``, reserved capacity or a capacity block to take; ``"auto"`` for any that fits, before all else.
         max_price: dollars per hour for the whole pool.
         profile: of your AWS configuration; None for what the environment says.
@@ -74,7 +76,7 @@ def AWS(
         disk: GB of each machine's disk.
         endpoint_url: another address of AWS's services.
     """
-    fields = {"region": region, "spot": spot, "reservation": reservation, "max_price": max_price}
+    fields = {"region": region, "spot": spot, "replace": replace, "reservation": reservation, "max_price": max_price}
     cloud = CloudSettings(profile, subnet, use_private_ips, ssh_port, user, ssh_from, image_id, disk, endpoint_url)
     said = {name: value for name, value in fields.items() if value}
     return Choice("aws", {**said, **({"cloud": cloud} if cloud != CloudSettings() else {})})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -49,4 +50,21 @@ class Attachable(Protocol):
 
         Raises:
             CloudError: machines are gone; all of them where `kind` is ``missing``, and then nothing of the pool is left.
+        """
+
+
+@runtime_checkable
+class Replaceable(Protocol):
+    """What a provider has whose machines may be taken away while they run."""
+
+    def replace(self, survey: Any, lost: Sequence[int], say: Say, stop: threading.Event) -> Mapping[int, Node]:
+        """Other machines in the place of these, by their numbers; waits until there are some, on a thread of its own.
+
+        Called for machines that are gone, with nothing else asked for meanwhile. What it makes the survey releases.
+
+        Args:
+            stop: set where nobody wants them any more: then it returns soon, with none.
+
+        Raises:
+            ProvisionError: there will be none.
         """

@@ -5,6 +5,7 @@ silence       redirection of standard streams at the level of file descriptors
 sharding      `shard`: this rank's part of data
 generators    generators that live on a rank between runs
 reporting     `report`: numbers of a training by step
+interruption  `on_interruption`: a hook for the time before a machine is taken away
 usage         what may slow a rank down: waiting for batches, memory, a GPU at rest
 limits        what the kernel tells of limits, and what cgroups leave
 rendezvous    a key-value store of the pool's ranks, for plugins

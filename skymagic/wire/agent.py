@@ -17,6 +17,9 @@
                                  Published                →   for each Publish, which the rank waits for
                                                           ←   Reported: rank, at most twice a second
                              ←   RankExited               ←   ChildExited: forkserver
+                             ←   Interruption             →   rank: this machine will be taken away
+    Interruption             →   of another machine       →   rank
+                             ←   HookEnded                ←   rank
     Follow                   →                                only from a notebook that has taken over
                              ←   RankOutput …
     Shutdown                 →   ends everything
@@ -74,6 +77,8 @@ class AgentSpec(Message):
     """Seconds without the notebook, and without a rank at work here, after which it does so; None: the link's end does."""
     max_away: float | None = None
     """Seconds without the notebook after which it stops what its ranks are at work on."""
+    notices: str = ""
+    """Where this machine hears that it will be taken away: "ec2-spot"; "" for nowhere."""
 
 
 class AgentStarted(Message):
@@ -314,6 +319,25 @@ class RankExited(Message):
     out_of_memory: bool = False
     tail: str = ""
     """The last lines of its log."""
+
+
+class Interruption(Message):
+    """Agent → notebook → other agents, and agent → ranks: a machine will be taken away, or may be."""
+
+    node: int
+    ranks: tuple[int, ...]
+    """Its ranks."""
+    reason: str
+    at: float | None = None
+    """When, in seconds since 1970; None for a recommendation to leave it, of which no hook is told."""
+
+
+class HookEnded(Message):
+    """Rank → agent → notebook: its `on_interruption` hook has run."""
+
+    rank: int
+    seconds: float
+    error: str = ""
 
 
 class BeginOutput(Message):

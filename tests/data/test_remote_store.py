@@ -82,7 +82,7 @@ class Cluster:
         self.folders = [create() for _ in range(count)]
         self.lines: list[list[Counted]] = [[] for _ in range(count)]
         self.said: list[str] = []
-        nodes = [node_of(n, f"node{n}", self._open(n), "127.0.0.1") for n in range(count)]
+        nodes = self.nodes = [node_of(n, f"node{n}", self._open(n), "127.0.0.1") for n in range(count)]
         self.store = RemoteStore(nodes, start, self.said.append, **options)  # type: ignore[arg-type]
 
     def _open(self, node: int) -> Callable[[], Transport]:

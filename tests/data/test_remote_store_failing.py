@@ -196,7 +196,7 @@ def test_a_lost_node_is_left_out_and_comes_back(four: Cluster) -> None:
     assert len(four.files(2)) == 0
     with pytest.raises(PoolError, match="node2 is lost"):
         four.store.take("0" * 16 + "-" + "0" * 32, 2)
-    four.store.regain(2)
+    four.store.regain(four.nodes[2])
     four.store.settle()
     assert four.everywhere(old)
     assert four.everywhere(new)

@@ -24,12 +24,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from skymagic.kernels.agent import notices
 from skymagic.providers.aws import tags, watchdog
 from skymagic.runtime.rendezvous import free_port
 from tests.conftest import MARK
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, Answer, Call, CarryOut
 from tests.lab.hosts import NAME, Host, closing
+from tests.lab.metadata import Metadata
 
 
 @dataclass
@@ -39,6 +41,7 @@ class Machines:
     Attributes:
         hosts: by instance id; those that have ended stay.
         env: variables of the next ones' sessions.
+        metadata: what answers in the place of their metadata service; None for none.
         wrong_key: instances that boot with another host key than the one that they were given: which of a launch.
         silent: instances whose sshd never opens: which of a launch.
     """
@@ -50,6 +53,7 @@ class Machines:
     user: str = field(default_factory=getpass.getuser)
     hosts: dict[str, Host] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
+    metadata: Metadata | None = None
     wrong_key: tuple[int, ...] = ()
     silent: tuple[int, ...] = ()
     _watchdogs: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -80,7 +84,9 @@ class Machines:
     def _boot(self, instance: Any, config: dict[str, Any], number: int) -> None:
         self._jobs.add(next(each["value"] for each in instance.get_tags() if each["key"] == tags.JOB))
         folder = self.folder / instance.id
-        host = Host(instance.id, instance.private_ip, folder, folder / "authorized", self.env)
+        service = {notices.VARIABLE: self.metadata.url(instance.id)} if self.metadata is not None else {}
+        env = {**self.env, **service}
+        host = Host(instance.id, instance.private_ip, folder, folder / "authorized", env)
         host.authorized.write_text("".join(f"{key}\n" for key in config["ssh_authorized_keys"]))
         if number not in self.wrong_key:
             host.hostkey.write_text(config["ssh_keys"]["ed25519_private"])
@@ -171,10 +177,10 @@ def booting_rules(machines: Machines) -> None:
 
 
 @contextmanager
-def booting(cloud: EC2, folder: Path) -> Iterator[Machines]:
+def booting(cloud: EC2, folder: Path, metadata: Metadata | None = None) -> Iterator[Machines]:
     """Machines for the launches of this cloud; at the end nothing may run on them any more."""
     subnet = lab.loopback_subnet()
-    machines = Machines(cloud, folder, subnet, free_port("127.0.0.4"))
+    machines = Machines(cloud, folder, subnet, free_port("127.0.0.4"), metadata=metadata)
     booting_rules(machines)
     hosts: list[Host] = []
     with closing(hosts):

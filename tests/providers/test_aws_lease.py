@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -316,9 +317,18 @@ def test_missing_capacity_is_no_fault_of_a_placement_group(cloud: EC2, case: Cas
 
 def test_a_machine_is_replaced(cloud: EC2, case: Case) -> None:
     offer, instances = case.lease.acquire([GPUS], 2)
-    [other] = case.lease.replace(offer, instances[1:])
+    cloud.on("RunInstances", error("InsufficientInstanceCapacity", "none"))
+    for _ in range(2):  # the second call finds capacity
+        with contextlib.suppress(CloudError):
+            [other] = case.lease.replace(offer, [instances[1].id])
     states = {one.id: one.state for one in lab.instances()}
     assert states == {instances[0].id: "running", instances[1].id: "terminated", other.id: "running"}
+    kept = [
+        (one.number, one.machines, one.runs(time.time())) for one in ledger.every() if one.job == case.lease.label.job
+    ]
+    assert sorted(kept) == [(1, 1, False), (1, 1, True), (3, 1, True)], "the machine that is gone is not counted on"
+    assert case.lease.alive(REGION, other.id) is True
+    assert case.lease.alive(REGION, instances[1].id) is False
     case.lease.release()
     assert lab.left() == {}
 
@@ -410,7 +420,7 @@ def test_a_pool_whose_machines_are_gone_is_not_attached_to_and_nothing_of_it_sta
     request = PoolRequest(provider="aws", cloud=replace(SETTINGS, endpoint_url=cloud.url))
     plan = plan_rented(request, Rental("aws", "m5.large", "us-east-1a", REGION, 2, 8.0))
     nothing: Any = None
-    accesses = [RentedAccess(nothing, nothing, REGION, one.id, case.lease.label) for one in instances]
+    accesses = [RentedAccess(nothing, nothing, REGION, one.id, case.lease.label, A) for one in instances]
     for one in lab.instances():
         lab.set_state(one, "terminated", "Client.InstanceInitiatedShutdown")
     with pytest.raises(CloudError, match="its machines are terminated") as failed:

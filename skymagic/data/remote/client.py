@@ -118,6 +118,11 @@ class StoreClient:
         """Whether messages can be sent."""
         return self._ready
 
+    def move(self, node: Node, settings: Settings) -> None:
+        """Connect to another machine from now on, in the place of one that is gone."""
+        with self._writing:
+            self.node, self._settings = node, settings
+
     def connect(self) -> None:
         """Connect, unless there is a connection.
 

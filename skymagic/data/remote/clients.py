@@ -40,6 +40,7 @@ class Clients:
         retry_timeout: float,
         silence_timeout: float,
     ) -> None:
+        self._settings = settings
         self.all = [StoreClient(node, start, settings(node), self._received, silence_timeout) for node in nodes]
         self.lost: set[int] = set()
         """Nodes that are gone: nothing is sent to them."""
@@ -90,6 +91,10 @@ class Clients:
                     self._notify(f"{client.node.name} cannot be reached at present ({problem}); trying again")
             time.sleep(pause)
             pause = min(_LONGEST_PAUSE, pause * 1.6)
+
+    def move(self, node: Node) -> None:
+        """Another machine is in the place of one that is gone."""
+        self.all[node.index].move(node, self._settings(node))
 
     def send(self, node: int, message: store.Message, data: memoryview | None = None) -> bool:
         """Whether a message was sent, with the raw bytes behind it; if not, the connection is lost."""

@@ -207,12 +207,13 @@ class RemoteStore(Store):
         """A node is gone: nothing is sent to it any more, nor waited for."""
         self._replication.lose(node)
 
-    def regain(self, node: int) -> None:
-        """A node that was gone is there again, perhaps with another store: the next `settle` brings it what it lacks.
+    def regain(self, node: Node) -> None:
+        """A node that was gone is there again, perhaps with another store, or another machine: the next `settle` brings it what it lacks.
 
         What no node has any more is forgotten: its values are sent again when they are used.
         """
-        self._replication.regain(node)
+        self._clients.move(node)
+        self._replication.regain(node.index)
         with self._lock:
             lost = [key for key, file in self._files.items() if file.pieces is None and not file.placement.here]
         self.drop(lost)

@@ -20,6 +20,7 @@ output        a rank's output: pipes → complete log → what the screen may se
 away          what ranks display while the notebook is away
 kept          what ranks have shown in their last run, for a notebook that takes over
 unattended    the end of a run whose notebook has been away for too long
+notices       notices of EC2 that this machine will be taken away
 iopub         the agent's place on ipyparallel's iopub channel
 logs          the last lines of a rank's log, and what follows
 resources     what the ranks use: processors, memory, GPUs

@@ -21,6 +21,7 @@ from skymagic.kernels.agent.children import Controller, Forkserver
 from skymagic.kernels.agent.directories import Directories
 from skymagic.kernels.agent.discovery import Candidates
 from skymagic.kernels.agent.loop import Loop
+from skymagic.kernels.agent.notices import Notice, NoticeWatch
 from skymagic.kernels.agent.ranks import Ranks
 from skymagic.kernels.agent.readers import Readers
 from skymagic.kernels.agent.record import RecordFile
@@ -69,6 +70,9 @@ class Agent:
         self._resources = Resources()
         self._controller: Controller | None = None
         self._readers: Readers | None = None
+        self._notices: NoticeWatch | None = None
+        self._interrupted: dict[int, wire.Interruption] = {}
+        """By node: the last that was heard of its end."""
         self._told: dict[type[wire.Message], wire.Message] = {}
         """What each notebook must know of this node, by kind."""
         self._stop_at: float | None = None
@@ -96,6 +100,8 @@ class Agent:
         if self._record.path is not None:
             socket_path = self._record.path.with_name(READERS)
             self._readers = Readers(self._loop, str(socket_path), self._ranks, self._told_readers)
+        if self.spec.notices:
+            self._notices = NoticeWatch(self._loop, self._on_notice)
         directories.sweep()
         if self.spec.head and self.spec.address is None:
             self._candidates.listen(discovery.private_addresses())
@@ -156,7 +162,7 @@ class Agent:
         """Send to the notebook, and to readers what concerns them."""
         if self._readers is not None and self._readers.send(message):
             return
-        if isinstance(message, wire.AgentStarted | wire.ControllerUp):
+        if isinstance(message, wire.AgentStarted | wire.ControllerUp | wire.Interruption):
             self._told[type(message)] = message
         try:
             write_all(self._link_out, wire.encode(message))
@@ -208,6 +214,8 @@ class Agent:
             case wire.StartController():
                 self._candidates.close(but=message.address)
                 self._start_controller(message.address)
+            case wire.Interruption():
+                self._interrupt(message)
             case wire.RunElsewhere() if message.busy:
                 self._lifetime.begin(f"run {message.run}")
             case wire.RunElsewhere():
@@ -224,6 +232,18 @@ class Agent:
                 self._ranks.follow(message)
             case wire.Shutdown():
                 self._stop()
+
+    def _on_notice(self, notice: Notice) -> None:
+        """This machine will be taken away, or may be."""
+        message = wire.Interruption(self.spec.node, tuple(sorted(self._ranks.pids())), notice.reason, notice.at)
+        self._interrupt(message)
+        self._send(message)
+
+    def _interrupt(self, message: wire.Interruption) -> None:
+        """Have the ranks' hooks called, once: a notebook that takes over tells again what it is told."""
+        if message.at is not None and self._interrupted.get(message.node) != message:
+            self._interrupted[message.node] = message
+            self._ranks.interrupt(message)
 
     def _replaced(self) -> None:
         """Another notebook has taken over: it is told all that it must know."""
@@ -253,8 +273,9 @@ class Agent:
     def close(self) -> None:
         """End everything that was started and remove the node's directories."""
         self._candidates.close()
-        if self._readers is not None:
-            self._readers.close()
+        for listener in (self._readers, self._notices):
+            if listener is not None:
+                listener.close()
         self._ranks.kill()
         self._ranks.forkserver.close()
         if self._controller is not None:

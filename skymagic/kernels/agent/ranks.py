@@ -205,6 +205,11 @@ class Ranks:
         else:
             rank.signal(signum)
 
+    def interrupt(self, message: wire.Interruption) -> None:
+        """Tell the ranks that a machine will be taken away."""
+        for rank in self._ranks.values():
+            rank.send(message)
+
     def note(self, number: int, text: str) -> None:
         """Say something beside what a rank shows, to the notebook that takes its run up."""
         if (rank := self._ranks.get(number)) is not None:

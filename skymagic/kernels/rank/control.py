@@ -19,6 +19,8 @@ class Control:
         self.rank = rank
         self.procedures: dict[str, Callable[[], Any]] = {}
         """Remote procedures by name (``release``, ``stacks``, ``stop``, …): called on the control thread, their result is sent back."""
+        self.on_interruption: Callable[[wire.Interruption], None] = lambda message: None
+        """Called on the control thread when a machine of the pool will be taken away."""
         self._socket = connection
         self._write_lock = threading.Lock()
         self._request_lock = threading.Lock()
@@ -108,6 +110,8 @@ class Control:
                 self._acknowledged.release()
             case wire.Offer():
                 self._set(message.key, message.value)
+            case wire.Interruption():
+                self.on_interruption(message)
             case wire.Request():
                 procedure = self.procedures.get(message.method)
                 try:

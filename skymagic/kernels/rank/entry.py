@@ -31,7 +31,7 @@ from skymagic.kernels.rank.kernel import RankKernel
 from skymagic.kernels.rank.plugin_hooks import Hooks
 from skymagic.kernels.rank.stdio import text_stream
 from skymagic.runtime import info as runtime
-from skymagic.runtime import rendezvous, reporting, silence
+from skymagic.runtime import interruption, rendezvous, reporting, silence
 from skymagic.wire import agent as wire
 from skymagic.wire import metrics
 
@@ -115,6 +115,10 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     _progress_bars_as_text()
     control = Control(socket.socket(fileno=control_fd), spec.rank)
     rendezvous.attach(control, spec.generation)
+    interruption.attach(spec.rank, lambda seconds, error: control.send(wire.HookEnded(spec.rank, seconds, error)))
+    control.on_interruption = lambda said: interruption.notify(
+        interruption.Interruption(said.reason, said.ranks, spec.rank in said.ranks, said.at)
+    )
     reporting.attach(lambda rows: control.send(wire.Reported(spec.rank, metrics.packed(rows))))
     try:
         hooks = Hooks(spec.plugins, info)

@@ -56,6 +56,7 @@ POOL: tuple[Option, ...] = (
     Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "machines for --provider ssh", "list"),
     Option(("--region",), "region", readers.region, "NAME", "where to rent: one or several"),
     Option(("--spot",), "spot", help="rent spare capacity, which may be taken back"),
+    Option(("--replace",), "replace", help="rent another machine in the place of one that is lost, as soon as there is one"),
     Option(("--reservation",), "reservation", readers.reservation, "cr-…|auto", "reserved capacity or a capacity block to take; auto: any that fits, before all else"),
     Option(("--max-price",), "max_price", readers.dollars, "DOLLARS", "limit per hour for the whole pool"),
     Option(("--idle",), "idle", readers.limit, "TIME", "stop after so long without a cell, as in 30m"),

@@ -21,7 +21,8 @@ lease           the machines of one pool, and all that was made for them
 reservations    capacity that the account has reserved, put first
 placement       machines near each other in the network
 permission      EC2's own dry run of a start
-preflight       machines checked before the first cell, broken ones replaced once
+preflight       machines checked before the first cell
+replacing       machines in the place of broken ones, once, and of lost ones, when capacity returns
 ledger          what was rented and what it cost, kept over restarts
 launch          all machines at once, in one zone and of one type
 images          which image they boot

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from skymagic.cluster import Node
 from skymagic.errors import CloudError
 from skymagic.providers import ssh
 from skymagic.providers.aws import launch
 from skymagic.providers.aws.clients import Clients
+from skymagic.providers.aws.lease import Lease
+from skymagic.providers.aws.offer import Offer
 from skymagic.providers.aws.tags import Label
 from skymagic.ssh.config import Endpoint
 
@@ -21,6 +24,7 @@ class RentedAccess:
     Attributes:
         agent: to its agent. endpoint: to its sshd, by the keys of the pool.
         label: the tags of all that was made for the pool.
+        offer: what was taken.
     """
 
     agent: ssh.Access
@@ -28,25 +32,40 @@ class RentedAccess:
     region: str
     instance: str
     label: Label
+    offer: Offer
 
 
-def nodes(machines: Sequence[ssh.Machine], region: str, label: Label) -> list[Node]:
-    """The machines as their pool sees them, each with what leads another notebook to it."""
-    made = [one.node(index, f"{label.job}-{index}") for index, one in enumerate(machines)]
+def nodes(machines: Sequence[ssh.Machine], offer: Offer, lease: Lease, numbers: Sequence[int] = ()) -> list[Node]:
+    """The machines as their pool sees them, each with what leads another notebook to it.
+
+    Args:
+        numbers: theirs in the pool; in their order from 0 on unless given.
+    """
+    made = [
+        one.node(index, f"{lease.label.job}-{index}")
+        for index, one in zip(numbers or range(len(machines)), machines, strict=True)
+    ]
     return [
-        replace(node, access=RentedAccess(node.access, one.endpoint, region, one.name, label))
+        replace(
+            node,
+            access=RentedAccess(node.access, one.endpoint, offer.region, one.name, lease.label, offer),
+            alive=partial(lease.alive, offer.region, one.name),
+        )
         for node, one in zip(made, machines, strict=True)
     ]
 
 
-def taken_up(accesses: Sequence[RentedAccess]) -> tuple[list[ssh.Machine], list[Node]]:
+def taken_up(accesses: Sequence[RentedAccess], lease: Lease) -> tuple[list[ssh.Machine], list[Node]]:
     """Machines that run already, as the provider and as a pool see them; nothing is connected to yet."""
     machines = [
         ssh.Machine(one.endpoint, None, one.agent.installation.facts, one.agent.secret, one.agent.installation)
         for one in accesses
     ]
     made = [one.node(index, accesses[index].agent.daemon, takes_over=True) for index, one in enumerate(machines)]
-    return machines, [replace(node, access=one) for node, one in zip(made, accesses, strict=True)]
+    return machines, [
+        replace(node, access=one, alive=partial(lease.alive, one.region, one.instance))
+        for node, one in zip(made, accesses, strict=True)
+    ]
 
 
 def ended(clients: Clients, accesses: Sequence[RentedAccess]) -> list[str]:

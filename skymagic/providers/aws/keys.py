@@ -74,6 +74,24 @@ def make(job: str) -> PoolKeys:
     return made
 
 
+def again(job: str) -> PoolKeys:
+    """The keys of a pool that another notebook has made: the user's, and for machines to come another host key, known beside the first.
+
+    Raises:
+        OSError: they are not here.
+    """
+    from cryptography.hazmat.primitives import serialization as forms
+
+    at = folder(job)
+    private = (at / "key").read_text()
+    key = forms.load_ssh_private_key(private.encode(), None)
+    public = key.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH)
+    made = PoolKeys(at, job.lower(), KeyPair(private, f"{public.decode()} skymagic"), generate("skymagic host"))
+    with (at / "known_hosts").open("a") as file:
+        file.write(f"{made.alias} {made.host.public}\n")
+    return made
+
+
 def generate(comment: str) -> KeyPair:
     """A fresh key."""
     from cryptography.hazmat.primitives import serialization as forms

@@ -7,7 +7,9 @@ that more may be there than is shown.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +25,8 @@ from skymagic.providers.aws.sweep import Release
 from skymagic.providers.aws.tags import Label, job_filter
 
 Say = Callable[[str], None]
+LOOK_SECONDS = 20.0
+"""Between two questions whether a machine runs."""
 
 
 @dataclass
@@ -50,6 +54,10 @@ class Lease:
         self._regions: dict[str, Region] = {}
         self._launches = 0
         self._released = False
+        self._ended: set[str] = set()
+        """Machines that were ended before the others."""
+        self._looks: dict[str, tuple[float, bool | None]] = {}
+        """By machine: when EC2 was last asked whether it runs, and what it said."""
 
     def take_up(self, region: str, ids: Sequence[str]) -> None:
         """Own machines that another notebook has rented."""
@@ -88,15 +96,41 @@ class Lease:
         remedy = "other types (--gpu), other regions (--region a,b), fewer nodes; or the same a little later"
         raise CloudError(last.kind, last.code, f"{count} machines are not to be had:\n  {listed}", remedy) from last
 
-    def replace(self, offer: Offer, gone: Collection[Instance]) -> list[Instance]:
+    def replace(self, offer: Offer, gone: Collection[str]) -> list[Instance]:
         """Other machines of the same offer in the place of these, which are ended.
 
         Raises:
-            CloudError: there are none.
+            CloudError: there are none; the same call may be made again.
         """
-        ids = {one.id for one in gone}
-        Release(self.clients, offer.region, self._filters(), ids).terminate(ids)
-        return self._of(offer, len(ids), head=False)
+        self._regions.setdefault(offer.region, Region())
+        self.end(offer.region, gone)
+        before = set(self._regions[offer.region].known)
+        try:
+            return self._of(offer, len(set(gone)), head=False)
+        except CloudError:
+            self.end(offer.region, self._regions[offer.region].known - before)
+            raise
+
+    def end(self, region: str, ids: Collection[str]) -> None:
+        """End some of the machines, and count them no more; twice is safe."""
+        if new := set(ids) - self._ended:
+            Release(self.clients, region, self._filters(), new).terminate(new)
+            self._ended |= new
+            ledger.lose(self.label.job, len(new))
+
+    def alive(self, region: str, instance: str) -> bool | None:
+        """Whether EC2 says that a machine runs; None where it does not say. It is asked at most a few times a minute."""
+        now = time.monotonic()
+        asked, known = self._looks.get(instance, (-math.inf, None))
+        if known is False or now < asked + LOOK_SECONDS * self.clients.patience:
+            return known
+        try:
+            found = launch.describe(self.clients, region, [instance]).get(instance)
+            known = None if found is None else found["State"]["Name"] in ("pending", "running")
+        except CloudError:
+            known = None
+        self._looks[instance] = now, known
+        return known
 
     def _of(self, offer: Offer, count: int, *, head: bool = True) -> list[Instance]:
         """Machines of an offer, near each other where that is possible.

@@ -44,6 +44,8 @@ class Rent:
     bound: float
     ended: float | None = None
     exact: bool = True
+    part: int = 0
+    """Counts those of a launch that ended before the others."""
 
     def seconds(self, now: float) -> float:
         """How long they have been there, at most."""
@@ -78,10 +80,38 @@ def write(one: Rent) -> None:
     """Keep it; a home that cannot be written keeps none."""
     with contextlib.suppress(OSError):
         folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = folder() / f"{one.job}-{one.number}.json"
+        path = _path(one)
         part = path.with_suffix(f".{os.getpid()}.part")
         part.write_text(json.dumps(asdict(one)), "utf-8")
         part.replace(path)
+
+
+def _path(one: Rent) -> Path:
+    return folder() / f"{one.job}-{one.number}{f'.{one.part}' if one.part else ''}.json"
+
+
+def lose(job: str, count: int) -> None:
+    """So many machines of a pool have ended, and the others go on: of its oldest launches, for they all are of one price."""
+    now = time.time()
+    for one in every():
+        if one.job != job or one.ended is not None or not count:
+            continue
+        gone, parts = (
+            min(count, one.machines),
+            [each.part for each in every() if (each.job, each.number) == (job, one.number)],
+        )
+        if gone == one.machines:
+            write(replace(one, ended=now))
+        else:
+            write(replace(_share(one, gone), ended=now, part=1 + max(parts)))
+            write(_share(one, one.machines - gone))
+        count -= gone
+
+
+def _share(one: Rent, machines: int) -> Rent:
+    part = machines / one.machines
+    price = None if one.price is None else one.price * part
+    return replace(one, machines=machines, price=price, beside=one.beside * part)
 
 
 def end(job: str, *, exact: bool = True) -> None:
@@ -98,7 +128,7 @@ def every() -> list[Rent]:
     old = {one for one in found if one.seconds(time.time()) + one.started < time.time() - KEPT_SECONDS}
     for one in old:
         with contextlib.suppress(OSError):
-            (folder() / f"{one.job}-{one.number}.json").unlink(missing_ok=True)
+            _path(one).unlink(missing_ok=True)
     return [one for one in found if one not in old]
 
 

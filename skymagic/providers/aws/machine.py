@@ -25,14 +25,19 @@ DESCRIBE_SECONDS = 10.0
 Say = Callable[[str], None]
 
 
-def endpoints(instances: Sequence[Instance], keys: PoolKeys, settings: CloudSettings) -> list[Endpoint]:
-    """How the machines of a pool are reached; pure. Those without a public address are reached through the head."""
-    head = instances[0]
+def endpoints(
+    instances: Sequence[Instance], keys: PoolKeys, settings: CloudSettings, head: Endpoint | None = None
+) -> list[Endpoint]:
+    """How the machines of a pool are reached; pure. Those without a public address are reached through the head.
+
+    Args:
+        head: leads to the pool's head; None where it is the first of these.
+    """
     if settings.use_private_ips:
         return [keys.endpoint(one.id, one.private, settings.ssh_port, settings.user) for one in instances]
-    first = keys.endpoint(head.id, head.public, settings.ssh_port, settings.user)
+    first = head or keys.endpoint(instances[0].id, instances[0].public, settings.ssh_port, settings.user)
     return [
-        first if one is head
+        first if head is None and one is instances[0]
         else keys.endpoint(one.id, one.public or one.private, settings.ssh_port, settings.user, () if one.public else (first,))
         for one in instances
     ]  # fmt: skip

@@ -5,15 +5,15 @@ from __future__ import annotations
 import getpass
 import secrets
 import socket
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from skymagic.bootstrap.provision import probe
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
 from skymagic.display.starting import StartStep
-from skymagic.errors import CloudError, ProvisionError, RequestError
+from skymagic.errors import CloudError, RequestError
 from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, topology
 from skymagic.plan.renting import bounded, plan_rented
@@ -23,10 +23,9 @@ from skymagic.providers.aws import (
     access,
     keys,
     listing,
-    machine,
     market,
     permission,
-    preflight,
+    replacing,
     reservations,
     sweep,
     tags,
@@ -34,7 +33,7 @@ from skymagic.providers.aws import (
 )
 from skymagic.providers.aws.access import RentedAccess
 from skymagic.providers.aws.clients import Clients
-from skymagic.providers.aws.launch import Instance
+from skymagic.providers.aws.keys import PoolKeys
 from skymagic.providers.aws.lease import Lease
 from skymagic.providers.aws.offer import Offer
 from skymagic.providers.aws.selection import per_hour
@@ -54,6 +53,7 @@ class Held:
     lease: Lease | None = None
     offer: Offer | None = None
     """What was taken."""
+    keys: PoolKeys | None = None
     connections: list[Connection] = field(default_factory=list)
     machines: list[ssh.Machine] = field(default_factory=list)
 
@@ -113,7 +113,7 @@ class AWS:
         plan, held, settings = survey.plan, survey.held, survey.plan.request.cloud
         limits = bounds(plan.request)
         label = _label(survey, job_id, limits)
-        made = keys.make(job_id)
+        made = held.keys = keys.make(job_id)
         user_data = userdata.cloud_config(made, job_id, settings.user, settings.ssh_port, limits)
         held.lease = Lease(survey.clients, settings, label, user_data, say)
         used_elsewhere(survey, label, say)
@@ -121,10 +121,14 @@ class AWS:
         held.offer = offer
         ids = [one.id for one in instances]
         say(StartStep(f"{', '.join(ids)} run in {offer.zone} …", "booting", ids))
-        held.machines += _ready(survey, instances, made, say)
-        _replaced(survey, offer, instances, made, say)
+        held.machines += replacing.ready(survey, instances, made, say)
+        replacing.broken_replaced(survey, offer, instances, made, say)
         check(plan, held.machines, survey.requirements)
-        return access.nodes(held.machines, offer.region, label)
+        return access.nodes(held.machines, offer, held.lease)
+
+    def replace(self, survey: Rented, lost: Sequence[int], say: Say, stop: threading.Event) -> Mapping[int, Node]:
+        """Others in the place of machines that are gone, of the same type and in the same zone, as soon as EC2 has them."""
+        return replacing.lost_replaced(survey, lost, bounds(survey.plan.request), say, stop)
 
     def attach(self, plan: Plan, accesses: Sequence[RentedAccess]) -> tuple[Rented, Sequence[Node]]:
         """The machines of a pool that another notebook has rented from this plan; nothing is rented, or connected to yet."""
@@ -136,8 +140,9 @@ class AWS:
             if len(ended) == len(accesses):
                 lease.release(exact=False)
             raise access.gone(ended, len(accesses))
-        machines, nodes = access.taken_up(accesses)
-        return Rented(plan, clients, (), first.agent.installation.requirements, Held(lease, None, [], machines)), nodes
+        machines, nodes = access.taken_up(accesses, lease)
+        held = Held(lease, first.offer, machines=machines)
+        return Rented(plan, clients, (), first.agent.installation.requirements, held), nodes
 
 
 def used_elsewhere(survey: Rented, label: Label, say: Say) -> None:
@@ -187,37 +192,6 @@ def _permitted(survey: Rented) -> Rented:
     return replace(survey, plan=replace(plan, notes=(*plan.notes, *said)))
 
 
-def _ready(survey: Rented, instances: Sequence[Instance], made: keys.PoolKeys, say: Say) -> list[ssh.Machine]:
-    """Machines that run, reached and set up side by side."""
-    held = survey.held
-    reached = machine.endpoints(instances, made, survey.plan.request.cloud)
-    connections = machine.connect(survey.clients, instances, reached, say)
-    held.connections += connections
-    facts = ssh.side_by_side(lambda one: probe(one, survey.requirements, False), connections)
-    machines = list(map(ssh.Machine, reached, connections, facts))
-    ssh.set_up(machines, survey.requirements, say)
-    return machines
-
-
-def _replaced(survey: Rented, offer: Offer, instances: Sequence[Instance], made: keys.PoolKeys, say: Say) -> None:
-    """Check the machines; others come once in the place of those that cannot be worked with. Raises ProvisionError."""
-    held, running = survey.held, list(instances)
-    assert held.lease is not None
-    found = preflight.look(access.nodes(held.machines, offer.region, held.lease.label), running, offer, say)
-    if not found.broken:
-        return
-    if 0 in found.broken and offer.cards > 1 and len(running) > 1:
-        raise ProvisionError(f"{preflight.broken(found)}; the other machines are reached through it: start again")
-    preflight.agreed(found, offer, survey.plan.request.yes)
-    others = held.lease.replace(offer, [running[index] for index in found.broken])
-    for index, one, ready in zip(found.broken, others, _ready(survey, others, made, say), strict=True):
-        held.machines[index].close()
-        held.machines[index], running[index] = ready, one
-    again = preflight.look(access.nodes(held.machines, offer.region, held.lease.label), running, offer, say)
-    if again.broken:
-        raise ProvisionError(f"{preflight.broken(again)}; other machines were rented once, and not again")
-
-
 def bounds(request: PoolRequest) -> Bounds:
     """When the machines of a pool end by themselves."""
     return Bounds(request.idle or UNBOUNDED, request.max_lifetime or UNBOUNDED)
@@ -226,7 +200,7 @@ def bounds(request: PoolRequest) -> Bounds:
 def check(plan: Plan, machines: Sequence[ssh.Machine], requirements: Requirements) -> None:
     """Raise RequestError where a machine has not what its type has: GPUs that its driver does not find, above all."""
     here = [replace(one.facts.inventory(requirements.minor), hostname=one.name) for one in machines]
-    plan_over(replace(plan.request, region=None, spot=False, reservation=None), here, "aws")
+    plan_over(replace(plan.request, region=None, spot=False, replace=False, reservation=None), here, "aws")
 
 
 def _label(survey: Rented, job: str, limits: Bounds) -> Label:

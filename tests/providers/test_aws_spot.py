@@ -1,0 +1,100 @@
+"""Spot machines that EC2 takes back: seen on the machine, told at once, time for a checkpoint, and another one in their place."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skymagic.kernels.agent import notices
+from tests.lab import ec2 as lab
+from tests.lab.ec2 import REGION, ec2, error
+from tests.lab.instances import Machines, booting
+from tests.lab.metadata import Metadata, metadata
+from tests.lab.notebook import Notebook, opened
+
+pytestmark = pytest.mark.needs("sshd")
+POOL = f"%sky_pool lab --provider aws --region {REGION} --nodes 2 --spot --replace --python {sys.executable}"
+TRAIN = """%%sky_broadcast
+import os, time, skymagic as sky
+kept = rank = sky.instance_info().rank
+saved = []
+
+@sky.on_interruption
+def save(notice):
+    with open(os.path.join(folder, f"checkpoint-{rank}"), "w") as file:
+        file.write(f"{notice.mine} {notice.ranks} {notice.seconds_left > 60}")
+    saved.append(notice)
+
+open(os.path.join(folder, f"begun-{rank}"), "w").close()
+while not saved:
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machines, Metadata, Notebook]]:
+    folder = tmp_path_factory.mktemp("spot")
+    (home := folder / "home").mkdir()
+    with ec2() as cloud, metadata() as service, booting(cloud, folder / "machines", service) as machines:
+        with opened(folder, env={**lab.environment(), "HOME": str(home)}) as notebook:
+            settings = {
+                "subnet": machines.subnet, "use_private_ips": True, "ssh_port": machines.port, "user": machines.user,
+                "endpoint_url": cloud.url, "patience": 0.05,
+            }  # fmt: skip
+            notebook.run(f"%config SkyMagic.aws = {settings!r}")
+            yield machines, service, notebook
+        assert lab.left() == {}
+
+
+def running() -> list[str]:
+    """The ids of the instances that run, the oldest first."""
+    return [one.id for one in lab.instances() if one.state == "running"]
+
+
+def taken(machines: Machines, instance: str) -> None:
+    """EC2 takes an instance back."""
+    one = next(one for one in lab.instances() if one.id == instance)
+    lab.set_state(one, "terminated", "Server.SpotInstanceTermination")
+    machines.end(instance)
+
+
+def test_a_machine_is_taken_back_and_replaced(both: tuple[Machines, Metadata, Notebook], tmp_path: Path) -> None:
+    machines, service, notebook = both
+    plan = notebook.run(f"{POOL} --dry-run").text
+    assert "replaced without a question" in plan
+    notebook.run(f"{POOL} -y")
+    first, second = running()
+    machines.cloud.calls.clear()
+    notebook.run(f"folder = {str(tmp_path)!r}")
+    run = notebook.start(TRAIN)
+    notebook.watch(run, lambda shown: all((tmp_path / f"begun-{rank}").exists() for rank in range(2)))
+    service.say(first, notices.REBALANCE, {"noticeTime": "2026-11-22T20:00:00Z"})
+    service.take_back(second, time.time() + 120)
+    said = notebook.finish(run).text
+    assert f"node 1 ({second}): EC2 takes this spot machine back (terminate) in 1" in said
+    assert "rank 1 is lost then" in said
+    assert (tmp_path / "checkpoint-1").read_text() == "True (1,) True"
+    assert (tmp_path / "checkpoint-0").read_text() == "False (1,) True", "the others may have what is worth keeping"
+    assert "taken back" in notebook.run("%sky_status").said
+    assert machines.cloud.calls == [], "nobody asks EC2 while a pool runs"
+
+    machines.cloud._rules.insert(
+        0, lab.Rule("RunInstances", error("InsufficientInstanceCapacity", "none left"), 2, lab.any_call)
+    )
+    taken(machines, second)
+    shown = notebook.run("%%sky_broadcast -o found\nimport os\n(os.environ['HOME'], 'kept' in globals())")
+    third = running()[-1]
+    assert "waits for another machine in the place of node 1" in shown.text or f"node 1 is {third} now" in shown.text
+    homes = notebook.value("found")
+    assert [(Path(home).parent.name, kept) for home, kept in homes] == [(first, True), (third, False)]
+    assert "rank 1 has started anew, without variables" in shown.text
+    cost = notebook.run("%sky_cost").stdout
+    price = notebook.value("__import__('skymagic').find('lab').pool.plan.price")
+    assert cost
+    assert price
+    notebook.run("%sky_down")
+    assert lab.left() == {}

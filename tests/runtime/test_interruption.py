@@ -1,0 +1,119 @@
+"""The hook for the time before a machine is taken away, in a process of its own as on a rank: signals, limits, forks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from skymagic.kernels.agent import notices
+from skymagic.runtime.interruption import NOWHERE, on_interruption
+
+START = """
+import os, signal, threading, time
+from skymagic.runtime import interruption
+from skymagic.runtime.interruption import Interruption, on_interruption
+ended = []
+interruption.attach(3, lambda seconds, error: ended.append(error))
+notice = Interruption("taken back", (2, 3), True, time.time() + 60)
+def tell(): threading.Thread(target=interruption.notify, args=(notice,)).start()
+"""
+
+
+def said(body: str) -> list[str]:
+    """What a process that has attached prints."""
+    program = START + textwrap.dedent(body)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_it_runs_on_the_main_thread_while_that_is_at_work() -> None:
+    assert said("""
+        done = False
+        @on_interruption
+        def save(told):
+            global done
+            done = threading.current_thread() is threading.main_thread()
+            print(told.reason, told.ranks, told.mine, 55 < told.seconds_left <= 60)
+        tell()
+        while not done:
+            pass
+        print(ended)
+    """) == ["taken back (2, 3) True True", "['']"]
+
+
+def test_one_that_waits_is_woken_and_one_that_is_set_later_is_called_at_once() -> None:
+    assert said("""
+        told = threading.Event()
+        interruption.notify(notice)
+        on_interruption(lambda one: print("late", one.ranks))
+        on_interruption(lambda one: told.set())
+        tell()
+        print(told.wait())
+        on_interruption(None)
+        interruption.notify(notice)
+        print(len(ended))
+    """) == ["late (2, 3)", "True", "2"]
+
+
+def test_it_has_a_limit_and_may_fail_and_what_it_interrupts_goes_on() -> None:
+    assert said("""
+        def hangs(told):
+            while True:
+                try:
+                    time.sleep(60)
+                except TimeoutError:
+                    if ended:
+                        raise
+                    ended.append("caught")
+        interruption.REPEAT = 0.05
+        on_interruption(hangs, limit=0.05)
+        tell()
+        while len(ended) < 2:
+            time.sleep(0.01)
+        on_interruption(lambda told: 1 / 0)
+        tell()
+        while len(ended) < 3:
+            time.sleep(0.01)
+        print(ended)
+    """) == [
+        "['caught', 'TimeoutError: the on_interruption hook has taken too long', 'ZeroDivisionError: division by zero']"
+    ]
+
+
+def test_signals_of_slurm_count_and_a_forked_process_does_as_it_would_have() -> None:
+    assert said("""
+        on_interruption(lambda told: print(told.reason, told.ranks, told.at, flush=True), signals=[signal.SIGTERM, signal.SIGUSR1])
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        came, there = os.pipe()
+        child = os.fork()
+        while not child:  # Python forgets signals that come during a fork
+            there is not None and os.write(there, b"x")
+            there = None
+        os.read(came, 1)
+        os.kill(child, signal.SIGTERM)
+        print(os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM)
+        on_interruption(None)
+        print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+    """) == ["SIGUSR1 has come (3,) None", "SIGTERM has come (3,) None", "True", "True"]
+
+
+def test_outside_a_rank_it_is_said_that_nothing_is_called() -> None:
+    with pytest.warns(UserWarning, match="will not be called") as found:
+        on_interruption(print)
+    assert str(found[0].message) == NOWHERE
+    with pytest.raises(TypeError, match="takes a function, not int"):
+        on_interruption(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="seconds above 0"):
+        on_interruption(print, limit=0)
+
+
+def test_what_ec2_says() -> None:
+    """As its documentation shows it."""
+    taken = notices.action('{"action": "terminate", "time": "2017-09-18T08:22:00Z"}')
+    assert taken == notices.Notice("EC2 takes this spot machine back (terminate)", 1505722920.0)
+    assert notices.rebalance('{"noticeTime": "2020-10-27T08:22:00Z"}').at is None
