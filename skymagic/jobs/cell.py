@@ -353,7 +353,7 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
         return [messages.lost(pool.name)]
     if pool.agents.gone:
         lost = [rank for index in pool.agents.gone for rank in pool.agents.ranks_of(index)]
-        return [messages.without(lost, pool.world_size)]
+        return [messages.without(lost, pool.world_size, replaced=pool.plan.request.replace)]
     if pool.inseparable:
         names = ", ".join(pool.inseparable)
         return [f"all ranks are being started anew, without variables: {names} cannot go on with some of them"]

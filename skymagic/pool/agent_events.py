@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from skymagic.cluster import Agents, Node
 from skymagic.display.screen import print_note
 from skymagic.plan.units import agreeing, rank_words
-from skymagic.pool import messages, replacement
+from skymagic.pool import messages
 from skymagic.pool.dispatch import Dispatch
 from skymagic.pool.messages import without
 from skymagic.pool.recovery import Recovery
@@ -89,7 +89,7 @@ class AgentEvents:
         replaced = self._replacement.begin(index)
         if index or replaced:
             what = f"{rank_words(ranks)} and {agreeing(len(ranks), 'its', 'their')} variables are lost"
-            then = replacement.UNDER_WAY if replaced else without(ranks, status.world_size)
+            then = without(ranks, status.world_size, replaced=replaced)
             status.note(f"{reason}: {what}; {then}")
         self._dispatch.ranks_lost(ranks, reason)  # the next run says it where none is under way
 

@@ -83,8 +83,12 @@ def lost(name: str) -> str:
     return f"pool {name!r} is lost: %sky_restart starts all ranks anew, without variables; %sky_down {name} ends it"
 
 
-def without(lost: Sequence[int], world_size: int) -> str:
-    """What can be done when the machines of these ranks are gone."""
+def without(lost: Sequence[int], world_size: int, *, replaced: bool = False) -> str:
+    """What can be done when the machines of these ranks are gone.
+
+    Args:
+        replaced: whether others are rented in their place.
+    """
     left = [rank for rank in range(world_size) if rank not in lost]
     there = ",".join(map(str, left))
     keep = (
@@ -93,4 +97,6 @@ def without(lost: Sequence[int], world_size: int) -> str:
         if left
         else ""
     )
+    if replaced:
+        return f"{keep}another machine is being rented in the place of the one that is gone, and cells for its ranks wait for it"
     return f"{keep}%sky_restart tries to reach them again, %sky_down ends the pool"

@@ -16,7 +16,6 @@ from skymagic.pool.resources import Resources
 from skymagic.pool.states import State
 from skymagic.pool.status import Status
 
-UNDER_WAY = "another machine is being rented in its place (--replace), and cells for these ranks wait for it"
 CLOSE_SECONDS = 30.0
 """How long the end of the pool waits for a launch that is under way; what it makes is found by its tags."""
 POLL_SECONDS = 0.2
