@@ -1,4 +1,4 @@
-"""All benchmarks, and one table of them: ``python benchmarks/run.py [start cells report view tasks ddp output failures data ssh remote first remote_pools wan wan64 sh wheels]``.
+"""All benchmarks, and one table of them: ``python benchmarks/run.py [start cells report view tasks ddp output failures data ssh remote first remote_pools wan wan64 sh wheels rented]``.
 
 Each part runs in a process of its own. Ends with 1 when a figure is over its limit or a part fails.
 """
@@ -40,6 +40,7 @@ PARTS = (
     "wan64",
     "sh",
     "wheels",
+    "rented",
 )
 PATIENCE = 900.0
 """Seconds that one part may take."""

@@ -213,7 +213,7 @@ def test_public_names() -> None:
     assert sorted(skymagic.__all__) == sorted(
         """
         AWS Compute ComputePool Image InstanceInfo Local Options PipIndex SSH Slurm Spec Worker __version__ accelerators
-        compute errors find function gather instance_info integrations load_ipython_extension plugins report shard silent
+        compute errors find function gather instance_info integrations load_ipython_extension on_interruption plugins report shard silent
         stderr stdout unload_ipython_extension
         """.split()
     )

@@ -18,7 +18,7 @@ from skymagic.providers.aws import ledger
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.ledger import Rent
 from skymagic.providers.aws.offer import Offer
-from skymagic.providers.aws.provider import Held, Rented
+from skymagic.providers.aws.survey import Held, Rented
 from skymagic.providers.aws.tags import Label
 
 HOUR = 3600.0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -12,9 +15,10 @@ import pytest
 from skymagic.kernels.agent import notices
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import REGION, ec2, error
+from tests.lab.ec2_prices import EC2Market
 from tests.lab.instances import Machines, booting
 from tests.lab.metadata import Metadata, metadata
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import ROOT, Notebook, opened
 
 pytestmark = pytest.mark.needs("sshd")
 POOL = f"%sky_pool lab --provider aws --region {REGION} --nodes 2 --spot --replace --python {sys.executable}"
@@ -108,5 +112,43 @@ def test_a_machine_is_taken_back_and_replaced(both: tuple[Machines, Metadata, No
     assert [(Path(home).parent.name, kept) for home, kept in homes] == [(first, True), (third, False)]
     assert "rank 1 has started anew, without variables" in shown.text
     assert counted(notebook) == 2, "the machine that was taken is not counted on"
+
+    taken(machines, first)  # with the controller, and so with all ranks
+    shown = notebook.finish(notebook.start("%%sky_broadcast\nwhile True:\n    pass"))
+    assert shown.error is not None
+    assert f"{first} is terminated" in shown.error.text
+    notebook.run("%%sky_broadcast -o found\nimport os\n(os.environ['HOME'], 'kept' in globals())")
+    homes = notebook.value("found")
+    assert [(Path(home).parent.name, kept) for home, kept in homes] == [(running()[-1], False), (third, False)]
     notebook.run("%sky_down")
     assert lab.left() == {}
+
+
+def test_a_first_try_with_an_account_keeps_its_limit_and_leaves_nothing(tmp_path: Path) -> None:
+    def tried(*argv: str) -> subprocess.CompletedProcess[str]:
+        settings = {
+            "subnet": machines.subnet, "use_private_ips": True, "ssh_port": machines.port, "user": machines.user,
+            "endpoint_url": cloud.url, "patience": 0.05,
+        }  # fmt: skip
+        given = ("--region", REGION, "--python", sys.executable, "--settings", json.dumps(settings), *argv)
+        env = {**os.environ, **lab.environment(), "HOME": str(tmp_path)}
+        command = [sys.executable, str(ROOT / "benchmarks/try_aws.py"), *given]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+
+    with ec2() as cloud, booting(cloud, tmp_path / "machines") as machines:
+        EC2Market(cloud, {"m6a.large": 0.0864})
+        cloud.on("DescribeRegions", lab.regions(REGION), times=9)
+        refused = tried()
+        assert (refused.returncode, "--limit" in refused.stderr) == (2, True)
+        refused = tried("--limit", "0.01", "--minutes", "60", "--rent")
+        assert refused.returncode == 2
+        assert "refused" in refused.stdout or "--max-price" in refused.stdout
+        planned = tried("--limit", "1")
+        assert planned.returncode == 0, planned.stdout + planned.stderr
+        assert "at most $0.11 within 30m, and the limit is $1.00" in planned.stdout
+        assert lab.instances() == []
+        done = tried("--limit", "1", "--rent")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "all of it went well" in done.stdout
+        assert len(lab.instances()) == 2
+        assert lab.left() == {}

@@ -16,6 +16,7 @@ configured      whether somebody has set up AWS here
 cache           answers of AWS on disk, each with its date
 refusals        questions that need no answer
 provider        plan, acquire, release: the machines of a pool, used as hosts of SSH are
+survey          what planning has found for a pool, and acquiring has made of it
 access          what leads another notebook to machines that run
 lease           the machines of one pool, and all that was made for them
 reservations    capacity that the account has reserved, put first

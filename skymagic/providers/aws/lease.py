@@ -53,7 +53,7 @@ class Lease:
         self._say = say
         self._regions: dict[str, Region] = {}
         self._launches = 0
-        self._released = False
+        self._released = self._closing = False
         self._ended: set[str] = set()
         """Machines that were ended before the others."""
         self._looks: dict[str, tuple[float, bool | None]] = {}
@@ -157,6 +157,7 @@ class Lease:
         return self._launched(offer, count, head, "")
 
     def _launched(self, offer: Offer, count: int, head: bool, near: str) -> list[Instance]:
+        self._check_wanted()
         clients, region = self.clients, self._regions[offer.region]
         image = images.find(clients, offer, self.settings)
         subnet = network.subnet(clients, offer.region, offer.zone, self.settings)
@@ -170,6 +171,7 @@ class Lease:
         # from here until EC2 has answered, an interrupt or a lost answer may leave machines that nobody has named
         region.uncertain = True
         try:
+            self._check_wanted()  # `release` says so before it looks at `uncertain`: one of both sees the other
             ids = launch.launch(clients, offer.region, asked)
         except CloudError as problem:
             region.uncertain = problem.kind in _names(UNCERTAIN)
@@ -183,6 +185,11 @@ class Lease:
             public = network.head_address(clients, offer.region, running[0].interface, self.label)
             running[0] = replace(running[0], public=public)
         return running
+
+    def _check_wanted(self) -> None:
+        """Raise CloudError where all is being given back, while a thread still wants a machine."""
+        if self._closing:
+            raise CloudError("ended", "", "the pool is being given back")
 
     def _end_launch(self, region: str) -> None:
         """End what is left of a launch that has failed, before the next one; that it is over is waited for at the end."""
@@ -204,6 +211,7 @@ class Lease:
         """
         if self._released:
             return
+        self._closing = True
         problems: list[str] = []
         uninterrupted(lambda: problems.extend(self._release()))
         if problems:

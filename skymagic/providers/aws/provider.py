@@ -8,14 +8,15 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
+from skymagic.display.question import confirmed
 from skymagic.display.starting import StartStep
 from skymagic.errors import CloudError, RequestError
 from skymagic.plan.planning import plan_over
-from skymagic.plan.plans import Plan, topology
+from skymagic.plan.plans import Plan, cost_words, topology
 from skymagic.plan.renting import bounded, plan_rented
 from skymagic.plan.requests import PoolRequest
 from skymagic.providers import ssh
@@ -33,64 +34,17 @@ from skymagic.providers.aws import (
 )
 from skymagic.providers.aws.access import RentedAccess
 from skymagic.providers.aws.clients import Clients
-from skymagic.providers.aws.keys import PoolKeys
+from skymagic.providers.aws.launch import Instance
 from skymagic.providers.aws.lease import Lease
 from skymagic.providers.aws.offer import Offer
 from skymagic.providers.aws.selection import per_hour
+from skymagic.providers.aws.survey import Held, Rented
 from skymagic.providers.aws.tags import Label
 from skymagic.providers.aws.watchdog import Bounds
-from skymagic.providers.provider import Say, Survey
-from skymagic.ssh.connection import Connection
+from skymagic.providers.provider import Say
 
 UNBOUNDED = 365 * 86400.0
 """Seconds for a limit that the user has switched off."""
-
-
-@dataclass
-class Held:
-    """What acquiring has made so far."""
-
-    lease: Lease | None = None
-    offer: Offer | None = None
-    """What was taken."""
-    keys: PoolKeys | None = None
-    connections: list[Connection] = field(default_factory=list)
-    machines: list[ssh.Machine] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Rented(Survey):
-    """Offers for a pool, in the order in which they are tried; owns what is rented for it."""
-
-    clients: Clients
-    offers: tuple[Offer, ...]
-    requirements: Requirements
-    held: Held = field(default_factory=Held)
-
-    def outcome(self) -> Plan:
-        """The plan with the machines that were had, and their price."""
-        offer, nodes = self.held.offer, self.plan.topology.nodes
-        if offer is None:
-            return self.plan
-        return replace(
-            self.plan,
-            hosts=(listing.machines(offer, nodes),),
-            price=per_hour(offer, nodes),
-            priced=offer.priced,
-            region=offer.region,
-            cpus=offer.vcpus or self.plan.cpus,
-            memory_gb=offer.memory or self.plan.memory_gb,
-        )
-
-    def close(self) -> None:
-        """Close all connections, end the machines, and wait until EC2 says that they are terminated; twice is safe."""
-        held = self.held
-        try:
-            ssh.side_by_side(ssh.Machine.close, held.machines)
-            ssh.side_by_side(Connection.close, held.connections)
-        finally:
-            if held.lease is not None:
-                held.lease.release()
 
 
 class AWS:
@@ -117,7 +71,7 @@ class AWS:
         user_data = userdata.cloud_config(made, job_id, settings.user, settings.ssh_port, limits)
         held.lease = Lease(survey.clients, settings, label, user_data, say)
         used_elsewhere(survey, label, say)
-        offer, instances = held.lease.acquire(survey.offers, plan.topology.nodes)
+        offer, instances = _acquired(survey, held.lease)
         held.offer = offer
         ids = [one.id for one in instances]
         say(StartStep(f"{', '.join(ids)} run in {offer.zone} …", "booting", ids))
@@ -164,6 +118,29 @@ def used_elsewhere(survey: Rented, label: Label, say: Say) -> None:
                 "in_use", "", f"{listed}, and its key is not here any more, so that nobody can attach to it",
                 "%sky_down --all ends all that you have rented; or give the new one another name (%sky_pool NAME …)",
             )  # fmt: skip
+
+
+def _acquired(survey: Rented, lease: Lease) -> tuple[Offer, list[Instance]]:
+    """The machines; on demand where EC2 has none of spot's and the user, who is asked, wants to pay for that.
+
+    -y is no answer: it was said to another price. Raises CloudError.
+    """
+    request, nodes = survey.plan.request, survey.plan.topology.nodes
+    try:
+        return lease.acquire(survey.offers, nodes)
+    except CloudError as problem:
+        if not request.spot or problem.kind not in ("capacity", "price"):
+            raise
+        asked = replace(request, spot=False)
+        try:
+            others = market.choice(asked, market.survey(asked, survey.clients))
+        except (CloudError, RequestError):
+            raise problem from None
+        price = per_hour(others[0], nodes)
+        cost = cost_words(price, others[0].priced)
+        if not confirmed(f"{problem}\n{nodes} × {others[0].instance_type} on demand instead: {cost}"):
+            raise
+        return lease.acquire(others, nodes)
 
 
 def _offers(request: PoolRequest, found: market.Market, clients: Clients) -> tuple[Offer, ...]:

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from skymagic.bootstrap.provision import probe
 from skymagic.cluster import Node
@@ -17,12 +16,10 @@ from skymagic.providers.aws.errors import Kind
 from skymagic.providers.aws.launch import Instance
 from skymagic.providers.aws.lease import Lease
 from skymagic.providers.aws.offer import Offer
+from skymagic.providers.aws.survey import Rented
 from skymagic.providers.aws.watchdog import Bounds
 from skymagic.providers.provider import Say
 from skymagic.ssh.config import Endpoint
-
-if TYPE_CHECKING:
-    from skymagic.providers.aws.provider import Rented
 
 RETRY_SECONDS = 60.0
 """Between two attempts to rent a machine where EC2 has none: capacity returns within minutes or hours, and each is a call of its API."""
