@@ -24,7 +24,9 @@ from dataclasses import fields, replace
 from typing import Any, Literal, overload
 
 from skymagic.api.calls import Call, Calls, Function, positive
+from skymagic.api.logs import LogsRequest, collected
 from skymagic.api.specs import ELSEWHERE, Options, Spec, Worker
+from skymagic.display.logs import Logs
 from skymagic.display.screen import print_note
 from skymagic.errors import PoolStateError, ProvisionError, RequestError
 from skymagic.jobs.clone import clone
@@ -253,6 +255,28 @@ class Compute:
         named = names.replace(",", " ").split() if isinstance(names, str) else list(names)
         return clone(self.pool, Selection.of(ranks).ranks(self.pool.world_size), named, source).names
 
+    def logs(
+        self,
+        rank: int | str | Iterable[int] | None = None,
+        lines: int = 50,
+        *,
+        run: int | None = None,
+        cell: int | None = None,
+        grep: str | None = None,
+    ) -> Logs:
+        """What ranks wrote, as ``%sky_logs`` shows it; by rank: ``pool.logs()[3]``.
+
+        Args:
+            rank: whose; every rank's unless said.
+            lines: the last so many of each.
+            run, cell: of one run by its number, or of a notebook's cell. grep: a regular expression that lines must have.
+
+        Raises:
+            RequestError: there are no such ranks or runs, or it is no regular expression.
+        """
+        chosen = None if rank is None else Selection.of(rank)
+        return collected(LogsRequest(chosen, lines, pool=self.pool.name, run=run, cell=cell, grep=grep))
+
     def __enter__(self) -> Compute:
         return self.start()
 
@@ -264,6 +288,9 @@ class Compute:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.pool, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *(dir(self._pool) if self._pool is not None else ())})
 
     def __repr__(self) -> str:
         return "<Compute, not started>" if self._pool is None else repr(self._pool)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from skymagic.cluster import Agents, logs
+from skymagic.display.logs import Logs
 from skymagic.display.text import last_state, log_lines
 from skymagic.errors import RequestError
 from skymagic.plan.selection import Selection
@@ -108,15 +109,28 @@ def show_from_outside(request: LogsRequest, write: Write) -> None:
 
 def plain(request: LogsRequest) -> dict[str, Any]:
     """What is asked for, for programs: the pool, whether it has ended, and by rank its lines. Raises as `show` does."""
-    lines: dict[int, list[str]] = {}
     with _outside(request) as (texts, pool):
-        if pool is not None:
-            chosen = _chosen(request, range(pool.world_size), lambda ranks: logs.runs(pool.agents, ranks))
-            lines = {rank: _last(pool.agents, rank, chosen, request.lines)[0] for rank in chosen.ranks}
-        else:
-            lines = _lines_of(texts, request)[1]
-    ranks = {str(rank): [last_state(line) for line in found] for rank, found in lines.items()}
-    return {"pool": request.pool, "ended": pool is None, "ranks": ranks}
+        found = _collected(pool, texts, request)
+    return {
+        "pool": request.pool,
+        "ended": pool is None,
+        "ranks": {str(rank): list(found.lines[rank]) for rank in found},
+    }
+
+
+def collected(request: LogsRequest) -> Logs:
+    """What is asked for, as an object. Raises as `show` does."""
+    kept = registry.last_lines(request.pool)
+    return _collected(None if kept else registry.readable(request.pool), kept[1] if kept else {}, request)
+
+
+def _collected(pool: Readable | None, texts: Mapping[int, str], request: LogsRequest) -> Logs:
+    if pool is not None:
+        chosen = _chosen(request, range(pool.world_size), lambda ranks: logs.runs(pool.agents, ranks))
+        lines = {rank: _last(pool.agents, rank, chosen, request.lines)[0] for rank in chosen.ranks}
+    else:
+        lines = _lines_of(texts, request)[1]
+    return Logs({rank: [last_state(line) for line in found] for rank, found in lines.items()})
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 text      labels, tables and stacks; pure, but for the one function that writes
 inspection  what ranks do and hold: stacks and variables, those that are alike together
+logs      what ranks wrote, as an object with text and HTML; pure
 results   values by rank as a small table: type, shape or value; pure
 labels    lines of several ranks: labelled, in order, and open ones redrawn in their place
 live      text that changes in its place: displays and status lines

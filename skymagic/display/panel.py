@@ -150,9 +150,9 @@ def cell(text: str, tooltip: str, state: str) -> str:
     return f'<span title="{escape(tooltip)}" style="{CELL}{COLOURS.get(state, RED)}">{escape(text)}</span>'
 
 
-def folded(title: str, text: str) -> str:
-    """Lines that are shown when their title is clicked."""
-    return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
+def folded(title: str, text: str, *, opened: bool = False) -> str:
+    """Lines that are shown when their title is clicked, or `opened` at once."""
+    return f"<details{' open' if opened else ''}><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
 
 
 def severity(state: str) -> int:

@@ -53,6 +53,21 @@ def test_lines_that_match(notebook: Notebook) -> None:
     assert notebook.run("%sky_logs --rank 0 --grep 'bar [38]'").lines == ["bar 8"]
 
 
+def test_logs_are_an_object_with_text_html_and_completion(notebook: Notebook) -> None:
+    first, _ = numbers(notebook)
+    (shown,) = notebook.run(f"said = pool.logs(cell={first})\nsaid").rich
+    assert shown["text/plain"].splitlines() == notebook.run(f"%sky_logs --cell {first}").lines
+    assert "<summary>rank 1 · 2 lines</summary><pre>one from 1\ntwo from 1</pre>" in shown["text/html"]
+    assert notebook.value("said[1]") == "one from 1\ntwo from 1"
+    assert notebook.value("dict(pool.logs(1, 1, grep='from'))") == {1: "two from 1"}
+    assert "no rank 7" in notebook.fail("pool.logs(7)").text
+    offered = "[one.text for one in get_ipython().Completer.completions({0!r}, len({0!r}))]"
+    notebook.run("import warnings; warnings.simplefilter('ignore')")
+    assert notebook.value(offered.format("said[")) == ["0", "1"]
+    assert notebook.value(offered.format("pool.metr")) == ["metrics"]
+    assert notebook.value(offered.format("pool.worl")) == ["world_size"]
+
+
 def test_all_mistakes_at_once_and_nothing_is_shown(notebook: Notebook) -> None:
     failed = notebook.finish(notebook.start("%sky_logs --rank 7 --run 99 --grep '(loss'"))
     assert failed.stdout == ""
