@@ -123,6 +123,10 @@ def _key(request: NotebookRequest, mistakes: list[str]) -> keys.PoolKey | None:
             raise PoolError(
                 f"{other.notebook.name} is executed on pool {record.name!r}, or was, and is not taken: skymagic attach {record.name}"
             )
+        if known.plan.region:
+            raise PoolError(
+                f"pool {record.name!r} is rented: what its head keeps would go with the machine, so it takes no notebooks yet"
+            )
         if not (request.take_over or records.left(record)):
             raise PoolError(
                 f"pool {record.name!r} is in use: {records.holder(record)} has it; end that one, or take the pool away from it: --take-over"

@@ -24,7 +24,6 @@ from skymagic.pool.messages import rows
 from skymagic.pool.records import PoolRecord
 from skymagic.pool.states import State
 from skymagic.pool.status import Status
-from skymagic.providers import Survey
 from skymagic.run.run import Screen, show_content
 from skymagic.wire import agent as wire
 from skymagic.wire import processes
@@ -59,14 +58,13 @@ class Reader:
     Args:
         record: which pool, and who has it.
         key: what leads to its nodes.
-        nodes: its machines, and what owns them.
+        nodes: its machines; what owns them is not closed, for that ends rented ones.
     """
 
-    def __init__(self, record: PoolRecord, key: PoolKey, survey: Survey, nodes: Sequence[Node]) -> None:
+    def __init__(self, record: PoolRecord, key: PoolKey, nodes: Sequence[Node]) -> None:
         self.name, self.job_id, self.plan, self.record = key.name, key.job_id, key.plan, record
         self.gone: str | None = None
         """Why nothing can be read any more."""
-        self._survey = survey
         self._transports: list[Transport] = []
         self._events: queue.SimpleQueue[tuple[int, Mapping[str, Any]]] = queue.SimpleQueue()
         met = [
@@ -162,7 +160,6 @@ class Reader:
         """Close the connections; the pool goes on. Twice is safe."""
         self.agents.leave()
         run_all([one.close for one in self._transports])  # on this machine each is a process
-        self._survey.close()
 
     def __repr__(self) -> str:
         return f"<Pool {self.name!r}: {self.plan.size} on {', '.join(self.plan.hosts)}, read here; {records.holder(self.record)} has it>"

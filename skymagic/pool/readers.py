@@ -57,8 +57,8 @@ def opened(name: str) -> Reader:
     """The same; the caller closes it."""
     record = records.named(name)
     key = keys.read(record.job_id)
-    survey, nodes = attachable(key).attach(key.plan, key.accesses)
-    return Reader(record, key, survey, nodes)
+    _, nodes = attachable(key).attach(key.plan, key.accesses)
+    return Reader(record, key, nodes)
 
 
 def attachable(key: keys.PoolKey) -> Any:

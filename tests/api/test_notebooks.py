@@ -9,9 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import nbformat
@@ -119,7 +121,12 @@ def left(folder: Path, env: dict[str, str], made: str) -> Iterator[None]:
     yield
     name = made.split()[1]
     with opened(folder / "last", env=env) as notebook:
-        if name in notebook.run("%sky_attach").stdout:
+        if f"{name} (" in notebook.run("%sky_attach").stdout:
+            desk = Desk(folder, env, name)
+            assert desk.ran("run", written(folder, "print(6 * 7)"), "--pool", name, "--detach")[0] == 0
+            shown = notebook.run(f"%sky_attach {name}")
+            assert "42" in shown.stdout.splitlines()
+            assert "train.ipynb has ended well" in shown.text
             notebook.run(f"%sky_attach {name}")
             notebook.run("%%sky_broadcast -o kept\nrank")  # what the job has left on the ranks
             assert notebook.value("kept") == [0, 1]
@@ -206,6 +213,8 @@ def test_papermill(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**desk.env, "SKYMAGIC_POOL": desk.pool}.items():
         monkeypatch.setenv(name, value)
     papermill_engines.register("skymagic", Engine)  # what the entry point does
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert EntryPoint("skymagic", project["entry-points"]["papermill.engine"]["skymagic"], "").load() is Engine
     notebook, output = written(desk.folder, *CELLS, name="paper.ipynb"), desk.folder / "paper.out.ipynb"
     papermill.execute_notebook(notebook, output, {"epochs": 2}, engine_name="skymagic", progress_bar=False)
     lines = sorted(f"[{rank}] epoch {epoch}" for rank in (0, 1) for epoch in range(2))

@@ -168,7 +168,15 @@ def test_taking_over_and_what_stays(room: Room) -> None:
     room.second.run("%sky_attach lab --take-over")
     room.second.run("%sky_pull held")
     assert room.second.value("held") == [[1, 2, 3]] * 2
+    gate = room.gate()
+    room.second.run(waiting(gate))
+    process = room.program("attach", "lab", "--json")
+    assert process.stdout is not None
+    while "before 0" not in process.stdout.readline():
+        pass
     room.second.run("%sky_down lab")
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, json.loads(out.splitlines()[-1])["status"]) == (5, "lost")
     code, out, _ = room.ran("logs", "lab", "--json", "--grep", "^after", "-n", "1")
     assert (code, json.loads(out)) == (0, {"pool": "lab", "ended": True, "ranks": {"0": ["after 0"]}})
     assert room.ran("attach", "lab")[0] == 1

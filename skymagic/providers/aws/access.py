@@ -34,6 +34,11 @@ class RentedAccess:
     label: Label
     offer: Offer
 
+    @property
+    def daemon(self) -> str:
+        """Its agent's daemon, as of all machines."""
+        return self.agent.daemon
+
 
 def nodes(machines: Sequence[ssh.Machine], offer: Offer, lease: Lease, numbers: Sequence[int] = ()) -> list[Node]:
     """The machines as their pool sees them, each with what leads another notebook to it.
