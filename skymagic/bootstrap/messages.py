@@ -67,6 +67,10 @@ ADVICE = (
         "sky.Image(pip_indexes=[…]). To take the build for CUDA all the same, add --plugin torch and -y.",
     ),
     (
+        r"cache entry|cache is corrupt",
+        "uv's cache on {host} is damaged. Run `rm -r ~/.cache/uv` there (or `uv cache clean`): what it held is fetched again.",
+    ),
+    (
         r"no interpreter found|failed to download.*cpython|python-build-standalone",
         "uv found no Python {minor} on {host} and could not fetch one. Install it there, let the host reach github.com (or "
         "set UV_PYTHON_INSTALL_MIRROR there), or name an interpreter with sky.Image(python='/path/to/bin/python').",
