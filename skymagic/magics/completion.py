@@ -14,7 +14,8 @@ from skymagic.magics.arguments import help
 from skymagic.magics.arguments.options import MAGICS
 from skymagic.pool import records, registry
 
-LINE = re.compile(r"%{1,2}(sky_\w+)[ \t]+(.*)$", re.DOTALL)
+LINE = re.compile(r"(?:%{1,2}|[\w, \t]+=[ \t]*%)(sky_\w+)[ \t]+(.*)$", re.DOTALL)
+"""A magic, also one whose value is given a name."""
 
 
 def register(shell: InteractiveShell) -> None:

@@ -111,6 +111,23 @@ def test_names_that_complete_when_nobody_says_what_exists_do_exist() -> None:
     assert set(CompletionNames().plugins) == set(plugins.TABLE)
 
 
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("%sky_pool --plu", ["--plugin"]),
+        ("pool = %sky_pool --plugin tor", ["torch"]),
+        ("%sky_pool --provider lo", ["local"]),
+        ("%sky_pool --gpu H100", ["H100"]),
+        ("%sky_push weig", ["weights"]),
+        ("%sky_auto o", ["off", "on"]),
+    ],
+)
+def test_the_shell_completes_with_tab(notebook: Notebook, line: str, offered: list[str]) -> None:
+    notebook.run("import warnings; warnings.simplefilter('ignore'); weights = 1")
+    found = f"sorted(one.text for one in get_ipython().Completer.completions({line!r}, {len(line)}))"
+    assert notebook.value(found)[: len(offered)] == offered
+
+
 def test_magics_that_are_told_are_those_that_are_registered(notebook: Notebook) -> None:
     registered = notebook.value(
         "sorted(name for kind in get_ipython().magics_manager.magics.values() for name in kind if name.startswith('sky_'))"
