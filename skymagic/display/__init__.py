@@ -1,6 +1,7 @@
 """What the user sees: text as pure functions of what is shown, and the notebook as a screen.
 
-text      labels, tables and stacks; pure, but for the one function that writes
+text      labels, tables and stacks; pure
+sending   writing to the notebook, and knowing when it has left
 inspection  what ranks do and hold: stacks and variables, those that are alike together
 logs      what ranks wrote, as an object with text and HTML; pure
 results   values by rank as a small table: type, shape or value; pure

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from skymagic.display.text import Write
+from skymagic.display.sending import Write
 
 CONTROLS = re.compile(r"(\n|\r|\x1b\[A)")
 UP = "\x1b[A"

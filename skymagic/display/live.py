@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from skymagic.display import text as display
+from skymagic.display import sending
 
 CELL_ID = "cellId"
 """In the metadata of requests: of which cell it is."""
@@ -76,12 +76,12 @@ def show(content: Mapping[str, Any], *, update: bool = False) -> None:
         from IPython.core.interactiveshell import InteractiveShell
 
         transient = dict(content.get("transient") or {})
-        InteractiveShell.instance().display_pub.publish(
-            data=data, metadata=dict(content.get("metadata") or {}), transient=transient, update=update
-        )
-        display.sent()
+        with sending.showing():
+            InteractiveShell.instance().display_pub.publish(
+                data=data, metadata=dict(content.get("metadata") or {}), transient=transient, update=update
+            )
     else:
-        display.write("stdout", f"{data.get('text/plain', '')}\n")
+        sending.write("stdout", f"{data.get('text/plain', '')}\n")
 
 
 class Area:

@@ -14,6 +14,7 @@ from skymagic.display.labels import Labels
 from skymagic.display.live import Area, StatusLine, in_ipython, in_notebook, own_stream, show
 from skymagic.display.run_line import RunEnd, RunState
 from skymagic.display.run_view import RunView
+from skymagic.display.sending import write
 from skymagic.plan.units import size
 from skymagic.wire.agent import IN_LINE
 
@@ -32,7 +33,7 @@ class NotebookScreen:
         self._view, self._bars = view, Bars()
         self._state: Callable[[], RunState] | None = None
         """How the run is, as soon as anybody knows."""
-        self._labels = Labels(ranks, display.write, Area if in_notebook() else None)
+        self._labels = Labels(ranks, write, Area if in_notebook() else None)
         self._status = StatusLine()
         self._moving: dict[tuple[int, str], str] = {}
         """Text that changes, by rank and display, where only its end can be shown."""
@@ -68,13 +69,13 @@ class NotebookScreen:
                 "data": {"text/plain": self._labels.label(rank, content["data"]["text/plain"])},
             }
         elif self._many and not update:
-            display.write("stdout", f"[{rank}]\n")
+            write("stdout", f"[{rank}]\n")
         show(content, update=update)
 
     def note(self, text: str) -> None:
         """A line of skymagic's own, beside the ranks' output."""
         self._labels.before_note()
-        display.write("stderr", text)
+        write("stderr", text)
 
     def status(self, text: str, *, last: bool = False) -> None:
         """What is under way, in the place of what was said before; `last` is how it ended."""
@@ -102,9 +103,9 @@ class NotebookScreen:
             return
         # a bar that goes on below the line must not stay above it as it was
         name, terminal = line
-        display.write(name, terminal.wiped())
+        write(name, terminal.wiped())
         view.draw(known)
-        display.write(name, terminal.repainted())
+        write(name, terminal.repainted())
 
     def _before_bar(self) -> None:
         """Show the line now: a bar is redrawn below it, and what stood above it could not be taken back without a trace."""
@@ -121,7 +122,7 @@ class NotebookScreen:
         """All output of the run has come."""
         self._labels.finish()
         for (rank, _), text in sorted(self._moving.items()):
-            display.write("stdout", f"{self._labels.label(rank, text)}\n" if text else "")
+            write("stdout", f"{self._labels.label(rank, text)}\n" if text else "")
         self._moving.clear()
 
 

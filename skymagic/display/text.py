@@ -1,11 +1,8 @@
-"""What the notebook shows: text of ranks put in order, tables, and where ranks are; pure, but for the one function that writes."""
+"""What the notebook shows: text of ranks put in order, tables, and where ranks are; pure."""
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from types import MappingProxyType
 from typing import Any
@@ -14,62 +11,12 @@ from skymagic.plan import accelerators
 from skymagic.plan.distributions import Environment
 from skymagic.plan.units import duration_text, ranges, rank_words, size
 
-SETTLED = 0.05
-"""Seconds after which what was given to ZeroMQ is taken for sent."""
-Write = Callable[[str, str], None]
-"""Takes a stream's name and text."""
 MAX_STATUS_ROWS = 64
 """Ranks that have a row of their own."""
 SHOWN_PLACES = 8
 """Different places of ranks that one line names."""
 INTERPRETER_HELD = "native code holds the interpreter"
 NO_ANSWER = f"does not answer: {INTERPRETER_HELD}"
-
-
-def write(name: str, text: str) -> None:
-    """Put text on the notebook's own standard output or error."""
-    stream = sys.stderr if name == "stderr" else sys.stdout
-    stream.write(text)
-    if _due() and (thread := getattr(stream, "pub_thread", None)) is not None:
-        thread.schedule(partial(_send, stream, _take_due()))
-    stream.flush()
-    sent()
-
-
-_local = threading.local()
-
-
-def once_sent(call: Callable[[], object]) -> None:
-    """Have it called when what is written or shown next has left this process: on the thread that sends it, a moment after."""
-    _local.due = [*_due(), call]
-
-
-def sent() -> None:
-    """What was written or shown so far is on its way out: what is to be called then follows it, once."""
-    thread = getattr(sys.stdout, "pub_thread", None)  # of a kernel, which sends from there, in this order
-    for call in _take_due():
-        _later(thread, call) if thread is not None else call()
-
-
-def _due() -> Sequence[Callable[[], object]]:
-    return getattr(_local, "due", ())
-
-
-def _take_due() -> Sequence[Callable[[], object]]:
-    due, _local.due = _due(), ()
-    return due
-
-
-def _send(stream: Any, then: Sequence[Callable[[], object]]) -> None:
-    """Send what was written, on a kernel's own thread for it: a message waits there in a queue, and these calls come at once behind it."""
-    stream._flush()
-    for call in then:
-        _later(stream.pub_thread, call)
-
-
-def _later(thread: Any, call: Callable[[], object]) -> None:
-    """Behind what waits in the thread's queue, and SETTLED after it: ZeroMQ has a queue of its own, of which it does not tell."""
-    thread.schedule(lambda: thread.io_loop.call_later(SETTLED, call))
 
 
 def last_state(line: str) -> str:
@@ -94,6 +41,13 @@ def log_lines(text: str, label: str) -> str:
 def held_back(rank: int, nbytes: int) -> str:
     """The line that stands for text that was not shown."""
     return f"[{size(nbytes)} of rank {rank}'s output not shown; all of it: %sky_logs --rank {rank}]\n"
+
+
+def maybe_seen(rank: int, content: Mapping[str, Any]) -> str:
+    """The line before what a kernel was sending as it was killed: whether it has left it, nobody can tell."""
+    lines = content["text"].count("\n") if content["kind"] == "stream" else 0
+    what = f"the next {lines} lines" if lines > 1 else "the next line" if lines else "what comes next"
+    return f"[rank {rank}: {what} may have been shown before: the notebook was sending it when it was killed]\n"
 
 
 def missed(rank: int, count: int) -> str:

@@ -67,6 +67,11 @@ class SkyMagic(Configurable):
     screen_limit = Int(
         _BUILT_IN.screen_limit, min=1, help="Bytes of output that one cell may show; the logs hold all."
     ).tag(config=True)
+    log_limit = Int(
+        _BUILT_IN.log_limit,
+        min=1_000_000,
+        help="Bytes that the log of one rank may have, of pools made from now on; of a longer one the beginning is dropped.",
+    ).tag(config=True)
     keep_values = Bool(
         _BUILT_IN.keep_values,
         help="Whether other machines keep values of 1 MB and more on their disks, for later pools (4 GB, 30 days).",

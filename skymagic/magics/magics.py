@@ -19,6 +19,7 @@ from skymagic.api.offers import offers, rentable
 from skymagic.data.capture import installed
 from skymagic.display import text as display
 from skymagic.display.screen import Copying, print_note, show_status, show_table
+from skymagic.display.sending import write
 from skymagic.errors import CloudError, PoolError, RequestError, SkyError
 from skymagic.files.messages import summary
 from skymagic.jobs import cell as broadcast
@@ -354,7 +355,7 @@ class SkyMagics(Magics):
             return call(handle)
         except (SkyError, UsageError) as problem:
             lines = problem._render_traceback_() if isinstance(problem, SkyError) else [f"UsageError: {problem}"]
-            display.write("stderr", "\n".join([*lines, ""]))
+            write("stderr", "\n".join([*lines, ""]))
             raise
 
     def _run_now(self, request: RunRequest, cell: broadcast.Cell, beside: Run | None) -> broadcast.Values | None:

@@ -250,6 +250,7 @@ class Defaults:
         view_after: seconds after which a cell that goes on has a line that says how it is.
         grace: seconds that an interrupted rank has before it is ended.
         screen_limit: bytes of output that one cell may show; the logs hold all of it.
+        log_limit: bytes that the log of one rank may have on its node; of a longer one the beginning is dropped.
         packages: what is done where a node of another machine lacks a package that a cell needs: "sync" installs it, "ask" says how,
             "off" leaves it to the cell to fail.
         aws: how rented machines are reached.
@@ -269,6 +270,7 @@ class Defaults:
     view_after: float = 1.0
     grace: float = 2.0
     screen_limit: int = 1_000_000
+    log_limit: int = 1_000_000_000
     keep_values: bool = True
     packages: str = "sync"
     aws: CloudSettings = field(default_factory=CloudSettings)

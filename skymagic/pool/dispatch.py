@@ -16,6 +16,8 @@ from skymagic.run.submission import Submission
 from skymagic.wire import agent as wire
 from skymagic.wire.order import Order
 
+SEEN = ("stream", "display_data", "update_display_data")
+"""Kinds of what can be seen twice."""
 RECALL_TIMEOUT = 10.0
 """Seconds in which a rank tells how a run has ended."""
 
@@ -40,18 +42,20 @@ class Dispatch:
     def follow(self, submission: Submission, screen: Screen, limits: Limits) -> Report:
         """Go on with a run that another notebook began, from where that has shown it; waits for its ranks."""
         shown = self._status.shown.read(submission.number)
+        submission.begun = {rank: begun for rank, (_, begun) in shown.items()}
         agents = self._resources.agents
-        places = {rank: max(0, shown.get(rank, 0)) for rank in submission.ranks}
+        places = {rank: max(0, shown.get(rank, (0, 0))[0]) for rank in submission.ranks}
         return self._run(submission, lambda: agents.follow(places), screen, limits)
 
     def _run(self, submission: Submission, begin: Callable[[], object], screen: Screen, limits: Limits) -> Report:
         agents = self._resources.agents
-        mark = partial(self._status.shown.mark, submission.number)
+        shown, number = self._status.shown, submission.number
+        marks = (partial(shown.begin, number), partial(shown.mark, number)) if number else ()
         try:
             self._status.lifetime.begin(id(submission))
             with agents.busy(submission.ranks):
                 self._begin(submission, begin)
-                report = Run(submission, agents, screen, limits, *([mark] if submission.number else [])).wait()
+                report = Run(submission, agents, screen, limits, *marks).wait()
         finally:
             self._status.lifetime.end(id(submission), now())
             with self._lock:
@@ -78,6 +82,8 @@ class Dispatch:
             current = next((each for each in self._under_way if rank in each.ranks), None)
         if current is None:
             return
+        if content["kind"] in SEEN and content.get("seq", 0) <= current.begun.get(rank, 0):
+            content = {**content, "maybe_seen": True}
         current.put("output", rank, content)
         if content["kind"] == "end":  # its outcome went to the other notebook, and the rank has kept it
             threading.Thread(target=self._recall, args=(current, rank), name="skymagic-recall", daemon=True).start()

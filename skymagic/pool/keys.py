@@ -10,6 +10,7 @@ import contextlib
 import os
 import pickle
 import stat
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from skymagic.pool import records
 T = TypeVar("T")
 MAGIC = "skymagic key"
 LINE_BYTES = 64
-"""Of each rank's line in the file that says what was shown."""
+"""Of each rank's line in the file that says what was shown: rank, run, settled, begun (see `Shown`)."""
 DELIVERED = -1
 """In the place of a number: the run is over, and the user has what it gave."""
 
@@ -108,6 +109,9 @@ def _otherwise(job_id: str) -> str:
 class Shown:
     """How far this notebook has shown each rank's last run, in a file that outlives it: a line is written by one system call.
 
+    Of each rank there are two numbers of contents: up to `settled` they have left this process, after `begun` none has. What lies between,
+    when the notebook is killed, may have been shown: mostly nothing, for both follow each other within a fraction of a millisecond.
+
     Args:
         job_id: the pool's; None where nobody can attach, and nothing is kept.
     """
@@ -115,22 +119,27 @@ class Shown:
     def __init__(self, job_id: str | None) -> None:
         self._path = None if job_id is None else path(job_id).with_suffix(".shown")
         self._file: int | None = None
-        self._delivered: dict[int, int] = {}
-        """Rank → the last run of which the user has what it gave."""
+        self._marks: dict[int, tuple[int, int, int]] = {}
+        """Rank → (run, settled, begun)."""
+        self._lock = threading.Lock()
 
-    def read(self, run: int) -> dict[int, int]:
-        """Rank → number of the last content of this run that was shown."""
-        return {rank: seq for rank, (of, seq) in self._lines().items() if of == run}
+    def read(self, run: int) -> dict[int, tuple[int, int]]:
+        """Rank → (settled, begun) of this run, as the notebook before has left it; this one goes on from there."""
+        self._marks = self._lines()
+        return {rank: (settled, begun) for rank, (of, settled, begun) in self._marks.items() if of == run}
 
     def delivered(self, run: int, ranks: Iterable[int]) -> bool:
         """Whether the user has the values of this run, or its error."""
         lines = self._lines()
-        return all(lines.get(rank) == (run, DELIVERED) for rank in ranks)
+        return all(lines.get(rank, (0, 0, 0))[:2] == (run, DELIVERED) for rank in ranks)
+
+    def begin(self, run: int, rank: int, seq: int) -> None:
+        """This content of a rank is about to be sent to the screen."""
+        self._write(rank, run, begun=seq)
 
     def mark(self, run: int, rank: int, seq: int) -> None:
-        """This content of a rank has been sent to the screen; once the run is delivered, that is no news."""
-        if self._delivered.get(rank, 0) < run:
-            self._write(rank, run, seq)
+        """This content of a rank has left for the screen."""
+        self._write(rank, run, settled=seq)
 
     def become(self, text: str) -> None:
         """Another process has had the pool, and kept this."""
@@ -140,28 +149,32 @@ class Shown:
                     file.write(text)
 
     def deliver(self, run: int, ranks: Iterable[int]) -> None:
-        """The user has the values of this run, or its error."""
+        """The user has the values of this run, or its error; what is still on its way to the screen is no news then."""
         for rank in ranks:
-            self._delivered[rank] = run
             self._write(rank, run, DELIVERED)
 
-    def _write(self, rank: int, run: int, seq: int) -> None:
+    def _write(self, rank: int, run: int, settled: int = 0, begun: int = 0) -> None:
         if self._path is None:
             return
-        with contextlib.suppress(OSError):
+        with self._lock, contextlib.suppress(OSError):
+            before = self._marks.get(rank, (0, 0, 0))
+            _, done, last = before if before[0] == run else (run, 0, 0)
+            if before[0] > run or done == DELIVERED:
+                return
+            self._marks[rank] = run, DELIVERED if settled == DELIVERED else max(done, settled), max(last, begun)
             if self._file is None:
                 self._file = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
-            line = f"{rank} {run} {seq}".ljust(LINE_BYTES - 1) + "\n"
+            line = " ".join(map(str, (rank, *self._marks[rank]))).ljust(LINE_BYTES - 1) + "\n"
             os.pwrite(self._file, line.encode(), rank * LINE_BYTES)
 
-    def _lines(self) -> dict[int, tuple[int, int]]:
-        """Rank → (run, number)."""
+    def _lines(self) -> dict[int, tuple[int, int, int]]:
+        """Rank → (run, settled, begun)."""
         found = {}
         with contextlib.suppress(OSError, ValueError):
             text = b"" if self._path is None else self._path.read_bytes().replace(b"\0", b" ")
             for line in text.decode().splitlines():
-                rank, run, seq = map(int, line.split())
-                found[rank] = run, seq
+                rank, run, settled, begun = map(int, line.split())
+                found[rank] = run, settled, begun
         return found
 
     def close(self) -> None:

@@ -48,6 +48,7 @@ def of_agents(
             idle_timeout=request.idle, max_lifetime=request.max_lifetime,
             detached_timeout=detached_timeout if plan.outlives else None, max_away=request.max_away,
             notices="ec2-spot" if plan.provider == "aws" and request.spot else "",
+            log_limit=status.defaults.log_limit,
         )
         for node in nodes
     ]  # fmt: skip

@@ -8,6 +8,7 @@ import socket
 import time
 
 from skymagic import plugins
+from skymagic.display import sending
 from skymagic.errors import PoolStateError
 from skymagic.plan.lifetime import Lifetime
 from skymagic.plan.plans import Plan
@@ -35,6 +36,8 @@ class Status:
         self.job_id = job_id or f"{name}-{secrets.token_hex(4)}"
         self.shown = Shown(self.job_id if plan.outlives else None)
         """How far its runs were shown, for another notebook."""
+        if plan.outlives:
+            sending.prepare()
         self.client = f"{getpass.getuser()}@{socket.gethostname()}"
         """Who started it, and where."""
         self.plugins = plugins.resolve(plan.request.plugins)

@@ -31,6 +31,7 @@ from typing import Any, Protocol
 from skymagic.cluster import Agents
 from skymagic.display import text as display
 from skymagic.display.run_line import RunState
+from skymagic.display.sending import once_sent
 from skymagic.plan.units import rank_words
 from skymagic.run.inspection import Stacks, stacks
 from skymagic.run.report import Limits, RankRun, Report
@@ -84,7 +85,8 @@ class Run:
     """The event loop of one submission: events, deadlines, and the escalation from interrupt to kill, through the agents.
 
     Args:
-        mark: called with a rank and the number of a content that has left for the screen.
+        begin: called with a rank and the number of a content just before it leaves this process.
+        mark: called with the same when it has left this process.
     """
 
     def __init__(
@@ -93,10 +95,11 @@ class Run:
         agents: Agents,
         screen: Screen,
         limits: Limits,
+        begin: Callable[[int, int], None] = lambda rank, seq: None,
         mark: Callable[[int, int], None] = lambda rank, seq: None,
     ) -> None:
         self._submission = submission
-        self._mark = mark
+        self._begin, self._mark = begin, mark
         self._agents = agents
         self._screen = screen
         self._limits = limits
@@ -199,8 +202,10 @@ class Run:
 
     def _show(self, number: int, rank: RankRun, content: Mapping[str, Any]) -> None:
         kind = content["kind"]
-        if "seq" in content:  # a notebook that is killed between the two shows it again, and loses nothing
-            display.once_sent(partial(self._mark, number, content["seq"]))
+        if (
+            "seq" in content
+        ):  # of a notebook that is killed between the two, another shows it again, and says that it may have been seen
+            once_sent(partial(self._begin, number, content["seq"]), partial(self._mark, number, content["seq"]))
         if kind == "numbers":
             self.report.metrics.add(number, content["batches"])
         rank.ended = rank.ended or kind == "end"
@@ -330,6 +335,8 @@ class Run:
 def show_content(screen: Screen, rank: int, content: Mapping[str, Any]) -> None:
     """Put what a rank shows on a screen; its end, and its numbers as they are, are not to be seen."""
     kind = content["kind"]
+    if content.get("maybe_seen"):
+        screen.note(display.maybe_seen(rank, content))
     if kind == "stream":
         screen.text(rank, content["name"], content["text"])
     elif kind == "numbers":

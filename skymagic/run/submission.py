@@ -27,6 +27,7 @@ class Submission:
         nbytes: what was sent, to all ranks together.
         number: the pool's, of the run; 0 for what is none.
         metrics: what the ranks have reported.
+        begun: rank → number of the last content that another notebook had begun to show, of a run that it left.
     """
 
     def __init__(self, ranks: Sequence[int], number: int = 0, metrics: Metrics | None = None) -> None:
@@ -37,6 +38,7 @@ class Submission:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.futures: dict[int, Any] = {}
         self.nbytes = 0
+        self.begun: Mapping[int, int] = {}
         self._late_stops = 0
         self._unread: list[Event] = []
 

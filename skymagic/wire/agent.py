@@ -79,6 +79,8 @@ class AgentSpec(Message):
     """Seconds without the notebook after which it stops what its ranks are at work on."""
     notices: str = ""
     """Where this machine hears that it will be taken away: "ec2-spot"; "" for nowhere."""
+    log_limit: int | None = None
+    """Bytes that the log of each rank may have; of a longer one the beginning is dropped."""
 
 
 class AgentStarted(Message):

@@ -13,7 +13,8 @@ import signal
 def started(pid: int) -> int:
     """When a process was started, in the system's ticks since its boot; 0 if it has gone, or the system does not tell."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[19])  # a name may hold blanks and brackets
+        fields = file.read().rpartition(b")")[2].split()  # a name may hold blanks and brackets
+        return 0 if fields[0] in b"ZX" else int(fields[19])  # one that its parent has not waited for yet has ended too
     return 0
 
 

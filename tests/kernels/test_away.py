@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,31 @@ def test_on_return_the_newest_is_shown(tmp_path: Path) -> None:
     assert sent[0]["count"] == 5
     output.publish(Publish(0, "display_data", display("now")), 0.0)
     assert sent[-1]["data"] == {"text/plain": "now"}
+    os.close(writer)
+    output.close()
+
+
+def test_what_nobody_takes_is_bounded(tmp_path: Path) -> None:
+    """Plots of 0.5 MB, and a flood of text; the figures of eight hours and 200 MB are in benchmarks/away.py."""
+    sent: list[dict[str, Any]] = []
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    output = RankOutput(0, tmp_path / "log", {"stdout": reader}, lambda _, content: sent.append(content), print)
+    output.begin(BeginOutput(0, {}, True, 1_000_000, 1), 0.0)
+    output.detach()
+    tracemalloc.start()
+    try:
+        for number in range(300):
+            picture = {"data": {"image/png": f"{number:08}" * 62_500, "text/plain": "a plot"}, "metadata": {}}
+            output.publish(Publish(0, "display_data", picture), 0.0)
+        for _ in range(500):
+            os.write(writer, b"x" * 59_999 + b"\n")
+            output.drain(0.0)
+        assert tracemalloc.get_traced_memory()[1] < 40 << 20
+    finally:
+        tracemalloc.stop()
+    assert sum(len(one["text"]) for one in sent) <= 1_000_000
+    assert (tmp_path / "log").stat().st_size > 30_000_000
     os.close(writer)
     output.close()
 

@@ -106,10 +106,17 @@ class Notebook:
         env: what the kernel's environment has besides this process's own.
         view_after: ``SkyMagic.view_after``: on a busy machine any cell may take the second after which it gets a line.
         watched: whether somebody could be asked something, as in a front end; where nobody is, nothing moves.
+        wait: whether its kernel is to be ready; else it starts meanwhile, and `wait_until_ready` is called later.
     """
 
     def __init__(
-        self, folder: Path, env: dict[str, str] | None = None, *, view_after: float = 600.0, watched: bool = False
+        self,
+        folder: Path,
+        env: dict[str, str] | None = None,
+        *,
+        view_after: float = 600.0,
+        watched: bool = False,
+        wait: bool = True,
     ) -> None:
         self.folder = folder
         self.watched = watched
@@ -128,11 +135,16 @@ class Notebook:
         )
         self._client: BlockingKernelClient = self._manager.client()
         self._client.start_channels()
-        self._client.wait_for_ready(timeout=PATIENCE)
         self._cells: dict[str, Shown] = {}
         self.widgets: dict[str, dict[str, Any]] = {}
         """The state of each widget that there is, by its id."""
         self._replies: dict[str, dict[str, Any]] = {}
+        if wait:
+            self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        """Wait for its kernel, and take the number of its process."""
+        self._client.wait_for_ready(timeout=PATIENCE)
         self.pid = int(self.value("__import__('os').getpid()"))
 
     # -- cells ---------------------------------------------------------------------------------------------------
@@ -274,8 +286,7 @@ class Notebook:
     def restart(self) -> None:
         """Restart the kernel, as the menu does."""
         self._manager.restart_kernel()
-        self._client.wait_for_ready(timeout=PATIENCE)
-        self.pid = int(self.value("__import__('os').getpid()"))
+        self.wait_until_ready()
 
     def close(self) -> None:
         """Shut the kernel down, as closing a notebook does; twice is safe."""

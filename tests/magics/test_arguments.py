@@ -478,6 +478,7 @@ def test_configuration_is_checked_when_it_is_set() -> None:
         ("plugins", 3),
         ("grace", -1.0),
         ("screen_limit", 0),
+        ("log_limit", 1000),
         ("stall_after", "long"),
         ("keep_values", "maybe"),
     ],

@@ -3,72 +3,22 @@
 from __future__ import annotations
 
 import os
-import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.lab.hosts import Hosts, loopback, still_there
-from tests.lab.notebook import Notebook, opened
-from tests.lab.places import home_that_knows
-from tests.lab.shells import pip_settings
+from tests.lab.desk import Desk, daemons, killed, ssh_desk, without_repeats
+from tests.lab.notebook import Shown
 
 pytestmark = pytest.mark.needs("sshd")
-POOL = f"%sky_pool lab --provider ssh --hosts h[1-2] --python {sys.executable}"
-
-
-@dataclass
-class Desk:
-    """Where notebooks of one user come and go, and the hosts that their pools are on."""
-
-    folder: Path
-    hosts: Hosts
-    env: dict[str, str]
-    notebooks: int = 0
-
-    @contextmanager
-    def notebook(self, *cells: str) -> Iterator[Notebook]:
-        self.notebooks += 1
-        folder = self.folder / f"notebook-{self.notebooks}"
-        folder.mkdir()
-        with opened(folder, *cells, env=self.env) as one:
-            yield one
-
-    def gate(self) -> Path:
-        """A named pipe: a cell that reads it goes on when it is opened."""
-        path = self.folder / f"gate-{os.urandom(4).hex()}"
-        os.mkfifo(path)
-        return path
-
-    def left_alone(self, notebook: Notebook, cell: str) -> None:
-        """The notebook is killed amidst a cell, which goes on then and is over soon."""
-        way, over = self.gate(), self.folder / "over"
-        over.unlink(missing_ok=True)
-        shown = notebook.start(cell.format(way=repr(str(way)), over=repr(str(over))))
-        notebook.watch(shown, lambda seen: "before" in seen.stdout)
-        killed(notebook)
-        way.write_text("go")
-        while not over.exists():
-            time.sleep(0.05)
 
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
-    with loopback(tmp_path / "hosts", 2, env=pip_settings()) as hosts:
-        home = home_that_knows(hosts, tmp_path / "client")
-        yield Desk(tmp_path, hosts, {"HOME": str(home), "XDG_STATE_HOME": str(tmp_path / "state")})
-
-
-def killed(notebook: Notebook) -> None:
-    """As by the system, out of memory."""
-    process = psutil.Process(notebook.pid)
-    process.kill()
-    assert still_there([process]) == []
+    with ssh_desk(tmp_path) as desk:
+        yield desk
 
 
 COUNTS = """%%sky_broadcast -o values -g total
@@ -93,29 +43,27 @@ if rank == 0:
 """A cell that can end once its gate is open; says so."""
 
 
-def steps(text: str) -> list[int]:
-    return [int(line.removeprefix("step ")) for line in text.splitlines() if line.startswith("step ")]
+def steps(lines: list[str]) -> list[int]:
+    return [int(line.removeprefix("step ")) for line in lines if line.startswith("step ")]
 
 
 def test_a_run_goes_on_in_another_notebook_and_no_line_is_lost(desk: Desk) -> None:
     count = 300
-    shown: list[int] = []
-    with desk.notebook(POOL) as first:
+    shown: list[Shown] = []
+    with desk.notebook(desk.made) as first:
         cell = first.start(COUNTS.replace("STEPS", str(count)))
         first.watch(cell, lambda seen: "step 20" in seen.stdout)
         killed(first)
-        shown += steps(first.rest(cell).stdout)
+        shown.append(first.rest(cell))
     with desk.notebook() as second:
         assert "lab (lab-" in second.run("%sky_attach").stdout
         cell = second.start("%sky_attach lab")
         second.watch(cell, lambda seen: "step" in seen.stdout)
         killed(second)
-        shown += steps(second.rest(cell).stdout)
+        shown.append(second.rest(cell))
     with desk.notebook() as third:
         cell = third.run("%sky_attach lab")
-        shown += steps(cell.stdout)
-        # what a kernel has sent in the moment before it was killed comes again; nothing is lost
-        assert list(dict.fromkeys(shown)) == [*range(count)]
+        assert steps(without_repeats([*shown, cell])) == [*range(count)]
         assert third.value("values, total") == ([44850, 44851], [44850, 44850])
         # the pool is as any other
         third.run("%%sky_broadcast -o after\ntotal + rank")
@@ -125,7 +73,7 @@ def test_a_run_goes_on_in_another_notebook_and_no_line_is_lost(desk: Desk) -> No
 
 
 def test_what_has_ended_meanwhile_waits(desk: Desk) -> None:
-    with desk.notebook(POOL) as notebook:
+    with desk.notebook(desk.made) as notebook:
         desk.left_alone(notebook, CELL + "print('after')\nname = [1.5] * 200_000 + [rank]\nlen(name)")
     with desk.notebook() as notebook:
         shown = notebook.run("%sky_attach lab")
@@ -142,7 +90,7 @@ def test_what_has_ended_meanwhile_waits(desk: Desk) -> None:
 
 
 def test_a_death_and_a_script_wait_too(desk: Desk) -> None:
-    with desk.notebook(POOL) as notebook:
+    with desk.notebook(desk.made) as notebook:
         desk.left_alone(
             notebook, CELL + "import signal, time\nif rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(1000)"
         )
@@ -162,7 +110,7 @@ def test_a_death_and_a_script_wait_too(desk: Desk) -> None:
 
 def test_a_kernel_that_is_shut_down_leaves_what_goes_on(desk: Desk) -> None:
     gate = desk.gate()
-    with desk.notebook(POOL) as first:
+    with desk.notebook(desk.made) as first:
         shown = first.start(
             CELL.replace("-o", "-a -o").format(way=repr(str(gate)), over=repr(os.devnull)) + "name = rank\nrank"
         )
@@ -179,7 +127,7 @@ def test_a_kernel_that_is_shut_down_leaves_what_goes_on(desk: Desk) -> None:
 
 
 def test_a_kernel_that_is_restarted_finds_its_pool(desk: Desk) -> None:
-    with desk.notebook(POOL) as notebook:
+    with desk.notebook(desk.made) as notebook:
         notebook.run("%%sky_broadcast\nimport os\nkept = 40 + int(os.environ['RANK'])")
         notebook.restart()
         assert "pool 'lab' was left on h1, h2" in notebook.run("%load_ext skymagic").text
@@ -191,7 +139,7 @@ def test_a_kernel_that_is_restarted_finds_its_pool(desk: Desk) -> None:
 
 
 def test_a_notebook_that_is_alive_keeps_its_pool_unless_it_is_taken_away(desk: Desk) -> None:
-    with desk.notebook(POOL) as first, desk.notebook() as second:
+    with desk.notebook(desk.made) as first, desk.notebook() as second:
         assert "no pool 'other' was left from here; there are lab" in second.fail("%sky_attach other").evalue
         assert "is this notebook's already" in first.fail("%sky_attach lab").evalue
         assert "reads pool 'lab'" in second.run("%sky_attach lab").text
@@ -226,7 +174,7 @@ try:
 finally:
     if os.environ['RANK'] == '0':
         open({str(said)!r}, 'w').close()"""
-    with desk.notebook(f"{POOL} --max-away 1s") as first:
+    with desk.notebook(f"{desk.made} --max-away 1s") as first:
         cell = first.start(body)
         first.watch(cell, lambda seen: "begun" in seen.stdout)
         killed(first)
@@ -243,16 +191,12 @@ finally:
 
 
 def test_a_pool_that_is_gone(desk: Desk) -> None:
-    with desk.notebook(POOL) as first:
-        folder = Path(desk.env["XDG_STATE_HOME"]) / "skymagic" / "pools"
-        (key,) = folder.glob("*.key")
+    with desk.notebook(desk.made) as first:
+        (key,) = desk.records.glob("*.key")
         assert key.stat().st_mode & 0o777 == 0o600
         killed(first)
-    for host in desk.hosts:
-        for process in host.processes():
-            with suppress(psutil.Error):
-                if "daemon.attach" in " ".join(process.cmdline()):
-                    process.kill()
+    for daemon in daemons(key.stem):
+        daemon.kill()
     with desk.notebook() as second:
         text = key.read_bytes()
         key.write_bytes(text.replace(b"skymagic key ", b"skymagic key 0.0.", 1))

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -19,11 +14,12 @@ from skymagic.plan.planning import fits, plan
 from skymagic.plan.plans import Inventory
 from skymagic.plan.requests import PoolRequest
 from skymagic.pool import records
+from skymagic.pool.keys import Shown
 from skymagic.pool.records import PoolRecord
 from skymagic.providers import Local
 from skymagic.wire.record import answers
+from tests.lab.desk import Desk, daemons, killed, local_desk
 from tests.lab.hosts import still_there
-from tests.lab.notebook import Notebook, opened
 
 WAITS = """%%sky_broadcast -o value
 import os, time
@@ -33,48 +29,9 @@ print('after')
 int(os.environ['RANK'])"""
 
 
-@dataclass
-class Desk:
-    """Where notebooks of one user come and go."""
-
-    folder: Path
-    pool: str = field(default_factory=lambda: f"lab{os.urandom(4).hex()}")
-    """Its name: other tests have pools on this machine too."""
-    notebooks: int = 0
-
-    @property
-    def made(self) -> str:
-        return f"%sky_pool {self.pool} --ranks 2 --detached"
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {"XDG_STATE_HOME": str(self.folder / "state")}
-
-    @contextmanager
-    def notebook(self, *cells: str) -> Iterator[Notebook]:
-        self.notebooks += 1
-        folder = self.folder / f"notebook-{self.notebooks}"
-        folder.mkdir()
-        with opened(folder, *cells, env=self.env) as one:
-            yield one
-
-    def command(self, *line: str) -> subprocess.CompletedProcess[str]:
-        """The console command."""
-        code = "import sys; from skymagic.api.command import main; sys.exit(main())"
-        env = {**os.environ, **self.env}
-        return subprocess.run([sys.executable, "-c", code, *line], env=env, capture_output=True, text=True, timeout=60)
-
-
 @pytest.fixture
 def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
-
-
-def killed(notebook: Notebook) -> None:
-    """As by the system, out of memory."""
-    process = psutil.Process(notebook.pid)
-    process.kill()
-    assert still_there([process]) == []
+    return local_desk(tmp_path)
 
 
 def test_a_pool_of_this_machine_goes_on_without_its_notebook(desk: Desk) -> None:
@@ -96,20 +53,20 @@ def test_a_pool_of_this_machine_goes_on_without_its_notebook(desk: Desk) -> None
         second.run("%%sky_broadcast -o kept\nvalue = [3] * 200_000\nlen(value)")
         assert second.value("value, kept") == ([0, 1], [200_000, 200_000])
         killed(second)
-    (pool,) = json.loads(desk.command("pools", "--json").stdout)["pools"]
+    (pool,) = json.loads(desk.ran("pools", "--json")[1])["pools"]
     assert (pool["name"], pool["provider"], pool["left"]) == (desk.pool, "local", True)
-    found = json.loads(desk.command("status", desk.pool, "--json").stdout)["pools"]
+    found = json.loads(desk.ran("status", desk.pool, "--json")[1])["pools"]
     ranks = [psutil.Process(pid) for node in found[0]["nodes"] for pid in node["ranks"].values()]
     assert (found[0]["job_id"], len(ranks)) == (pool["job_id"], 2)
-    assert f"to end it: %sky_down {desk.pool}" in desk.command("status", desk.pool).stdout.splitlines()
+    assert f"to end it: %sky_down {desk.pool}" in desk.ran("status", desk.pool)[1].splitlines()
     with desk.notebook() as third:
         assert f"pool {desk.pool!r} ({pool['job_id']}) was ended on" in third.run(f"%sky_down {desk.pool}").stdout
         assert still_there(ranks) == []
         while answers(f"{pool['job_id']}-0"):  # its daemon goes last
             time.sleep(0.05)
         assert left not in third.run("%sky_status").text
-    assert json.loads(desk.command("pools", "--json").stdout)["pools"] == []
-    assert desk.command("down", desk.pool).returncode == 2
+    assert json.loads(desk.ran("pools", "--json")[1])["pools"] == []
+    assert desk.ran("down", desk.pool)[0] == 2
 
 
 def test_a_kernel_that_is_shut_down_leaves_its_script(desk: Desk) -> None:
@@ -137,13 +94,11 @@ def test_a_kernel_that_is_shut_down_leaves_its_script(desk: Desk) -> None:
 
 def test_it_ends_when_nobody_comes_back(desk: Desk) -> None:
     with desk.notebook("%config SkyMagic.away = '1s'", desk.made) as first:
-        found = json.loads(desk.command("status", desk.pool, "--json").stdout)["pools"]
+        found = json.loads(desk.ran("status", desk.pool, "--json")[1])["pools"]
         ranks = [psutil.Process(pid) for node in found[0]["nodes"] for pid in node["ranks"].values()]
         killed(first)
     assert still_there(ranks, 30.0) == []
-    for daemon in [
-        one for one in psutil.process_iter(["cmdline"]) if f"{found[0]['job_id']}-0" in (one.info["cmdline"] or ())
-    ]:
+    for daemon in daemons(found[0]["job_id"]):
         with suppress(psutil.NoSuchProcess):
             daemon.terminate()  # it would wait for a notebook that asks why
         assert still_there([daemon]) == []
@@ -172,3 +127,43 @@ def test_how_it_is_ended_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     records.write(gone)
     assert records.every() == []  # its daemon is not there any more
     assert list((tmp_path / "skymagic" / "pools").iterdir()) == []
+
+
+def test_what_may_have_been_seen_is_shown_again_and_said(desk: Desk) -> None:
+    gate = desk.folder / "gate"
+    with desk.notebook(desk.made) as first:  # as if it were killed before it knows that something has left it
+        first.run("from skymagic.pool.keys import Shown\nShown.mark = lambda *_: None")
+        cell = first.start(WAITS.replace("GATE", repr(str(gate))))
+        first.watch(cell, lambda seen: "before" in seen.stdout)
+        killed(first)
+    with desk.notebook() as second:
+        cell = second.start(f"%sky_attach {desk.pool}")
+        second.watch(cell, lambda seen: "before" in seen.stdout)
+        gate.write_text("")
+        second.finish(cell)
+        *_, said, before, after = cell.text.splitlines()
+        assert said.startswith("[rank 0: the next line may have been shown before: ")
+        assert (before, after) == ("before", "after")
+        second.run(f"%sky_down {desk.pool}")
+
+
+def test_marks_of_what_was_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "skymagic" / "pools").mkdir(parents=True)
+    first, second, third = Shown("lab-1"), Shown("lab-1"), Shown("lab-1")
+    first.begin(7, 0, 1)
+    first.mark(7, 0, 1)
+    first.begin(7, 0, 2)
+    first.begin(7, 3, 1)
+    assert second.read(7) == {0: (1, 2), 3: (0, 1)}
+    assert second.read(6) == {}
+    second.mark(7, 3, 1)  # which leaves in doubt what the first left so
+    assert third.read(7) == {0: (1, 2), 3: (1, 1)}
+    second.deliver(7, [0, 3])
+    second.mark(7, 0, 2)  # too late to be news
+    assert third.delivered(7, [0, 3])
+    assert not third.delivered(8, [0, 3])
+    second.begin(8, 0, 1)
+    assert third.read(8) == {0: (0, 1)}
+    for one in (first, second, third):
+        one.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 
 from skymagic.pool import records
 from skymagic.pool.records import PoolRecord
+from skymagic.wire.record import identity
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +75,17 @@ def test_only_pools_whose_notebook_is_gone_are_told() -> None:
         "pool 'lab' was left on gpu1, gpu2 by a notebook that is gone: %sky_attach lab goes on with it, "
         "%sky_down lab-0a1b2c3d --hosts gpu1,gpu2 ends it"
     ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell a process from a later one")
+def test_a_notebook_that_its_server_has_not_waited_for_is_gone() -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        one = record(process=identity(process.pid))
+        assert not records.left(one)
+        assert process.stdin is not None
+        process.stdin.close()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert records.left(one)
 
 
 def test_what_its_hosts_do_not_run_is_forgotten() -> None:

@@ -23,6 +23,7 @@ unattended    the end of a run whose notebook has been away for too long
 notices       notices of EC2 that this machine will be taken away
 iopub         the agent's place on ipyparallel's iopub channel
 logs          the last lines of a rank's log, and what follows
+trimming      ranks' logs kept within their limit
 resources     what the ranks use: processors, memory, GPUs
 oom           the system's out-of-memory kills, and GPUs in use
 """

@@ -66,7 +66,9 @@ class Agent:
         )
         self._unattended = UnattendedRuns(self._lifetime, spec.max_away or 0.0)
         self._candidates = Candidates(self._loop, spec.job_id)
-        self._ranks = Ranks(self._loop, spec.job_id, self._directory, self._store, self._lifetime, self._send)
+        self._ranks = Ranks(
+            self._loop, spec.job_id, self._directory, self._store, spec.log_limit, self._lifetime, self._send
+        )
         self._resources = Resources()
         self._controller: Controller | None = None
         self._readers: Readers | None = None

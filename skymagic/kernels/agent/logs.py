@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from skymagic.kernels.agent.trimming import begins
 from skymagic.wire.agent import HEAD_CHARACTERS, HEAD_LINES, KEPT_CHARACTERS, KEPT_LINES, WHOLE_LOG
 
 PIECE = 1 << 20
 """Bytes of a log that are read at once."""
+LOST = "[what was written before is not kept any more: SkyMagic.log_limit]\n"
+"""Stands in the place of what was trimmed off."""
 KNOWN_RUNS = 1000
 """How many of the last runs are found in a log."""
 
@@ -56,12 +59,12 @@ def last(path: str, lines: int) -> dict[str, Any]:
     """The last lines of a log as ``text``, and where it ended, as ``end``; a log that is not there is empty."""
     try:
         with open(path, "rb") as log:
-            end = log.seek(0, os.SEEK_END)
-            found, length = b"", min(end, PIECE)
-            while length and found.count(b"\n") <= lines and len(found) < end:
+            begin, end = begins(log), log.seek(0, os.SEEK_END)
+            found, length = b"", min(end - begin, PIECE)
+            while length and found.count(b"\n") <= lines and len(found) < end - begin:
                 log.seek(end - length)
                 found = log.read(length)
-                length = min(end, 4 * length)
+                length = min(end - begin, 4 * length)
     except FileNotFoundError:
         return {"text": "", "end": 0}
     text = b"\n".join(found.split(b"\n")[-lines - found.endswith(b"\n") :])  # a bar's states are one line
@@ -80,6 +83,7 @@ def since(path: str, start: int) -> dict[str, Any]:
     """What a log holds from byte `start` on, in whole lines: ``text``, and where it ends: ``end``."""
     try:
         with open(path, "rb") as log:
+            start = max(start, begins(log))
             log.seek(start)
             found = log.read(PIECE)
     except FileNotFoundError:
@@ -94,18 +98,19 @@ def of_run(path: str, span: tuple[int, int | None] | None, start: int | None) ->
     if span is None:
         return {"text": "", "end": 0, "more": False, "known": False, "over": True}
     first, last = span
-    start = first if start is None else start
+    lost, start = start is None, first if start is None else start
     try:
         with open(path, "rb") as log:
-            end = log.seek(0, os.SEEK_END) if last is None else last
+            begin, end = begins(log), log.seek(0, os.SEEK_END) if last is None else last
+            lost, start = lost and begin > start, min(max(start, begin), max(start, end))
             log.seek(start)
             found = log.read(min(PIECE, max(0, end - start)))
     except FileNotFoundError:
-        end, found = start, b""
+        end, found, lost = start, b"", False
     if more := start + len(found) < end:
         found = found[: found.rfind(b"\n") + 1] or found  # a character is not cut in two
     return {
-        "text": found.decode(errors="replace"),
+        "text": LOST * lost + found.decode(errors="replace"),
         "end": start + len(found),
         "more": more,
         "known": True,

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 from skymagic.kernels.agent.away import KeptDisplays, KeptNumbers
 from skymagic.kernels.agent.kept import KeptOutput
 from skymagic.kernels.agent.logs import Spans
+from skymagic.kernels.agent.trimming import trim
 from skymagic.wire.agent import BeginOutput, Publish, Reported
 
 PIPE_BYTES = 1 << 20
@@ -87,6 +88,7 @@ class RankOutput:
         tell: called with a sentence for the user: the log cannot be written.
         spans: is told where each run stands in the log.
         watchers: get all that is shown, beside the notebook; they may change.
+        limit: bytes that the log may have; None for no limit.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class RankOutput:
         tell: Callable[[str], None],
         spans: Spans | None = None,
         watchers: Mapping[int, Watcher] = MappingProxyType({}),
+        limit: int | None = None,
     ) -> None:
         self.rank = rank
         self._spans, self._watchers = spans or Spans(), watchers
@@ -109,6 +112,7 @@ class RankOutput:
         self._log: BinaryIO = open(fd, "r+b", buffering=0)  # noqa: SIM115  # close() closes it
         self._send, self._tell = send, tell
         self._log_fails = False
+        self._limit, self._unlooked = limit, 0
         self._parent: dict[str, Any] | None = None
         self._bucket: TokenBucket | None = None
         self.due: float | None = None
@@ -234,6 +238,7 @@ class RankOutput:
         self._write_log("".join(f"{plain}\n" for plain in self._updated.values() if plain).encode(errors="replace"))
         self._updated.clear()
         self._spans.end(self._logged())
+        self.trim()
         if self._parent is not None:
             self._send_kept()
             self._note_held_back()
@@ -321,15 +326,29 @@ class RankOutput:
 
     def _append(self, data: bytes) -> None:
         view = memoryview(data)
+        self._unlooked += len(data)
         try:
             while view:
                 view = view[self._log.write(view) :]
             self._log_fails = False
+            if self._limit is not None and self._unlooked > self._limit // 16:
+                self.trim()
         except OSError as problem:  # a full disk must not stop the run
             if not self._log_fails:
                 self._log_fails = True
                 why = f"{self.log_path} cannot be written: {problem.strerror}"
                 self._tell(f"what rank {self.rank} prints is not kept, and only the screen has what it shows: {why}")
+
+    def trim(self) -> None:
+        """Keep the log within its limit, also of what the rank itself has written there."""
+        self._unlooked = 0
+        if self._limit is None or os.fstat(self._log.fileno()).st_size <= self._limit:
+            return
+        if not trim(self._log.fileno(), self._limit):
+            self._tell(
+                f"the log of rank {self.rank} grows beyond its limit: the file system of {self.log_path} cannot drop its beginning"
+            )
+            self._limit = None
 
 
 def enlarge(pipe: int) -> None:

@@ -77,12 +77,22 @@ class Ranks:
         job_id: part of each rank's identity.
         directory: where logs are.
         store: the node store's directory.
+        log_limit: bytes that the log of a rank may have; None for no limit.
         lifetime: is told when a rank begins and ends its work.
         send: sends a message to the notebook.
     """
 
-    def __init__(self, loop: Loop, job_id: str, directory: Path, store: Path, lifetime: Lifetime, send: Sink) -> None:
-        self._loop, self._lifetime, self._send = loop, lifetime, send
+    def __init__(
+        self,
+        loop: Loop,
+        job_id: str,
+        directory: Path,
+        store: Path,
+        log_limit: int | None,
+        lifetime: Lifetime,
+        send: Sink,
+    ) -> None:
+        self._loop, self._lifetime, self._send, self._log_limit = loop, lifetime, send, log_limit
         self._job_id, self._directory, self._store = job_id, directory, store
         self._profile = directory / "ipython"
         self._profile.mkdir()
@@ -157,7 +167,7 @@ class Ranks:
         log, readers = self._log(spec.rank), {name: reader for name, (reader, _) in pipes.items()}
         output = RankOutput(
             spec.rank, log, readers, lambda parent, content: iopub.send(ident, parent, content), self._tell,
-            self._spans.setdefault(spec.rank, logs.Spans()), self._watchers,
+            self._spans.setdefault(spec.rank, logs.Spans()), self._watchers, self._log_limit,
         )  # fmt: skip
         rank = self._ranks[spec.rank] = Rank(spec.rank, ident, ours, output)
         self._lifetime.begin(spec.rank)

@@ -1,0 +1,157 @@
+"""A desk: where notebooks of one user come and go, are killed, and others go on with what they left."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.lab.hosts import loopback, still_there
+from tests.lab.notebook import ROOT, Notebook, Shown, opened
+from tests.lab.places import home_that_knows
+from tests.lab.shells import pip_settings
+
+COMMAND = [sys.executable, "-c", "import sys; from skymagic.api.command import main; sys.exit(main())"]
+
+
+@dataclass
+class Desk:
+    """Notebooks that share one state folder, and the pool that they have one after the other.
+
+    Attributes:
+        made: the line that makes the pool.
+    """
+
+    folder: Path
+    made: str
+    more: dict[str, str] = field(default_factory=dict)
+    """Of the notebooks' environment."""
+    notebooks: int = 0
+
+    @property
+    def pool(self) -> str:
+        """Its name."""
+        return self.made.split()[1]
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What the notebooks have in common."""
+        return {"XDG_STATE_HOME": str(self.folder / "state"), **self.more}
+
+    @property
+    def records(self) -> Path:
+        """The folder of the records and keys of its pools."""
+        return self.folder / "state" / "skymagic" / "pools"
+
+    @contextmanager
+    def notebook(self, *cells: str) -> Iterator[Notebook]:
+        """Another notebook."""
+        with opened(self._folder(), *cells, env=self.env) as one:
+            yield one
+
+    def ahead(self, count: int) -> Generator[Notebook]:
+        """So many more notebooks, each of whose kernels starts while the one before is in use; closed when the next one is asked for."""
+        coming: Notebook | None = self._starting()
+        for left in range(count, 0, -1):
+            one, coming = coming, self._starting() if left > 1 else None
+            assert one is not None
+            try:
+                one.wait_until_ready()
+                one.run("%load_ext skymagic")
+                yield one
+            except BaseException:
+                if coming is not None:
+                    coming.close()
+                raise
+            finally:
+                one.close()
+
+    def _starting(self) -> Notebook:
+        return Notebook(self._folder(), self.env, wait=False)
+
+    def _folder(self) -> Path:
+        self.notebooks += 1
+        folder = self.folder / f"notebook-{self.notebooks}"
+        folder.mkdir()
+        return folder
+
+    def gate(self) -> Path:
+        """A named pipe: a cell that reads it goes on when it is opened."""
+        path = self.folder / f"gate-{os.urandom(4).hex()}"
+        os.mkfifo(path)
+        return path
+
+    def left_alone(self, notebook: Notebook, cell: str) -> None:
+        """The notebook is killed amidst a cell, which goes on then and is over soon. It has ``before`` on its output, ``way`` and ``over``."""
+        way, over = self.gate(), self.folder / "over"
+        over.unlink(missing_ok=True)
+        shown = notebook.start(cell.format(way=repr(str(way)), over=repr(str(over))))
+        notebook.watch(shown, lambda seen: "before" in seen.stdout)
+        killed(notebook)
+        way.write_text("go")
+        while not over.exists():
+            time.sleep(0.05)
+
+    def program(self, *line: str) -> subprocess.Popen[str]:
+        """``skymagic …`` in the user's shell."""
+        env = {**os.environ, **self.env, "PYTHONPATH": str(ROOT)}
+        pipe = subprocess.PIPE
+        return subprocess.Popen([*COMMAND, *line], env=env, text=True, stdout=pipe, stderr=pipe, cwd=self.folder)
+
+    def ran(self, *line: str) -> tuple[int, str, str]:
+        """Its exit code, standard output and standard error."""
+        process = self.program(*line)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+
+def local_desk(folder: Path) -> Desk:
+    """With a pool of this machine that outlives its notebooks; no other test's has its name."""
+    return Desk(folder, f"%sky_pool lab{os.urandom(4).hex()} --ranks 2 --detached")
+
+
+@contextmanager
+def ssh_desk(folder: Path) -> Iterator[Desk]:
+    """With a pool ``lab`` on two hosts, ``h1`` and ``h2``, reached by SSH."""
+    with loopback(folder / "hosts", 2, env=pip_settings()) as hosts:
+        home = home_that_knows(hosts, folder / "client")
+        made = f"%sky_pool lab --provider ssh --hosts h[1-2] --python {sys.executable}"
+        yield Desk(folder, made, {"HOME": str(home)})
+
+
+def daemons(job_id: str) -> list[psutil.Process]:
+    """What keeps the agents of a pool on this machine."""
+    nodes = re.compile(rf"{re.escape(job_id)}-\d+")
+    running = psutil.process_iter(["cmdline"])
+    return [one for one in running if any(map(nodes.fullmatch, one.info["cmdline"] or ()))]
+
+
+def killed(notebook: Notebook) -> None:
+    """As by the system, out of memory."""
+    process = psutil.Process(notebook.pid)
+    process.kill()
+    assert still_there([process]) == []
+
+
+def without_repeats(shown: list[Shown]) -> list[str]:
+    """What a user has seen of one rank in notebooks that were killed one after the other: what was announced as possibly seen, and was, is one."""
+    seen: list[str] = []
+    for each in shown:
+        lines, doubtful = each.text.splitlines(), 0
+        for line in lines:
+            if "may have been shown before" in line:
+                words = line.split("the next ")[1].split()
+                doubtful = int(words[0]) if words[0].isdigit() else 1
+            elif doubtful and (doubtful := doubtful - 1) >= 0 and line in seen:
+                continue
+            else:
+                seen.append(line)
+    return seen
