@@ -124,6 +124,32 @@ def test_a_machine_is_taken_back_and_replaced(both: tuple[Machines, Metadata, No
     assert lab.left() == {}
 
 
+def test_on_demand_instead_of_spot_is_asked_for(both: tuple[Machines, Metadata, Notebook]) -> None:
+    machines, _, notebook = both
+    none = lab.Rule("RunInstances", error("InsufficientInstanceCapacity", "none"), 1 << 30, of_spot)
+    machines.cloud._rules.insert(0, none)
+    try:
+        for answer, line in (("n", POOL), ("y", f"{POOL} --max-price 100")):
+            run = notebook.start(line.replace("lab", "dear"), answering=True)
+            assert "spot" in notebook.answer("y")
+            assert "on demand instead: " in notebook.answer(answer)
+            shown = notebook.finish(run)
+            assert (shown.error is None) == (answer == "y")
+        assert "asking for 2" in shown.said
+        asked = [call for call in machines.cloud.calls if call.action == "RunInstances"]
+        assert not of_spot(asked[-1])
+        assert "2 machines are not to be had" in notebook.fail(f"{POOL} -y".replace("lab", "dearer")).text
+    finally:
+        none.times = 0
+    notebook.run("%sky_down dear")
+    assert lab.left() == {}
+
+
+def of_spot(call: lab.Call) -> bool:
+    """Whether a launch is one of spot machines."""
+    return call.fields.get("InstanceMarketOptions.MarketType") == "spot"
+
+
 def test_a_first_try_with_an_account_keeps_its_limit_and_leaves_nothing(tmp_path: Path) -> None:
     def tried(*argv: str) -> subprocess.CompletedProcess[str]:
         settings = {

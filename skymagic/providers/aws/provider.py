@@ -129,7 +129,7 @@ def _acquired(survey: Rented, lease: Lease) -> tuple[Offer, list[Instance]]:
     try:
         return lease.acquire(survey.offers, nodes)
     except CloudError as problem:
-        if not request.spot or problem.kind not in ("capacity", "price"):
+        if not request.spot or problem.kind not in ("capacity", "price", "place"):  # of the last zone
             raise
         asked = replace(request, spot=False)
         try:
