@@ -61,7 +61,7 @@ CELLS = {
     "variables": "%sky_vars",
     "status": "%sky_status",
     "asks": "from skymagic.display import looking\nlooking.ASK_INTERVAL = 0.5",
-    "busy": "%%sky_broadcast -a\nwhile rank == 1:\n    pass\nopen('gate').read()",
+    "busy": "%%sky_broadcast -a\nimport os\nwhile os.environ['RANK'] == '1':\n    pass\nopen('gate').read()",
     "measured": COUNTS.format(rest=False, words="measured"),
     "at rest": COUNTS.format(rest=True, words="at rest"),
     "again": "%load_ext skymagic\n%sky_pool --ranks 2",
