@@ -247,12 +247,13 @@ class Packages:
 
         def carry(plane: DataPlane, node: Node, path: Path) -> list[str]:
             """Bring a file to all nodes, unless another thread has brought one of this content."""
+            from skymagic.providers.sending import mapped
 
             def progress(sent: int) -> None:
                 if stopped():
                     raise KeyboardInterrupt
 
-            carried.append(plane.put([path.read_bytes()], progress))
+            carried.append(plane.put([mapped(path)], progress))
             return plane.places(node, carried[-1])
 
         def one(node: Node, addition: Addition) -> None:

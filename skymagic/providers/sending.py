@@ -213,7 +213,7 @@ def _replicate(
                 if nbytes > NOTICE_BYTES:
                     hosts, share = [each.name for each in targets], sent / sum(sizes.values())
                     say(StartStep(f"sending {name} ({size(nbytes)})", "environment", hosts, share))
-                key = store.put(None, [_mapped(path)], nbytes)
+                key = store.put(None, [mapped(path)], nbytes)
                 store.pin([key])
                 names[name] = store.name(key)
             store.settle()
@@ -292,7 +292,7 @@ def link(target: Target, place: str, names: Mapping[str, str]) -> None:
         raise HostError(target.name, f"wheels that came could not be named: {done.err.strip()[-1000:]}")
 
 
-def _mapped(path: Path) -> memoryview:
+def mapped(path: Path) -> memoryview:
     """A file's bytes, which are not read into memory at once."""
     with path.open("rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
