@@ -28,7 +28,7 @@ def main() -> int:
     begun, lived = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as folder, lab.ec2() as cloud:
         os.environ.update({**lab.environment(), "XDG_STATE_HOME": folder})
-        shared = Clients(endpoint_url=cloud.url, patience=SETTINGS.patience)
+        shared = Clients(endpoint_url=cloud.url, deadline_factor=SETTINGS.deadline_factor)
 
         @settings(max_examples=wanted, deadline=None, suppress_health_check=list(HealthCheck), database=None)
         @given(histories())

@@ -150,7 +150,7 @@ def look(asked: argparse.Namespace) -> None:
     from skymagic.providers.aws.clients import Clients
 
     cloud = settings({"profile": asked.profile, **asked.settings})
-    found, unseen = sweep.everything(Clients(cloud.profile, cloud.endpoint_url, cloud.patience))
+    found, unseen = sweep.everything(Clients(cloud.profile, cloud.endpoint_url, cloud.deadline_factor))
     if found or unseen:
         raise RuntimeError(f"left: {found}; not seen: {unseen}; `skymagic down --all` ends all that you have rented")
 

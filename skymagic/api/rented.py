@@ -46,7 +46,7 @@ def stop_left(record: PoolRecord, say: Callable[[str], None]) -> list[str]:
         settings, places = plan.request.cloud, [plan.region]
     except PoolError:  # it was never ready, or another version has made it: it may be anywhere
         settings, places = CloudSettings(), []
-    clients = Clients(settings.profile, settings.endpoint_url, settings.patience)
+    clients = Clients(settings.profile, settings.endpoint_url, settings.deadline_factor)
     say(f"ending pool {record.name!r} ({record.job_id}), which another notebook has left …")
     if problems := sweep.release_job(clients, record.job_id, places or regions.used(clients)):
         raise PoolError(f"not everything of pool {record.name!r} was ended:\n  " + "\n  ".join(problems))
@@ -66,7 +66,7 @@ def stop(say: Callable[[str], None], settings: CloudSettings = CloudSettings()) 
     from skymagic.providers.aws import sweep
     from skymagic.providers.aws.clients import Clients
 
-    clients = Clients(settings.profile, settings.endpoint_url, settings.patience)
+    clients = Clients(settings.profile, settings.endpoint_url, settings.deadline_factor)
     ended: list[str] = []
 
     def heard(text: str) -> None:

@@ -23,7 +23,7 @@ class CloudSettings:
         image_id: ``ami-…``; None for Ubuntu, with NVIDIA's driver where there are GPUs.
         disk: GB of each machine's disk.
         endpoint_url: another address of AWS's services.
-        patience: factor of all waiting for AWS.
+        deadline_factor: of all deadlines and pauses for AWS.
     """
 
     profile: str | None = None
@@ -35,7 +35,7 @@ class CloudSettings:
     image_id: str | None = None
     disk: int = 100
     endpoint_url: str | None = None
-    patience: float = 1.0
+    deadline_factor: float = 1.0
 
 
 def settings(values: Mapping[str, Any]) -> CloudSettings:

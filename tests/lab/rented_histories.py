@@ -33,7 +33,7 @@ OFFERS = [
     Offer(REGIONS[0], "us-east-1b", "m5.large", spot=True),
     Offer(REGIONS[1], "us-west-2a", "p4d.24xlarge", gpu="A100", gpus=8, cards=4),
 ]
-SETTINGS = CloudSettings(ssh_from="203.0.113.7/32", patience=0.0005)
+SETTINGS = CloudSettings(ssh_from="203.0.113.7/32", deadline_factor=0.0005)
 JOBS = itertools.count()
 
 
@@ -103,7 +103,7 @@ class Mortal(Clients):
     """Clients that suffer what a history says."""
 
     def __init__(self, url: str, history: History) -> None:
-        super().__init__(endpoint_url=url, patience=SETTINGS.patience)
+        super().__init__(endpoint_url=url, deadline_factor=SETTINGS.deadline_factor)
         self.history, self.made, self.acquiring = history, 0, True
 
     def _once(self, *arguments: Any) -> dict[str, Any]:

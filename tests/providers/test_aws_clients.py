@@ -20,7 +20,7 @@ LAUNCH = {"ImageId": lab.IMAGE, "InstanceType": "m5.large", "MinCount": 2, "MaxC
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[EC2, Clients]]:
     with ec2() as made:
-        yield made, Clients(endpoint_url=made.url, patience=0.02)
+        yield made, Clients(endpoint_url=made.url, deadline_factor=0.02)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EC2, Clie
     with pytest.MonkeyPatch.context() as patch, ec2() as made:
         for name, value in {**lab.environment(), "XDG_STATE_HOME": str(tmp_path_factory.mktemp("state"))}.items():
             patch.setenv(name, value)
-        yield made, Clients(endpoint_url=made.url, patience=SETTINGS.patience)
+        yield made, Clients(endpoint_url=made.url, deadline_factor=SETTINGS.deadline_factor)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)

@@ -32,13 +32,13 @@ from tests.lab.ec2 import EC2, REGION, ec2, error, zone
 A, B, WEST = (Offer(region, name, "m5.large", vcpus=2, memory=8.0) for region, name in (
     (REGION, "us-east-1a"), (REGION, "us-east-1b"), ("us-west-2", "us-west-2a"),
 ))  # fmt: skip
-SETTINGS = CloudSettings(ssh_from="203.0.113.7", patience=0.02)
+SETTINGS = CloudSettings(ssh_from="203.0.113.7", deadline_factor=0.02)
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[EC2, Clients]]:
     with ec2() as made:
-        yield made, Clients(endpoint_url=made.url, patience=SETTINGS.patience)
+        yield made, Clients(endpoint_url=made.url, deadline_factor=SETTINGS.deadline_factor)
 
 
 @pytest.fixture
@@ -409,7 +409,7 @@ def test_everything_is_found_by_tag_alone(cloud: EC2, server: tuple[EC2, Clients
     object.__setattr__(others.lease.label, "owner", "arn:aws:iam::123456789012:user/bea")
     others.lease.acquire([A], 1)
     said: list[str] = []
-    fresh = Clients(endpoint_url=cloud.url, patience=SETTINGS.patience)
+    fresh = Clients(endpoint_url=cloud.url, deadline_factor=SETTINGS.deadline_factor)
     assert sweep.release_everything(fresh, said.append) == []
     assert any("one-1" in line for line in said)
     assert len(lab.left()["instances"]) == 1

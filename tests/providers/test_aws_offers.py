@@ -60,7 +60,7 @@ def there(cloud: EC2) -> EC2Market:
 
 @pytest.fixture
 def clients(cloud: EC2) -> Clients:
-    return Clients(endpoint_url=cloud.url, patience=0.02)
+    return Clients(endpoint_url=cloud.url, deadline_factor=0.02)
 
 
 @pytest.fixture

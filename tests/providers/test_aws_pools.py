@@ -49,7 +49,7 @@ def rented(cloud: EC2, folder: Path) -> Iterator[tuple[Machines, Notebook]]:
         with opened(folder, env=env) as notebook:
             settings = {
                 "subnet": machines.subnet, "use_private_ips": True, "ssh_port": machines.port, "user": machines.user,
-                "endpoint_url": cloud.url, "patience": 0.05,
+                "endpoint_url": cloud.url, "deadline_factor": 0.05,
             }  # fmt: skip
             notebook.run(f"%config SkyMagic.aws = {settings!r}")
             yield machines, notebook
@@ -208,12 +208,12 @@ def test_machines_end_themselves_and_ec2_terminates_them(
         monkeypatch.setenv(name, value)
     server.forget()
     with booting(server, tmp_path / "machines") as machines:
-        settings = CloudSettings(subnet=machines.subnet, use_private_ips=True, patience=0.05)
+        settings = CloudSettings(subnet=machines.subnet, use_private_ips=True, deadline_factor=0.05)
         job = f"alone-{os.getpid()}"
         bounds = Bounds(1800, 2, interval=0.2)
         text = userdata.cloud_config(keys.make(job), job, machines.user, machines.port, bounds)
         label = Label("alone", job, "me", "ann@laptop", time.time())
-        lease = Lease(Clients(endpoint_url=server.url, patience=0.05), settings, label, text, lambda said: None)
+        lease = Lease(Clients(endpoint_url=server.url, deadline_factor=0.05), settings, label, text, lambda said: None)
         lease.acquire([Offer(REGION, f"{REGION}a", "m5.large")], 2)
         server.calls.clear()
         machines.wait_ended(60)

@@ -41,7 +41,7 @@ class Desk:
         machines = self.machines
         settings = {
             "subnet": machines.subnet, "use_private_ips": True, "ssh_port": machines.port, "user": machines.user,
-            "endpoint_url": machines.cloud.url, "patience": 0.05,
+            "endpoint_url": machines.cloud.url, "deadline_factor": 0.05,
         }  # fmt: skip
         with opened(folder, env=env) as one:
             one.run(f"%config SkyMagic.aws = {settings!r}")

@@ -47,7 +47,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machines, M
         with opened(folder, env={**lab.environment(), "HOME": str(home)}) as notebook:
             settings = {
                 "subnet": machines.subnet, "use_private_ips": True, "ssh_port": machines.port, "user": machines.user,
-                "endpoint_url": cloud.url, "patience": 0.05,
+                "endpoint_url": cloud.url, "deadline_factor": 0.05,
             }  # fmt: skip
             notebook.run(f"%config SkyMagic.aws = {settings!r}")
             yield machines, service, notebook
@@ -154,7 +154,7 @@ def test_a_first_try_with_an_account_keeps_its_limit_and_leaves_nothing(tmp_path
     def tried(*argv: str) -> subprocess.CompletedProcess[str]:
         settings = {
             "subnet": machines.subnet, "use_private_ips": True, "ssh_port": machines.port, "user": machines.user,
-            "endpoint_url": cloud.url, "patience": 0.05,
+            "endpoint_url": cloud.url, "deadline_factor": 0.05,
         }  # fmt: skip
         given = ("--region", REGION, "--python", sys.executable, "--settings", json.dumps(settings), *argv)
         env = {**os.environ, **lab.environment(), "HOME": str(tmp_path)}

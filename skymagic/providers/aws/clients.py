@@ -37,11 +37,13 @@ class Clients:
     Args:
         profile: of the AWS configuration; None for what the environment says.
         endpoint_url: another address for all services; None for AWS's own.
-        patience: factor of all waiting; tests wait less.
+        deadline_factor: of all deadlines and pauses; tests wait less.
     """
 
-    def __init__(self, profile: str | None = None, endpoint_url: str | None = None, patience: float = 1.0) -> None:
-        self.profile, self.endpoint_url, self.patience = profile, endpoint_url, patience
+    def __init__(
+        self, profile: str | None = None, endpoint_url: str | None = None, deadline_factor: float = 1.0
+    ) -> None:
+        self.profile, self.endpoint_url, self.deadline_factor = profile, endpoint_url, deadline_factor
         self._lock = threading.Lock()
         self._session: boto3.Session | None = None
         self._clients: dict[tuple[str, str], Any] = {}
@@ -93,7 +95,7 @@ class Clients:
                 if waited + pause > RETRY_SECONDS.get(problem.kind, 0.0):
                     raise
             # full jitter: the nodes of a class of students do not come back all at once
-            time.sleep(random.uniform(pause / 2, pause) * self.patience)
+            time.sleep(random.uniform(pause / 2, pause) * self.deadline_factor)
             waited, pause = waited + pause, min(2 * pause, LONGEST_PAUSE)
 
     def _once(self, where: Where, service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def launch(clients: Clients, region: str, asked: Mapping[str, Any]) -> list[str]
     Raises:
         CloudError: none was started; or, where `kind` is one of `errors.UNCERTAIN`, nobody knows.
     """
-    end = time.monotonic() + SETTLE_SECONDS * clients.patience
+    end = time.monotonic() + SETTLE_SECONDS * clients.deadline_factor
     while True:
         try:
             answer = clients.call("ec2", region, "RunInstances", **asked)
@@ -122,7 +122,7 @@ def launch(clients: Clients, region: str, asked: Mapping[str, Any]) -> list[str]
             # the security group, made a moment ago, is not known everywhere yet
             if problem.kind != "missing" or time.monotonic() >= end:
                 raise
-        time.sleep(POLL_SECONDS * clients.patience)
+        time.sleep(POLL_SECONDS * clients.deadline_factor)
 
 
 def wait_running(clients: Clients, region: str, ids: Sequence[str]) -> list[Instance]:
@@ -131,7 +131,7 @@ def wait_running(clients: Clients, region: str, ids: Sequence[str]) -> list[Inst
     Raises:
         CloudError: one has ended while it was starting, with EC2's reason; or they do not start in time.
     """
-    end = time.monotonic() + RUNNING_SECONDS * clients.patience
+    end = time.monotonic() + RUNNING_SECONDS * clients.deadline_factor
     while True:
         found = describe(clients, region, ids)
         check(found.values(), region)
@@ -143,7 +143,7 @@ def wait_running(clients: Clients, region: str, ids: Sequence[str]) -> list[Inst
             raise CloudError(
                 "internal", "", f"EC2 has not started the machines within {RUNNING_SECONDS:.0f} s ({told})"
             )
-        time.sleep(POLL_SECONDS * clients.patience)
+        time.sleep(POLL_SECONDS * clients.deadline_factor)
 
 
 def describe(clients: Clients, region: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -122,7 +122,7 @@ class Lease:
         """Whether EC2 says that a machine runs; None where it does not say. It is asked at most a few times a minute."""
         now = time.monotonic()
         asked, known = self._looks.get(instance, (-math.inf, None))
-        if known is False or now < asked + LOOK_SECONDS * self.clients.patience:
+        if known is False or now < asked + LOOK_SECONDS * self.clients.deadline_factor:
             return known
         try:
             found = launch.describe(self.clients, region, [instance]).get(instance)

@@ -67,13 +67,13 @@ def connect(
                 raise _not_ours(wrong[0]) from problem
             if time.monotonic() >= end:
                 raise _silent(failed, seconds) from problem
-        if time.monotonic() >= asked + DESCRIBE_SECONDS * clients.patience:
+        if time.monotonic() >= asked + DESCRIBE_SECONDS * clients.deadline_factor:
             asked = time.monotonic()
             hosts = [one.host for one in failed]
             say(StartStep(f"waiting for sshd on {', '.join(hosts)} …", "connecting", hosts))
             region = instances[0].region
             launch.check(launch.describe(clients, region, [one.id for one in instances]).values(), region)
-        time.sleep(POLL_SECONDS * clients.patience)
+        time.sleep(POLL_SECONDS * clients.deadline_factor)
 
 
 def _not_ours(failure: HostError) -> HostError:

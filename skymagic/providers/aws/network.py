@@ -139,7 +139,7 @@ def _allow(clients: Clients, region: str, direction: str, to: str, rule: Mapping
 
 def _once_known(clients: Clients, call: Callable[[], object]) -> None:
     """A call on what was made a moment ago: not all of EC2 knows it at once."""
-    end = time.monotonic() + SETTLE_SECONDS * clients.patience
+    end = time.monotonic() + SETTLE_SECONDS * clients.deadline_factor
     while True:
         try:
             call()
@@ -147,7 +147,7 @@ def _once_known(clients: Clients, call: Callable[[], object]) -> None:
         except CloudError as problem:
             if problem.kind != "missing" or time.monotonic() >= end:
                 raise
-        time.sleep(POLL_SECONDS * clients.patience)
+        time.sleep(POLL_SECONDS * clients.deadline_factor)
 
 
 def head_address(clients: Clients, region: str, interface: str, label: Label) -> str:

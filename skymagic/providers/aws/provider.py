@@ -53,7 +53,7 @@ class AWS:
     def plan(self, request: PoolRequest, say: Say) -> Rented:
         """Find out what is offered and what it costs; nothing is made."""
         settings = request.cloud
-        clients = Clients(settings.profile, settings.endpoint_url, settings.patience)
+        clients = Clients(settings.profile, settings.endpoint_url, settings.deadline_factor)
         request = bounded(request)
         image, requirements = ssh.needs(request, topology(request), say)
         found = market.survey(request, clients)
@@ -87,7 +87,7 @@ class AWS:
     def attach(self, plan: Plan, accesses: Sequence[RentedAccess]) -> tuple[Rented, Sequence[Node]]:
         """The machines of a pool that another notebook has rented from this plan; nothing is rented, or connected to yet."""
         settings, first = plan.request.cloud, accesses[0]
-        clients = Clients(settings.profile, settings.endpoint_url, settings.patience)
+        clients = Clients(settings.profile, settings.endpoint_url, settings.deadline_factor)
         lease = Lease(clients, settings, first.label, "", lambda text: None)
         lease.take_up(first.region, [one.instance for one in accesses])
         if ended := access.ended(clients, accesses):

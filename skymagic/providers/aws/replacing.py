@@ -125,7 +125,7 @@ def _rented(
                 "; %sky_pool without --spot rents them on demand" if offer.spot and problem.kind == "capacity" else ""
             )
             say(f"no machine in the place of {', '.join(gone)} yet ({problem.reason}); asking again every minute{hint}")
-        stop.wait(RETRY_SECONDS * survey.clients.patience)
+        stop.wait(RETRY_SECONDS * survey.clients.deadline_factor)
     return None
 
 

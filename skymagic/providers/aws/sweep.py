@@ -102,8 +102,8 @@ class Release:
 
     def run(self) -> list[str]:
         """Do it, and wait until EC2 says "terminated"; what could not be given back, and why."""
-        begun, patience = time.monotonic(), self.clients.patience
-        settled, end = begun + SETTLE_SECONDS * patience, begun + TERMINATE_SECONDS * patience
+        begun, factor = time.monotonic(), self.clients.deadline_factor
+        settled, end = begun + SETTLE_SECONDS * factor, begun + TERMINATE_SECONDS * factor
         while (left := self._alive()) is not None:
             self.terminate({*left, *self.known})
             left -= self._refused
@@ -115,7 +115,7 @@ class Release:
             if now >= end:
                 self.problems += [f"instance {each} in {self.region}: not terminated yet" for each in sorted(left)]
                 break
-            time.sleep(POLL_SECONDS * patience)
+            time.sleep(POLL_SECONDS * factor)
         else:
             self.terminate(self.known)
         self._rest()
@@ -165,7 +165,7 @@ class Release:
 
     def _delete(self, operation: str, parameter: str, named: str) -> None:
         # with machines in it that could not be ended there is nothing to wait for
-        end = time.monotonic() + (0.0 if self.problems else SETTLE_SECONDS * self.clients.patience)
+        end = time.monotonic() + (0.0 if self.problems else SETTLE_SECONDS * self.clients.deadline_factor)
         while True:
             try:
                 self.clients.call("ec2", self.region, operation, **{parameter: named})
@@ -174,7 +174,7 @@ class Release:
                 # the network cards of a terminated machine go a little later
                 if problem.kind != "in_use" or time.monotonic() >= end:
                     raise
-            time.sleep(POLL_SECONDS * self.clients.patience)
+            time.sleep(POLL_SECONDS * self.clients.deadline_factor)
 
 
 def caller(clients: Clients) -> str:
