@@ -49,3 +49,12 @@ def test_a_long_log_keeps_its_end(tmp_path: Path) -> None:
     assert output.tail(1) == LINE.format(40_099).rstrip()
     os.close(writer)
     output.close()
+
+
+def test_the_last_thousand_runs_are_known() -> None:
+    spans = logs.Spans()
+    for run in range(1, 1501):
+        spans.begin(run, 10 * run, cell=run)
+        spans.end(10 * run + 5)
+    assert spans.listed()["runs"] == [[run, run] for run in range(501, 1501)]
+    assert (spans.find(500), spans.find(501), spans.find(1500)) == (None, (5010, 5015), (15_000, 15_005))

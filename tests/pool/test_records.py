@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from skymagic.api.running import roughly
 from skymagic.pool import records
 from skymagic.pool.records import PoolRecord
 from skymagic.wire.record import identity
@@ -86,6 +88,17 @@ def test_a_notebook_that_its_server_has_not_waited_for_is_gone() -> None:
         process.stdin.close()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert records.left(one)
+
+
+def test_a_clock_that_was_changed_changes_nothing() -> None:
+    """Who has a pool is told by processes and boots, not by times."""
+    later = record("lab-00000002", started=time.time() + 1e7)
+    records.write(later)
+    records.write(record())
+    assert [one.job_id for one in records.every()] == ["lab-0a1b2c3d", "lab-00000002"]
+    assert not records.left(later)
+    assert records.left(replace(later, process=of_the_dead()))
+    assert roughly(-1e7) == "0s"
 
 
 def test_what_its_hosts_do_not_run_is_forgotten() -> None:

@@ -1,0 +1,90 @@
+"""A notebook that is killed at a bad moment: amidst shipping, gathering, attaching, or before the first output; and two that attach at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.desk import Desk, killed, local_desk
+from tests.lab.notebook import Notebook
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    desk = local_desk(tmp_path_factory.mktemp("amidst"))
+    with desk.notebook(desk.made) as notebook:
+        notebook.run("%%sky_broadcast\nimport os, time\nrank = int(os.environ['RANK'])")
+        killed(notebook)
+    yield desk
+    with desk.notebook() as notebook:
+        notebook.run(f"%sky_down {desk.pool}")
+
+
+def attached(desk: Desk, notebook: Notebook) -> None:
+    """The notebook has the pool, and its ranks have what they had."""
+    notebook.run("%%sky_broadcast -o ranks\nrank")
+    assert notebook.value("ranks") == [0, 1]
+
+
+def test_while_it_ships(desk: Desk) -> None:
+    with desk.notebook(f"%sky_attach {desk.pool}") as first:
+        first.run("import os\nlarge = os.urandom(50_000_000)")
+        shown = first.start(
+            "print('begun', flush=True)\nget_ipython().run_cell_magic('sky_broadcast', '', 'len(large)')"
+        )
+        first.watch(shown, lambda seen: "begun" in seen.stdout)
+        killed(first)
+    with desk.notebook(f"%sky_attach {desk.pool}") as second:
+        attached(desk, second)
+        killed(second)
+
+
+def test_before_the_first_output_and_while_it_attaches_and_gathers(desk: Desk) -> None:
+    begun, gate = desk.folder / "begun", desk.folder / "gate"
+    cell = f"""%%sky_broadcast -o sizes -g large
+if rank == 0: open({str(begun)!r}, 'w').close()
+while not os.path.exists({str(gate)!r}): time.sleep(0.01)
+large = bytes(50_000_000)
+print('after', flush=True)
+len(large)"""
+    with desk.notebook(f"%sky_attach {desk.pool}") as first:
+        first.start(cell)
+        while not begun.exists():
+            time.sleep(0.01)
+        killed(first)
+    for seconds in (0.0, 0.2):  # amidst, or just after
+        with desk.notebook("import time") as one:
+            shown = one.start(f"print('begun', flush=True)\n%sky_attach {desk.pool}")
+            one.watch(shown, lambda seen: "begun" in seen.stdout)
+            time.sleep(seconds)
+            killed(one)
+    with desk.notebook() as second:
+        shown = second.start(f"%sky_attach {desk.pool}")
+        second.watch(shown, lambda seen: "goes on" in seen.text)
+        gate.touch()
+        second.watch(shown, lambda seen: "after" in seen.stdout)
+        killed(second)  # 100 MB are on their way
+    with desk.notebook() as third:
+        again = third.run(f"%sky_attach {desk.pool}")
+        assert again.stdout.count("after") <= 1
+        assert third.value("sizes, [len(each) for each in large]") == ([50_000_000] * 2,) * 2
+        attached(desk, third)
+        killed(third)
+
+
+def test_two_attach_at_the_same_moment(desk: Desk) -> None:
+    with desk.notebook() as one, desk.notebook() as other:
+        both = [(notebook, notebook.start(f"%sky_attach {desk.pool}")) for notebook in (one, other)]
+        for notebook, shown in both:
+            notebook.finish(shown)
+        working = []
+        for notebook, _ in both:
+            cell = notebook.finish(notebook.start("%%sky_broadcast\nrank"))
+            working.append(cell.error is None)
+            if cell.error is not None:
+                assert "another notebook" in cell.error.text or "--take-over" in cell.error.text, cell.error.text
+        assert sorted(working) == [False, True]
+        killed(one)
+        killed(other)
