@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ _local = threading.local()
 def write(name: str, text: str) -> None:
     """Put text on the notebook's own standard output or error."""
     stream = sys.stderr if name == "stderr" else sys.stdout
-    thread, due = getattr(stream, "pub_thread", None), _take_due()
+    thread, due = getattr(stream, "pub_thread", None), [*_take_due().values()]
     for one in due:
         one.before()
     stream.write(text)
@@ -57,7 +57,7 @@ def write(name: str, text: str) -> None:
 @contextlib.contextmanager
 def showing() -> Iterator[None]:
     """What is shown within goes the same way, though not through a stream."""
-    thread, due = getattr(sys.stdout, "pub_thread", None), _take_due()
+    thread, due = getattr(sys.stdout, "pub_thread", None), [*_take_due().values()]
     for one in due:
         one.before()
     yield
@@ -73,17 +73,27 @@ class Due:
     after: Callable[[], object]
 
 
-def once_sent(before: Callable[[], object], after: Callable[[], object]) -> None:
-    """Have these called when what is written or shown next is sent: just before it, and when it has left this process."""
-    _local.due = [*_due(), Due(before, after)]
+def once_sent(source: Hashable, before: Callable[[], object], after: Callable[[], object]) -> None:
+    """Have these called when what this thread writes or shows next is sent: just before it, and when it has left this process.
+
+    Args:
+        source: whose content it is; what was said before of the same source, and nothing was sent for, is not called any more.
+    """
+    due = getattr(_local, "due", None)
+    if due is None:
+        due = _local.due = {}
+    due.pop(source, None)  # it comes last now
+    due[source] = Due(before, after)
 
 
-def _due() -> Sequence[Due]:
-    return getattr(_local, "due", ())
+def forget() -> None:
+    """What this thread has shown so far is complete: what waits to be called still had nothing to show."""
+    _take_due()
 
 
-def _take_due() -> Sequence[Due]:
-    due, _local.due = _due(), ()
+def _take_due() -> dict[Hashable, Due]:
+    due: dict[Hashable, Due] = getattr(_local, "due", {})
+    _local.due = {}
     return due
 
 

@@ -29,9 +29,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from skymagic.cluster import Agents
+from skymagic.display import sending
 from skymagic.display import text as display
 from skymagic.display.run_line import RunState
-from skymagic.display.sending import once_sent
 from skymagic.plan.units import rank_words
 from skymagic.run.inspection import Stacks, stacks
 from skymagic.run.report import Limits, RankRun, Report
@@ -121,6 +121,7 @@ class Run:
 
     def wait(self) -> Report:
         """Until every rank has settled. What the user does with the stop button becomes part of the report."""
+        sending.forget()  # of an earlier run
         self._screen.progress(self._state)
         while not all(rank.settled for rank in self.report.ranks.values()):
             self._step()
@@ -205,7 +206,8 @@ class Run:
         if (
             "seq" in content
         ):  # of a notebook that is killed between the two, another shows it again, and says that it may have been seen
-            once_sent(partial(self._begin, number, content["seq"]), partial(self._mark, number, content["seq"]))
+            seq = content["seq"]
+            sending.once_sent(number, partial(self._begin, number, seq), partial(self._mark, number, seq))
         if kind == "numbers":
             self.report.metrics.add(number, content["batches"])
         rank.ended = rank.ended or kind == "end"
