@@ -425,8 +425,8 @@ def named(name: str | None) -> PoolRequest:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Register the magics, with their help."""
-    shell.register_magics(SkyMagics(shell))
+    """Register the magics, with their help; again after `unload_ipython_extension` with all that they knew, pools among it."""
+    shell.register_magics(shell.magics_manager.registry.get(SkyMagics.__name__) or SkyMagics(shell))
     if help_alone not in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.append(help_alone)
     completion.register(shell)
@@ -437,7 +437,10 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """End all pools; the magics themselves IPython keeps."""
-    registry.close_all()
+    """Give back to IPython what it does itself; the magics it keeps, and pools go on until they are ended or the kernel ends."""
+    if names := [pool.name for pool in registry.every()]:
+        print_note(
+            f"still there: {', '.join(names)}; %sky_down ends {'it' if len(names) == 1 else 'them'}, and so does the kernel's end"
+        )
     rendering.unregister(shell)
     debugging.unregister(shell)

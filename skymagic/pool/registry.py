@@ -371,15 +371,6 @@ def drop(pool: Pool) -> None:
     forget(pool)
 
 
-def close_all() -> None:
-    """End every pool; those that are read here go on."""
-    readers.stop_all()
-    try:
-        close(_pools.values())
-    except PoolError as problem:
-        print_note(str(problem))
-
-
 def close(pools: Iterable[Pool], done: Callable[[Pool], object] = lambda pool: None) -> None:
     """End these pools, each of them whatever became of the others.
 
@@ -415,7 +406,11 @@ def at_exit() -> None:
             pool.leave()
         except PoolError as problem:
             print_note(str(problem))
-    close_all()
+    readers.stop_all()
+    try:
+        close(_pools.values())
+    except PoolError as problem:
+        print_note(str(problem))
 
 
 atexit.register(at_exit)

@@ -531,11 +531,20 @@ def test_what_a_rank_has_started_ends_with_the_pool(notebook: Notebook) -> None:
 
 
 def test_extension_is_loaded_again_and_unloaded(tmp_path: Path) -> None:
-    with opened(tmp_path, "%sky_pool --nodes 1") as one:
+    """Nothing is lost by it: pools, what ranks hold, settings."""
+    with opened(tmp_path, "%sky_pool --nodes 1", "%config SkyMagic.view_after = 123.0") as one:
+        one.run("%%sky_broadcast\nkept = 7")
+        processes = family(one)
+        assert processes
         one.run("%load_ext skymagic")
         one.run("%reload_ext skymagic")
-        processes = family(one)
-        one.run("%unload_ext skymagic")
+        assert "still there" in one.run("%unload_ext skymagic").text
+        one.run("%%sky_broadcast -o found\nkept")
+        one.run("%load_ext skymagic")
+        one.run("%%sky_broadcast -o found\nkept + 1")
+        assert one.value("found") == [8]
+        assert "123.0" in one.run("%config SkyMagic").text
+        one.run("%sky_down")
         assert gone(processes) == []
 
 
