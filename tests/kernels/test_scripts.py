@@ -433,7 +433,7 @@ def test_a_port_that_is_taken_and_a_launcher_that_is_missing_have_a_remedy() -> 
 
 # ------------------------------------------------------------------------------------------ nothing is left
 
-TREE = """sleep 1001 &
+TREE = r"""sleep 1001 &
 echo child $!
 setsid sh -c 'echo "own session $$"; sleep 1002; true' &
 python -c "
@@ -441,7 +441,7 @@ import os, time
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        print('daemon', os.getpid(), flush=True)
+        os.write(1, b'daemon %d\n' % os.getpid())  # in one piece: others print, too
         time.sleep(1003)
     os._exit(0)
 os.wait()"
