@@ -23,7 +23,7 @@ KILLS = 10
 STOPS = 10
 TORCHRUNS = 3
 VICTIM = 2
-PATIENCE = 40.0
+DEADLINE = 40.0
 """Seconds after which another tool counts as hanging."""
 
 STAMP = Path(tempfile.gettempdir()) / f"bench-failed-at-{os.getpid()}"
@@ -196,14 +196,14 @@ def interrupted_torchrun() -> float:
     ready = f"if dist.get_rank() == {VICTIM}:\n    open({str(STAMP)!r}, 'w').close()\n"
 
     def press(process: subprocess.Popen[str]) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + DEADLINE
         while not STAMP.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.5)
         pressed.append(time.time())
         os.killpg(process.pid, signal.SIGINT)
 
-    ran = peers.torchrun(peers.INIT + ready + STUCK, RANKS, meanwhile=press, limit=PATIENCE)
+    ran = peers.torchrun(peers.INIT + ready + STUCK, RANKS, meanwhile=press, limit=DEADLINE)
     return ran.ended - pressed[0]
 
 
@@ -220,7 +220,7 @@ client[:].execute('''
 import torch.distributed as dist
 dist.init_process_group("gloo", "file://{STORE}", rank=rank, world_size={RANKS})''', block=True)
 try:
-    client[:].execute({RAISE!r}).get(timeout={PATIENCE / 2})
+    client[:].execute({RAISE!r}).get(timeout={DEADLINE / 2})
     print("it ended well")
 except TimeoutError:
     print("it hangs")
@@ -278,7 +278,7 @@ def seconds(script: str, folder: str) -> float:
     STAMP.unlink(missing_ok=True)
     path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    ran = peers.python(script, env={"PYTHONPATH": path, "PATH": programs}, limit=PATIENCE + 20)
+    ran = peers.python(script, env={"PYTHONPATH": path, "PATH": programs}, limit=DEADLINE + 20)
     if not math.isfinite(stamp()):
         say(f"  it came to no failure:\n{ran.text[-4000:]}")
         return math.nan

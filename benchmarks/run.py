@@ -43,7 +43,7 @@ PARTS = (
     "rented",
     "away",
 )
-PATIENCE = 900.0
+DEADLINE = 900.0
 """Seconds that one part may take."""
 END = 60.0
 """Seconds in which it then ends what it has started."""
@@ -71,7 +71,7 @@ def measured(part: str) -> tuple[list[Figure], bool]:
         words = [sys.executable, str(Path(__file__).resolve()), "--part", part]
         process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True)
         try:
-            output, _ = process.communicate(timeout=PATIENCE)
+            output, _ = process.communicate(timeout=DEADLINE)
         except subprocess.TimeoutExpired:
             process.terminate()  # not killed: it ends what it has started
             try:

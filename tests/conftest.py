@@ -21,8 +21,8 @@ from hypothesis import settings
 
 # In the environment of every process that the tests start, however far down.
 MARK = "SKYMAGIC_TEST_RUN"
-PATIENCE = 10.0  # seconds that what was started may take to go
-NEIGHBOURS_PATIENCE = 30.0  # and what another run of the tests has made
+DEADLINE = 10.0  # seconds that what was started may take to go
+NEIGHBOURS_DEADLINE = 30.0  # and what another run of the tests has made
 
 # A busy machine is not a defect; a hang is, and the timeout of pytest sees it.
 settings.register_profile("skymagic", deadline=None)
@@ -166,8 +166,8 @@ def _in_use_elsewhere(path: Path) -> bool:
 
 
 def processes_left() -> list[str]:
-    """Processes of this run, in words; what is on its way out has PATIENCE seconds to go."""
-    _, alive = psutil.wait_procs(marked_processes(), timeout=PATIENCE)
+    """Processes of this run, in words; what is on its way out has DEADLINE seconds to go."""
+    _, alive = psutil.wait_procs(marked_processes(), timeout=DEADLINE)
     return [_describe(process) for process in alive]
 
 
@@ -176,7 +176,7 @@ def paths_left(before: set[Path]) -> list[str]:
     begun = time.monotonic()
     paths = sorted(traces() - before)
     while paths := [path for path in paths if path.exists() and not _in_use_elsewhere(path)]:
-        if time.monotonic() - begun > (NEIGHBOURS_PATIENCE if _has_neighbours() else PATIENCE):
+        if time.monotonic() - begun > (NEIGHBOURS_DEADLINE if _has_neighbours() else DEADLINE):
             break
         time.sleep(0.05)  # a folder's removal has no event to wait for
     return [str(path) for path in paths]

@@ -21,7 +21,7 @@ from skymagic.display.shell_channel import ShellChannel, shell_channel
 
 RANKS_INTERVAL = 1.0
 """Seconds between two measurements of what ranks use."""
-PATIENCE = 10.0
+DEADLINE = 10.0
 """Seconds in which a front end says that it shows them; its first widget takes a while to load."""
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -84,7 +84,7 @@ class Controls:
     @property
     def ignored(self) -> bool:
         """Whether nobody shows them, by all that is known."""
-        return not self.answered and time.monotonic() - self._offered > PATIENCE
+        return not self.answered and time.monotonic() - self._offered > DEADLINE
 
     def bundle(self) -> dict[str, Any]:
         """What a display has besides its text."""

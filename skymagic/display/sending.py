@@ -29,7 +29,7 @@ Write = Callable[[str, str], None]
 """Takes a stream's name and text."""
 SETTLED = 0.05
 """Seconds after which what was given to ZeroMQ is taken for sent, where nobody can tell."""
-PATIENCE = 1.0
+DEADLINE = 1.0
 """The same where it can be told, and a front end takes nothing."""
 LOOKS, LOOK_SECONDS, POLL_SECONDS = 4, 50e-6, 2e-3
 """ZeroMQ mostly needs less than 0.1 ms: so many looks at once, so far apart, then one in so many seconds."""
@@ -144,7 +144,7 @@ class Outbox:
         if now >= self._scanned + SCAN_SECONDS:
             self._scanned = now
             self._scan(now)
-        self._waiting.append((self.given, now + (PATIENCE if self._connections else SETTLED), call))
+        self._waiting.append((self.given, now + (DEADLINE if self._connections else SETTLED), call))
         if len(self._waiting) == 1:
             self._poll()
 

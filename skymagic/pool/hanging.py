@@ -20,7 +20,7 @@ from typing import Any
 from skymagic.cluster import Agents
 from skymagic.wire.exit_status import describe
 
-PATIENCE = 5.0
+DEADLINE = 5.0
 """Seconds without a sign of life after which a rank counts as hanging."""
 INTERVAL = 0.5
 """Seconds between two looks; a group is formed in less than one."""
@@ -71,13 +71,13 @@ class SignsOfLife:
         self._last: dict[int, Look] = {}
 
     def hanging(self, looks: Mapping[int, Look]) -> list[int]:
-        """The ranks for which others wait, and which have not gone on for `PATIENCE`."""
+        """The ranks for which others wait, and which have not gone on for `DEADLINE`."""
         for rank, now in looks.items():
             if rank not in self._last or now.lives(self._last[rank]):
                 self._last[rank] = now
         if not any(each.waits for each in looks.values()):
             return []
-        return [rank for rank, now in looks.items() if now.at - self._last[rank].at >= PATIENCE]
+        return [rank for rank, now in looks.items() if now.at - self._last[rank].at >= DEADLINE]
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Watch:
             with self._changed:
                 if self._over:
                     return
-                self.found |= failed | dict.fromkeys(hanging, f"it hung by itself for {PATIENCE:.0f} s")
+                self.found |= failed | dict.fromkeys(hanging, f"it hung by itself for {DEADLINE:.0f} s")
                 self._agents.signal(hanging, signal.SIGKILL)
                 if not self.found.keys().isdisjoint(self._starting):
                     self._agents.ask(self._pending(), "release", timeout=0.0)

@@ -15,12 +15,12 @@ from skymagic.kernels.store.cache import ValueCache
 from tests.data.far import Far, Notebook
 from tests.data.test_remote_store import MB, Cluster, put
 
-PATIENCE = 20.0
+DEADLINE = 20.0
 
 
 def eventually(true: Callable[[], bool]) -> None:
     """Wait for what happens without an event that could be waited for."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + DEADLINE
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import expect
 
-from tests.lab.browser import PATIENCE, Browser, opened
+from tests.lab.browser import DEADLINE, Browser, opened
 
 pytestmark = pytest.mark.needs("chromium")
 
@@ -144,7 +144,7 @@ def test_a_cell_that_holds_the_kernel_is_looked_into_and_stopped_by_its_buttons(
     browser.start(INDEX["blocks"])
     shown = browser.outputs(INDEX["blocks"])
     stop = shown.get_by_role("button", name="stop")
-    expect(stop).to_be_visible(timeout=PATIENCE * 1000)
+    expect(stop).to_be_visible(timeout=DEADLINE * 1000)
     expect(shown).to_contain_text("begun")
     shown.get_by_role("button", name="where is it?").click()
     expect(shown).to_contain_text("ranks 0–3 in load_batch, line 3")
@@ -229,7 +229,7 @@ def test_what_was_saved_is_shown_when_it_is_opened_again(browser: Browser) -> No
     )
     assert line.keys() == {"text/plain", "text/html"}
     browser.open()
-    expect(browser.outputs(INDEX["pool"])).to_contain_text("ready in", timeout=PATIENCE * 1000)
+    expect(browser.outputs(INDEX["pool"])).to_contain_text("ready in", timeout=DEADLINE * 1000)
     expect(browser.outputs(INDEX["training"])).to_contain_text("results → `results`")
     expect(browser.outputs(INDEX["blocks"])).to_contain_text("interrupted")
     expect(browser.outputs(INDEX["beside"])).to_contain_text("stopped after")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import expect
 
-from tests.lab.browser import PATIENCE, Browser, opened
+from tests.lab.browser import DEADLINE, Browser, opened
 
 pytest.importorskip("notebook")
 pytestmark = pytest.mark.needs("chromium")
@@ -50,7 +50,7 @@ def test_a_cell_that_holds_the_kernel_is_stopped_by_its_buttons(browser: Browser
     browser.start(INDEX["blocks"])
     shown = browser.outputs(INDEX["blocks"])
     stop = shown.get_by_role("button", name="stop")
-    expect(stop).to_be_visible(timeout=PATIENCE * 1000)
+    expect(stop).to_be_visible(timeout=DEADLINE * 1000)
     expect(shown).to_contain_text("begun")
     shown.get_by_role("button", name="where is it?").click()
     expect(shown).to_contain_text("ranks 0, 1 in load_batch, line 3")
@@ -67,7 +67,7 @@ def test_what_was_saved_is_shown_after_a_restart_and_when_it_is_opened_again(bro
     kinds = {kind for cell in browser.save()["cells"] for output in cell["outputs"] for kind in output.get("data", {})}
     assert "application/vnd.jupyter.widget-view+json" not in kinds
     browser.open()
-    expect(browser.outputs(INDEX["training"])).to_contain_text("results → `results`", timeout=PATIENCE * 1000)
+    expect(browser.outputs(INDEX["training"])).to_contain_text("results → `results`", timeout=DEADLINE * 1000)
     expect(browser.outputs(INDEX["blocks"])).to_contain_text("interrupted")
     expect(browser.outputs(INDEX["curve"]).get_by_role("img")).to_be_visible()
     wrong = browser.page.get_by_text(re.compile("model not found|Loading widget|Error displaying widget"))

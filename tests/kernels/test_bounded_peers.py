@@ -18,7 +18,7 @@ from skymagic.kernels.agent.discovery import answering
 from skymagic.kernels.store.peers import PeerServer
 from skymagic.wire.store import ReadChunk
 
-PATIENCE = 10.0
+DEADLINE = 10.0
 
 
 def test_a_stranger_at_a_candidates_address_that_talks_without_end() -> None:
@@ -37,7 +37,7 @@ def test_a_stranger_at_a_candidates_address_that_talks_without_end() -> None:
         talking = threading.Thread(target=talk, daemon=True)
         talking.start()
         assert answering({"127.0.0.1": listener.getsockname()[1]}, "secret") == {}
-        talking.join(PATIENCE)
+        talking.join(DEADLINE)
         assert not talking.is_alive()
 
 
@@ -46,7 +46,7 @@ def test_a_frame_of_a_gigabyte_before_the_sender_is_known() -> None:
     public, secret = (key.decode() for key in zmq.curve_keypair())
     server = PeerServer("127.0.0.1", public, secret, lambda name, offset, limit: (b"", ""))
     greeting = b"\xff" + bytes(7) + b"\x01\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
-    with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as stranger:
+    with socket.create_connection(("127.0.0.1", server.port), DEADLINE) as stranger:
         stranger.sendall(greeting)
         received = b""
         while len(received) < len(greeting):

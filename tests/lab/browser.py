@@ -18,7 +18,7 @@ from playwright.sync_api import Error, Locator, Page, sync_playwright
 
 from tests.lab.notebook import ROOT, own_folders
 
-PATIENCE = 60.0
+DEADLINE = 60.0
 """Seconds that anything may take before it counts as hanging."""
 SHOTS = "SKYMAGIC_SHOTS"
 """A variable of the environment: the folder for pictures; without it none are taken."""
@@ -73,7 +73,7 @@ class Browser:
         self.errors: list[str] = []
         """What the browser's console says is wrong."""
         self._address = f"{url}/{path.name}?reset&token={token}"
-        page.set_default_timeout(PATIENCE * 1000)
+        page.set_default_timeout(DEADLINE * 1000)
         page.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)
 
     def open(self) -> None:
@@ -177,13 +177,13 @@ def _server(folder: Path, front: str) -> Iterator[tuple[str, str]]:
             yield _address(server, runtime, folder / "server.log")
         finally:
             server.terminate()  # upon which it ends its kernels, and these their pools
-            server.wait(PATIENCE)
+            server.wait(DEADLINE)
 
 
 def _address(server: subprocess.Popen[bytes], runtime: Path, log: Path) -> tuple[str, str]:
     """What the server writes down when it listens."""
     written = runtime / f"jpserver-{server.pid}.json"
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + DEADLINE
     while time.monotonic() < deadline and server.poll() is None:
         if written.exists() and (text := written.read_text()).endswith("}"):
             info = json.loads(text)

@@ -35,7 +35,7 @@ from tests.conftest import MARK
 
 SBIN = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"])
 NAME = "SKYMAGIC_TEST_HOST"
-PATIENCE = 10.0
+DEADLINE = 10.0
 
 
 def keygen(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
@@ -156,7 +156,7 @@ class Host:
             return self._sshd is None or self._sshd.poll() is not None
 
         with self._news:
-            self._news.wait_for(lambda: told() or ended(), PATIENCE)
+            self._news.wait_for(lambda: told() or ended(), DEADLINE)
             return told()
 
     def stop(self) -> None:
@@ -220,7 +220,7 @@ class Host:
         words = [f"{self.name}: {shlex.join(_cmdline(process))}" for process in left]
         _kill(left)
         if self._thread is not None:
-            self._thread.join(timeout=PATIENCE)
+            self._thread.join(timeout=DEADLINE)
         return words
 
 
@@ -350,7 +350,7 @@ def _kill(processes: Sequence[psutil.Process]) -> None:
     still_there(processes)
 
 
-def still_there(processes: Sequence[psutil.Process], timeout: float = PATIENCE) -> list[psutil.Process]:
+def still_there(processes: Sequence[psutil.Process], timeout: float = DEADLINE) -> list[psutil.Process]:
     """Those of these processes that have not ended when so many seconds have gone by; returns as soon as all have."""
     end = time.monotonic() + timeout
     left = {fd: each for each in processes if (fd := _pidfd(each)) is not None}

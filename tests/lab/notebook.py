@@ -17,7 +17,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 90.0  # seconds without any news from the kernel; then it hangs
+DEADLINE = 90.0  # seconds without any news from the kernel; then it hangs
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -144,7 +144,7 @@ class Notebook:
 
     def wait_until_ready(self) -> None:
         """Wait for its kernel, and take the number of its process."""
-        self._client.wait_for_ready(timeout=PATIENCE)
+        self._client.wait_for_ready(timeout=DEADLINE)
         self.pid = int(self.value("__import__('os').getpid()"))
 
     # -- cells ---------------------------------------------------------------------------------------------------
@@ -165,15 +165,15 @@ class Notebook:
 
     def answer(self, text: str) -> str:
         """Type a line where a cell that is `answering` asks for one; what it has asked."""
-        prompt = str(self._client.get_stdin_msg(timeout=PATIENCE)["content"]["prompt"])
+        prompt = str(self._client.get_stdin_msg(timeout=DEADLINE)["content"]["prompt"])
         self._client.input(text)
         return prompt
 
     def watch(self, shown: Shown, until: Callable[[Shown], bool]) -> Shown:
-        """Wait until a cell shows what is asked for; fails when nothing new comes for PATIENCE seconds."""
+        """Wait until a cell shows what is asked for; fails when nothing new comes for DEADLINE seconds."""
         while not until(shown):
             try:
-                message = self._client.get_iopub_msg(timeout=PATIENCE)
+                message = self._client.get_iopub_msg(timeout=DEADLINE)
             except Empty:
                 raise AssertionError(f"nothing more came after:\n{shown.text}\n{shown.error}") from None
             self._take(message)
@@ -216,7 +216,7 @@ class Notebook:
 
     def _reply(self, number: str) -> dict[str, Any]:
         """The kernel's reply to a request; those to others that come first are kept."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + DEADLINE
         while number not in self._replies:
             reply = self._client.get_shell_msg(timeout=max(0.0, deadline - time.monotonic()))
             self._replies[reply["parent_header"].get("msg_id", "")] = reply["content"]
@@ -246,7 +246,7 @@ class Notebook:
             stop_on_error=False,
             stdin_hook=answered,
             output_hook=seen_by_user,
-            timeout=PATIENCE,
+            timeout=DEADLINE,
         )
         shown.done = reply["content"]["status"] in ("ok", "error")
         return questions, shown

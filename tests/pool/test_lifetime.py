@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from skymagic.plan.lifetime import Lifetime
-from tests.lab.notebook import PATIENCE, ROOT, Notebook, opened
+from tests.lab.notebook import DEADLINE, ROOT, Notebook, opened
 
 # ------------------------------------------------------------------------------------------------------ the rule
 
@@ -135,7 +135,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 def wait_until_ended(notebook: Notebook) -> None:
     """Until no process of the pool is left."""
-    _, alive = psutil.wait_procs(psutil.Process(notebook.pid).children(recursive=True), PATIENCE)
+    _, alive = psutil.wait_procs(psutil.Process(notebook.pid).children(recursive=True), DEADLINE)
     assert not alive
 
 
@@ -160,7 +160,7 @@ def test_a_cell_of_another_pool_is_not_run_in_the_place_of_the_one_that_ended(no
     others = {child.pid for child in psutil.Process(notebook.pid).children(recursive=True)}
     notebook.run("%sky_pool short --nodes 1 --idle 1s")
     family = psutil.Process(notebook.pid).children(recursive=True)
-    psutil.wait_procs([child for child in family if child.pid not in others], PATIENCE)
+    psutil.wait_procs([child for child in family if child.pid not in others], DEADLINE)
     assert "pool 'short' ended" in notebook.fail("%%sky_broadcast\n1").evalue
     notebook.run("%%sky_broadcast --pool other\n1")
     notebook.run("%sky_down --all")
@@ -200,7 +200,7 @@ def test_a_pool_that_is_lost_after_its_time_has_ended_as_it_was_to(notebook: Not
     agent.suspend()  # as a node that cannot be heard
     notebook.run("time.sleep(4)")
     agent.kill()
-    agent.wait(PATIENCE)
+    agent.wait(DEADLINE)
     failed = notebook.fail("%%sky_broadcast\n1")
     assert "pool 'main' ended after 4s without a cell (--idle 4s)" in failed.evalue
     wait_until_ended(notebook)

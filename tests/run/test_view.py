@@ -288,7 +288,7 @@ def test_buttons_are_heard_while_the_cell_holds_the_main_thread(notebook: Notebo
 
 
 def test_buttons_that_no_front_end_shows_are_withdrawn(notebook: Notebook) -> None:
-    notebook.run("from skymagic.display import controls\ncontrols.PATIENCE = 0.5")
+    notebook.run("from skymagic.display import controls\ncontrols.DEADLINE = 0.5")
     cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
     notebook.watch(cell, lambda shown: WIDGET_VIEW in str(shown.rich))
     assert notebook.widgets
@@ -297,7 +297,7 @@ def test_buttons_that_no_front_end_shows_are_withdrawn(notebook: Notebook) -> No
     notebook.watch(cell, lambda _: not notebook.widgets)
     notebook.interrupt()
     notebook.finish(cell)
-    notebook.run("controls.PATIENCE = 10.0")
+    notebook.run("controls.DEADLINE = 10.0")
     assert re.fullmatch(r"2 ranks · \d+\.\d s · interrupted", view(cell))
 
 

@@ -26,7 +26,7 @@ from skymagic.data.values.memory import Span, clusters
 
 _ATOMS = frozenset((int, float, complex, str, bytes, bool, type(None), type(...)))
 _NESTED = frozenset((list, dict, tuple, set, frozenset))
-_PATIENCE = 100_000
+_MOST_OBJECTS = 100_000
 """Objects that are looked at one by one; what has more of them is left to its pickle."""
 _CACHES = {
     "pandas": frozenset(("_cache", "_readonly")),
@@ -77,7 +77,7 @@ class Contents:
         self._spans: list[Span] | None = []
         self._kinds: dict[type, tuple[bool, Form | None]] = {}
         self._caches: dict[type, frozenset[str]] = {}
-        self._left = _PATIENCE
+        self._left = _MOST_OBJECTS
 
     def of(self, value: Any) -> str:
         """The hash of a value."""
