@@ -200,6 +200,21 @@ def test_what_is_denied_is_named(aws: tuple[Machines, Notebook]) -> None:
     assert lab.left() == {}
 
 
+def test_a_lazy_pool_is_rented_by_its_cells_and_ends_between_them(aws: tuple[Machines, Notebook]) -> None:
+    machines, notebook = aws
+    line = POOL.replace("lab", "later").replace("--nodes 2", "--nodes 1")
+    assert "pool 'later' is declared" in notebook.run(f"{line} --lazy --idle 4s -y").said
+    assert "RunInstances" not in [call.action for call in machines.cloud.calls]
+    notebook.run("%%sky_broadcast\nkept = 7")
+    notebook.run("import time\nfrom skymagic.pool import registry\npool = registry.find('later', ended=True)")
+    notebook.run("while pool.state.value != 'stopped':\n    time.sleep(0.05)")
+    assert lab.left() == {}, "nothing is paid for between two cells"
+    again = notebook.run("%%sky_broadcast -o found\n'kept' in globals()").said
+    assert "after 4s without a cell (--idle 4s), and the variables of its ranks are gone" in again
+    assert notebook.value("found") == [False]
+    notebook.run("%sky_down later")
+
+
 def test_machines_end_themselves_and_ec2_terminates_them(
     server: EC2, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,18 +255,3 @@ def test_down_all_from_another_process_without_local_state(server: EC2, tmp_path
         assert said.returncode == 0, said.stderr
         assert "all of it is terminated" in said.stdout
         assert {one.state for one in lab.instances()} == {"terminated"}
-
-
-def test_a_lazy_pool_is_rented_by_its_cells_and_ends_between_them(aws: tuple[Machines, Notebook]) -> None:
-    machines, notebook = aws
-    line = POOL.replace("lab", "later").replace("--nodes 2", "--nodes 1")
-    assert "pool 'later' is declared" in notebook.run(f"{line} --lazy --idle 4s -y").said
-    assert "RunInstances" not in [call.action for call in machines.cloud.calls]
-    notebook.run("%%sky_broadcast\nkept = 7")
-    notebook.run("import time\nfrom skymagic.pool import registry\npool = registry.find('later', ended=True)")
-    notebook.run("while pool.state.value != 'stopped':\n    time.sleep(0.05)")
-    assert lab.left() == {}, "nothing is paid for between two cells"
-    again = notebook.run("%%sky_broadcast -o found\n'kept' in globals()").said
-    assert "after 4s without a cell (--idle 4s), and the variables of its ranks are gone" in again
-    assert notebook.value("found") == [False]
-    notebook.run("%sky_down later")
