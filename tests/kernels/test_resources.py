@@ -45,6 +45,9 @@ def test_gpus_are_asked_where_there_is_a_driver_to_ask(tmp_path: Path, monkeypat
     assert found == {0: (0.4, 1e9, 80e9), 1: (0.41, 2e9, 80e9)}
     assert of_devices([0, 1], found) == [pytest.approx(0.405), 3e9, 160e9]
     assert of_devices([7], found) == []
+    gpus.close()
+    gpus._thread.join(10)
+    assert not gpus._thread.is_alive()
 
 
 def test_a_node_replies_once_and_without_gpus_asks_nobody() -> None:

@@ -106,8 +106,9 @@ def test_what_the_cell_does_upon_the_interrupt_is_done_after_a_collective_too(no
     notebook.run("%%sky_broadcast\nmodel = DDP(torch.nn.Linear(8, 8))")
     cell = begun(
         notebook,
-        f"begin()\ntry:\n    if dist.get_rank() == 2:\n        time.sleep(300)\n    {HANGS[name]}\n"
-        "except KeyboardInterrupt:\n    kept = 'saved'",
+        # one statement: between two of a cell an interrupt would meet the compiler
+        "if True:\n    begin()\n    try:\n        if dist.get_rank() == 2:\n            time.sleep(300)\n"
+        f"        {HANGS[name]}\n    except KeyboardInterrupt:\n        kept = 'saved'",
     )
     notebook.interrupt()
     notebook.finish(cell)

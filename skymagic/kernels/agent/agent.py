@@ -279,6 +279,7 @@ class Agent:
             if listener is not None:
                 listener.close()
         self._ranks.kill()
+        self._resources.close()
         self._ranks.forkserver.close()
         if self._controller is not None:
             self._controller.close()

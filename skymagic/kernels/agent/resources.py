@@ -53,6 +53,11 @@ class Resources:
         self._gpus = self._gpus or Gpus()
         return self._gpus.latest(devices)
 
+    def close(self) -> None:
+        """Ask no more; twice is safe."""
+        if self._gpus is not None:
+            self._gpus.close()
+
 
 def process(pid: int) -> tuple[float, float] | None:
     """Seconds of processor time and bytes in memory of a process; None where it is not known, or gone."""
@@ -79,8 +84,10 @@ class Gpus:
         self._wanted: set[int] = set()
         self._found: dict[int, tuple[float, float, float]] = {}
         self._asked = threading.Event()
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name="skymagic-gpus", daemon=True)
         if importlib.util.find_spec("pynvml") is not None:  # nvidia-ml-py's module
-            threading.Thread(target=self._run, name="skymagic-gpus", daemon=True).start()
+            self._thread.start()
 
     def latest(self, devices: Iterable[int]) -> dict[int, tuple[float, float, float]]:
         """By device what was found last: share of time in use, bytes in use, bytes there."""
@@ -88,11 +95,16 @@ class Gpus:
         self._asked.set()
         return dict(self._found)
 
+    def close(self) -> None:
+        """End the thread, once the driver has answered; twice is safe."""
+        self._over = True
+        self._asked.set()
+
     def _run(self) -> None:
         with contextlib.suppress(Exception):  # no driver: nothing is ever found
             pynvml = importlib.import_module("pynvml")
             pynvml.nvmlInit()
-            while self._asked.wait():
+            while self._asked.wait() and not self._over:
                 self._asked.clear()
                 self._found |= {device: found for device in set(self._wanted) if (found := _look(pynvml, device))}
 
