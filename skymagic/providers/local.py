@@ -104,10 +104,11 @@ class ChildTransport:
 
     def complaint(self) -> str:
         """What the agent wrote to standard error, where it has no log: before its start, and of its failure; else how it ended."""
-        if self._errors.closed:
-            return ""
-        size = os.fstat(self._errors.fileno()).st_size
-        said = os.pread(self._errors.fileno(), COMPLAINT, max(0, size - COMPLAINT)).decode(errors="replace").strip()
+        with self._reading:
+            if self._errors.closed:
+                return ""
+            size = os.fstat(self._errors.fileno()).st_size
+            said = os.pread(self._errors.fileno(), COMPLAINT, max(0, size - COMPLAINT)).decode(errors="replace").strip()
         with contextlib.suppress(subprocess.TimeoutExpired):  # its output has ended, and so it is about to
             status = self._child.wait(timeout=1.0)
             return said or (status_words(status) if status else "")
@@ -129,9 +130,9 @@ class ChildTransport:
         alone = self._reading.acquire(timeout=1.0)
         if child.stdout is not None:
             child.stdout.close()
+        self._errors.close()
         if alone:
             self._reading.release()
-        self._errors.close()
 
 
 def run(module: str, *arguments: str) -> ChildTransport:
