@@ -104,11 +104,15 @@ class ChildTransport:
 
     def complaint(self) -> str:
         """What the agent wrote to standard error, where it has no log: before its start, and of its failure; else how it ended."""
-        with self._reading:
+        if not self._reading.acquire(timeout=1.0):  # its output has not ended
+            return ""
+        try:
             if self._errors.closed:
                 return ""
             size = os.fstat(self._errors.fileno()).st_size
             said = os.pread(self._errors.fileno(), COMPLAINT, max(0, size - COMPLAINT)).decode(errors="replace").strip()
+        finally:
+            self._reading.release()
         with contextlib.suppress(subprocess.TimeoutExpired):  # its output has ended, and so it is about to
             status = self._child.wait(timeout=1.0)
             return said or (status_words(status) if status else "")
