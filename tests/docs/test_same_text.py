@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -104,6 +105,12 @@ def in_terminal(folder: Path) -> list[str]:
     return [re.sub(r"Out\[\d+\]:\s", "", text) for text in done.stdout.split("\f\n")]
 
 
+def listens(port: int) -> bool:
+    """Whether somebody does on this machine."""
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
 @contextmanager
 def server(folder: Path) -> Iterator[Callable[[str, Any], Any]]:
     """A Jupyter server that executes what it is sent; its HTTP interface."""
@@ -123,6 +130,10 @@ def server(folder: Path) -> Iterator[Callable[[str, Any], Any]]:
                 assert alive, (folder / "server.log").read_text()
                 time.sleep(0.05)
             info = json.loads(written.read_text())
+            while not listens(info["port"]):  # it writes before it listens
+                alive = time.monotonic() < deadline and process.poll() is None
+                assert alive, (folder / "server.log").read_text()
+                time.sleep(0.05)
             headers = {"Authorization": f"token {info['token']}", "Content-Type": "application/json"}
 
             def call(path: str, body: Any) -> Any:

@@ -35,9 +35,12 @@ def test_magics_and_cells_marked_local_run_in_the_notebook(notebook: Notebook) -
     assert notebook.value("there") == 2
 
 
-def test_it_is_switched_off_also_after_the_extension_was_loaded_anew(notebook: Notebook) -> None:
+def test_it_is_switched_off_and_stays_as_it_is_when_the_extension_is_loaded_anew(notebook: Notebook) -> None:
     notebook.run("%sky_auto on\n%sky_auto off")
     assert notebook.run("print('here')").lines == ["here"]
     assert notebook.run("%%local\nprint('still')").lines == ["still"]
-    notebook.run("%sky_auto on\n%reload_ext skymagic")
+    notebook.run("%reload_ext skymagic")
     assert notebook.run("print('plain')").lines == ["plain"]
+    notebook.run("%sky_auto on\n%reload_ext skymagic")
+    assert notebook.run("print('on')").lines[0] == "[ranks 0, 1 of pool 'main']"
+    notebook.run("%sky_auto off")
