@@ -4,6 +4,7 @@ PYTHON ?= python3
 ARGS ?=
 # Processes that share the tests, by file: `make test PROCESSES=2`. With 0 there is one alone, as a debugger needs it.
 PROCESSES ?= 0
+RETRY ?=
 VALUES ?=
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -23,8 +24,11 @@ help:
 demo: $(READY)
 	@$(RUN) notebooks/show.py notebooks/quickstart.ipynb --save build/quickstart.ipynb
 
+# pytest ends with 1 when all tests ran and some failed. With RETRY=1 these are run again, by themselves.
 test: $(READY)
-	@$(RUN) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+	@$(RUN) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS) || { \
+	  [ $$? -eq 1 ] && [ -n "$(RETRY)" ] && echo "what failed beside other tests is run again by itself" && \
+	  $(RUN) -m pytest --last-failed --last-failed-no-failures none $(ARGS); }
 
 check: $(READY)
 	@$(RUN) -m ruff check

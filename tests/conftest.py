@@ -218,6 +218,8 @@ def state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 BEFORE = pytest.StashKey[set[Path]]()
 LEFT = pytest.StashKey[list[str]]()
+AGAIN_IN_VAIN = pytest.ExitCode.INTERRUPTED
+"""In the place of TESTS_FAILED where it is not enough to run again what failed (`RETRY=1`)."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -236,9 +238,11 @@ def _worker(config: pytest.Config) -> str:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """A worker has ended, and says what it leaves."""
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A worker has ended, and says what it leaves; or has crashed, and the tests that it had left did not run."""
     node.config.stash[LEFT] += getattr(node, "workeroutput", {}).get("left", [])
+    if error:
+        node.config.stash[LEFT].append(f"tests that {node.gateway.id} did not run: it crashed")
 
 
 @pytest.hookimpl(trylast=True)  # the workers have ended by then
@@ -250,7 +254,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     config.stash[LEFT] += [*processes_left(), *paths_left(config.stash[BEFORE])]
     if config.stash[LEFT]:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        session.exitstatus = AGAIN_IN_VAIN
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
