@@ -9,7 +9,7 @@ VALUES ?=
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: help demo test check format bench pictures soak clean
+.PHONY: help demo test check format bench pictures notebooks soak clean
 
 help:
 	@echo "make demo    run notebooks/quickstart.ipynb and print what its cells print"
@@ -18,6 +18,7 @@ help:
 	@echo "make format  let ruff mend and format the code"
 	@echo "make bench   the figures, each as a ratio measured in this run"
 	@echo "make pictures  take the README's pictures anew, in JupyterLab (Chromium is needed)"
+	@echo "make notebooks  run all notebooks, and keep what they show"
 	@echo "make soak    random faults, and random changes of values, for minutes: nothing may break or grow"
 	@echo "make clean   remove what make has made"
 
@@ -45,6 +46,9 @@ bench: $(READY)
 pictures: $(READY)
 	@mkdir -p docs/pictures
 	@SKYMAGIC_PICTURES=docs/pictures $(RUN) -m pytest -q tests/display/test_browser.py
+
+notebooks: $(READY)
+	@set -e; for one in notebooks/*.ipynb; do $(RUN) notebooks/show.py $$one --save $$one; done
 
 soak: $(READY)
 	@$(RUN) benchmarks/soak.py $(ARGS)

@@ -35,10 +35,12 @@ class Quiet(NullScreen):
         self.notes.append(text)
 
 
-def start(ranks: int, *plugins: str) -> Pool:
-    """A pool of its own on this machine."""
+def start(ranks: int, *plugins: str, agreed: bool = False) -> Pool:
+    """A pool of its own on this machine; `agreed` to more ranks than it has cores and memory for without a question."""
     name = f"bench-{os.getpid()}-{len(registry.every())}"
-    request = PoolRequest(name=name, provider="local", nodes=ranks, plugins=tuple(PluginSpec(name) for name in plugins))
+    request = PoolRequest(
+        name=name, provider="local", nodes=ranks, plugins=tuple(PluginSpec(name) for name in plugins), yes=agreed
+    )
     return registry.ensure(request, {}, Defaults(), lambda text: None)
 
 

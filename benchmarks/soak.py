@@ -209,21 +209,42 @@ class Inventory:
 
     counts: dict[str, int]
     nbytes: int
-    """Memory of the notebook's own (unique set size)."""
+    """Memory that the notebook has in use (`in_use`)."""
     others: list[str]
     """The processes beside notebook and ranks, each with its descriptors and threads."""
+
+
+class Mallinfo(ctypes.Structure):
+    """What glibc's `mallinfo2` tells of all arenas: bytes that are mapped by themselves, and bytes in use."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in ["arena", "blocks", "small", "maps", "mapped", "_1", "_2", "used", "free", "top"]
+    )
+
+
+def in_use() -> int:
+    """Bytes that Python and the C library have given out in this process and not taken back. What a process has of the system's memory
+    says less: both keep pages in which a little is still in use."""
+    gc.collect()
+    told = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if told is None:
+        return psutil.Process().memory_full_info().uss
+    told.restype = Mallinfo
+    found = told()
+    return found.used + found.mapped + sys.getallocatedblocks() * BLOCK
 
 
 def take(pool: Pool) -> Inventory:
     """Count, after cells that leave every rank with the same things open."""
     cluster.run(pool, FORGET, timeout=60)
-    cluster.run(pool, TRAIN + "step(); print()", timeout=60)  # an agent opens its channel for output with the first
-    gc.collect()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)  # what the C library keeps after a flood of output is nobody's
+    cluster.run(
+        pool, TRAIN + "step(); print('x' * 200_000)", timeout=60
+    )  # a first large message starts a thread of ZeroMQ's
     me = psutil.Process()
     ranks = [psutil.Process(rank.pid) for rank in pool.agents.ranks.values() if rank.pid is not None]
-    others = [one for one in processes() if one.pid not in {rank.pid for rank in ranks}]
+    of_cells = {each.pid for rank in ranks for each in (rank, *rank.children(recursive=True))}
+    others = [one for one in processes() if one.pid not in of_cells and not of_a_cell(one)]
     counts = {
         "processes": len(ranks) + len(others),
         "notebook: descriptors": me.num_fds(),
@@ -234,7 +255,14 @@ def take(pool: Pool) -> Inventory:
         "agent, forkserver, controller: threads": sum(one.num_threads() for one in others),
         "/dev/shm: files": len(shared_memory(pool)),
     }
-    return Inventory(counts, me.memory_full_info().uss, sorted(map(described, others)))
+    return Inventory(counts, in_use(), sorted(map(described, others)))
+
+
+def of_a_cell(one: psutil.Process) -> bool:
+    """Whether a cell has started it: it has the rank's environment, may live as long as the rank, and is looked for in the end."""
+    with suppress(psutil.Error):
+        return "RANK" in one.environ()
+    return True
 
 
 def described(one: psutil.Process) -> str:
@@ -276,8 +304,10 @@ SLACK = {
     "/dev/shm: files": 0,
 }
 """How much more may be there in the end: what is open for a moment at any time."""
-GROWTH = 4 << 20
-"""Bytes that the notebook may hold more in the end than after half of the rounds: until then the C library's arenas fill."""
+GROWTH = 2 << 20
+"""Bytes that the notebook may hold more in the end than after half of the rounds."""
+BLOCK = 80
+"""Bytes of one of Python's small objects, about."""
 
 
 def compare(pool: Pool, before: Inventory, halfway: Inventory) -> list[str]:

@@ -6,6 +6,7 @@ import gzip
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from benchmarks.figures import Figure, say
@@ -18,7 +19,9 @@ from skymagic.providers.sending import Target, send
 from skymagic.providers.ssh import Machine, set_up
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
+from skymagic.ssh.connection import Connection
 from skymagic.ssh.hostlist import HostSpec
+from skymagic.wire.threads import failures, run_all
 from tests.lab.machines import Machines, machines
 from tests.lab.shells import ShellHost
 from tests.lab.wheels import served
@@ -53,27 +56,28 @@ def figures() -> Iterator[Figure]:
                     (host.home / ".local/bin/uv").write_bytes(program)
                     (host.home / ".local/bin/uv").chmod(0o700)
                 with served(Path(house.folder.name), at=INDEX):
-                    yield from passed(hosts, requirements, index, len(house.files))
+                    yield from passed(hosts, requirements, index, house)
 
 
-def passed(hosts: Machines, requirements: Requirements, index: str, count: int) -> Iterator[Figure]:
-    """A start of machines whose index is at the other end of the link, from empty homes; one of them by hand before."""
+def passed(hosts: Machines, requirements: Requirements, index: str, house: Wheelhouse) -> Iterator[Figure]:
+    """A start of machines whose index is at the other end of the link, from empty homes; one of them by hand before.
+
+    All of them share this machine's cores, and install four times what one does: beside it, by hand, the same on one, and then
+    from its wheels on the three others at once.
+    """
     config = SshConfig(hosts.config)
     endpoints = [config.endpoint(HostSpec(name, name)) for name in hosts.names]
     found = [connect(each) for each in endpoints]
     try:
-        script = "\n".join([
-            "set -e; mkdir hand; cd hand; export UV_CACHE_DIR=$PWD/cache",
-            *(f"echo '{each}' >>wanted.txt" for each in requirements.packages),
-            *(f"echo '{each}' >>versions.txt" for each in requirements.preferences),
-            f"uv=$HOME/.local/bin/uv; $uv venv -q --python {requirements.minor} env",
-            f"$uv pip install -q --python env --compile-bytecode --default-index {index} -r wanted.txt -c versions.txt",
-        ])  # fmt: skip
         say("uv pip install on one machine by hand")
         before, begun = sum(hosts.link.traffic()), time.perf_counter()
-        done = found[0].run(script)
-        assert done.status == 0, done.err
+        by_hand(found[0], requirements, f"--default-index {index}")
         hand, alone = time.perf_counter() - begun, sum(hosts.link.traffic()) - before
+        say("the same wheels on the three others")
+        begun = time.perf_counter()
+        source = f"--no-index -f {house.folder.name}"
+        assert not failures(run_all([partial(by_hand, each, requirements, source) for each in found[1:]]))
+        others = time.perf_counter() - begun
         facts = [probe(each, requirements, True) for each in found]
         before, begun = sum(hosts.link.traffic()), time.perf_counter()
         set_up([Machine(*each) for each in zip(endpoints, found, facts, strict=True)], requirements, say)
@@ -81,10 +85,24 @@ def passed(hosts: Machines, requirements: Requirements, index: str, count: int) 
     finally:
         for each in found:
             each.close()
-    name = f"{count} wheels from an index, {MACHINES} machines from empty homes"
+    name = f"{len(house.files)} wheels from an index, {MACHINES} machines from empty homes"
     who = "uv pip install on one by hand"
     yield Figure(f"{name}: bytes on the link", crossed / 1e6, "MB", alone / 1e6, who, 1.05, True)
-    yield Figure(f"{name}: time", seconds, "s", hand, who, 1.25, True)
+    yield Figure(f"{name}: time", seconds, "s", hand + others, f"{who}, its wheels on the others at once", 1.25, True)
+    yield Figure(f"{name}: time", seconds, "s", hand, who)
+
+
+def by_hand(host: Connection, requirements: Requirements, source: str) -> None:
+    """``uv pip install`` of all, from an empty cache."""
+    script = "\n".join([
+        "set -e; mkdir hand; cd hand; export UV_CACHE_DIR=$PWD/cache",
+        *(f"echo '{each}' >>wanted.txt" for each in requirements.packages),
+        *(f"echo '{each}' >>versions.txt" for each in requirements.preferences),
+        f"uv=$HOME/.local/bin/uv; $uv venv -q --python {requirements.minor} env",
+        f"$uv pip install -q --python env {source} -r wanted.txt -c versions.txt",
+    ])  # fmt: skip
+    done = host.run(script)
+    assert done.status == 0, done.err
 
 
 def sent(hosts: Machines, requirements: Requirements, house: Wheelhouse) -> Iterator[Figure]:

@@ -1,6 +1,7 @@
 """Run a notebook from the command line and print its magic cells and what each cell shows.
 
-python notebooks/show.py NOTEBOOK [--save FILE] [--timeout SECONDS]; exit status 1 when a cell fails.
+python notebooks/show.py NOTEBOOK [--save FILE] [--timeout SECONDS]; exit status 1 when a cell fails. What is saved has nothing of the
+machine but its name: no times of cells, no folders of their own making. `make notebooks` saves all of them so.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+TEMPORARY = re.compile(rf"{re.escape(tempfile.gettempdir())}/tmp\w+")
 
 
 def text_of(output: Any) -> str:
@@ -25,6 +28,24 @@ def text_of(output: Any) -> str:
     if output["output_type"] == "error":
         return "\n".join(output["traceback"]) + "\n"
     return str(output["data"].get("text/plain", "")) + "\n"
+
+
+def tidy(notebook: Any) -> Any:
+    """An executed notebook as it is kept: the text of a stream in one piece, without times and the names of folders for a while."""
+    notebook["metadata"]["language_info"] = {"name": "python"}
+    for cell in notebook["cells"]:
+        cell["metadata"].pop("execution", None)
+        outputs: list[Any] = []
+        for output in cell.get("outputs", ()):
+            if output["output_type"] == "stream":
+                output["text"] = TEMPORARY.sub("/tmp/folder", output["text"])
+                if outputs and outputs[-1].get("name") == output["name"]:
+                    outputs[-1]["text"] += output["text"]
+                    continue
+            outputs.append(output)
+        if cell["cell_type"] == "code":
+            cell["outputs"] = outputs
+    return notebook
 
 
 def as_printed(text: str) -> str:
@@ -60,7 +81,7 @@ def execute(path: Path, save: Path | None, timeout: int) -> int:
     finally:
         if save is not None:
             save.parent.mkdir(parents=True, exist_ok=True)
-            nbformat.write(notebook, save)
+            nbformat.write(tidy(notebook), save)
     return 0
 
 

@@ -75,6 +75,7 @@ def _mounts() -> bool:
 COMPONENTS: dict[str, tuple[Callable[[], bool], str]] = {
     "sshd": (_command("sshd"), "install the system package openssh-server"),
     "namespaces": (_namespaces, "be root, and install the system packages iproute2 and util-linux"),
+    "root": (lambda: os.geteuid() == 0, "be root, to be another user too"),
     "mounts": (_mounts, "install util-linux, and let users make namespaces (or be root)"),
     "fish": (_command("fish"), "install the system package fish"),
     "csh": (_command("csh"), "install the system package tcsh"),

@@ -1,4 +1,4 @@
-"""The rooms of the package, from the bottom up, and the map of them in CONTRIBUTING.md: ``python -m tests.house`` draws it anew."""
+"""The layers of the package, from the bottom up, and the map of them in CONTRIBUTING.md: ``python -m tests.house`` draws it anew."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "skymagic"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 
-# A room knows itself, what stands before it in its part, and what both sides share. `data`, `files` and `kernels` are counted
+# A layer knows itself, what stands before it in its part, and what both sides share. `data`, `files` and `kernels` are counted
 # by their folders, for one part of them runs on a node and another in the notebook.
 BOTH = (
     "errors", "wire", "plan", "runtime", "data", "data.store", "data.capture", "data.values", "files.transfer", "plugins",
@@ -49,17 +49,19 @@ def listed(folder: Path) -> dict[str, str]:
     return dict(re.findall(r"^(\w+/?) {2,}(\S.*)$", docstring(folder), re.MULTILINE))
 
 
-def summary(room: str) -> str:
-    """The first line of a room's docstring, without its full stop."""
-    return docstring(PACKAGE.joinpath(*room.split("."))).partition("\n")[0].rstrip(".")
+def summary(layer: str) -> str:
+    """The first line of a layer's docstring, without its full stop."""
+    return docstring(PACKAGE.joinpath(*layer.split("."))).partition("\n")[0].rstrip(".")
 
 
 def drawn() -> str:
-    """The map: a line for each room of each part, from the top down."""
+    """The map: a line for each layer of each part, from the top down."""
     lines = []
-    for part, rooms in PARTS.items():
+    for part, layers in PARTS.items():
         lines.append(f"── {part} ".ljust(30, "─"))
-        lines += [f"{room.replace('.', '/') + ('' if room == 'errors' else '/'):<17} {summary(room)}" for room in rooms]
+        lines += [
+            f"{each.replace('.', '/') + ('' if each == 'errors' else '/'):<17} {summary(each)}" for each in layers
+        ]
     return "\n".join(lines) + "\n"
 
 

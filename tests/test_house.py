@@ -82,17 +82,17 @@ def _nodes(tree: ast.AST, top_level: bool) -> Iterator[ast.AST]:
         yield from _nodes(node, top_level)
 
 
-def room(module: str) -> str:
-    """The room that a module is in: ``plan.units`` is in ``plan``, ``data.store.store`` in ``data.store``."""
+def layer(module: str) -> str:
+    """The layer that a module is in: ``plan.units`` is in ``plan``, ``data.store.store`` in ``data.store``."""
     parts = module.split(".")
     inner = ".".join(parts[:2])
     return inner if inner in (*BOTH, *NOTEBOOK, *NODE) else parts[0]
 
 
 def neighbours(path: Path) -> set[str]:
-    """The rooms that a module knows, by its imports and by the names of modules in its strings; "" is the face."""
+    """The layers that a module knows, by its imports and by the names of modules in its strings; "" is the face."""
     known = {_module_of(name) for name in imports(path)} | set(named(path))
-    return {room(module) for module in known if module is not None}
+    return {layer(module) for module in known if module is not None}
 
 
 def named(path: Path) -> set[str]:
@@ -128,13 +128,13 @@ def test_the_map_is_that_of_the_folders() -> None:
 
 
 def test_every_module_has_its_room() -> None:
-    rooms = {room(dotted(path)) for path in MODULES} - {""}
-    assert rooms == {*BOTH, *NOTEBOOK, *NODE}
+    layers = {layer(dotted(path)) for path in MODULES} - {""}
+    assert layers == {*BOTH, *NOTEBOOK, *NODE}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
 def test_lower_knows_nothing_of_higher(path: Path) -> None:
-    own = room(dotted(path))
+    own = layer(dotted(path))
     if not own or path == PROCESSES:
         return  # the face reaches everything, lazily; the table of processes is what this test reads instead
     part = next(part for part in (BOTH, NOTEBOOK, NODE) if own in part)

@@ -38,7 +38,7 @@ from skymagic.plan.keywords import suggesting
 from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest
 from skymagic.plan.selection import Selection
 from skymagic.plugins import Plugin
-from skymagic.pool import Pool, records, registry
+from skymagic.pool import Pool, records, registry, surveys
 from skymagic.pool.states import State
 from skymagic.providers import Choice
 from skymagic.runtime import rendezvous
@@ -310,7 +310,7 @@ def _specs(specs: Sequence[Spec]) -> Sequence[Spec]:
 def _price(request: PoolRequest) -> float:
     """Dollars per hour of what would be made; what cannot be made comes last."""
     try:
-        price = registry.preview(request, _say_nothing).price
+        price = surveys.preview(request, _say_nothing).price
         return math.inf if price is None else price
     except (RequestError, ProvisionError):
         return math.inf

@@ -32,6 +32,7 @@ class LogsRequest:
     Attributes:
         run: the number of one run; cell: of a notebook's cell, which may have had several.
         grep: a regular expression that lines must have.
+        output: the variable that keeps them.
     """
 
     rank: Selection | None = None
@@ -41,6 +42,7 @@ class LogsRequest:
     run: int | None = None
     cell: int | None = None
     grep: str | None = None
+    output: str | None = None
 
 
 class Readable(Protocol):
@@ -89,7 +91,7 @@ def show(request: LogsRequest, write: Write) -> None:
         _ended(texts, request, write)
         write(f"[pool {name!r} has ended; the last lines of each rank are kept while the notebook runs]\n")
         return
-    found = kept_logs.find(request.pool) if request.pool and not registry.known(request.pool) else None
+    found = _ended_elsewhere(request)
     if found is None:
         live(registry.readable(request.pool), request, write)
         return
@@ -121,7 +123,14 @@ def plain(request: LogsRequest) -> dict[str, Any]:
 def collected(request: LogsRequest) -> Logs:
     """What is asked for, as an object. Raises as `show` does."""
     kept = registry.last_lines(request.pool)
-    return _collected(None if kept else registry.readable(request.pool), kept[1] if kept else {}, request)
+    found = _ended_elsewhere(request)
+    texts = kept[1] if kept else {0: found.text} if found else {}
+    return _collected(None if texts else registry.readable(request.pool), texts, request)
+
+
+def _ended_elsewhere(request: LogsRequest) -> kept_logs.KeptLog | None:
+    """What is kept of a pool that has ended, and this process does not know."""
+    return kept_logs.find(request.pool) if request.pool and not registry.known(request.pool) else None
 
 
 def _collected(pool: Readable | None, texts: Mapping[int, str], request: LogsRequest) -> Logs:

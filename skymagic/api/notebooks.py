@@ -125,7 +125,8 @@ def _key(request: NotebookRequest, mistakes: list[str]) -> keys.PoolKey | None:
             )
         if known.plan.region:
             raise PoolError(
-                f"pool {record.name!r} is rented: what its head keeps would go with the machine, so it takes no notebooks yet"
+                f"pool {record.name!r} is rented: the executed notebook would be lost when its machines end themselves, so it takes none. Run the "
+                f"cells from a notebook (%sky_attach {record.name}; %%sky_broadcast -a goes on without it), or name a pool of your own hosts"
             )
         if not (request.take_over or records.left(record)):
             raise PoolError(

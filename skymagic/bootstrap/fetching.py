@@ -32,6 +32,23 @@ for name in sorted(os.listdir(source)):
 """
 """Run by the host's Python: moves wheels into a value server's store, by the hash of what they hold."""
 
+_PACK = """
+import base64, hashlib, os, sys, zipfile
+from importlib import metadata
+found, lines = metadata.distribution('pip'), []
+info = 'pip-%s.dist-info' % found.version
+with zipfile.ZipFile(os.path.join(sys.argv[1], 'pip-%s-py3-none-any.whl' % found.version), 'w') as archive:
+    for file in found.files:
+        own = file.parts[0] == info and file.name in ('RECORD', 'INSTALLER', 'REQUESTED', 'uv_cache.json')
+        if not own and '..' not in file.parts and '__pycache__' not in file.parts:
+            data = file.read_binary()
+            archive.writestr(str(file), data)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip('=')
+            lines.append('%s,sha256=%s,%d\\n' % (file, digest, len(data)))
+    archive.writestr(info + '/RECORD', ''.join(lines) + info + '/RECORD,,\\n')
+"""
+"""Run by the Python that downloads: makes a wheel of its pip, which then need not be downloaded twice."""
+
 _FETCH = r"""    if [ ! -w "$HOME" ]; then
         UV_CACHE_DIR=$folder/cache/uv PIP_CACHE_DIR=$folder/cache/pip
         export UV_CACHE_DIR PIP_CACHE_DIR
@@ -46,11 +63,15 @@ _FETCH = r"""    if [ ! -w "$HOME" ]; then
     if takes_cuda "$drop/versions.txt"; then refuse_cuda; fi
     unset UV_TORCH_BACKEND
     divide
+    fetch_lists
     step "fetching what passes them on" wheels carriers
-    step "installing it" "$made/bin/python" -m pip install --quiet --no-index --no-deps --find-links "$drop/carriers" xxhash
+    step "installing it" unpack_xxhash
     step "keeping it" keep carriers
     tell step "fetching packages"
-    fetch_lists
+    keep pip
+    if [ -d "$drop/uv" ]; then keep uv; fi
+    : >"$drop/hashing"
+    wait $fetching
     for each in "$drop"/*.failed; do
         if [ -f "$each" ]; then sed 's/^/  /' "$each"; command="pip wheel" status=1; fail; fi
     done
@@ -64,14 +85,20 @@ _FETCH = r"""    if [ ! -w "$HOME" ]; then
 tools() {
     if [ -n "$uv" ]; then
         as_pip
-        "$uv" venv --quiet --no-project --python "$python" "$made" && "$uv" pip install --quiet --python "$made/bin/python" pip
+        "$uv" venv --quiet --no-project --python "$python" "$made" || return 1
+        env -u UV_COMPILE_BYTECODE "$uv" pip install --quiet --python "$made/bin/python" pip && pack
         return
     fi
     "$python" -m venv "$made" &&
         "$made/bin/python" -m pip wheel $quick --no-deps -w "$drop/uv" uv &&
         "$made/bin/python" -m pip install --quiet --no-index --find-links "$drop/uv" uv || return 1
     uv=$made/bin/uv
+    pack
 }
+
+pack() { mkdir "$drop/pip" && "$made/bin/python" -c "$pack" "$drop/pip"; }
+
+unpack_xxhash() { "$made/bin/python" -m zipfile -e "$drop"/carriers/xxhash-*.whl "$("$made/bin/python" -c "$purelib")"; }
 
 # A list each for what carries the others, what has a label (an index of PyTorch's may be the only one that has it), and the
 # rest in equal parts.
@@ -85,7 +112,6 @@ divide() {
     done
     list carriers '^(pyzmq|xxhash)==' ''
     list labelled '[+]' "${labelled-}"
-    echo pip >>"$drop/pins.txt"
     for part in 0 1 2; do list "part-$part" "" "" "$part"; done
 }
 
@@ -101,20 +127,25 @@ wheels() { "$made/bin/python" -m pip wheel --quiet --no-deps -w "$drop/$1" -r "$
 
 keep() { "$made/bin/python" -c "$keep" "$drop/$1" "$drop/store" "$incoming"; }
 
+# What comes is kept as soon as there is what hashes it.
 fetch_lists() {
-    if [ -d "$drop/uv" ]; then keep uv; fi
     for one in "$drop"/*.list; do
         one=${one##*/}
         one=${one%.list}
         if [ "$one" = carriers ]; then continue; fi
         (
-            if wheels "$one" </dev/null >"$drop/$one.said" 2>&1 && keep "$one"; then :; else
+            if wheels "$one" </dev/null >"$drop/$one.said" 2>&1; then
+                until [ -f "$drop/hashing" ]; do
+                    if [ ! -d "$drop" ]; then exit; fi  # it has failed meanwhile
+                    sleep 0.2 2>/dev/null || sleep 1
+                done
+                keep "$one"
+            else
                 tail -n 15 "$drop/$one.said" >"$drop/$one.failed"
             fi
         ) &
         fetching="${fetching-} $!"
     done
-    wait $fetching
 }
 """
 
@@ -172,6 +203,8 @@ def fetch_script(plan: InstallPlan, facts: Facts) -> str:
         "no_cuda": "" if facts.accelerated or plan.builds.only_cuda else "yes",
         "silent": " ".join(plan.silent),
         "keep": _KEEP,
+        "pack": _PACK,
+        "purelib": "import sysconfig; print(sysconfig.get_path('platlib'))",
     }
     functions = [COMMON + WATCHED + BEGIN + _FETCH + PIP_SETTINGS + PACKAGES, requirements_function(plan, facts)]
     return "\n".join([TELL, *assignments(names), *functions, "main </dev/null 2>&1\n"])

@@ -88,6 +88,9 @@ main() {
     if mkdir -p "$folder/env" "$folder/code" "$folder/incoming/$token" && chmod 700 "$folder"; then
         # uploads of those who never came back
         find "$folder/incoming" -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf {} + 2>/dev/null
+        for one in "$folder/incoming/$token"/*.whl; do
+            if [ -f "$one" ]; then tell there "${one##*/}"; fi
+        done
         tell prepared "$folder/incoming/$token"
     fi
 }
@@ -195,12 +198,27 @@ environment() {
     half=
 }
 
+# What needs no packages can run from here on, beside their installation.
+begun() {
+    maker=$python python=$made/bin/python
+    if [ -n "$wheel" ]; then code; fi
+    tell runs "$python"
+    python=$maker
+}
+
 finish() { : >"$made/.making" && mv "$made/.making" "$made/.ready"; }
 
 code() {
+    if [ -d "$folder/code/$code" ]; then return; fi
     fresh=$drop/code
     step "unpacking skymagic" "$python" -m zipfile -e "$drop/$wheel" "$fresh"
-    step "compiling skymagic" "$python" -m compileall -q "$fresh"
+    # what nodes run; of the notebook's part, more than half of all, little is imported there, and compiled then
+    set -- kernels wire runtime data plan plugins files
+    for part; do
+        set -- "$@" "$fresh/skymagic/$part"
+        shift
+    done
+    step "compiling skymagic" "$python" -m compileall -q "$@"
     sync -f "$fresh" 2>/dev/null || sync
     # another pool may have been faster; then theirs is as good
     [ -d "$folder/code/$code" ] || step "placing skymagic" mv "$fresh" "$folder/code/$code"

@@ -55,11 +55,16 @@ class Failure:
         return (advice(self, facts) or left) + silent
 
 
+_CONTRADICTION = "The packages contradict each other: the lines above say which. Change --pip or the plugins' versions."
 ADVICE = (
     (
         r"no space left|disk quota exceeded|errno 28|errno 122",
         "The disk is full ({free} free at {folder}). Make room there (environments that are not used any more are in "
         "{folder}/env), or name another folder with --env SKYMAGIC_HOME=/path.",
+    ),
+    (
+        r"resolutionimpossible|conflicting dependencies",
+        _CONTRADICTION,
     ),
     (
         r"only builds for cuda",
@@ -76,7 +81,8 @@ ADVICE = (
         "set UV_PYTHON_INSTALL_MIRROR there), or name an interpreter with sky.Image(python='/path/to/bin/python').",
     ),
     (
-        r"no matching distribution|could not find a version|no solution found|not found in the package registry",
+        r"no matching distribution|could not find a version|not found in the package registry|there (is|are) no versions? of|"
+        r"no versions? of \S+ (is|are) available|only .* (is|are) available",
         "The package indexes that {host} uses do not have this. Check the name and the version, and name further "
         "indexes with sky.Image(pip_indexes=[…]).",
     ),
@@ -88,8 +94,8 @@ ADVICE = (
         "sky.Image(python='/path/to/bin/python').",
     ),
     (
-        r"resolutionimpossible|conflicting dependencies|unsatisfiable",
-        "The packages contradict each other: the lines above say which. Change --pip or the plugins' versions.",
+        r"unsatisfiable|no solution found",
+        _CONTRADICTION,
     ),
 )
 

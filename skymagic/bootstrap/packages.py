@@ -12,7 +12,7 @@ with_uv() {
     fi
     as_pip
     attempt "making an environment with Python ${python:-$want}" \
-        "$uv" venv --no-project --python "${python:-$want}" "$made" && by_uv || return 1
+        "$uv" venv --no-project --python "${python:-$want}" "$made" && begun && by_uv || return 1
     # for what is installed later, by a cell or by hand; nothing depends on it
     "$uv" pip install --quiet --python "$made/bin/python" pip </dev/null >/dev/null 2>&1 || :
     if [ "$uv" = "$drop/uv" ]; then mv "$uv" "$made/bin/uv" || :; fi
@@ -23,7 +23,7 @@ with_pip() {
     cpu=
     if [ "$backend" = cpu ]; then cpu=$torch_index; fi
     rm -rf "$made"
-    attempt "making an environment with $python" "$python" -m venv "$made" || return 1
+    attempt "making an environment with $python" "$python" -m venv "$made" && begun || return 1
     if [ -z "$uv" ] && attempt "installing uv" "$made/bin/python" -m pip install $quick uv; then
         uv=$made/bin/uv
         as_pip
@@ -91,8 +91,11 @@ guard_pip() {
 # uv reads no configuration of pip; what this host says of indexes and certificates is passed on, without those
 # that do not answer: uv and pip would wait for each of them with every package.
 as_pip() {
-    UV_PYTHON_INSTALL_DIR=$folder/python UV_NO_PROGRESS=1 UV_COMPILE_BYTECODE=1
-    export UV_PYTHON_INSTALL_DIR UV_NO_PROGRESS UV_COMPILE_BYTECODE
+    UV_PYTHON_INSTALL_DIR=$folder/python UV_NO_PROGRESS=1
+    export UV_PYTHON_INSTALL_DIR UV_NO_PROGRESS
+    # few cores take longer for all modules than an import for those that it needs
+    cores=$(getconf _NPROCESSORS_ONLN 2>/dev/null) || cores=1
+    if [ "$cores" -gt 4 ]; then UV_COMPILE_BYTECODE=1; export UV_COMPILE_BYTECODE; fi
     certificates
     if [ -n "$backend" ]; then UV_TORCH_BACKEND=$backend; export UV_TORCH_BACKEND; fi
     : "${UV_INDEX_STRATEGY=unsafe-best-match}"

@@ -22,6 +22,7 @@ class InstallProgress:
         report: gets each step in words.
         hidden: values that are shown nowhere.
         words: gets each line that an installer prints.
+        runs: gets the path of the new environment's interpreter, once modules of skymagic's can be run by it.
         sizes: bytes of what is planned, by canonical name: steps of downloads have their share of it.
     """
 
@@ -31,9 +32,11 @@ class InstallProgress:
         hidden: Collection[str] = (),
         words: Callable[[str], None] = lambda line: None,
         sizes: Mapping[str, int] | None = None,
+        runs: Callable[[str], None] = lambda python: None,
     ) -> None:
         self._downloads = Downloads(sizes or {})
         self._report, self._hidden, self._words = report, hidden, words
+        self._runs = runs
         self.done = False
         self._step, self._command = "starting", ""
         self._free: int | None = None
@@ -56,6 +59,8 @@ class InstallProgress:
             self._step, self._command = self._masked(value.strip()), ""
             self._last.clear()
             self._report(self._step)
+        elif name == "runs":
+            self._runs(value.strip())
         elif name == "waiting":
             self._report("waiting for another pool that makes the same environment")
         elif name == "instead":

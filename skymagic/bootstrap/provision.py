@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
+from hashlib import file_digest
 from pathlib import Path
 
 from skymagic.bootstrap import uv, wheel
@@ -89,7 +89,8 @@ def requirements_of(
             continue
         path = Path(text).expanduser()
         if path.is_file():
-            files.append((str(path.resolve()), sha256(path.read_bytes()).hexdigest()))
+            with path.open("rb") as file:
+                files.append((str(path.resolve()), file_digest(file, "sha256").hexdigest()))
         else:
             kind = "is a folder: build a wheel of it, and name that" if path.is_dir() else "is not a file here"
             mistakes.append(f"pip: {text} {kind}")
@@ -167,7 +168,12 @@ def probe(host: RemoteShell, requirements: Requirements, sizes: bool = False) ->
 
 
 def setup(
-    host: RemoteShell, requirements: Requirements, report: Report, facts: Facts | None = None, sent: Sent | None = None
+    host: RemoteShell,
+    requirements: Requirements,
+    report: Report,
+    facts: Facts | None = None,
+    sent: Sent | None = None,
+    early: Callable[[Installation], None] = lambda ready: None,
 ) -> Installation:
     """Make a host ready to run skymagic's modules; a host that is ready costs one round trip.
 
@@ -175,6 +181,7 @@ def setup(
         report: called with each step in words, and with installers' progress.
         facts: what `probe` said of this host for the same requirements.
         sent: wheels that are there already: its packages come from these alone.
+        early: called while packages install, with what runs modules that need none of them.
 
     Raises:
         HostError: what failed on the host, its last lines and what can be done; nothing half-made stays there.
@@ -188,7 +195,16 @@ def setup(
     if problems := refusals(facts, requirements):
         raise HostError(host.label, "it cannot be set up: " + ";\n  ".join(problems))
     if not (facts.code and (facts.ready or requirements.prepared)):
-        _install(host, requirements, facts, report, sent)
+        code = f"{facts.folder}/code/{requirements.code}"
+        known = facts
+        _install(
+            host,
+            requirements,
+            facts,
+            report,
+            sent,
+            lambda python: early(Installation(python, known, code, requirements)),
+        )
         if not facts.ready:
             facts = replace(facts, own=requirements.digests, sent=sent is not None and facts.without_index)
     python = requirements.python if requirements.prepared else f"{facts.folder}/env/{facts.env}/bin/python"
@@ -207,14 +223,21 @@ def _renew_own(host: RemoteShell, ready: Installation, report: Report) -> None:
         add(host, ready, Addition((), (), ready.requirements.preferences, own=changed), lambda line: None)
 
 
-def _install(host: RemoteShell, requirements: Requirements, facts: Facts, report: Report, sent: Sent | None) -> None:
+def _install(
+    host: RemoteShell,
+    requirements: Requirements,
+    facts: Facts,
+    report: Report,
+    sent: Sent | None,
+    runs: Callable[[str], None],
+) -> None:
     incoming = sent.incoming if sent is not None else secrets.token_hex(8)
     plan = plan_install(requirements, facts, incoming, wheel.running()[1])
     if sent is not None:
         plan = replace(plan, sent=sent.pins)
     upload(host, prepare_script(requirements, plan.incoming), _files(host, plan, facts), report)
     sizes = {each.name: each.nbytes for each in packages(requirements, facts) if each.nbytes}
-    progress = InstallProgress(report, requirements.hidden, sizes=sizes)
+    progress = InstallProgress(report, requirements.hidden, sizes=sizes, runs=runs)
     done = host.run(install_script(plan, facts), lines=progress.feed)
     if not progress.done:
         failure = progress.failure(done.status, done.err, requirements.minor)

@@ -81,12 +81,16 @@ def upload(
 ) -> None:
     """Make the folder of uploads (`prepare` is the script), and fill it; what went half is removed.
 
+    Wheels that are there already, from another host, are not brought again.
+
     Args:
         carry: brings large files by another way than this host's own connection.
     """
-    place = prepared(host, prepare)
+    place, there = _prepared(host, prepare)
     try:
         for name, content in files.items():
+            if name in there:
+                continue
             nbytes = content.stat().st_size if isinstance(content, Path) else len(content)
             if carry is not None and isinstance(content, Path) and nbytes >= CARRIED_BYTES:
                 copy = _copied(carry(content), f"{place}/{name}")
@@ -120,9 +124,15 @@ def chunks(content: bytes | Path) -> Iterator[memoryview]:
 
 def prepared(host: RemoteShell, prepare: str) -> str:
     """Make the folder of uploads (`prepare` is the script); where it is. Raises HostError."""
+    return _prepared(host, prepare)[0]
+
+
+def _prepared(host: RemoteShell, prepare: str) -> tuple[str, frozenset[str]]:
+    """The folder of uploads, and which wheels are there already."""
     done = host.run(prepare, timeout=60.0)
+    there = {line.removeprefix(f"{MARK}there ") for line in done.out.splitlines() if line.startswith(f"{MARK}there ")}
     for line in done.out.splitlines():
         if line.startswith(f"{MARK}prepared "):
-            return line.removeprefix(f"{MARK}prepared ")
+            return line.removeprefix(f"{MARK}prepared "), frozenset(there)
     said = (done.out + done.err).strip()[-2000:]
     raise HostError(host.label, f"it cannot be set up: its folder could not be made:\n{said}")

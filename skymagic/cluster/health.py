@@ -123,6 +123,16 @@ class Way:
     problem: str = ""
 
 
+def max_rates(ways: Iterable[Way]) -> tuple[Way, ...]:
+    """Of ways that were measured more than once the best each."""
+    best: dict[tuple[int, int], Way] = {}
+    for way in ways:
+        before = best.setdefault((way.source, way.target), way)
+        if (way.rate or 0.0) > (before.rate or 0.0):
+            best[way.source, way.target] = way
+    return tuple(best.values())
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What is wrong with a node.
@@ -169,14 +179,28 @@ class Findings:
         return sorted({one.node for one in self.verdicts if one.broken})
 
     @property
+    def may_pass(self) -> bool:
+        """Whether what is wrong may be of the moment: a node that was not reached, a link that other traffic has made slow."""
+        slow = any(way.rate is None or way.rate < self.limit for way in self.ways)
+        return slow or any(node.unreached for node in self.nodes)
+
+    @property
     def limit(self) -> float:
         """Bytes per second below which a link is slow."""
         best = max((way.rate for way in self.ways if way.rate is not None), default=0.0)
         return max(SLOW_BYTES, SLOW_SHARE * max(best, self.rate))
 
+    def are_slow(self, one: int, other: int) -> bool:
+        """Whether bytes went slowly between two nodes, one way at least."""
+        return any({way.source, way.target} == {one, other} and way.rate is not None for way in self._slow_ways())
+
+    def _slow_ways(self) -> list[Way]:
+        limit = self.limit
+        return [way for way in self.ways if way.rate is None or way.rate < limit]
+
     def _slow(self) -> list[Verdict]:
         """Links that are slow, each at one of its nodes: at the one that has most of them."""
-        slow = [way for way in self.ways if way.rate is None or way.rate < self.limit]
+        slow = self._slow_ways()
         often = Counter(node for way in slow for node in (way.source, way.target))
         found: dict[int, list[Way]] = {}
         for way in slow:

@@ -6,12 +6,15 @@ inspection  what ranks do and hold: stacks and variables, those that are alike t
 logs      what ranks wrote, as an object with text and HTML; pure
 results   values by rank as a small table: type, shape or value; pure
 labels    lines of several ranks: labelled, in order, and open ones redrawn in their place
+folding   equal lines of many ranks as one; pure
 live      text that changes in its place: displays and status lines
 question  yes or no, and no where nobody can answer
 controls  a run's line with its buttons, as widgets
 shell_channel  what is sent to widgets while a cell holds the kernel's main thread
+proxies   widgets of ranks in the notebook: passed on in both directions
 looking   whether somebody looks at a widget, and what is drawn only then
 use       what a rank uses, in words; pure
+status    how pools and their ranks are, as an object with text and HTML; pure
 panel     a pool as HTML: its ranks as cells coloured by state
 starting  a pool's start: lines, or one display that is drawn again
 run_line  the line of a running cell, and the one that stays of it; pure

@@ -4,6 +4,8 @@
 
     rank 0  ──▶ Terminal ── lines that ended ─────────────▶ the notebook's stdout, stderr
     rank 1  ──▶ Terminal ── lines open for a while ─▶ Block: one display, a line per rank, until these lines have ended
+
+Of many ranks, lines that are the same become one on their way there (`folding`).
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Protocol
 
+from skymagic.display.folding import MANY, Folded, Folding
 from skymagic.display.sending import Write
+from skymagic.plan.units import rank_words
 
 CONTROLS = re.compile(r"(\n|\r|\x1b\[A)")
 UP = "\x1b[A"
@@ -156,11 +161,16 @@ class Labels:
         ranks: the ranks that are shown; one alone needs no label, and its text passes unchanged.
         put: where finished text goes.
         area: makes the place of a block; None where nothing can be redrawn.
+        noun: what the numbers are of.
     """
 
-    def __init__(self, ranks: Sequence[int], put: Write, area: Callable[[], Drawable] | None = None) -> None:
+    def __init__(
+        self, ranks: Sequence[int], put: Write, area: Callable[[], Drawable] | None = None, noun: str = "rank"
+    ) -> None:
         self._put = put
         self._area = area
+        self._noun = noun
+        self._folding = Folding(ranks) if len(ranks) >= MANY else None
         self._labelled = len(ranks) > 1
         self._width = len(str(max(ranks, default=0)))
         self._open: dict[Key, Terminal] = {}
@@ -191,6 +201,8 @@ class Labels:
         for key, terminal in self._open.items():
             if terminal.waiting and now - terminal.touched >= HOLD:
                 self._settle(key, terminal.take(all=True))
+        if self._folding is not None:
+            self._write(self._folding.due(now))
         if self._area is not None:
             for key in sorted(self._open):
                 self._place(key, self._open[key], now)
@@ -221,6 +233,8 @@ class Labels:
     def _end(self, keys: Sequence[Key]) -> None:
         for key in sorted(keys):
             self._settle(key, self._open.pop(key).end(), last=True)
+        if self._folding is not None:
+            self._write(self._folding.all())
 
     def _settle(self, key: Key, lines: Sequence[str], *, last: bool = False) -> None:
         """These lines of a stream have ended: those that its block shows stay there, others are written."""
@@ -238,8 +252,20 @@ class Labels:
                 del self._blocks[key]
                 block.open.pop(key, None)
                 block.draw()
-        if labelled:
+        if labelled and self._folding is not None:
+            self._write(self._folding.add(key, lines[-len(labelled) :], time.monotonic()))
+        elif labelled:
             self._put(name, "".join(f"{line}\n" for line in labelled))
+
+    def _write(self, folded: Sequence[Folded]) -> None:
+        """Write lines, each once for all ranks that have it; those of one stream that follow each other in one piece."""
+        for name, some in groupby(folded, key=lambda one: one.name):
+            self._put(name, "".join(f"{self._folded(one)}\n" for one in some))
+
+    def _folded(self, one: Folded) -> str:
+        if len(one.ranks) == 1:
+            return self._line(one.ranks[0], one.text)
+        return f"{rank_words(one.ranks, self._noun)}: {one.text}"
 
     def _place(self, key: Key, terminal: Terminal, now: float) -> None:
         """Give an open line its place in a block, and its present text there."""

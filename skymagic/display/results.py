@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from skymagic.data.values.descriptions import describe
 from skymagic.display.run_line import short
 from skymagic.display.text import html_table, table
-from skymagic.plan.units import ranges
+from skymagic.plan.units import count, ranges
 
 MAX_ROWS = 16
 """Ranks that have a row of their own; of more, those that are alike share one."""
 MAX_FOLDED_ROWS = 8
 """Rows of those, at most."""
-MAX_CHARACTERS = 60
+MAX_CHARACTERS = 80
 """Of a value, at most."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None), list, tuple, dict, set, frozenset)
 """Types whose values are shown by their ``repr`` where that is short; of others the ``repr`` is the user's own code."""
+SCALARS = (bool, int, float, str, type(None))
+BRACKETS: Mapping[type, tuple[str, str]] = {dict: ("{", "}"), list: ("[", "]"), tuple: ("(", ")")}
 HEADINGS = ("rank", "type", "shape or value")
 
 Row = tuple[str, str, str]
@@ -67,13 +70,31 @@ def _spread(numbers: Sequence[float]) -> str:
 
 def words(value: Any) -> str:
     """A value in a line: its shape, its size, or itself where it is short."""
-    if type(value) in PLAIN and (own := _repr(value)):
+    if type(value) in PLAIN and (own := _repr(value) or _beginning(value)):
         return own
     about = describe(value)
     if "is" in about:
         return about["is"]
     own = _repr(value)
     return own or "…"
+
+
+def _beginning(value: Any) -> str:
+    """The first items of a dict, a list or a tuple, and how many there are; empty where none could be seen."""
+    if type(value) not in BRACKETS:
+        return ""
+    shown: list[str] = []
+    for item in islice(value.items() if type(value) is dict else ((one,) for one in value), MAX_CHARACTERS):
+        parts = [_repr(part) if type(part) in SCALARS else "" for part in item]
+        if not parts[0]:
+            return ""
+        shown.append(": ".join(part or "…" for part in parts))
+        if sum(map(len, shown)) + 2 * len(shown) > MAX_CHARACTERS:
+            shown.pop()
+            break
+    opening, closing = BRACKETS[type(value)]
+    more = f", …{closing} {count(len(value), 'item')}" if len(shown) < len(value) else closing
+    return f"{opening}{', '.join(shown)}{more}" if shown else ""
 
 
 def _repr(value: Any) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from skymagic.plan.units import count, rank_words, size
 
 BARS = "▁▂▃▄▅▆▇█"
+QUIET = "color: #777; font-family: monospace"
 SEPARATOR = " · "
 SHOWN_BYTES, SHOWN_SECONDS = 1_000_000, 0.5
 """From so much on, the last line says what has travelled."""
@@ -167,6 +168,9 @@ def clock(seconds: float) -> str:
 
 
 def as_html(text: str, share: float | None = None) -> str:
-    """A line as HTML: in a quiet colour, with a bar where it is known how far the run is."""
-    bar = "" if share is None else f'<progress value="{share:.3f}" max="1" style="width: 8em"></progress> '
-    return f'<div style="color: #777; font-family: monospace">{bar}{html.escape(text)}</div>'
+    """A line as HTML: in a quiet colour, with a bar where it is known how far the run is; a long one breaks between its parts."""
+    if share is None:
+        return f'<div style="{QUIET}">{html.escape(text)}</div>'
+    bar = f'<progress value="{share:.3f}" max="1" style="flex: none; width: 8em"></progress>'
+    parts = [f'<span style="white-space: nowrap">{html.escape(part)}</span>' for part in text.split(SEPARATOR)]
+    return f'<div style="{QUIET}; display: flex; align-items: baseline; gap: .6em">{bar} <span>{SEPARATOR.join(parts)}</span></div>'

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from html import escape
 from typing import Any, Protocol
 
 from skymagic.display import text as display
 from skymagic.display.bars import Bars
 from skymagic.display.labels import Labels
 from skymagic.display.live import Area, StatusLine, in_ipython, in_notebook, own_stream, show
+from skymagic.display.proxies import Proxies
 from skymagic.display.run_line import RunEnd, RunState
 from skymagic.display.run_view import RunView
 from skymagic.display.sending import write
@@ -21,19 +21,35 @@ from skymagic.wire.agent import IN_LINE
 SHIPPED = "[shipped"
 
 
+class Shown(Protocol):
+    """What has text (its ``repr``) and HTML of its own: logs, offers, findings, the status of pools."""
+
+    def _repr_html_(self) -> str | None:
+        """None where the text is all."""
+
+
 class NotebookScreen:
     """Shows a run's output in the cell that caused it; ranks are labelled when there is more than one.
 
     Args:
         view: the line that says how the run is; None for none.
+        noun: what is shown there of many that say the same: "ranks 0–63: …".
+        widgets: the proxies of the pool's widgets; None where they are text.
     """
 
-    def __init__(self, ranks: Sequence[int], view: RunView | None = None) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        view: RunView | None = None,
+        noun: str = "rank",
+        widgets: Proxies | None = None,
+    ) -> None:
+        self._widgets = widgets
         self._many = len(ranks) > 1
         self._view, self._bars = view, Bars()
         self._state: Callable[[], RunState] | None = None
         """How the run is, as soon as anybody knows."""
-        self._labels = Labels(ranks, write, Area if in_notebook() else None)
+        self._labels = Labels(ranks, write, Area if in_notebook() else None, noun)
         self._status = StatusLine()
         self._moving: dict[tuple[int, str], str] = {}
         """Text that changes, by rank and display, where only its end can be shown."""
@@ -59,6 +75,13 @@ class NotebookScreen:
                 clear_output(wait=bool(content.get("wait")))
                 self._labels.cleared()
             return
+        bundle = None
+        if self._widgets is not None and not update:
+            bundle = self._widgets.display(rank, content)
+        elif self._widgets is not None and self._widgets.say(content):
+            return
+        if bundle is not None:
+            content = {**content, "metadata": {}, "data": bundle}
         if IN_LINE in (content.get("metadata") or {}):
             if not in_notebook():
                 self._moving[(rank, content["transient"]["display_id"])] = content["data"]["text/plain"]
@@ -121,6 +144,8 @@ class NotebookScreen:
     def finish(self) -> None:
         """All output of the run has come."""
         self._labels.finish()
+        if self._widgets is not None:
+            self._widgets.settle()
         for (rank, _), text in sorted(self._moving.items()):
             write("stdout", f"{self._labels.label(rank, text)}\n" if text else "")
         self._moving.clear()
@@ -131,28 +156,18 @@ def print_note(text: str) -> None:
     print(text, file=own_stream(), flush=True)
 
 
-def show_table(table: object) -> None:
-    """A table as the notebook shows it, as text in a terminal."""
-    if not in_notebook():
-        print(f"\n{table!r}")
+def show_object(shown: Shown, *, apart: bool = False) -> None:
+    """Something as a notebook shows it: as HTML and text; printed in a terminal, and where it has no HTML.
+
+    Args:
+        apart: in a terminal a line is left free above it.
+    """
+    if not in_notebook() or shown._repr_html_() is None:
+        print(f"\n{shown!r}" if apart else repr(shown))
         return
     from IPython.display import display as show_rich
 
-    show_rich(table)
-
-
-def show_status(parts: Sequence[tuple[str, str]]) -> None:
-    """Say how things are: as a display in a notebook, printed where none of it has HTML, or in a terminal.
-
-    Args:
-        parts: each as text and as HTML; "" for text alone.
-    """
-    text = "\n\n".join(each for each, _ in parts)
-    if not in_notebook() or not any(html for _, html in parts):
-        print(text)
-        return
-    html = "".join(html or f"<div>{escape(each)}</div>" for each, html in parts)
-    show({"data": {"text/plain": text, "text/html": html}})
+    show_rich(shown)
 
 
 class Status(Protocol):

@@ -46,7 +46,8 @@ def changes(want: Sequence[int], asked: Sequence[int], hashes: Sequence[str], kn
     return wire.Write(sorted({*want, *theirs} - set(equal)), equal)
 
 
-def copied(node: Node, entries: Sequence[Entry], want: Sequence[int], removed: int, notes: Sequence[str]) -> Copied:
+def copied(
+    node: Node, entries: Sequence[Entry], want: Sequence[int], nbytes: int, removed: int, notes: Sequence[str]
+) -> Copied:
     files = sum(entry.kind == FILE for entry in entries)
-    nbytes = sum(entries[number].size for number in want)
     return Copied(node.index, node.name, len(want), nbytes, files - len(want), removed, tuple(notes))

@@ -45,7 +45,6 @@ class FileClient:
         self.node, self._transport, self._stop = node, transport, stop
         self._messages = wire.messages(transport.read)
         self._writing = threading.Lock()
-        self._sending = False
         self.replied = False
         """Whether what was sent is answered, or nothing more will come."""
 
@@ -70,7 +69,6 @@ class FileClient:
         reply: Future[wire.WriteReply] = Future()
         full = threading.Event()
         waiter = threading.Thread(target=self._await_reply, args=(reply, full, on_included), daemon=True)
-        self._sending = True
         self._write(wire.encode(request))
         waiter.start()
         # race: a server that ends meanwhile breaks the pipe here, and the waiter gets the reason
@@ -107,16 +105,16 @@ class FileClient:
         for message, payload in self._messages:
             if isinstance(message, wire.SendReply):
                 break
-            if more and isinstance(message, wire.FileStart | wire.FileChunk | wire.FileFailed):
+            if more and isinstance(message, wire.FileMessage):
                 more = take(message, payload) and not self._stop.is_set()
                 if not more:
                     self.cancel()
         self.check()
 
     def cancel(self) -> None:
-        """Send `Cancel`, unless files are being sent: their next chunk is not."""
+        """Send `Cancel`; of what was being sent nothing more is, and the node keeps nothing of it."""
         # a write that hangs holds the lock
-        if self._sending or not self._writing.acquire(blocking=False):
+        if not self._writing.acquire(timeout=POLL_INTERVAL):
             return
         with contextlib.suppress(OSError):
             try:
@@ -131,6 +129,7 @@ class FileClient:
 
     def _write(self, data: bytes) -> None:
         with self._writing:
+            self.check()
             self._transport.write(data)
 
     def complaint(self) -> str:

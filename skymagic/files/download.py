@@ -11,6 +11,7 @@ from skymagic.files.destination import unrequested
 from skymagic.files.messages import Copied
 from skymagic.files.transfer.entries import renamed, unsafe
 from skymagic.files.transfer.listing import Listing
+from skymagic.files.transfer.pieces import LARGE, PIECE
 from skymagic.files.transfer.receiving import Receiver
 from skymagic.wire import files as wire
 
@@ -37,7 +38,11 @@ class Download:
         theirs = client.request(wire.Hash(asked), wire.HashReply).hashes if asked else []
         here = dict(zip(asked, self._receiver.hashes(asked), strict=True))
         self._changes = changes(difference.want, asked, theirs, here)
-        self.nbytes = sum(self._entries[number].size for number in self._changes.want)
+        want = self._changes.want
+        self.nbytes = sum(self._entries[number].size for number in want)
+        large = [number for number in want if self._entries[number].size >= LARGE]
+        there = dict(zip(large, self._receiver.pieces(large), strict=True))
+        self._pieces = [there.get(number, "") for number in want]
 
     def run(self, client: FileClient, counter: ByteCounter) -> Copied:
         """Download it.
@@ -53,15 +58,18 @@ class Download:
             receiver.take(message, payload)
             if isinstance(message, wire.FileStart):
                 path = self._entries[message.number].path
-            counter.add(path, len(payload))
+            counter.add(path, PIECE if isinstance(message, wire.FilePiece) else len(payload))
             return not receiver.disk_full
 
         try:
             receiver.begin(self._changes.want)
-            client.receive(wire.Send(self._changes.want), take)
+            client.receive(wire.Send(self._changes.want, self._pieces), take)
             receiver.end(self._changes.equal)
+        except (EOFError, OSError):
+            receiver.abort(keep=True)
+            raise
         finally:
             receiver.abort()
         if receiver.problems:
             raise NodeFailed(*receiver.problems)
-        return copied(self.node, self._entries, self._changes.want, 0, self._found.notes)
+        return copied(self.node, self._entries, self._changes.want, receiver.nbytes, 0, self._found.notes)

@@ -18,7 +18,7 @@ class Copied:
 
     Attributes:
         node, hostname: which.
-        files, nbytes: files that travelled, and their bytes.
+        files, nbytes: files that travelled, and the bytes that did: of a large one those that were not there.
         unchanged: files that were there already.
         removed: files of an earlier time that went.
         notes: what stayed behind, and why.

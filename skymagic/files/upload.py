@@ -13,7 +13,8 @@ from skymagic.files.messages import Copied
 from skymagic.files.multicast import DataPlane, Multicast
 from skymagic.files.transfer.entries import Entry
 from skymagic.files.transfer.listing import Listing, digests
-from skymagic.files.transfer.sending import encoded_files
+from skymagic.files.transfer.pieces import LARGE, common
+from skymagic.files.transfer.sending import OnBytes, encoded_files
 from skymagic.wire import files as wire
 
 MANY_FILES = 1000
@@ -51,24 +52,36 @@ class Upload:
             FilesError: what went wrong, of all nodes at once.
         """
         different = self._compare(bases, mirror)
-        groups: dict[tuple[int, ...], list[FileClient]] = {}
+        pieces = self._pieces(different)
+        groups: dict[object, list[FileClient]] = {}
         for client, change in different.items():
-            groups.setdefault(tuple(change.want), []).append(client)
-        shared = {
-            client: stream
-            for want, members in groups.items()
-            if (stream := self._shared(want, members))
-            for client in members
-        }
+            groups.setdefault((tuple(change.want), frozenset(pieces[client])), []).append(client)
+        there: dict[FileClient, dict[int, str]] = {}
+        shared: dict[FileClient, Multicast | None] = {}
+        for members in groups.values():
+            first = members[0]
+            alike = {number: common([pieces[client][number] for client in members]) for number in pieces[first]}
+            there |= dict.fromkeys(members, alike)
+            shared |= dict.fromkeys(members, self._shared(different[first].want, members, alike))
 
         def write(client: FileClient) -> Copied:
             change = different[client]
-            reply = self._send(client, change, shared.get(client))
+            reply = self._send(client, change, there[client], shared[client])
             if reply.problems:
                 raise NodeFailed(*reply.problems)
-            return copied(client.node, self._entries, change.want, reply.removed, self._found.notes)
+            return copied(client.node, self._entries, change.want, reply.nbytes, reply.removed, self._found.notes)
 
         return tuple(self._clients.each(write, PARTLY_COPIED))
+
+    def _pieces(self, different: Mapping[FileClient, wire.Write]) -> dict[FileClient, dict[int, str]]:
+        """What is on each node of the large files that it gets, by number."""
+
+        def ask(client: FileClient) -> tuple[FileClient, dict[int, str]]:
+            large = [number for number in different[client].want if self._entries[number].size >= LARGE]
+            found = client.request(wire.Pieces(large), wire.PiecesReply).pieces if large else []
+            return client, {number: text for number, text in zip(large, found, strict=True) if text}
+
+        return dict(self._clients.each(ask))
 
     def _compare(self, bases: Mapping[Node, str], mirror: bool) -> dict[FileClient, wire.Write]:
         """What each node is to get."""
@@ -101,22 +114,25 @@ class Upload:
         known = dict(zip(asked, digests(found.paths[number] for number in asked), strict=True))
         return {client: changes(reply.want, reply.ask, reply.hashes, known) for client, reply in replies.items()}
 
-    def _shared(self, want: Sequence[int], members: Sequence[FileClient]) -> Multicast | None:
+    def _shared(self, want: Sequence[int], members: Sequence[FileClient], there: Mapping[int, str]) -> Multicast | None:
         """What carries these files to several nodes at once; None where each gets them by itself."""
         nbytes = sum(self._entries[number].size for number in want)
         if self._plane is None or len(members) == 1 or nbytes < WORTHWHILE_BYTES:
             self._counter.total += nbytes * len(members)
             return None
         self._counter.total += nbytes
-        return Multicast(self._plane, members, self._frames(want), partial(self._counter.add, self._found.tops[0].name))
+        frames = self._frames(want, there, lambda name, count: None)
+        return Multicast(self._plane, members, frames, partial(self._counter.add, self._found.tops[0].name))
 
-    def _frames(self, want: Sequence[int], *, counted: bool = False) -> Generator[bytes, None, None]:
+    def _frames(self, want: Sequence[int], there: Mapping[int, str], told: OnBytes) -> Generator[bytes, None, None]:
         files = ((number, self._entries[number], self._found.paths[number]) for number in want)
-        return wire.joined(encoded_files(files, self._counter.add) if counted else encoded_files(files))
+        return wire.joined(encoded_files(files, told, there))
 
-    def _send(self, client: FileClient, change: wire.Write, shared: Multicast | None) -> wire.WriteReply:
+    def _send(
+        self, client: FileClient, change: wire.Write, there: Mapping[int, str], shared: Multicast | None
+    ) -> wire.WriteReply:
         if shared is None:
-            return client.send(change, self._frames(change.want, counted=True))
+            return client.send(change, self._frames(change.want, there, self._counter.add))
         try:
             return client.send(change, shared.messages(client), partial(shared.included, client))
         finally:

@@ -14,6 +14,7 @@ from typing import Any
 from skymagic.data.capture.names import interactive
 from skymagic.display import text
 from skymagic.display.controls import Actions
+from skymagic.display.proxies import notebook_id
 from skymagic.display.run_view import RunView
 from skymagic.display.screen import NotebookScreen
 from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
@@ -21,6 +22,7 @@ from skymagic.jobs import inspection
 from skymagic.jobs.ending import ended, sent_bytes
 from skymagic.jobs.hints import hints
 from skymagic.plan.requests import RunRequest
+from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import agreeing, rank_words
 from skymagic.pool import Pool, messages
 from skymagic.pool.states import State
@@ -145,6 +147,7 @@ def spec_of(request: RunRequest, pool: Pool, cell: Cell, source_without_magics: 
         head=request.head,
         execution_count=cell.execution_count,
         compiler_flags=cell.compiler_flags,
+        widgets=notebook_id(),
     )
 
 
@@ -186,7 +189,9 @@ def follow(pool: Pool, spec: RunSpec, run: int, limits: Limits) -> Values:
         RunError: as of `broadcast`.
     """
     stop = StopSignal()
-    return _carried_out(pool, spec, limits, lambda shown: pool.follow(spec, run, shown, limits, stop), stop)
+    return _carried_out(
+        pool, spec, limits, lambda shown: pool.follow(spec, run, shown, limits, stop), stop, partly=True
+    )
 
 
 def _carried_out(
@@ -198,18 +203,22 @@ def _carried_out(
     screen: Screen | None = None,
     names: Sequence[str] = (),
     view: RunView | None = None,
+    *,
+    partly: bool = False,
 ) -> Values:
+    """Args as of `broadcast`; `partly`: whether values of some ranks do where the others were lost while nobody was there."""
     if view is None and limits.view_after < math.inf and screen is None:
         view = RunView(
             limits.view_after,
             Actions(interrupt.pressing(stop), lambda: inspection.stacks(pool, spec.ranks), pool.picture),
         )
-    notebook = NotebookScreen(spec.visible_ranks, view)
+    widgets = pool.widgets if spec.source else None  # of a cell of another notebook they are text
+    notebook = NotebookScreen(spec.visible_ranks, view, widgets=widgets)
     with interrupt.deferred() as interrupts, ended(view, names) as ending:
         report = ending.report = run(screen or notebook)
         notebook.finish()
         try:
-            if not report.good:
+            if not report.good and not (partly and only_lost(report)):
                 discard(report, pool)
                 raise failure(report, pool, limits, task=bool(spec.extra))
             ending.gathers(sent_bytes(report))
@@ -222,6 +231,13 @@ def _carried_out(
             pool.shown.deliver(report.run, spec.ranks)
 
 
+def only_lost(report: Report) -> bool:
+    """Whether some ranks have ended their cell well, and the others cannot be reached."""
+    lost = [rank for rank in report.ranks.values() if rank.died is not None and rank.died.status is None]
+    well = [rank for rank in report.ranks.values() if (rank.outcome or {}).get("status") == "ok"]
+    return bool(well) and len(lost) + len(well) == len(report.ranks) and not report.interrupted
+
+
 def discard(report: Report, pool: Pool) -> None:
     """Let go of the values that ranks sent back though others failed."""
     for rank in report.ranks.values():
@@ -231,14 +247,16 @@ def discard(report: Report, pool: Pool) -> None:
 
 def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
     """Unpack what the ranks sent. A value that could not come back is replaced by `Unavailable` and named in `problems`."""
-    problems: list[str] = []
+    lost = {number: rank.died.tail for number, rank in report.ranks.items() if rank.died is not None}
+    problems = [f"rank {number} cannot be reached: {reason}" for number, reason in sorted(lost.items())]
     undefined: dict[str, list[int]] = {}
+    refused: dict[str, list[int]] = {}
     sent = [(report.ranks[rank].outcome or {}).get("values", {}) for rank in spec.ranks]
     pool.shipper.prefetch(ref for values in sent for ref in values.values())
 
     def fetch(rank: int, name: str) -> Any:
         ref = (report.ranks[rank].outcome or {}).get("values", {}).get(name)
-        reason = "it was not sent" if ref is None else ref.get("error", "")
+        reason = lost.get(rank, "it was not sent") if ref is None else ref.get("error", "")
         if not reason:
             try:
                 return pool.shipper.unpack(ref)
@@ -246,8 +264,8 @@ def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
                 reason = f"{type(problem).__name__}: {problem}"
         if reason == NOT_DEFINED:
             undefined.setdefault(name, []).append(rank)
-        else:
-            problems.append(f"rank {rank}: {name}: {reason}")
+        elif rank not in lost:
+            refused.setdefault(f"{name}: {reason}", []).append(rank)
         return Unavailable(rank, reason)
 
     values = Values(spec.ranks)
@@ -258,7 +276,11 @@ def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
     values.variables = {name: listed for name, listed in gathered.items() if name not in nowhere}
     first = (report.ranks[spec.gather_ranks[0]].outcome or {}).get("values", {}) if spec.gather else {}
     values.types = {name: first[name]["type"].rpartition(".")[2] for name in values.variables if name in first}
-    said = [f"{name} {NOT_DEFINED} on {rank_words(ranks)}" for name, ranks in undefined.items()]
+    known = {*pool.shipper.names()} - {*undefined}
+    said = [f"{rank_words(ranks)}: {words}" for words, ranks in refused.items()]
+    said += [
+        f"{name} {NOT_DEFINED} on {rank_words(ranks)}{did_you_mean(name, known)}" for name, ranks in undefined.items()
+    ]
     values.problems = (*problems, *said)
     return values
 
@@ -314,7 +336,8 @@ def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -
     """The one error of a run that did not end well."""
     failures = failures_of(report, pool)
     notes = [*lost_notes(report, pool), *report.notes, *missing_notes(report, pool, task)]
-    notes += hints(failures, {plugin.name for plugin in pool.plugins}, remote=pool.plan.remote)
+    known = {*pool.shipper.names(), *pool.namespace}
+    notes += hints(failures, {plugin.name for plugin in pool.plugins}, known, remote=pool.plan.remote)
     causes = [one for one in failures if not one.secondary]
     if pool.ended is not None and any(one.died == pool.ended for one in failures):
         before = [f"rank {one.rank}: {one.words}" for one in causes if one.died != pool.ended]

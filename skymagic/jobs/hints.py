@@ -5,26 +5,39 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+from skymagic.plan.suggest import did_you_mean
 from skymagic.run.results import Failure
 
 NO_GROUP = ("Default process group has not been initialized", "is not compatible with an interactive environment")
 """How torch says it, in ``DDP(…)`` as in ``dist.all_reduce(…)``; and Lightning, in ``Trainer(strategy="ddp")``."""
 FSDP_ON_CPUS = "The strategy `fsdp` requires a GPU accelerator"
 """Lightning's refusal."""
+NO_NAME = re.compile(r"name '(\w+)' is not defined")
 NO_MODULE = re.compile(r"No module named '(\w+)")
 
 
-def hints(failures: Sequence[Failure], plugins: Collection[str], *, remote: bool = True) -> list[str]:
+def hints(
+    failures: Sequence[Failure], plugins: Collection[str], names: Collection[str] = (), *, remote: bool = True
+) -> list[str]:
     """Lines to show below an error.
 
     Args:
         plugins: names of those that the pool has.
+        names: that the ranks or the notebook have.
         remote: whether its ranks run on other machines, in environments of their own.
     """
     if modules := {match[1] for one in failures if (match := NO_MODULE.match(one.evalue))}:
-        names = " ".join(sorted(modules))
+        packages = " ".join(sorted(modules))
         where = "the machines of this pool" if remote else "this notebook's environment"
-        return [f"{where} may lack a package: {'%sky_pip' if remote else '%pip'} install {names}, if that is its name"]
+        return [
+            f"{where} may lack a package: {'%sky_pip' if remote else '%pip'} install {packages}, if that is its name"
+        ]
+    missing = dict.fromkeys(
+        match[1] for one in failures if one.ename == "NameError" and (match := NO_NAME.match(one.evalue))
+    )
+    # what the notebook has under that very name is told by another line
+    if nearest := [words for name in missing if name not in names and (words := did_you_mean(name, names))]:
+        return [words.removeprefix("; ") for words in nearest]
     if "torch" not in plugins and any(words in one.evalue for one in failures for words in NO_GROUP):
         return ["this pool was made without a process group: end it (%sky_down), and make it with --plugin torch"]
     if any(FSDP_ON_CPUS in one.evalue for one in failures):

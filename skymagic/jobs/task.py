@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 from skymagic.display.live import in_ipython, in_notebook
 from skymagic.errors import CaptureError, RankError
 from skymagic.jobs import cell
+from skymagic.plan.masking import without_colours
 from skymagic.pool import Pool
 from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
@@ -26,7 +26,6 @@ from skymagic.run.spec import RunSpec
 from skymagic.wire.order import FUNCTION_NAME
 
 ARGUMENT_PREFIX = "_sky_arg_"
-_ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,7 +86,7 @@ def run(
     except RankError as failed:
         # a plain script shows nothing but the message and its notes
         if failed.traceback and not in_ipython():
-            failed.add_note(_ANSI_COLOUR.sub("", "\n".join(failed.traceback)))
+            failed.add_note(without_colours("\n".join(failed.traceback)))
         raise
 
 

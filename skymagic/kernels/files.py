@@ -37,14 +37,15 @@ class TransferServer:
         self._receiver: Receiver | None = None
 
     def serve(self) -> None:
-        """Serve until the input ends; then remove a half-written file."""
+        """Serve until the input ends; what has come of a large file then stays, for the next time."""
         try:
             for message, _ in self._messages:
                 # race: a Cancel may come after the reply to what it cancels
                 if not isinstance(message, wire.Cancel):
                     self._reply(self._answer(message))
         except (EOFError, BrokenPipeError):
-            pass
+            if self._receiver is not None:
+                self._receiver.abort(keep=True)
         finally:
             if self._receiver is not None:
                 self._receiver.abort()
@@ -74,10 +75,13 @@ class TransferServer:
                 return wire.HashReply(list(digests(paths, self._cancelled)))
             case wire.Compare():
                 return self._compare(request)
+            case wire.Pieces():
+                assert self._receiver is not None
+                return wire.PiecesReply(self._receiver.pieces(request.numbers, self._cancelled))
             case wire.Write():
                 return self._write(request)
             case wire.Send():
-                return self._send(request.numbers)
+                return self._send(request.numbers, request.pieces)
         raise ValueError(f"not a request: {request!r}")
 
     def _cancelled(self) -> bool:
@@ -111,20 +115,23 @@ class TransferServer:
         receiver.begin(request.want)
         reported = False
         for message, payload in self._messages:
-            if not isinstance(message, wire.FileStart | wire.FileChunk | wire.FileFailed):
+            if not isinstance(message, wire.FileMessage):
                 break
             receiver.take(message, payload)
             if receiver.disk_full and not reported:
                 reported = True
                 self._reply(wire.DiskFull())
-        receiver.end(request.equal)
-        return wire.WriteReply(receiver.files, receiver.removed, receiver.problems)
+        if isinstance(message, wire.Cancel):
+            receiver.abort()
+        else:
+            receiver.end(request.equal)
+        return wire.WriteReply(receiver.files, receiver.removed, receiver.problems, receiver.nbytes)
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
-    def _send(self, numbers: list[int]) -> wire.SendReply:
+    def _send(self, numbers: list[int], pieces: list[str]) -> wire.SendReply:
         chosen = [(number, self._listing.entries[number], self._listing.paths[number]) for number in numbers]
-        for data in wire.joined(encoded_files(chosen)):
+        for data in wire.joined(encoded_files(chosen, there=dict(zip(numbers, pieces, strict=True)))):
             if self._cancelled():
                 break
             write_all(self._sink, data)

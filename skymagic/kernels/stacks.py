@@ -40,7 +40,7 @@ def of_main_thread(kernel: Any) -> dict[str, Any]:
     main = threading.main_thread().ident
     frame = sys._current_frames().get(main) if main is not None else None
     frames = plain_frames(kernel, frame)
-    awaited = kernel.awaited
+    awaited = kernel.interrupts.awaited
     if awaited is not None and not any("cell" in one for one in frames):  # the main thread is in the event loop
         frames = of_task(kernel, awaited)
     return {

@@ -1,29 +1,38 @@
-"""Tab completion on magic lines: options, names of pools, GPUs, plugins and variables."""
+"""Tab completion on magic lines: options, names of pools, hosts, GPUs, plugins and variables; and the magic that a misspelt one is near."""
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 from typing import Any
 
 from IPython.core.completer import SimpleCompletion, context_matcher
+from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from skymagic import plugins, providers
-from skymagic.errors import PoolError
+from skymagic.data.capture.names import cell_names
+from skymagic.errors import PoolError, RequestError
 from skymagic.magics.arguments import help
 from skymagic.magics.arguments.options import MAGICS
+from skymagic.plan.suggest import did_you_mean
 from skymagic.pool import records, registry
+from skymagic.ssh.config import aliases
 
 LINE = re.compile(r"(?:%{1,2}|[\w, \t]+=[ \t]*%)(sky_\w+)[ \t]+(.*)$", re.DOTALL)
 """A magic, also one whose value is given a name."""
+ASSIGNED = re.compile(r"^[ \t]*((?:\w+[ \t]*,[ \t]*)*\w+)[ \t]*(?::[^=\n]+)?=(?!=)", re.MULTILINE)
+"""Names that a line of Python assigns, for cells that do not compile yet."""
 
 
 def register(shell: InteractiveShell) -> None:
-    """Add the matcher to a shell's completer; twice is safe."""
+    """Add the matcher to a shell's completer, and the suggestions to what it does with a cell's text; twice is safe."""
 
     @context_matcher(identifier="skymagic")
     def skymagic_matcher(context: Any) -> dict[str, Any]:
-        found = complete(context.text_until_cursor, shell.user_ns)
+        body = "\n".join(context.full_text.split("\n")[context.cursor_line + 1 :])
+        found = complete(context.text_until_cursor, shell.user_ns, body)
         if found is None:
             return {"completions": []}
         fragment, words = found
@@ -37,22 +46,75 @@ def register(shell: InteractiveShell) -> None:
     matchers[:] = [one for one in matchers if getattr(one, "matcher_identifier", "") != "skymagic"]
     matchers.append(skymagic_matcher)
 
+    def skymagic_suggests(lines: list[str]) -> list[str]:
+        return suggest(shell, lines)
 
-def complete(text: str, namespace: dict[str, Any]) -> tuple[str, list[str]] | None:
-    """What may follow on a line up to the cursor: the piece that it replaces, and the words; None off magic lines."""
+    skymagic_suggests.has_side_effects = True  # type: ignore[attr-defined]  # not for code that is being typed
+    transformers = shell.input_transformers_cleanup
+    transformers[:] = [one for one in transformers if getattr(one, "__name__", "") != skymagic_suggests.__name__]
+    transformers.append(skymagic_suggests)
+
+
+def complete(text: str, namespace: dict[str, Any], body: str = "") -> tuple[str, list[str]] | None:
+    """What may follow on a line up to the cursor: the piece that it replaces, and the words; None off magic lines.
+
+    Args:
+        namespace: the notebook's.
+        body: the lines below the magic's.
+    """
     line = LINE.match(text.lstrip())
     if line is None or line[1] not in MAGICS:
         return None
+    variables, theirs = [name for name in namespace if not name.startswith("_")], _names_of_ranks()
     names = help.CompletionNames(
         pools=tuple(one.name for one in registry.every()),
-        variables=tuple(name for name in namespace if not name.startswith("_")),
-        theirs=_names_of_ranks(),
+        variables=tuple(variables),
+        theirs=theirs,
+        gathered=tuple({*theirs, *variables, *assigned(body)}),
+        hosts=_hosts(),
+        environment=tuple(os.environ),
         plugins=tuple(plugins.names()),
+        plugin_options=plugins.options,
         providers=("auto", *providers.names()),
         left=tuple(one.name for one in records.every()),
     )
     words = help.complete(line[1], line[2], names)
     return re.split(r"[ \t=,]", line[2])[-1], words
+
+
+def assigned(body: str) -> set[str]:
+    """Names that a cell sets, modules not among them; as far as they can be seen where it does not compile."""
+    try:
+        modules = {
+            (alias.asname or alias.name).partition(".")[0]
+            for node in ast.walk(ast.parse(body))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
+        return {name for name in cell_names(body).stores - modules if not name.startswith("_")}
+    except (SyntaxError, ValueError, RecursionError):
+        found = ASSIGNED.findall(body)
+        return {name for names in found for name in re.split(r"[,\s]+", names) if name.isidentifier()}
+
+
+def suggest(shell: InteractiveShell, lines: list[str]) -> list[str]:
+    """An input transformer: a magic that is not there, and is spelt nearly like one of ours, raises UsageError with that one."""
+    first = next((line for line in lines if line.strip()), "")
+    found = re.match(r"(%%?)(sky_?\w+)", first)
+    if found is None or shell.find_magic(found[2]) or shell.find_cell_magic(found[2]):
+        return lines
+    nearest = did_you_mean(found[2], MAGICS)
+    if not nearest:
+        return lines
+    raise UsageError(f"there is no magic {found[0]}{nearest}")
+
+
+def _hosts() -> tuple[str, ...]:
+    """Names of ~/.ssh/config."""
+    try:
+        return aliases()
+    except RequestError:  # others may write it
+        return ()
 
 
 def _names_of_ranks() -> tuple[str, ...]:

@@ -27,65 +27,53 @@ _BUILT_IN = Defaults()
 class SkyMagic(Configurable):
     """Defaults of the magics, for what a line does not say."""
 
-    provider = Unicode(_BUILT_IN.provider, help="Where pools are made: auto, local, ssh, aws.").tag(config=True)
-    plugins = List(Unicode(), help="Plugins of every pool, as --plugin takes them: ['torch:backend=gloo'].").tag(
-        config=True
-    )
+    provider = Unicode(_BUILT_IN.provider, help="Where pools are made: auto, local, ssh, aws.")
+    plugins = List(Unicode(), help="Plugins of every pool, as --plugin takes them: ['torch:backend=gloo'].")
     only = Union(
         [Unicode(), Int(), List(Int())],
         default_value=_BUILT_IN.only.text,
         help="Whose output is shown: head, all, 0,2 or 0:4; or a rank, or ranks.",
-    ).tag(config=True)
-    timeout: Any = AnyTrait(_BUILT_IN.timeout, help="Limit of a cell: seconds or '10m'; None for none.").tag(
-        config=True
     )
-    idle: Any = AnyTrait(_BUILT_IN.idle, help="A pool stops after so long without a cell: seconds or '30m'.").tag(
-        config=True
-    )
-    max_lifetime: Any = AnyTrait(_BUILT_IN.max_lifetime, help="A pool stops after so long: seconds or '8h'.").tag(
-        config=True
-    )
+    timeout: Any = AnyTrait(_BUILT_IN.timeout, help="Limit of a cell: seconds or '10m'; None for none.")
+    idle: Any = AnyTrait(_BUILT_IN.idle, help="A pool stops after so long without a cell: seconds or '30m'.")
+    max_lifetime: Any = AnyTrait(_BUILT_IN.max_lifetime, help="A pool stops after so long: seconds or '8h'.")
     max_price: Any = AnyTrait(
         _BUILT_IN.max_price,
         help="What a rented pool may cost per hour in dollars, unless --max-price says; None for no limit.",
-    ).tag(config=True)
+    )
     away: Any = AnyTrait(
         _BUILT_IN.away,
         help="Other machines end a pool whose notebook has gone, so long after their last cell: seconds, '30m' or None.",
-    ).tag(config=True)
+    )
     stall_after = Float(
         _BUILT_IN.stall_after, min=0.0, help="Seconds without progress until a stalled cell is pointed out."
-    ).tag(config=True)
+    )
     view_after = Float(
         _BUILT_IN.view_after,
         min=0.0,
         help="Seconds after which a cell that goes on has a line that says how it is; inf for none.",
-    ).tag(config=True)
-    grace = Float(_BUILT_IN.grace, min=0.0, help="Seconds that an interrupted rank has before it is ended.").tag(
-        config=True
     )
-    screen_limit = Int(
-        _BUILT_IN.screen_limit, min=1, help="Bytes of output that one cell may show; the logs hold all."
-    ).tag(config=True)
+    grace = Float(_BUILT_IN.grace, min=0.0, help="Seconds that an interrupted rank has before it is ended.")
+    screen_limit = Int(_BUILT_IN.screen_limit, min=1, help="Bytes of output that one cell may show; the logs hold all.")
     log_limit = Int(
         _BUILT_IN.log_limit,
         min=1_000_000,
         help="Bytes that the log of one rank may have, of pools made from now on; of a longer one the beginning is dropped.",
-    ).tag(config=True)
+    )
     keep_values = Bool(
         _BUILT_IN.keep_values,
         help="Whether other machines keep values of 1 MB and more on their disks, for later pools (4 GB, 30 days).",
-    ).tag(config=True)
+    )
 
     packages = Enum(
         ("sync", "ask", "off"),
         _BUILT_IN.packages,
         help="Packages that the notebook has and other machines lack: installed there, asked for, or left alone.",
-    ).tag(config=True)
+    )
 
     aws = DictTrait(
         help="How machines are rented from EC2, as sky.AWS takes it: {'profile': 'work', 'subnet': 'subnet-…', 'use_private_ips': True}."
-    ).tag(config=True)
+    )
 
     @validate("aws")
     def _check_aws(self, proposal: Any) -> dict[str, Any]:
@@ -96,7 +84,7 @@ class SkyMagic(Configurable):
         ("wait", "refuse"),
         _BUILT_IN.busy,
         help="What becomes of a cell while another is at work on its ranks: it waits, or is refused.",
-    ).tag(config=True)
+    )
 
     @validate("plugins")
     def _check_plugins(self, proposal: Any) -> list[str]:
@@ -123,6 +111,10 @@ class SkyMagic(Configurable):
         values["only"] = Selection(self.only)
         values["aws"] = settings(self.aws)
         return Defaults(**values)
+
+
+for _trait in SkyMagic.class_own_traits().values():
+    _trait.tag(config=True)
 
 
 def _checked(read: Callable[[Any], Any], value: Any) -> Any:

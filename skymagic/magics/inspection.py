@@ -5,9 +5,8 @@ its nodes are.
 from __future__ import annotations
 
 from skymagic.cluster.health import Findings
-from skymagic.display import panel, text
 from skymagic.display.screen import print_note
-from skymagic.display.use import words
+from skymagic.display.status import PoolStatus, RankStatus, Status
 from skymagic.jobs import inspection
 from skymagic.magics.arguments.line_magics import CheckRequest, RanksRequest
 from skymagic.plan.selection import Selection
@@ -19,8 +18,8 @@ USE_WINDOW = 0.25
 NO_POOL = "no pool is running: make one with %sky_pool --nodes 2 --plugin torch"
 
 
-def pools(name: str | None) -> list[tuple[str, str]]:
-    """Each pool as text, a table of its ranks, and as HTML, where the table is folded below the panel; or why there is none.
+def pools(name: str | None) -> Status:
+    """How pools are; or why there is none.
 
     Args:
         name: of a pool; None for all.
@@ -31,15 +30,17 @@ def pools(name: str | None) -> list[tuple[str, str]]:
     chosen: list[Pool | Reader] = [registry.readable(name)] if name else [*registry.every(), *readers.every()]
     gone = [] if name else [f"{one.ended}: %sky_pool makes it anew" for one in registry.ended()]
     gone += [] if name else records.reminders(records.every())
-    return [*map(_pool, chosen), *((line, "") for line in gone)] or [(NO_POOL, "")]
+    return Status({one.name: _pool(one) for one in chosen}, tuple(gone if chosen or gone else [NO_POOL]))
 
 
-def _pool(one: Pool | Reader) -> tuple[str, str]:
-    if isinstance(one, Reader):
-        return f"{one!r}\n{text.status(one.status())}", ""
-    use = one.use(USE_WINDOW)
-    table = text.status(one.status(), {rank: words(used) for rank, used in use.items()})
-    return f"{one!r}\n{table}", one.picture(use) + panel.folded("processes", table)
+def _pool(one: Pool | Reader) -> PoolStatus:
+    use = {} if isinstance(one, Reader) else one.use(USE_WINDOW)
+    ranks = {
+        number: RankStatus(number, node, str(host), pid, str(state), use.get(number))
+        for rank, node, host, pid, state in one.status()
+        for number in [int(str(rank))]
+    }
+    return PoolStatus(repr(one), ranks, "" if isinstance(one, Reader) else one.picture(use))
 
 
 def stacks(request: RanksRequest) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
 from skymagic import plugins, providers
 from skymagic.api import costs, disk, executing, logs, rented, running
@@ -18,32 +18,24 @@ from skymagic.api.compute import Compute
 from skymagic.api.offers import offers, rentable
 from skymagic.data.capture import installed
 from skymagic.display import text as display
-from skymagic.display.screen import Copying, print_note, show_status, show_table
-from skymagic.display.sending import write
-from skymagic.errors import CloudError, PoolError, RequestError, SkyError
+from skymagic.display.screen import Copying, print_note, show_object
+from skymagic.errors import CloudError, PoolError
 from skymagic.files.messages import summary
-from skymagic.jobs import cell as broadcast
-from skymagic.jobs import clone, script
-from skymagic.magics import auto, completion, debugging, inspection, rendering
+from skymagic.jobs import clone
+from skymagic.magics import auto, completion, debugging, inspection, rendering, terminal
 from skymagic.magics.arguments import cell_magics, line_magics, pool_magic
 from skymagic.magics.arguments.help import help_alone, with_help
-from skymagic.magics.beside import Run
 from skymagic.magics.config import SkyMagic
 from skymagic.magics.results import ResultTables
-from skymagic.plan.requests import PoolRequest, RunRequest, ShellRequest
+from skymagic.magics.runs import Runs, named, usage
+from skymagic.plan.requests import PoolRequest, RunRequest
 from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import rank_words
-from skymagic.pool import Pool, notebooks, records, registry
-from skymagic.pool.attaching import Unfinished
+from skymagic.pool import notebooks, records, registry, surveys
 from skymagic.pool.status import now
 from skymagic.providers.local import gpus as local_gpus
 from skymagic.run import interrupt
-from skymagic.run.report import Limits
-from skymagic.run.spec import RunSpec
-
-T = TypeVar("T")
-
 
 # Other packages may bring more; looking for those takes longer than many a cell.
 EXISTING_NAMES = {
@@ -52,28 +44,20 @@ EXISTING_NAMES = {
 }
 
 
-def usage(call: Callable[[], T]) -> T:
-    """Call, and turn misuse into IPython's one-line UsageError."""
-    try:
-        return call()
-    except RequestError as refused:
-        raise UsageError(str(refused)) from None
-
-
 @magics_class
 class SkyMagics(Magics):
     """All magics of skymagic, registered with one shell."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
-        for named in self.magics.values():
-            named.update({name: with_help(name, method) for name, method in named.items()})
+        for kind in self.magics.values():
+            kind.update({name: with_help(name, method) for name, method in kind.items()})
         self.settings = SkyMagic(parent=shell)
         shell.configurables.append(self.settings)
         self.auto = auto.Auto(shell)
         self.results = ResultTables(shell)
+        self.runs = Runs(shell, self.settings, self.auto, self.results)
         self._round_robin: Iterator[int] = itertools.count()
-        self.pending: list[Run] = []
 
     # -- pools -------------------------------------------------------------------------------------------------------
 
@@ -82,27 +66,10 @@ class SkyMagics(Magics):
         request = usage(lambda: pool_magic.parse_pool(line, self.settings.defaults(), body=cell, **EXISTING_NAMES))
         if request.dry_run:
             print(
-                usage(
-                    lambda: registry.preview(request, print_note, self.shell.user_ns, self.settings.defaults())
-                ).text()
+                usage(lambda: surveys.preview(request, print_note, self.shell.user_ns, self.settings.defaults())).text()
             )
             return None
-        return Compute.of(self._ensure(request, resize=True))
-
-    def _ensure(self, request: PoolRequest, *, resize: bool = False, start: bool = False) -> Pool:
-        defaults = self.settings.defaults()
-        ensure = partial(registry.ensure, request, self.shell.user_ns, defaults, print_note, resize=resize, start=start)
-        return usage(partial(ensure, resume=self._resume))
-
-    def _resume(self, one: Pool, unfinished: Unfinished) -> None:
-        with interrupt.deferred():
-            self._follow(one, unfinished)
-
-    def _pool_of(self, request: PoolRequest) -> Pool:
-        """The pool that a run asks for: by options, by name, or the one used last."""
-        if request.given() - {"name"}:
-            return self._ensure(request, start=True)
-        return usage(lambda: registry.ready(request.name, print_note))
+        return Compute.of(self.runs.ensure(request, resize=True))
 
     @line_magic
     def sky_down(self, line: str) -> None:
@@ -156,25 +123,8 @@ class SkyMagics(Magics):
                 request.name, self.shell.user_ns, defaults, print_note, take_over=request.take_over
             )
             for unfinished in found:
-                self._follow(one, unfinished)
+                self.runs.follow(one, unfinished)
         return Compute.of(one)
-
-    def _follow(self, one: Pool, unfinished: Unfinished) -> None:
-        """Show the rest of a run that another notebook began, and keep what it gives."""
-        spec, defaults = unfinished.spec, self.settings.defaults()
-        number = f"cell {spec.execution_count} on {rank_words(spec.ranks)}"
-        print_note(f"[{number} {'had ended' if unfinished.over else 'goes on'}]")
-        limits = Limits(grace=defaults.grace, stall_after=defaults.stall_after)
-        if spec.job == "script":
-            outcome = script.follow(one, spec, unfinished.run, limits)
-            if spec.output:
-                self.shell.user_ns[spec.output] = outcome.value
-            if outcome.error is not None:
-                raise outcome.error
-            return
-        values = broadcast.follow(one, spec, unfinished.run, limits)
-        request = RunRequest(pool=named(one.name), output=spec.output or None, gather=spec.gather, head=spec.head)
-        self._keep(values, request)
 
     @line_magic
     def sky_status(self, line: str) -> None:
@@ -186,12 +136,21 @@ class SkyMagics(Magics):
             found = usage(lambda: running.look(request.hosts, request.name))
             print(running.status_text(found, self._own_jobs()))
             return
-        show_status(inspection.pools(request.name))
+        status = inspection.pools(request.name)
+        show_object(status)
+        self._name(request.output, status)
 
     @line_magic
     def sky_logs(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_logs(line))
         usage(lambda: logs.show(request, lambda text: print(text, end="", flush=True)))
+        if request.output:
+            self._name(request.output, logs.collected(request))
+
+    def _name(self, output: str | None, shown: object) -> None:
+        """Keep what was shown, where ``-o`` asks for it."""
+        if output:
+            self.shell.user_ns[output] = shown
 
     @line_magic
     def sky_stacks(self, line: str) -> None:
@@ -200,6 +159,11 @@ class SkyMagics(Magics):
     @line_magic
     def sky_vars(self, line: str) -> None:
         print(usage(lambda: inspection.variables(line_magics.parse_vars(line))))
+
+    @no_var_expand  # $RANK is the rank's
+    @line_magic
+    def sky_shell(self, line: str) -> None:
+        usage(lambda: terminal.run(line_magics.parse_shell(line)))
 
     @line_magic
     def sky_clone(self, line: str) -> None:
@@ -243,15 +207,19 @@ class SkyMagics(Magics):
         request = usage(lambda: line_magics.parse_gpus(line))
         print(display.gpus(request.gpu.name if request.gpu else None, local_gpus()), flush=True)
         settings = self.settings.defaults().aws
-        if request.gpu is None or not (request.rented or rentable(settings)):
+        asks = request.rented or request.output is not None
+        if request.gpu is None or not (asks or rentable(settings)):
             return
         asked = PoolRequest(gpu=request.gpu, nodes=request.nodes, region=request.region, spot=request.spot)
         try:
-            show_table(usage(lambda: offers(asked, settings)))
+            found = usage(lambda: offers(asked, settings))
         except CloudError as problem:
-            if request.rented:
+            if asks:
                 raise
             print_note(f"[EC2 was not asked: {problem}]")
+            return
+        show_object(found, apart=True)
+        self._name(request.output, found)
 
     @line_magic
     def sky_cost(self, line: str) -> None:
@@ -261,7 +229,7 @@ class SkyMagics(Magics):
 
     @line_magic
     def sky_check(self, line: str) -> None:
-        show_table(inspection.checked(usage(lambda: line_magics.parse_check(line))))
+        show_object(inspection.checked(usage(lambda: line_magics.parse_check(line))), apart=True)
 
     @line_magic
     def sky_clean(self, line: str) -> None:
@@ -283,16 +251,16 @@ class SkyMagics(Magics):
     @line_cell_magic
     def sky_broadcast(self, line: str, cell: str | None = None) -> Any:
         request = usage(lambda: cell_magics.parse_broadcast(line, self.settings.defaults(), **EXISTING_NAMES))
-        return self._run(request, cell or "")
+        return self.runs.run(request, cell or "")
 
     @cell_magic
     def sky_run(self, line: str, cell: str) -> Any:
         request = usage(lambda: cell_magics.parse_run(line, self.settings.defaults()))
-        one = self._pool_of(request.pool)
+        one = self.runs.pool_of(request.pool)
         if request.targets is None:
             rank = next(self._round_robin) % one.world_size
             request = replace(request, targets=Selection(str(rank)))
-        return self._run(request, cell)
+        return self.runs.run(request, cell)
 
     @cell_magic
     def sky_sh(self, line: str, cell: str) -> Any:
@@ -302,126 +270,19 @@ class SkyMagics(Magics):
                 f"--detach: pool {one.name!r} ends with its notebook: make one with --detached (%sky_pool {one.name} … --detached), "
                 "or go on beside the notebook with -a"
             )
-        whole = self._cell(cell)
-        return self._beside_or_now(
-            request.noblock or request.detach, whole, lambda beside: self._script(request, whole, beside)
-        )
-
-    def _script(self, request: ShellRequest, cell: broadcast.Cell, beside: Run | None) -> script.Outcome:
-        """Run a script on the nodes; how it ended there is kept also when it failed."""
-        one = usage(lambda: registry.ready(request.pool, print_note))
-        one.defaults = defaults = self.settings.defaults()
-        spec = self._known(usage(lambda: script.spec_of(request, one, cell)), one, beside)
-        with interrupt.deferred():
-            limits = Limits(timeout=request.timeout, grace=defaults.grace, view_after=defaults.view_after)
-            outcome = script.run(one, spec, limits, **(beside.given if beside else {}))
-            if request.output:
-                self.shell.user_ns[request.output] = outcome.value
-            if outcome.error is not None:
-                raise outcome.error
-            return outcome
+        return self.runs.run_script(request, cell)
 
     @line_magic
     def sky_push(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_names("sky_push", line))
         run = RunRequest(pool=named(request.pool), targets=request.targets, push=request.names, fresh=True)
-        self._run(run, "")
+        self.runs.run(run, "")
 
     @line_magic
     def sky_pull(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_names("sky_pull", line))
         run = RunRequest(pool=named(request.pool), targets=request.targets, gather=request.names, head=request.head)
-        name = request.output
-        with interrupt.deferred():
-            self._keep(self._values(run, self._cell("")), run, renamed={request.names[0]: name} if name else {})
-
-    def _run(self, request: RunRequest, body: str) -> Any:
-        """Run a cell and keep its values; with --noblock, return at once."""
-        cell = self._cell(body)
-        return self._beside_or_now(request.noblock, cell, lambda beside: self._run_now(request, cell, beside))
-
-    def _beside_or_now(self, noblock: bool, cell: broadcast.Cell, call: Callable[[Run | None], Any]) -> Run | None:
-        """Call now, or on a thread of its own, with the handle that the user has of it."""
-        if not noblock:
-            call(None)
-            return None
-        pending = Run(lambda handle: self._run_beside(call, handle), cell.execution_count)
-        self.pending = [*(one for one in self.pending if not one.done()), pending]
-        return pending
-
-    def _run_beside(self, call: Callable[[Run | None], Any], handle: Run) -> Any:
-        """Run on a thread, where nobody else shows what is raised."""
-        try:
-            return call(handle)
-        except (SkyError, UsageError) as problem:
-            lines = problem._render_traceback_() if isinstance(problem, SkyError) else [f"UsageError: {problem}"]
-            write("stderr", "\n".join([*lines, ""]))
-            raise
-
-    def _run_now(self, request: RunRequest, cell: broadcast.Cell, beside: Run | None) -> broadcast.Values | None:
-        with interrupt.deferred():
-            values = self._values(request, cell, beside)
-            if values is not None:
-                self._keep(values, request)
-            return values
-
-    def _values(self, request: RunRequest, cell: broadcast.Cell, beside: Run | None = None) -> broadcast.Values | None:
-        with self.auto.paused():
-            source = broadcast.check_syntax(cell.source, self.shell.transform_cell)
-        one = self._pool_of(request.pool)
-        one.defaults = defaults = self.settings.defaults()  # %config counts from the next cell on
-        spec = usage(lambda: broadcast.spec_of(request, one, cell, source))
-        if not cell.above and self.auto.takes(cell.source):
-            print_note(f"[{rank_words(spec.ranks)} of pool {one.name!r}]")
-        if request.dry_run:
-            print(display.shipment(one.preview(spec).items))
-            return None
-        limits = Limits(
-            timeout=request.timeout,
-            grace=defaults.grace,
-            stall_after=defaults.stall_after,
-            view_after=defaults.view_after,
-        )
-        names = (*([request.output] if request.output else []), *request.gather)
-        known = self._known(spec, one, beside)
-        return broadcast.broadcast(one, known, limits, names=names, **(beside.given if beside else {}))
-
-    def _known(self, spec: RunSpec, pool: Pool, beside: Run | None) -> RunSpec:
-        """The run as the handle and the pool know of each other."""
-        if beside is None:
-            return spec
-        beside.pool, beside.ranks = pool, spec.ranks
-        return replace(spec, beside=True)
-
-    def _cell(self, body: str) -> broadcast.Cell:
-        """The body in its place in the cell that the user sees."""
-        shell = self.shell
-        inputs = shell.history_manager.input_hist_raw if shell.history_manager else [""]
-        flags = broadcast.future_flags(shell.compile.flags)
-        return broadcast.Cell(body, broadcast.above_body(inputs[-1], body), broadcast.number_in(shell), flags)
-
-    def _keep(
-        self, values: broadcast.Values | None, request: RunRequest, renamed: dict[str, str | None] | None = None
-    ) -> None:
-        """Put values into the notebook's variables; those that could not come back raise after the others are kept."""
-        if values is None:
-            return
-        found: dict[str, list[Any]] = dict(values.variables)
-        if request.output:
-            found[request.output] = values.value
-        for name, listed in found.items():
-            target = (renamed or {}).get(name) or name
-            self.shell.user_ns[target] = listed[0] if request.head else listed
-            self.results.remember(target, () if request.head else values.ranks)
-        own = {name: kind for name, kind in values.types.items() if name not in (renamed or {})}
-        self._pool_of(request.pool).shipper.gathered(own, values.ranks)
-        if values.problems:
-            raise broadcast.result_error(values, list(found))
-
-
-def named(name: str | None) -> PoolRequest:
-    """A request for a pool that runs."""
-    return PoolRequest(name=name, stated=frozenset())
+        self.runs.pull(run, {request.names[0]: request.output} if request.output else {})
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

@@ -11,6 +11,7 @@ from types import TracebackType
 from IPython.core.interactiveshell import InteractiveShell
 
 from skymagic.errors import RankError
+from skymagic.plan.masking import without_colours
 
 
 def register(shell: InteractiveShell) -> None:
@@ -35,6 +36,8 @@ def show(
     """What IPython does with other errors."""
     shell._get_exc_info((kind, error, tb))  # for %debug, %tb and sys.last_value
     lines = error._render_traceback_()
+    if shell.colors.lower() == "nocolor":  # the rank does not know
+        lines = [without_colours(line) for line in lines]
     shell._showtraceback(kind, error, lines)
     if shell.call_pdb:
         shell.debugger(force=True)

@@ -9,6 +9,9 @@ from typing import Any
 from skymagic.errors import RequestError
 from skymagic.plan.keywords import check
 
+SSM = "ssm"
+"""The way in by a session of AWS Systems Manager."""
+
 
 @dataclass(frozen=True)
 class CloudSettings:
@@ -24,6 +27,7 @@ class CloudSettings:
         disk: GB of each machine's disk.
         endpoint_url: another address of AWS's services.
         deadline_factor: of all deadlines and pauses for AWS.
+        via: ``"ann@bastion"``, a jump host, or ``"ssm"``, AWS Systems Manager: the way to machines without public addresses.
     """
 
     profile: str | None = None
@@ -36,6 +40,11 @@ class CloudSettings:
     disk: int = 100
     endpoint_url: str | None = None
     deadline_factor: float = 1.0
+    via: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.via:
+            object.__setattr__(self, "use_private_ips", True)
 
 
 def settings(values: Mapping[str, Any]) -> CloudSettings:

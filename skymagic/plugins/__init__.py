@@ -28,5 +28,6 @@ from skymagic.plugins.table import attributes as __dir__  # noqa: F401
 from skymagic.plugins.table import factory as factory
 from skymagic.plugins.table import load as load
 from skymagic.plugins.table import names as names
+from skymagic.plugins.table import options as options
 from skymagic.plugins.table import order as order
 from skymagic.plugins.table import resolve as resolve

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 import time
 import types
 from collections.abc import Callable, Mapping
@@ -16,8 +17,10 @@ from typing import Any
 from skymagic.runtime.on_import import when_imported
 from skymagic.runtime.reporting import RESERVED, report
 
-INTERVAL = 0.5
-"""Seconds between two looks at numbers that may wait for a GPU."""
+INTERVAL, SHARE = 0.5, 0.01
+"""Seconds between two looks at numbers that may wait for a GPU, at most; and what part of the time these may take."""
+TIMINGS = re.compile(r"_(runtime|per_second|preparation_time)$|^total_flos$")
+"""What transformers logs of an evaluation besides its result."""
 LIGHTNING = (
     "lightning.pytorch.trainer.connectors.callback_connector",
     "pytorch_lightning.trainer.connectors.callback_connector",
@@ -55,7 +58,8 @@ def _trainer(module: types.ModuleType) -> None:
             told(state.global_step, state.max_steps)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            told(state.global_step, state.max_steps, logs)
+            chosen = {name: value for name, value in (logs or {}).items() if not TIMINGS.search(name)}
+            told(state.global_step, state.max_steps, chosen)
 
     module.DEFAULT_CALLBACKS.append(Report)
 
@@ -75,7 +79,7 @@ def _lightning(module: types.ModuleType) -> None:
         """Reports to skymagic's notebook."""
 
         total: float | None = None
-        looked = 0.0
+        looked = wait = 0.0
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             self.total = None
@@ -83,21 +87,22 @@ def _lightning(module: types.ModuleType) -> None:
                 self.total = float(trainer.estimated_stepping_batches)
 
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-            due = time.monotonic() - self.looked >= INTERVAL
-            self.tell(trainer, trainer.callback_metrics if due else {})
+            self.tell(trainer, look=time.monotonic() - self.looked >= self.wait)
 
         def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
             if trainer.state.fn == "fit" and not trainer.sanity_checking:
-                self.tell(trainer, trainer.callback_metrics)
+                self.tell(trainer)
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            self.tell(trainer, trainer.callback_metrics)
+            self.tell(trainer)
 
-        def tell(self, trainer: Any, numbers: Mapping[str, Any]) -> None:
+        def tell(self, trainer: Any, *, look: bool = True) -> None:
             told(trainer.global_step, self.total)
-            if numbers:
+            if look:
+                began = time.monotonic()
+                told(trainer.global_step, self.total, trainer.callback_metrics)
                 self.looked = time.monotonic()
-                told(trainer.global_step, self.total, numbers)
+                self.wait = min(INTERVAL, (self.looked - began) / SHARE)
 
     connector = module._CallbackConnector
     plain = connector.on_trainer_init

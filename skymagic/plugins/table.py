@@ -97,6 +97,15 @@ def load(spec: PluginSpec) -> Plugin:
         raise RequestError(f"the plugin {spec.name!r} cannot be made: {words(problem)}") from problem
 
 
+def options(name: str) -> tuple[str, ...]:
+    """What ``--plugin name:…`` takes, by the parameters of its factory; nothing where its code cannot be loaded."""
+    try:
+        known = inspect.signature(factory(name)).parameters.values()
+    except RequestError:
+        return ()
+    return tuple(one.name for one in known if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL))
+
+
 def resolve(asked: Iterable[Plugin | PluginSpec]) -> tuple[Plugin, ...]:
     """The plugins of a pool: each loaded, with those that it needs, and in the order in which their hooks run.
 

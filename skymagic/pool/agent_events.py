@@ -42,15 +42,18 @@ class AgentEvents:
         note = self._dispatch.note
         shown = self._dispatch.shown
         return Agents(
-            nodes, self._rank_died, self._node_lost, note, self._limit_reached, self._problem, shown, self._told
+            nodes, self._rank_died, self.node_lost, note, self._limit_reached, self._problem, shown, self._told
         )
 
     def _problem(self, text: str) -> None:
         if not self._dispatch.note(text):
             self._status.note(text)
 
-    def _told(self, message: wire.Interruption | wire.HookEnded) -> None:
-        """A machine will be taken away, or a hook that was called for that has ended: shown at once."""
+    def _told(self, message: wire.Interruption | wire.HookEnded | wire.WidgetUpdate) -> None:
+        """A widget has changed; or a machine will be taken away, or a hook that was called for that has ended: shown at once."""
+        if isinstance(message, wire.WidgetUpdate):
+            self._resources.widgets.take(message.rank, message.comms)
+            return
         text = messages.hook_ended(message) if isinstance(message, wire.HookEnded) else self._interruption(message)
         if not self._dispatch.note(text):
             print_note(f"[{text}]")
@@ -74,7 +77,7 @@ class AgentEvents:
             )
             self._recovery.begin([exited.rank])
 
-    def _node_lost(self, index: int, reason: str) -> None:
+    def node_lost(self, index: int, reason: str) -> None:
         status = self._status
         if status.state in (State.STOPPING, State.STOPPED, State.STARTING, State.LOST):
             return
@@ -85,7 +88,7 @@ class AgentEvents:
         ranks = self._resources.agents.ranks_of(index) if index else list(range(status.world_size))
         status.move(Event.DEGRADE if index else Event.LOSE)
         if index:
-            self._resources.lose_node(index)
+            self._resources.lose_node(index, ranks)
         replaced = self._replacement.begin(index)
         if index or replaced:
             what = f"{rank_words(ranks)} and {agreeing(len(ranks), 'its', 'their')} variables are lost"

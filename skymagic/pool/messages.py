@@ -83,6 +83,18 @@ def lost(name: str) -> str:
     return f"pool {name!r} is lost: %sky_restart starts all ranks anew, without variables; %sky_down {name} ends it"
 
 
+def headless(job_id: str, others: Sequence[str], remote: bool) -> str:
+    """What can be done with a pool whose first machine is gone, by a notebook that cannot attach to it.
+
+    Args:
+        others: the names of its other machines. remote: whether they are reached by name.
+    """
+    lost = "through that machine its ranks are reached: what they held, and results that nobody has taken, are lost"
+    hosts = f" --hosts {','.join(others)}" if remote else ""
+    ends = f"; %sky_down {job_id}{hosts} ends what is left on {', '.join(others)}" if others else ""
+    return f"{lost}{ends}; %sky_pool makes the pool anew"
+
+
 def without(lost: Sequence[int], world_size: int, *, replaced: bool = False) -> str:
     """What can be done when the machines of these ranks are gone.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from skymagic.cluster import Agents, Node
 from skymagic.cluster.resources import Meter
 from skymagic.display import panel
+from skymagic.display.proxies import Proxies
 from skymagic.display.use import RankUse
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults
@@ -92,7 +93,7 @@ class Pool(Status):
             self, self._resources, dispatch, self.scheduler, self._recovery, self.packages, self._replacement
         )
         self._debugging = Debugging(self, dispatch, self.scheduler, self._recovery, self._runs)
-        self._attaching = Attaching(self, self._resources, self._recovery, self._runs)
+        self._attaching = Attaching(self, self._resources, self._recovery, self._runs, self._events.node_lost)
         self._cloning = Cloning(self, self._resources, dispatch, self.scheduler, self._recovery, self._runs)
 
     @property
@@ -104,6 +105,11 @@ class Pool(Status):
     def shipper(self) -> Shipper:
         """What knows which values the ranks hold. Raises PoolStateError where the pool was not started."""
         return self._resources.shipper
+
+    @property
+    def widgets(self) -> Proxies:
+        """The widgets of its ranks that the notebook shows."""
+        return self._resources.widgets
 
     # -- its life ----------------------------------------------------------------------------------------------------
 

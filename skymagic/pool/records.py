@@ -6,11 +6,12 @@ They are hints, and no state: what runs is on the machines. A record that is los
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
@@ -56,6 +57,27 @@ def write(record: PoolRecord) -> None:
         with open(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
             json.dump(asdict(record), file)
         part.replace(path)
+
+
+@contextlib.contextmanager
+def locked(name: str, waits: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Hold a lock that all notebooks of this user share; on a file system without locks, or where nothing can be kept, nobody is kept out.
+
+    Args:
+        name: of the lock.
+        waits: called where another process has it, before this one waits for it.
+    """
+    with contextlib.ExitStack() as opened:
+        with contextlib.suppress(OSError):
+            folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = os.open(folder() / f"{name}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            opened.callback(os.close, file)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waits()
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def taken(record: PoolRecord) -> PoolRecord:

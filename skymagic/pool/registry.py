@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import atexit
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from skymagic import providers
-from skymagic.data.capture.namespace import imported
 from skymagic.display import live, starting
 from skymagic.display.panel import PoolView
-from skymagic.display.question import confirmed
 from skymagic.display.screen import print_note
 from skymagic.errors import CloudError, PoolError, ProvisionError, RequestError
 from skymagic.plan.planning import fits
-from skymagic.plan.plans import Plan, cost_words
-from skymagic.plan.requests import Defaults, PoolRequest, missing_secrets
+from skymagic.plan.plans import cost_words
+from skymagic.plan.requests import Defaults, PoolRequest
+from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import count
-from skymagic.pool import Pool, keys, readers, records, reuse, view
+from skymagic.pool import Pool, keys, readers, records, reuse, surveys, view
 from skymagic.pool.attaching import Unfinished
 from skymagic.pool.reader import Reader
 from skymagic.pool.states import State
-from skymagic.providers import Provider, Survey
+from skymagic.providers import Survey
 
 DEFAULT_NAME = "main"
 _pools: dict[str, Pool] = {}
@@ -53,6 +50,8 @@ def find(name: str | None = None, *, ended: bool = False) -> Pool:
         raise PoolError(reader.refusal())
     there = f"there are {', '.join(_pools)}" if _pools else "there is none"
     wanted = f"there is no pool {name!r}; {there}" if name else "there is no pool yet"
+    if name and (nearest := did_you_mean(name, _pools)):
+        raise PoolError(f"{wanted}{nearest}")
     raise PoolError(f"{wanted}: make one with %sky_pool {f'{name} ' if name else ''}--nodes 2 --plugin torch")
 
 
@@ -117,14 +116,14 @@ def ensure(
         others = replace(request, nodes=None, hosts=(), stated=request.given() - {"nodes", "hosts"})
         if not fits(others, there.plan):
             return resized(there, request, tell)
-    request = _with_imports(providers.placed(request), namespace, defaults)
+    request = surveys.with_imports(providers.placed(request), namespace, defaults)
     if there is None and request.provider in reuse.RENTED:
         found = _found_again(request, name, namespace, defaults, tell)
         if found is not None:
             for run in found[1]:
                 resume(found[0], run)
             return found[0]
-    provider, survey = _surveyed(request, tell)
+    provider, survey = surveys.surveyed(request, tell)
     try:
         if there is not None:
             raise RequestError(
@@ -133,7 +132,7 @@ def ensure(
             )
         if request.lazy and not start:
             return _declared(Pool(name, provider, survey, namespace, defaults, drop), survey, tell)
-        _confirm(survey.plan)
+        surveys.confirm(survey.plan)
         return _make(Pool(name, provider, survey, namespace, defaults, drop), tell)
     except BaseException:
         survey.close()
@@ -180,7 +179,7 @@ def resized(pool: Pool, request: PoolRequest, tell: Callable[[str], None]) -> Po
     survey = provider.plan(wanted, tell)
     plan = survey.plan
     try:
-        _confirm(plan)
+        surveys.confirm(plan)
         nodes = count(plan.topology.nodes, "rank" if plan.counted_in_ranks else "node")
         use(pool)
         if not plan.remote:
@@ -256,6 +255,19 @@ def attach(
         PoolError: there is no such pool, its notebook is alive, its key is not to be used, or it is gone; says what to do.
     """
     record = records.named(name)
+    # of two notebooks that attach at once the later one finds that the other has the pool
+    with records.locked(record.job_id, lambda: tell(f"another notebook attaches to pool {record.name!r} now …")):
+        pool, found = _attached(name, namespace, defaults, take_over)
+    tell(f"attached to pool {pool.name!r} on {', '.join(pool.plan.hosts)} in {pool.start_seconds:.1f} s")
+    for note in pool.take_notes():
+        tell(note)
+    return pool, found
+
+
+def _attached(
+    name: str, namespace: dict[str, Any], defaults: Defaults, take_over: bool
+) -> tuple[Pool, list[Unfinished]]:
+    record = records.named(name)
     if any(pool.job_id == record.job_id for pool in _pools.values()):
         raise PoolError(f"pool {record.name!r} is this notebook's already")
     if record.name in _pools:
@@ -264,7 +276,8 @@ def attach(
         )
     if not (take_over or records.left(record)):
         raise PoolError(
-            f"{records.words(record)}: end that notebook, or take the pool away from it: %sky_attach {name} --take-over"
+            f"{records.words(record)}: end that notebook, read what it does (%sky_attach {name}), or take the pool away from it: "
+            f"%sky_attach {name} --take-over"
         )
     key = keys.read(record.job_id)
     provider = readers.attachable(key)
@@ -279,7 +292,6 @@ def attach(
     readers.stop(pool.name)
     _pools[pool.name] = pool
     records.write(records.taken(record))
-    tell(f"attached to pool {pool.name!r} on {', '.join(pool.plan.hosts)} in {pool.start_seconds:.1f} s")
     return pool, found
 
 
@@ -292,53 +304,6 @@ def forget(pool: Pool) -> None:
     """A pool that was left is none of this process's any more; twice is safe."""
     if _pools.get(pool.name) is pool:
         del _pools[pool.name]
-
-
-def preview(
-    request: PoolRequest,
-    tell: Callable[[str], None],
-    namespace: Mapping[str, object] = MappingProxyType({}),
-    defaults: Defaults = Defaults(),  # noqa: B008  # it is frozen
-) -> Plan:
-    """What `ensure` would make; nothing is started.
-
-    Raises:
-        RequestError: all mistakes of the request.
-    """
-    _, survey = _surveyed(_with_imports(providers.placed(request), namespace, defaults), tell)
-    survey.close()
-    return survey.plan
-
-
-def _with_imports(request: PoolRequest, namespace: Mapping[str, object], defaults: Defaults) -> PoolRequest:
-    """The request with what the notebook uses by now, where other machines are to have it."""
-    if request.here or defaults.packages != "sync":
-        return request
-    return replace(request, imports=imported(namespace, str(Path.cwd())))
-
-
-def _surveyed(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provider, Survey]:
-    """The provider that serves a request, and what it found. Raises RequestError with all mistakes."""
-    mistakes = missing_secrets(request.secrets, os.environ)
-    provider = providers.serving(request)
-    try:
-        survey = provider.plan(request, tell)
-    except RequestError as refused:
-        raise RequestError([*mistakes, *refused.mistakes]) from None
-    if mistakes:
-        survey.close()
-        raise RequestError(mistakes)
-    return provider, survey
-
-
-def _confirm(plan: Plan) -> None:
-    """Ask before money is spent, or what is out of the ordinary is made; -y leaves no question in the plan.
-
-    Raises:
-        RequestError: the answer was no, or there is nobody to ask.
-    """
-    if plan.question and not confirmed(plan.question):
-        raise RequestError(f"{plan.question}: add -y if you mean that")
 
 
 def use(pool: Pool) -> None:

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from skymagic.cluster import Agents, Node
+from skymagic.display.proxies import Proxies
 from skymagic.pool import specs
 from skymagic.pool.release import Step
 from skymagic.pool.status import Status
@@ -50,6 +51,10 @@ class Resources:
     _agents: Agents | None = None
     _engine: Engine | None = None
     _shipper: Shipper | None = None
+
+    def __post_init__(self) -> None:
+        self.widgets = Proxies(lambda message: self.agents.pass_on(message))
+        """Those of the ranks that the notebook shows."""
 
     @property
     def agents(self) -> Agents:
@@ -143,6 +148,7 @@ class Resources:
 
     def leave(self) -> None:
         """Close all connections, and leave what runs on the machines; twice is safe."""
+        self.widgets.close()
         self._close_store()
         self._close_engine()
         if self._agents is not None:
@@ -172,12 +178,14 @@ class Resources:
         self._forget(range(after, before))
         return {rank: ranks[rank][1].info for rank in range(min(before, after))}
 
-    def _forget(self, ranks: Iterable[int]) -> None:
+    def _forget(self, ranks: Sequence[int]) -> None:
+        self.widgets.forget(ranks)
         self.engine.forget(ranks)
         self.shipper.forget(ranks)
 
-    def lose_node(self, index: int) -> None:
-        """A machine is gone, and the values in its store."""
+    def lose_node(self, index: int, ranks: Sequence[int]) -> None:
+        """A machine is gone, with these ranks, and the values in its store."""
+        self.widgets.forget(ranks)
         if (store := self._remote_store()) is not None:
             store.lose(index)
 
@@ -240,6 +248,7 @@ class Resources:
     def release_steps(self) -> list[Step]:
         """What releases everything, step by step; each of them twice is safe."""
         return [
+            ("the ranks' widgets", self.widgets.close),
             ("the values on the nodes", self._close_store),
             ("the connection to the ranks", self._close_engine),
             ("the node agents", self._close_agents),

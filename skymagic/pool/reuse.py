@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from skymagic.errors import PoolError, RequestError
 from skymagic.plan.planning import fits
@@ -73,24 +70,9 @@ def claim(record: PoolRecord) -> None:
     Raises:
         PoolError: a notebook that is alive has a rented pool of this name.
     """
-    with _alone():
+    with records.locked("rented"):
         for other in records.every():
             rival = other.provider in RENTED and other.name == record.name and other.job_id != record.job_id
             if rival and other.process != record.process and not records.left(other):
                 raise PoolError(taken(other))
         records.write(record)
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Hold the lock of all records; on a file system without locks, or where nothing can be kept, nobody is kept out."""
-    file = None
-    with contextlib.suppress(OSError):
-        records.folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(records.folder() / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(file, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        if file is not None:
-            os.close(file)

@@ -185,6 +185,7 @@ class Runs:
             gather=spec.gather,
             gather_ranks=spec.gather_ranks,
             value_ranks=spec.value_ranks,
+            widgets=spec.widgets,
             job=spec.job,
             output=spec.output,
             head=spec.head,

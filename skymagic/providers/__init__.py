@@ -9,6 +9,7 @@ head      the machines of a pool as they are reached from its head
 room      what this machine has left for more processes
 ssh       machines of your own
 sending   wheels on their way to hosts that reach no index, once over the notebook's connection
+relay     a few files from one host to others, before anything of ours runs there
 passing   wheels that one host fetched for others of its kind, from host to host
 asking    one script on many hosts
 found     the user's pools on such machines, found and ended without knowing of them

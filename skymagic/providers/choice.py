@@ -57,6 +57,7 @@ def AWS(
     image_id: str | None = None,
     disk: int = 100,
     endpoint_url: str | None = None,
+    via: str | None = None,
 ) -> Choice:
     """Machines rented from EC2.
 
@@ -75,9 +76,13 @@ def AWS(
         image_id: ``"ami-…"``; None for Ubuntu, with NVIDIA's driver where there are GPUs.
         disk: GB of each machine's disk.
         endpoint_url: another address of AWS's services.
+        via: the way to machines without public addresses: ``"ann@bastion"``, a jump host (with `ssh_from`, its address as they see it), or
+            ``"ssm"``, a session of AWS Systems Manager.
     """
     fields = {"region": region, "spot": spot, "replace": replace, "reservation": reservation, "max_price": max_price}
-    cloud = CloudSettings(profile, subnet, use_private_ips, ssh_port, user, ssh_from, image_id, disk, endpoint_url)
+    cloud = CloudSettings(
+        profile, subnet, use_private_ips, ssh_port, user, ssh_from, image_id, disk, endpoint_url, via=via
+    )
     said = {name: value for name, value in fields.items() if value}
     return Choice("aws", {**said, **({"cloud": cloud} if cloud != CloudSettings() else {})})
 

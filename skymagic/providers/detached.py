@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from skymagic.cluster import Node
-from skymagic.cluster.tunnel import Tunnel
+from skymagic.cluster.tunnel import AgentTunnel
 from skymagic.errors import PoolError
 from skymagic.providers.provider import Survey
 from skymagic.wire import processes
@@ -46,10 +45,7 @@ class Here:
     def __init__(self, access: Access | None = None) -> None:
         if access is not None:
             _check(access)
-        self._secret = access.secret if access is not None else secrets.token_hex(16)
-        self._takes_over = access is not None
-        """Whether the next tunnel leads to an agent that is there already."""
-        self._tunnel: Tunnel | None = None
+        self._tunnel = AgentTunnel(access.secret if access is not None else "")
 
     def node(self, daemon: str, run: Callable[..., Transport]) -> Node:
         """The machine as a pool sees it.
@@ -60,26 +56,14 @@ class Here:
         """
 
         def opened(state: Callable[[str], None]) -> Transport:
-            self.close()  # that of an agent which is gone
-            takes_over, self._takes_over = self._takes_over, False
-            self._tunnel = Tunnel(
-                lambda: run(processes.ATTACH, daemon), state=state, secret=self._secret, takes_over=takes_over
-            )
-            return self._tunnel.agent
+            return self._tunnel.open(lambda: run(processes.ATTACH, daemon), state)
 
-        return Node(
-            0, socket.gethostname(), opened, run, access=Access(daemon, self._secret), leave=self.leave, address=ADDRESS
-        )
-
-    def leave(self) -> None:
-        """Close the tunnel, and leave the agent and what it runs; twice is safe."""
-        if self._tunnel is not None:
-            self._tunnel.leave()
+        access = Access(daemon, self._tunnel.secret)
+        return Node(0, socket.gethostname(), opened, run, access=access, leave=self._tunnel.leave, address=ADDRESS)
 
     def close(self) -> None:
         """End the agent and the tunnel; twice is safe."""
-        if self._tunnel is not None:
-            self._tunnel.close()
+        self._tunnel.close()
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,16 @@ import json
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from skymagic.cluster import Node
-from skymagic.cluster.tunnel import Tunnel
+from skymagic.cluster.tunnel import AgentTunnel
 from skymagic.plan.plans import Plan
 from skymagic.providers import detached
 from skymagic.providers.local import run
 from skymagic.providers.provider import Survey
 from skymagic.wire import processes, tls
-from skymagic.wire.transport import Transport
 
 CONNECT_TIMEOUT = 10.0
 
@@ -44,67 +43,32 @@ class Nodes(Survey):
     """What is open to them."""
 
     here: detached.Here
-    others: tuple[Other, ...]
+    tunnels: tuple[AgentTunnel, ...]
+    """To the others."""
 
     def close(self) -> None:
         """End all agents and what leads to them; twice is safe."""
         self.here.close()
-        for one in self.others:
-            one.close()
+        for tunnel in self.tunnels:
+            tunnel.close()
 
 
 def attach(plan: Plan, accesses: Sequence[Access]) -> tuple[Survey, Sequence[Node]]:
     """The machines of a pool whose agents run already; the caller's is the head."""
     here = detached.Here(detached.Access(accesses[0].daemon, accesses[0].secret))
     head = here.node(accesses[0].daemon, run)
-    others = tuple(Other(one) for one in accesses[1:])
+    tunnels = tuple(AgentTunnel(one.secret) for one in accesses[1:])
     nodes = [replace(head, name=plan.hosts[0] if plan.remote else head.name)]
-    nodes += [one.node(index, plan.hosts[index]) for index, one in enumerate(others, 1)]
-    return Nodes(plan, here, others), nodes
+    nodes += [_other(index, plan.hosts[index], accesses[index], one) for index, one in enumerate(tunnels, 1)]
+    return Nodes(plan, here, tunnels), nodes
 
 
-class Other:
-    """A machine that is not the head.
-
-    Args:
-        access: what leads there.
-    """
-
-    def __init__(self, access: Access) -> None:
-        self._access = access
-        self._takes_over = True
-        """Whether the next tunnel leads to an agent that is there already."""
-        self._tunnel: Tunnel | None = None
-
-    def node(self, index: int, name: str) -> Node:
-        """The machine as a pool sees it."""
-        return Node(
-            index, name, self._open, self._run, access=self._access, leave=self._leave,
-            forward=lambda address, port: self._current().forward(address, port),
-        )  # fmt: skip
-
-    def _run(self, module: str, *arguments: str) -> Transport:
-        return Relayed(self._access, module, *arguments)
-
-    def _open(self, state: Callable[[str], None]) -> Transport:
-        self.close()
-        takes_over, self._takes_over = self._takes_over, False
-        connect = functools.partial(self._run, processes.ATTACH, self._access.daemon)
-        self._tunnel = Tunnel(connect, state=state, secret=self._access.secret, takes_over=takes_over)
-        return self._tunnel.agent
-
-    def _current(self) -> Tunnel:
-        assert self._tunnel is not None
-        return self._tunnel
-
-    def _leave(self) -> None:
-        if self._tunnel is not None:
-            self._tunnel.leave()
-
-    def close(self) -> None:
-        """End the agent and the tunnel; twice is safe."""
-        if self._tunnel is not None:
-            self._tunnel.close()
+def _other(index: int, name: str, access: Access, tunnel: AgentTunnel) -> Node:
+    """A machine that is not the head."""
+    relayed = functools.partial(Relayed, access)
+    attach = functools.partial(relayed, processes.ATTACH, access.daemon)
+    start = functools.partial(tunnel.open, attach)
+    return Node(index, name, start, relayed, access=access, leave=tunnel.leave, forward=tunnel.forward)
 
 
 class Relayed:

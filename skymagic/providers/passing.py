@@ -119,9 +119,13 @@ def _fetch_and_pass(
     with _fetched(group[0], token, requirements, say) as (wheels, progress), contextlib.ExitStack() as stack:
         carriers = [next(wheels) for _ in CARRIERS]
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="skymagic-carriers-")))
-        brought = {each.file: _brought(group[0], places[0], each, folder) for each in carriers}
-        store = stack.enter_context(stores(group, places, addresses, brought, say))
         names = {each.file: each.stored for each in carriers}
+        first = {file: f"store/{stored}" for file, stored in names.items()}
+
+        def here() -> dict[str, Path]:
+            return {each.file: _brought(group[0], places[0], each, folder) for each in carriers}
+
+        store = stack.enter_context(stores(group, places, addresses, first, here, say))
         store.adopt((each.stored, each.nbytes) for each in carriers)
         total = download_bytes(requirements, group[0].facts)
         come = sum(each.nbytes for each in carriers)

@@ -4,7 +4,8 @@ What carries them is what carries values: a value server on each host, and chain
 has no environment for it yet, so the server runs in the host's own Python, with skymagic's code and two of the wheels unpacked
 beside it::
 
-    notebook → each host    skymagic, pyzmq, xxhash            unpacked in the folder of uploads
+    notebook → host 0       skymagic, pyzmq, xxhash            unpacked in the folder of uploads
+    host 0 → each host      the same                           as `relay` has it
     notebook → host 0       all wheels                         a value server on each
     host 0 → host 1 → …     the same, as they arrive           checked by their hash
     each host               links of the wheels, by name       for install.sh, which removes them
@@ -15,11 +16,11 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import mmap
-import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -37,6 +38,7 @@ from skymagic.cluster import Node
 from skymagic.display.starting import StartStep, environment_step
 from skymagic.errors import HostError, SkyError
 from skymagic.plan.units import size
+from skymagic.providers.relay import fetched, handed_out
 from skymagic.ssh.connection import Connection
 from skymagic.wire import processes
 from skymagic.wire.threads import failures, run_all
@@ -48,8 +50,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CARRIERS = ("pyzmq", "xxhash")
 """Distributions that a value server needs beside skymagic's code."""
-CARRIED = r"skymagic/(__init__|errors|wire/.*|data/(__init__|store/.*)|kernels/(__init__|store/.*))(\.py)?$"
-"""The files of skymagic's code that it needs."""
 NOTICE_BYTES = 5_000_000
 """Size of a wheel above which it is said that it is sent."""
 _SHARE = 0.95
@@ -205,7 +205,8 @@ def _replicate(
 ) -> None:
     carriers = {name: path for name, path in files.items() if name.split("-")[0] in CARRIERS}
     try:
-        with stores(targets, places, addresses, carriers, say) as store:
+        _upload(targets[0], places[0], carriers)
+        with stores(targets, places, addresses, {name: name for name in carriers}, lambda: carriers, say) as store:
             names: dict[str, str] = {}
             sizes = {name: path.stat().st_size for name, path in files.items()}
             for name, path in files.items():
@@ -227,17 +228,26 @@ def stores(
     targets: Sequence[Target],
     places: Sequence[str],
     addresses: Sequence[str],
-    carriers: Mapping[str, Path],
+    carriers: Mapping[str, str],
+    here: Callable[[], Mapping[str, Path]],
     say: Callable[[str], None],
 ) -> Iterator[RemoteStore]:
     """A value server for each target's folder of uploads, in the host's own Python; its store is ``store/`` there.
 
     Args:
-        carriers: wheels of `CARRIERS` by their names, which that needs.
+        carriers: wheels of `CARRIERS`, which that needs, on the first host: name → path in its folder of uploads.
+        here: the same on this machine, for hosts that the first one does not reach.
     """
     from skymagic.data.remote.remote_store import RemoteStore
 
-    on_each(targets, places, lambda each, place: _unpack(each, place, carriers))
+    first = {wheel.running()[1]: wheel.running()[1], **carriers}
+    lacking = _hand_out(targets, places, addresses[0], first)
+    files = here() if lacking else {}
+    for each, place in lacking:
+        _upload_code(each, place)
+        _upload(each, place, files)
+    paths = [first, *({name: name for name in first} for _ in places[1:])]
+    on_each(targets, places, lambda each, place: _unpack(each, place, list(paths[places.index(place)].values())))
     nodes = [
         Node(index, each.name, start_agent=_no_agent, run=_no_process, address=address)
         for index, (each, address) in enumerate(zip(targets, addresses, strict=True))
@@ -256,25 +266,31 @@ def stores(
         store.close()
 
 
-def _unpack(target: Target, place: str, carriers: Mapping[str, Path]) -> None:
+def _hand_out(
+    targets: Sequence[Target], places: Sequence[str], address: str, names: Mapping[str, str]
+) -> list[tuple[Target, str]]:
+    """Bring skymagic's code to the first host, and from there, with these files of its folder, to the others; who lacks them."""
+    _upload_code(targets[0], places[0])
+    others = list(zip(targets[1:], places[1:], strict=True))
+    with handed_out(targets[0].host, targets[0].python, address, places[0], names) as relay:
+        come = [] if relay is None else fetched(relay, [(each.host, each.python, place) for each, place in others])
+    return [other for other, well in zip_longest(others, come) if not well]
+
+
+def _upload_code(target: Target, place: str) -> None:
+    _, name, data = wheel.running()
+    target.host.upload(f"{place}/{name}", chunks(data), len(data))
+
+
+def _unpack(target: Target, place: str, wheels: Sequence[str]) -> None:
     """Put what a value server needs beside the host's own Python."""
-    name, data = f"skymagic-{wheel.version()}-py3-none-any.whl", _carrier()
-    target.host.upload(f"{place}/{name}", iter([memoryview(data)]), len(data))
-    _upload(target, place, carriers)
     python = quote(target.python)
-    steps = [f"{python} -m zipfile -e {quote(f'{place}/{each}')} {quote(f'{place}/lib')}" for each in (name, *carriers)]
+    steps = [f"{python} -m zipfile -e {quote(f'{place}/{each}')} {quote(f'{place}/lib')}" for each in wheels]
     done = target.host.run(" && ".join(steps), timeout=60.0)
     if done.status != 0:
         raise HostError(
             target.name, f"it cannot be set up: {target.python} did not unpack wheels:\n{done.err.strip()[-1000:]}"
         )
-
-
-@cache
-def _carrier() -> bytes:
-    """The part of skymagic's code that a value server runs; all of it comes once, with the other uploads."""
-    parts = {name: data for name, data in wheel.contents().items() if re.match(CARRIED, name)}
-    return wheel.build(parts, wheel.version())
 
 
 def link(target: Target, place: str, names: Mapping[str, str]) -> None:

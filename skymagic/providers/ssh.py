@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from skymagic.bootstrap.remote import Installation
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.versions import notebook
 from skymagic.cluster import Node
-from skymagic.cluster.tunnel import Tunnel
+from skymagic.cluster.tunnel import AgentTunnel
 from skymagic.data.capture import installed
 from skymagic.display.question import asks_secrets
 from skymagic.display.starting import environment_step
@@ -129,7 +128,7 @@ class SSH:
             )
             for one in accesses
         ]
-        nodes = [one.node(index, accesses[index].daemon, takes_over=True) for index, one in enumerate(machines)]
+        nodes = [one.node(index, accesses[index].daemon) for index, one in enumerate(machines)]
         return Hosts(plan, tuple(machines), accesses[0].installation.requirements), nodes
 
 
@@ -138,8 +137,12 @@ def set_up(machines: Sequence[Machine], requirements: Requirements, say: Say) ->
     fresh = [] if requirements.prepared else [each for each in machines if not each.facts.ready]
     targets = [each.target(requirements) for each in fresh]
     apart = [each for each in targets if each.facts.without_index]
-    with provided(apart, requirements, say) as sent, passed_on(targets, requirements, say) as passed:
-        side_by_side(lambda one: one.set_up(requirements, say, {**sent, **passed}.get(one.name)), machines)
+    try:
+        with provided(apart, requirements, say) as sent, passed_on(targets, requirements, say) as passed:
+            side_by_side(lambda one: one.set_up(requirements, say, {**sent, **passed}.get(one.name)), machines)
+    finally:
+        for each in machines:
+            each.runnable.set()
 
 
 def needs(request: PoolRequest, shape: Topology, say: Say) -> tuple[Image, Requirements]:
@@ -185,12 +188,11 @@ class Machine:
         self._connection: Connection | None = connection
         """What the tunnel goes over; None while it is opened again."""
         self._installation = installation
-        self._secret = secret or secrets.token_hex(16)
-        self._takes_over = False
-        """Whether the next tunnel leads to an agent that is there already."""
+        self.runnable = threading.Event()
+        """Set once modules that need no packages can be run there, or once nothing of it goes on."""
         self._bulk: Connection | None = None
         """For what is large, so that it does not stand in the way of cells."""
-        self._tunnel: Tunnel | None = None
+        self._tunnel = AgentTunnel(secret)
         self._used = False
         """Whether the tunnel has gone over this connection."""
         self._lock = threading.Lock()
@@ -206,13 +208,18 @@ class Machine:
         def report(step: str) -> None:
             say(environment_step(self.name, step, getattr(step, "share", None)))
 
+        def early(found: Installation) -> None:
+            self._installation = found
+            self.runnable.set()
+
         try:
-            self._installation = setup(self._connection, requirements, report, self.facts, sent)
+            self._installation = setup(self._connection, requirements, report, self.facts, sent, early)
         except HostError as problem:
             if sent is None or self.facts.without_index:
                 raise
             report(f"the packages that were passed on could not be installed; downloading them ({problem.reason})")
-            self._installation = setup(self._connection, requirements, report, self.facts)
+            self._installation = setup(self._connection, requirements, report, self.facts, early=early)
+        self.runnable.set()
 
     def target(self, requirements: Requirements) -> Target:
         """It as a host that gets wheels."""
@@ -220,28 +227,31 @@ class Machine:
         fitting = [each.path for each in self.facts.pythons if each.version == requirements.minor]
         return Target(self.name, self._connection, self.facts, next(iter(fitting), ""))
 
-    def node(self, index: int, daemon: str, *, takes_over: bool = False) -> Node:
+    def node(self, index: int, daemon: str) -> Node:
         """The machine as a pool sees it.
 
         Args:
             daemon: names what keeps the node's agent there.
-            takes_over: whether that is there already.
         """
         assert self._installation is not None
-        self._takes_over = takes_over
         known = replace(self._installation, requirements=replace(self._installation.requirements, hidden=frozenset()))
         return Node(
             index,
             self.name,
-            access=Access(self.endpoint.label, known, daemon, self._secret),
+            access=Access(self.endpoint.label, known, daemon, self._tunnel.secret),
             leave=self.leave,
             start_agent=lambda state: self._open(daemon, state),
             run=self._run,
             install=None if self._used_as_it_is else self._install,
             python=self._installation.python if self._installation is not None and self._used_as_it_is else "",
-            forward=lambda address, port: self._current().forward(address, port),
+            forward=self._tunnel.forward,
             own=self._installation.facts.own,
         )
+
+    @property
+    def runs(self) -> bool:
+        """Whether modules can be run there."""
+        return self._installation is not None
 
     @property
     def _used_as_it_is(self) -> bool:
@@ -254,19 +264,8 @@ class Machine:
 
     def _open(self, daemon: str, state: Callable[[str], None]) -> Transport:
         """A new agent, and the tunnel to it, which outlives connections."""
-        before, self._tunnel = self._tunnel, None
-        if before is not None:
-            before.close()
         command = self._command(processes.ATTACH, daemon)
-        takes_over, self._takes_over = self._takes_over, False
-        self._tunnel = Tunnel(
-            lambda: self._start_process(command), state=state, secret=self._secret, takes_over=takes_over
-        )
-        return self._tunnel.agent
-
-    def _current(self) -> Tunnel:
-        assert self._tunnel is not None
-        return self._tunnel
+        return self._tunnel.open(lambda: self._start_process(command), state)
 
     def _start_process(self, command: str) -> Transport:
         """A process for the tunnel: over the first connection, and each further one over a connection of its own."""
@@ -296,16 +295,15 @@ class Machine:
 
     def leave(self) -> None:
         """Close the tunnel and all connections, and leave what runs there; twice is safe."""
-        if self._tunnel is not None:
-            self._tunnel.leave()
-        for connection in (self._bulk, self._connection):
-            if connection is not None:
-                connection.close()
+        self._tunnel.leave()
+        self._disconnect()
 
     def close(self) -> None:
         """End the tunnel and all connections; twice is safe."""
-        if self._tunnel is not None:
-            self._tunnel.close()
+        self._tunnel.close()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         for connection in (self._bulk, self._connection):
             if connection is not None:
                 connection.close()

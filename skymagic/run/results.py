@@ -93,7 +93,11 @@ def heading(cause: Failure, failures: Sequence[Failure], world: int) -> str:
 def others(cause: Failure, failures: Sequence[Failure]) -> list[str]:
     """Lines on the ranks that failed otherwise, or were stopped."""
     rest = [one for one in failures if one.rank != cause.rank and not one.like(cause)]
-    lines = [f"rank {one.rank}: {without_colours(one.words)}"[:200] for one in rest if not one.secondary]
+    alike: dict[str, list[int]] = {}
+    for one in rest:
+        if not one.secondary:
+            alike.setdefault(without_colours(one.words), []).append(one.rank)
+    lines = [f"{rank_words(ranks)}: {words}"[:200] for words, ranks in alike.items()]
     if stopped := [one.rank for one in rest if one.secondary]:
         lines.append(f"{rank_words(stopped)} had to be stopped")
     return lines

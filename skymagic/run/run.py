@@ -10,6 +10,8 @@ When a rank has failed, the ranks whose cell goes on are stopped in steps::
                                                             │◀───────────── grace ─────────────▶│  and again, for ranks that leave their
                                                                                                    cell: MAX_GRACE_EXTENSIONS times
 
+An agent that has not told their end END_TIMEOUT after that, and does not answer either, is given up.
+
 Only ranks that wait in native code, such as a collective, cannot take the interrupt. Releasing costs all ranks their process groups, which
 are formed anew: where the others leave their cells in Python, the groups stay.
 
@@ -53,6 +55,8 @@ KILL_HINT_DELAY = 0.7
 """Seconds after an interrupt until the user is told of the second press."""
 ANSWER_TIMEOUT = 0.5
 """Seconds in which ranks answer what they are asked: where they are, whether they leave their cell."""
+END_TIMEOUT = 3.0
+"""Seconds that ranks that were killed have to end, and an agent to say that it is there."""
 POLL_INTERVAL = 0.2
 """Longest wait: Python does not wake for a signal that comes just before it waits, or to another thread."""
 DRAIN_TIMEOUT = 5.0
@@ -108,6 +112,7 @@ class Run:
         now = time.monotonic()
         steps = (
             Run._stop_others, Run._release_waiting, Run._release, Run._kill_stuck, Run._show_kill_hint, Run._interrupt_again,
+            Run._give_up,
         )  # fmt: skip
         self._due: dict[Callable[[Run], None], float | None] = dict.fromkeys(steps)
         """When each step is taken; None for never."""
@@ -276,10 +281,17 @@ class Run:
             self.report.ranks[number].killed = True
         self._disturbed.update(open_ranks)
         self._agents.signal(open_ranks, signal.SIGKILL)
+        self._due[Run._give_up] = time.monotonic() + END_TIMEOUT
         for number in filter(self._agents.is_away, open_ranks):  # nobody can tell when it has ended
             reason = "its node is not connected; it is ended there as soon as it is"
             self.report.ranks[number].died = wire.RankExited(number, 0, None, True, tail=reason)
             self.report.ranks[number].died_at = time.monotonic()
+
+    def _give_up(self) -> None:
+        """The end of ranks that were killed is not told: an agent that does not answer is lost, and says nothing any more."""
+        if open_ranks := self._unfinished():
+            self._agents.drop_silent(open_ranks, END_TIMEOUT)
+            self._due[Run._give_up] = time.monotonic() + END_TIMEOUT
 
     def _locate(self, chosen: Sequence[int]) -> None:
         """The last moment to find out where these ranks are, where the user is to be told: a signal handler tells."""

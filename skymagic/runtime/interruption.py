@@ -77,6 +77,14 @@ class _State:
         self.rank = 0
         self.ended: Callable[[float, str], None] | None = None
         """Told of each call: seconds, and the error if there was one. None outside a rank."""
+        self.changed: Callable[[bool], None] = lambda there: None
+        """Told whether there is a hook."""
+        self.signalled: tuple[str, float] = ("", 0.0)
+        """What the last signal to this process is called, and when it has come (monotonic seconds)."""
+        self.told = ""
+        """The reason of the last notice that was no signal to this process."""
+        self.unfinished = 0
+        """Signals to this process whose call is not over."""
         self.hook: _Registered | None = None
         self.pending: deque[Interruption] = deque()
         self.over_at: float | None = None
@@ -86,11 +94,18 @@ class _State:
 _state = _State()
 
 
-def attach(rank: int, ended: Callable[[float, str], None]) -> None:
-    """This process is a rank; called on its main thread. Processes that it forks are none."""
+def attach(
+    rank: int, ended: Callable[[float, str], None], changed: Callable[[bool], None] = lambda there: None
+) -> None:
+    """This process is a rank; called on its main thread. Processes that it forks are none.
+
+    Args:
+        ended: told of each call of a hook: seconds, and the error if there was one.
+        changed: told whether there is a hook.
+    """
     global _state
     _state = _State()
-    _state.rank, _state.ended = rank, ended
+    _state.rank, _state.ended, _state.changed = rank, ended, changed
 
 
 def on_interruption(fn: F | None, *, limit: float | None = None, signals: Iterable[int] = ()) -> F | None:
@@ -130,6 +145,7 @@ def on_interruption(fn: F | None, *, limit: float | None = None, signals: Iterab
         before = {int(number): signal.signal(number, _on_signal) for number in signals}
         _state.hook = _Registered(fn, limit, before)
         signal.signal(WAKE, _on_wake)
+        _state.changed(True)
         _call_pending()
     return fn
 
@@ -139,10 +155,20 @@ def _remove() -> None:
         for number, handler in _state.hook.before.items():
             signal.signal(number, handler)
         _state.hook = None
+        _state.changed(False)
 
 
 def notify(notice: Interruption) -> None:
-    """Have the hook called, now or when there is one; on any thread of a rank."""
+    """Have the hook called, now or when there is one; on any thread of a rank.
+
+    A signal that the agent has had and this process too is one: Slurm sends it to all processes of a job.
+    """
+    reason, at = _state.signalled
+    if notice.reason == reason and time.monotonic() - at < LIMIT:
+        if not _state.unfinished and _state.ended is not None:
+            _state.ended(0.0, "")
+        return
+    _state.told = notice.reason
     _state.pending.append(notice)
     if _state.hook is not None:
         _wake()
@@ -169,7 +195,12 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
         return
-    _state.pending.append(Interruption(f"{signal.Signals(number).name} has come", (_state.rank,)))
+    reason = f"{signal.Signals(number).name} has come"
+    if reason == _state.told:  # by the agent, which ends
+        return
+    _state.unfinished += 1
+    _state.signalled = reason, time.monotonic()
+    _state.pending.append(Interruption(reason, (_state.rank,)))
     if _state.over_at is None:
         _call_pending()
 
@@ -196,6 +227,8 @@ def _call(hook: _Registered, notice: Interruption) -> None:
         traceback.print_exception(problem, file=sys.stderr)
     finally:
         _state.over_at = None
+        if notice.reason == _state.signalled[0]:
+            _state.unfinished = max(0, _state.unfinished - 1)
         over.set()
         if _state.ended is not None:
             _state.ended(time.monotonic() - begun, error)

@@ -128,6 +128,13 @@ class SshConfig:
         return (first, *(replace(jump, proxy_jump=(), proxy_command=None) for jump in rest)), None
 
 
+def aliases() -> tuple[str, ...]:
+    """Names of hosts that the configuration has, without patterns. Raises RequestError as `SshConfig` does."""
+    words = [line.replace("=", " ", 1).split() for line in SshConfig()._text.splitlines()]
+    names = [name for first, *rest in filter(None, words) if first.lower() == "host" for name in rest]
+    return tuple(dict.fromkeys(name for name in names if not set(name) & set('*?!"')))
+
+
 def _jump_hosts(value: str, spec: HostSpec) -> list[HostSpec]:
     try:
         words = [word.strip().removeprefix("ssh://").rstrip("/") for word in value.split(",")]

@@ -6,6 +6,7 @@ agent        messages of the node agents: notebook, daemon, agent, forkserver, r
 store        messages of the value servers
 files        messages of copying files
 check        messages of checking a node
+terminal     messages of a terminal on a node
 notebook     messages of a notebook that is a job on the head
 metrics      numbers that ranks report, packed and thinned out
 order        what notebook and rank agree on besides: the orders in a run's code

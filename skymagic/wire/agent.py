@@ -16,6 +16,8 @@
                                                           ←   BeginOutput, Publish…, EndOutput: rank, for each cell
                                  Published                →   for each Publish, which the rank waits for
                                                           ←   Reported: rank, at most twice a second
+    WidgetInput              →   WidgetInput              →   rank, once it is idle
+                             ←   WidgetUpdate             ←   rank, between cells
                              ←   RankExited               ←   ChildExited: forkserver
                              ←   Interruption             →   rank: this machine will be taken away
     Interruption             →   of another machine       →   rank
@@ -334,6 +336,13 @@ class Interruption(Message):
     """When, in seconds since 1970; None for a recommendation to leave it, of which no hook is told."""
 
 
+class HookSet(Message):
+    """Rank → agent: whether it has an `on_interruption` hook from now on."""
+
+    rank: int
+    there: bool
+
+
 class HookEnded(Message):
     """Rank → agent → notebook: its `on_interruption` hook has run."""
 
@@ -375,6 +384,23 @@ class Reported(Message):
 
     rank: int
     batches: tuple[dict[str, Any], ...]
+
+
+class WidgetUpdate(Message):
+    """Rank → agent → notebook: what has changed between cells in widgets that the notebook shows (`kernels.rank.comms`)."""
+
+    rank: int
+    comms: tuple[dict[str, Any], ...]
+
+
+class WidgetInput(Message):
+    """Notebook → agent → rank: what a front end has sent to a widget of a rank, which handles it between cells."""
+
+    rank: int
+    model: str
+    data: dict[str, Any]
+    buffers: tuple[str, ...] = ()
+    """Base64."""
 
 
 class EndOutput(Message):

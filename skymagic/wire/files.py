@@ -3,13 +3,15 @@
 notebook                                     node
 Stat, List, Hash, Compare           →
                                     ←   StatReply, ListReply, HashReply, CompareReply
-Write, (FileStart, FileChunk…)…, EndOfFiles →
+Pieces                              →
+                                    ←   PiecesReply
+Write, (FileStart, (FileChunk | FilePiece)…)…, EndOfFiles →
                                     ←   DiskFull?, WriteReply
 Include (in a Write, of a Compare)  →
                                     ←   Included
 Send                                →
-                                    ←   (FileStart, FileChunk… | FileFailed)…, EndOfFiles, SendReply
-Cancel (at any time but in a Write) →   the reply comes early, and is incomplete
+                                    ←   (FileStart, (FileChunk | FilePiece)… | FileFailed)…, EndOfFiles, SendReply
+Cancel                              →   the reply comes early, and is incomplete
 """
 
 from __future__ import annotations
@@ -86,6 +88,18 @@ class CompareReply(Message):
     hashes: list[str]
 
 
+class Pieces(Message):
+    """What is there of these files that the last `Compare` named?"""
+
+    numbers: list[int]
+
+
+class PiecesReply(Message):
+    """Of each file, what `files.transfer.pieces.present` says."""
+
+    pieces: list[str]
+
+
 class Write(Message):
     """Files come that the last `Compare` named: these by number; those in `equal` need only their times."""
 
@@ -94,17 +108,20 @@ class Write(Message):
 
 
 class WriteReply(Message):
-    """How many files were written and removed, and what went wrong."""
+    """How many files were written and removed, what went wrong, and how many bytes have come."""
 
     files: int
     removed: int
     problems: list[str]
+    nbytes: int
 
 
 class Send(Message):
     """Send these files of the listing."""
 
     numbers: list[int]
+    pieces: list[str]
+    """What is here of each, as in a `PiecesReply`."""
 
 
 class SendReply(Message):
@@ -150,6 +167,14 @@ class FileChunk(Message, WithPayload):
     nbytes: int
 
 
+class FilePiece(Message):
+    """The next bytes of the file are a piece that is there: its number, and its xxh3-128 in hex."""
+
+    number: int
+    digest: str
+    last: bool
+
+
 class FileFailed(Message):
     """The file cannot be read, or not to its end."""
 
@@ -161,7 +186,7 @@ class EndOfFiles(Message):
     """No more files come."""
 
 
-FileMessage = FileStart | FileChunk | FileFailed
+FileMessage = FileStart | FileChunk | FilePiece | FileFailed
 CODEC: Codec[Message] = Codec(*Message.__subclasses__(), max_line=1 << 30, max_payload=CHUNK)
 """The listing of a million files is a tenth of the longest line."""
 encode, messages = CODEC.encode, CODEC.messages

@@ -55,6 +55,8 @@ class RunCell(_Order):
     gather_ranks: tuple[int, ...] = ()
     value_ranks: tuple[int, ...] = ()
     """Ranks that send the value of the last expression."""
+    widgets: str = ""
+    """Which notebook it is whose front end shows widgets; "" where they are shown as text."""
     job: str = "cell"
     """This and what follows ranks only keep, for another notebook: what it is (`RunSpec.job`)."""
     output: str = ""

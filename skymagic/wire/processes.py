@@ -1,6 +1,6 @@
 """What one process starts, or looks for, in another, by the module's name: the process boundaries that no import shows.
 
-``python -m`` runs the first nine, each in a process of its own; a rank is forked, and what it runs is imported there.
+``python -m`` runs the first ten, each in a process of its own; a rank is forked, and what it runs is imported there.
 `tests/test_house.py` reads this table: no other module names one of ours in a string.
 """
 
@@ -20,6 +20,8 @@ FILES = "skymagic.kernels.files"
 """A node's end of copying files: started by the notebook, once for each copy (`pool`)."""
 CHECK = "skymagic.kernels.check"
 """A node's end of a check: started by the notebook, once for each check (`cluster.checking`)."""
+TERMINAL = "skymagic.kernels.terminal"
+"""A node's end of a terminal: started by the notebook, once for each (`cluster.terminal`)."""
 START_NOTEBOOK = "skymagic.kernels.notebook.start"
 """What begins a notebook as a job on the head (`api.notebooks`)."""
 FOLLOW_NOTEBOOK = "skymagic.kernels.notebook.follow"

@@ -61,6 +61,8 @@ def test_logs_are_an_object_with_text_html_and_completion(notebook: Notebook) ->
     assert notebook.value("said[1]") == "one from 1\ntwo from 1"
     assert notebook.value("dict(pool.logs(1, 1, grep='from'))") == {1: "two from 1"}
     assert "no rank 7" in notebook.fail("pool.logs(7)").text
+    assert notebook.run(f"%sky_logs --cell {first} -o kept").lines == shown["text/plain"].splitlines()
+    assert notebook.value("kept == said and type(kept).__name__") == "Logs"
     offered = "[one.text for one in get_ipython().Completer.completions({0!r}, len({0!r}))]"
     notebook.run("import warnings; warnings.simplefilter('ignore')")
     assert notebook.value(offered.format("said[")) == ["0", "1"]

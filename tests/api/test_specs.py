@@ -12,7 +12,7 @@ import pytest
 
 import skymagic as sky
 from skymagic.errors import RequestError, RunTimeout
-from skymagic.pool import registry
+from skymagic.pool import surveys
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +40,7 @@ def test_the_first_spec_that_can_be_met_is_taken(capsys: pytest.CaptureFixture[s
 def test_the_cheapest_spec_is_taken_first(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [sky.Spec(nodes=2), sky.Spec(nodes=1), sky.Spec(vcpus=4000)]
     prices = {2: 3.0, 1: 1.0}
-    real = registry.preview
+    real = surveys.preview
 
     def priced(request: Any, tell: Callable[[str], None]) -> Any:
         """The plans of this machine, at prices that it has not."""
@@ -49,7 +49,7 @@ def test_the_cheapest_spec_is_taken_first(monkeypatch: pytest.MonkeyPatch) -> No
         plan = real(request, tell)
         return replace(plan, price=prices[plan.topology.nodes])
 
-    monkeypatch.setattr(registry, "preview", priced)
+    monkeypatch.setattr(surveys, "preview", priced)
     with sky.Compute(*asked, selection="cheapest") as pool:
         assert rank() @ pool == [0]
     with sky.Compute(*asked, options=sky.Options(selection="first", console=False)) as pool:

@@ -6,7 +6,7 @@ import pytest
 
 from skymagic.cluster import Node
 from skymagic.cluster.checking import QUICK, check, rounds
-from skymagic.cluster.health import Findings, Gpu, Health, Way, Xid, gpus, rate_text, xids
+from skymagic.cluster.health import Findings, Gpu, Health, Way, Xid, gpus, max_rates, rate_text, xids
 from skymagic.errors import HostError
 from skymagic.providers import local
 from skymagic.wire.transport import Transport
@@ -122,6 +122,14 @@ def test_links() -> None:
     assert linked((0, 1, 1e8), (1, 0, 9e7), nodes=2, rate=6e8) == [
         (1, "its link to gpu0 is slow: 720 Mbit/s, where 4.8 Gbit/s are usual")
     ]
+
+
+def test_a_link_is_slow_that_was_slow_twice() -> None:
+    first = Findings((GOOD, GOOD, GOOD), (Way(0, 1, FAST), Way(1, 0, 0.1 * FAST), Way(0, 2, FAST), Way(2, 0, FAST)))
+    assert [pair for pair in ((0, 1), (1, 0), (0, 2)) if first.are_slow(*pair)] == [(0, 1), (1, 0)]
+    again = Way(0, 1, 0.2 * FAST), Way(1, 0, FAST)
+    assert max_rates([*first.ways, *again]) == (Way(0, 1, FAST), again[1], *first.ways[2:])
+    assert not Findings((GOOD,), (Way(0, 1, None, "refused"),)).are_slow(0, 1), "there is nothing to measure again"
 
 
 def test_no_broken_node_is_known_by_its_links() -> None:

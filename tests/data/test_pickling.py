@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 import scipy.sparse
 import torch
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -852,3 +853,10 @@ def test_model_comes_back_and_predicts(notebook: Notebook) -> None:
     assert isinstance(net, notebook.namespace["Net"])
     assert net(notebook.namespace["x"]).tolist() == notebook.values("y")[0]
     assert notebook.namespace["net"].fc.weight.abs().sum() > 0
+
+
+def test_what_a_value_rests_on_is_required() -> None:
+    """A table's columns may be another package's, whose functions are compiled: a node without it must hear of that before."""
+    table = pd.DataFrame({"x": pd.array(["text"], dtype="string[pyarrow]")})
+    assert {"pandas", "pyarrow"} <= {name.partition(".")[0] for name in pickling.dumps(table, {}).required}
+    assert "xxhash._xxhash" in pickling.dumps(xxhash.xxh3_64_hexdigest, {}).required

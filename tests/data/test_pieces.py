@@ -119,6 +119,15 @@ def test_a_notebooks_array(cluster: Cluster, tmp_path: os.PathLike[str]) -> None
             far.close()
 
 
+def test_what_moves_is_what_is_said(cluster: Cluster) -> None:
+    data = os.urandom(SIZE)
+    assert cluster.store.unsent(data) == SIZE
+    put(cluster, data)
+    assert cluster.store.unsent(data[: 7 * MB] + b"changed!" + data[7 * MB + 8 :]) in (PIECE, 2 * PIECE)
+    assert cluster.store.unsent(data) == 0
+    assert cluster.store.unsent(b"little") == 6
+
+
 # -- which pieces ----------------------------------------------------------------------------------------------------
 
 

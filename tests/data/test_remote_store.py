@@ -202,6 +202,8 @@ def test_large_values_are_told_once_before_they_travel(notebook: Notebook, clust
     notebook.here("other = big.copy(); twin = {'a': big}")
     assert ship("other, twin") == []
     notebook.here("big[0] = 1")
+    assert ship("big") == []  # a piece of it moves
+    notebook.here("big += 1")
     assert len(ship("big")) == 1
 
 

@@ -57,11 +57,14 @@ CELLS = {
     "beside": "%%sky_broadcast -a --only all\nprint('there')\nopen('gate').read()",
     "stacks": "%sky_stacks",
     "failed": "%%sky_broadcast\nif rank == 2:\n    raise ValueError('bad batch')",
-    "defines": "%%sky_broadcast\nimport numpy as np\nbatch = np.full((64, 10), rank)\nlr = 0.01",
+    "defines": "%%sky_broadcast\nimport os\nimport numpy as np\nrank = int(os.environ['RANK'])\nbatch = np.full((64, 10), rank)\nlr = 0.01",
     "variables": "%sky_vars",
+    "ended": "%sky_restart",
+    "widget": "%%sky_broadcast\nimport ipywidgets\ndef half(x):\n    print('half of it is', x / 2)\n"
+    "_ = ipywidgets.interact(half, x=ipywidgets.IntSlider(4, max=10))",
     "status": "%sky_status",
     "asks": "from skymagic.display import looking\nlooking.ASK_INTERVAL = 0.5",
-    "busy": "%%sky_broadcast -a\nimport os\nwhile os.environ['RANK'] == '1':\n    pass\nopen('gate').read()",
+    "busy": "%%sky_broadcast -a\nwhile rank == 1:\n    pass\nopen('gate').read()",
     "measured": COUNTS.format(rest=False, words="measured"),
     "at rest": COUNTS.format(rest=True, words="at rest"),
     "again": "%load_ext skymagic\n%sky_pool --ranks 2",
@@ -98,6 +101,7 @@ def test_a_start_ends_as_one_line(browser: Browser) -> None:
         cell = browser.outputs(INDEX["repr"]).get_by_title(re.compile(rf"rank {rank} on \S+: ready"))
         expect(cell).to_be_visible()
     browser.shot("pool")
+    browser.picture("pool", INDEX["repr"])
 
 
 def test_a_training_moves_and_one_line_stays(browser: Browser) -> None:
@@ -141,13 +145,7 @@ def test_a_straggler_is_named_and_the_toolbars_button_stops_the_cell(browser: Br
 
 
 def test_a_cell_that_holds_the_kernel_is_looked_into_and_stopped_by_its_buttons(browser: Browser) -> None:
-    browser.start(INDEX["blocks"])
-    shown = browser.outputs(INDEX["blocks"])
-    stop = shown.get_by_role("button", name="stop")
-    expect(stop).to_be_visible(timeout=DEADLINE * 1000)
-    expect(shown).to_contain_text("begun")
-    shown.get_by_role("button", name="where is it?").click()
-    expect(shown).to_contain_text("ranks 0–3 in load_batch, line 3")
+    shown = browser.look_into(INDEX["blocks"], "ranks 0–3 in load_batch, line 3")
     browser.shot("buttons")
     browser.picture("buttons", INDEX["blocks"])
     shown.get_by_role("button", name="ranks").click()
@@ -156,7 +154,7 @@ def test_a_cell_that_holds_the_kernel_is_looked_into_and_stopped_by_its_buttons(
     browser.shot("ranks")
     shown.get_by_role("button", name="ranks").click()
     expect(cell).to_have_count(0)
-    stop.click()
+    shown.get_by_role("button", name="stop").click()
     expect(shown).to_contain_text(re.compile(r"4 ranks · \d+\.\d s · interrupted"))
     expect(shown).to_contain_text("RunInterrupted")
     expect(shown.get_by_role("button")).to_have_count(0)
@@ -185,6 +183,20 @@ def test_a_failing_rank(browser: Browser) -> None:
     browser.picture("failed", INDEX["failed"])
 
 
+def test_a_slider_made_on_a_rank_is_moved(browser: Browser) -> None:
+    shown = browser.run(INDEX["widget"])
+    expect(shown).to_contain_text("half of it is 2.0")
+    handle = shown.locator(".noUi-handle")
+    handle.focus()
+    handle.press("ArrowRight")
+    expect(shown).to_contain_text("half of it is 2.5")
+    expect(shown).not_to_contain_text("half of it is 2.0")
+    browser.shot("widget")
+    browser.run(INDEX["ended"])
+    expect(handle).to_have_count(0)
+    expect(shown).to_contain_text("IntSlider(value=5")
+
+
 def test_variables_and_status(browser: Browser) -> None:
     browser.run(INDEX["defines"])
     said = re.compile(r"batch +ndarray +\(64, 10\) int64 +all, values differ")
@@ -204,13 +216,14 @@ def test_what_ranks_use_is_measured_while_somebody_looks_at_it(browser: Browser)
     expect(busy).to_be_visible()
     browser.shot("busy")
     expect(browser.run(INDEX["measured"])).to_contain_text("measured")
+    browser.picture("ranks", INDEX["busy"])
     browser.page.evaluate(SELECT, INDEX["busy"])
     browser.page.evaluate(CLEAR)
     expect(busy).to_have_count(0)
     expect(browser.run(INDEX["at rest"])).to_contain_text("at rest")
 
 
-def test_a_kernel_that_is_restarted_starts_a_pool_anew(browser: Browser) -> None:
+def test_a_kernel_that_is_restarted_amid_a_cell_starts_a_pool_anew(browser: Browser) -> None:
     browser.restart()
     expect(browser.outputs(INDEX["training"])).to_contain_text("loss 0.112")
     expect(browser.run(INDEX["again"])).to_contain_text(re.compile(r"2 ranks on \S+ · ready in"))

@@ -47,15 +47,9 @@ def test_a_start_and_a_training(browser: Browser) -> None:
 
 
 def test_a_cell_that_holds_the_kernel_is_stopped_by_its_buttons(browser: Browser) -> None:
-    browser.start(INDEX["blocks"])
-    shown = browser.outputs(INDEX["blocks"])
-    stop = shown.get_by_role("button", name="stop")
-    expect(stop).to_be_visible(timeout=DEADLINE * 1000)
-    expect(shown).to_contain_text("begun")
-    shown.get_by_role("button", name="where is it?").click()
-    expect(shown).to_contain_text("ranks 0, 1 in load_batch, line 3")
+    shown = browser.look_into(INDEX["blocks"], "ranks 0, 1 in load_batch, line 3")
     browser.shot("notebook-7-buttons")
-    stop.click()
+    shown.get_by_role("button", name="stop").click()
     expect(shown).to_contain_text(re.compile(r"2 ranks · \d+\.\d s · interrupted"))
     expect(shown.get_by_role("button")).to_have_count(0)
     expect(browser.run(INDEX["failed"])).to_contain_text("KeyError: 'batch'")

@@ -27,8 +27,16 @@ class Loud:
             [{"rank": 0, "loss": 0.203}, {"rank": 1, "loss": 0.2}],
             [("0", "dict", "{'rank': 0, 'loss': 0.203}"), ("1", "dict", "{'rank': 1, 'loss': 0.2}")],
         ),
-        ([np.zeros((64, 10)), list(range(1000))], [("0", "ndarray", "(64, 10) float64"), ("1", "list", "1,000 items")]),
+        ([np.zeros((64, 10)), list(range(1000))], [("0", "ndarray", "(64, 10) float64"), ("1", "list", f"[{', '.join(map(str, range(22)))}, …] 1000 items")]),
         (["x" * 500, Loud()], [("0", "str", f"{'x' * 40!r} … 500 characters"), ("1", "Loud", "…")]),
+        (
+            [{"rank": 0, "strategy": "DDPStrategy", "batches": 16, "weights": 6.094713, "accuracy": 0.9}, ("x" * 100, 1)],
+            [
+                ("0", "dict", "{'rank': 0, 'strategy': 'DDPStrategy', 'batches': 16, 'weights': 6.094713, …} 5 items"),
+                ("1", "tuple", "2 items"),
+            ],
+        ),
+        ([{"loss": [0.5] * 99, "accuracy": [1] * 99}], [("0", "dict", "{'loss': …, 'accuracy': …}")]),
         ([None, [np.zeros(1000)]], [("0", "NoneType", "None"), ("1", "list", "1 item")]),
         ([5] * 64, [("0–63", "int", "5")]),
         ([0.25 + rank for rank in range(64)], [("0–63", "float", "0.25 … 63.2, mean 31.8")]),
@@ -99,6 +107,24 @@ def test_status_reads_at_a_glance(notebook: Notebook) -> None:
     assert "background:" in shown["text/html"]
     assert "<details><summary>processes</summary>" in shown["text/html"]
     assert "<style" not in shown["text/html"]
+
+
+def test_status_is_an_object_with_completion(notebook: Notebook) -> None:
+    (shown,) = notebook.run("%sky_status -o status").rich
+    (again,) = notebook.run("status").rich
+    assert again.keys() == {"text/plain", "text/html"}
+    assert again == shown
+    (pool,) = notebook.run("status['main']").rich
+    assert pool == shown, "there is one pool"
+    assert notebook.value("[one.state for one in status['main'].values()]") == ["ready", "ready"]
+    assert notebook.value("status['main'][1].use.memory > 1e6") is True
+    notebook.run("import warnings; warnings.simplefilter('ignore')")
+    offered = "[one.text for one in get_ipython().Completer.completions({0!r}, len({0!r}))]"
+    assert notebook.value(offered.format("status['")) == ["main"]
+    notebook.run("of_main = status['main']; second = of_main[1]")
+    assert notebook.value(offered.format("of_main[")) == ["0", "1"]
+    assert notebook.value(offered.format("second.ho")) == ["host"]
+    assert "no pool 'mani'; there are main; did you mean 'main'?" in notebook.fail("%sky_status mani").evalue
 
 
 def test_a_cell_beside_the_notebook_has_metrics_of_its_own(notebook: Notebook) -> None:

@@ -53,18 +53,25 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(ROOT / "examples" / "mingpt", tmp_path / "mingpt"))
 
 
-@pytest.fixture
-def here(tmp_path: Path) -> Iterator[Notebook]:
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """On this machine alone: what does not differ elsewhere."""
-    with pooled("local", tmp_path / "pool") as one:
+    with pooled("local", tmp_path_factory.mktemp("here") / "pool") as one:
         yield one
 
 
-@pytest.fixture(params=["local", MACHINES])
-def notebook(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Notebook]:
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """On machines of their own."""
+    with pooled("machines", tmp_path_factory.mktemp("machines") / "pool") as one:
+        yield one
+
+
+@pytest.fixture(params=["here", pytest.param("machines", marks=MACHINES.marks)])
+def notebook(request: pytest.FixtureRequest) -> Notebook:
     """On this machine, and on machines of their own: hosts that share one differ from neither in what torchrun sees."""
-    with pooled(request.param, tmp_path / "pool") as one:
-        yield one
+    found: Notebook = request.getfixturevalue(request.param)
+    return found
 
 
 def sh(script: str, folder: Path, options: str = "") -> str:

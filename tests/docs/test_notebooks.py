@@ -17,6 +17,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 QUICKSTART = ROOT / "notebooks" / "quickstart.ipynb"
+MACHINE = re.compile(r"/(?:home|root|Users|work)/|/tmp/tmp\w|\.venv|site-packages|WARNING|[Dd]eprecat")
+"""What a saved notebook does not say."""
 WIDGETS = "application/vnd.jupyter.widget"
 IPYKERNEL_ENDS = re.compile(
     r"ERROR:tornado\.general:Uncaught exception in ZMQStream callback\n"
@@ -80,13 +82,35 @@ def test_what_is_saved_reads_well(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     assert notebook.metadata.kernelspec.name == "python3"
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert "widgets" not in notebook.metadata
     assert WIDGETS not in path.read_text()
     assert not [output for output in outputs(notebook) if output.output_type == "error"]
     assert all("text/plain" in output.data for output in outputs(notebook) if "data" in output)
-    first = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    assert not MACHINE.search(path.read_text()), "nothing of the machine on which it ran"
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), "as it ran, from above to below"
+    assert not [cell for cell in code if "execution" in cell.metadata]
+    for source in [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]:
+        for name in re.findall(r"\]\(([\w./-]+)\)", source):
+            assert (path.parent / name).is_file(), name
+    first = code[0]
     assert first.source.startswith("%load_ext skymagic")
     assert notebook.cells[0].cell_type == "markdown", "it begins by saying what it is"
+
+
+def test_the_index_leads_through_all_of_them() -> None:
+    first = nbformat.read(ROOT / "notebooks" / "index.ipynb", as_version=4).cells[0].source
+    listed = re.findall(r"^\| (\d+) \| \[(\w+)\]\((\w+)\.ipynb\)", first, re.MULTILINE)
+    assert [number for number, _, _ in listed] == [str(number) for number in range(1, len(listed) + 1)]
+    assert all(name == target for _, name, target in listed)
+    assert {name for _, name, _ in listed} == {path.stem for path in NOTEBOOKS} - {"index"}
+
+
+WAYS = {
+    "quickstart.ipynb": ("nbconvert", "--to", "notebook", "--execute", "--output-dir", ".", "--output", "saved"),
+    "index.ipynb": ("papermill", "--no-progress-bar"),
+}
+"""Notebooks that are run with other people's tools; all others with notebooks/show.py."""
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -95,33 +119,19 @@ def test_every_notebook_runs(path: Path, tmp_path: Path) -> None:
     if missing := [name for name in needed if find_spec(name) is None]:
         pytest.skip(f"not installed: {', '.join(missing)}")
     saved = tmp_path / "saved.ipynb"
-    result = call(ROOT / "notebooks" / "show.py", path, "--save", saved, "--timeout", "100", folder=tmp_path)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert IPYKERNEL_ENDS.sub("", result.stderr) == ""
-    assert re.search("%%sky_(broadcast|sh)", result.stdout)
+    if tool := WAYS.get(path.name):
+        result = call("-m", *tool, path, *([saved] if "papermill" in tool else []), folder=tmp_path)
+        assert result.returncode == 0, result.stdout + result.stderr
+    else:
+        result = call(ROOT / "notebooks" / "show.py", path, "--save", saved, "--timeout", "100", folder=tmp_path)
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert IPYKERNEL_ENDS.sub("", result.stderr) == ""
+        assert re.search("%%sky_(broadcast|sh)", result.stdout)
     executed = nbformat.read(saved, as_version=4)
     assert all(cell.execution_count for cell in executed.cells if cell.cell_type == "code")
     assert WIDGETS not in saved.read_text()
     if path == QUICKSTART:
         check_quickstart(saved)
-
-
-# ------------------------------------------------------------------------------------------ other people's tools
-
-
-def test_quickstart_under_nbconvert(tmp_path: Path) -> None:
-    result = call(
-        "-m", "nbconvert", "--to", "notebook", "--execute", "--output-dir", tmp_path, "--output", "done", QUICKSTART,
-        folder=tmp_path,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    check_quickstart(tmp_path / "done.ipynb")
-
-
-def test_quickstart_under_papermill(tmp_path: Path) -> None:
-    result = call("-m", "papermill", "--no-progress-bar", QUICKSTART, "done.ipynb", folder=tmp_path)
-    assert result.returncode == 0, result.stderr
-    check_quickstart(tmp_path / "done.ipynb")
 
 
 # ------------------------------------------------------------------------------------------ failures stop them

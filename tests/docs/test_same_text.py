@@ -6,13 +6,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -23,6 +19,7 @@ from nbclient import NotebookClient
 
 from tests.docs.test_readme import shape
 from tests.lab.notebook import ROOT, own_folders
+from tests.lab.servers import TIMEOUT, server
 
 CELLS = (
     "%load_ext skymagic\n%config SkyMagic.view_after = 0.1\n%sky_pool --ranks 2",
@@ -45,7 +42,6 @@ for cell in json.load(sys.stdin):
     shell.run_cell(cell, store_history=True)
     print("\\f", flush=True)
 """
-TIMEOUT = 100
 LARGEST_BYTES = 100_000
 """Of an output's HTML: GitHub gives up on notebooks of some megabytes."""
 
@@ -105,60 +101,9 @@ def in_terminal(folder: Path) -> list[str]:
     return [re.sub(r"Out\[\d+\]:\s", "", text) for text in done.stdout.split("\f\n")]
 
 
-def listens(port: int) -> bool:
-    """Whether somebody does on this machine."""
-    with socket.socket() as one:
-        return one.connect_ex(("127.0.0.1", port)) == 0
-
-
-@contextmanager
-def server(folder: Path) -> Iterator[Callable[[str, Any], Any]]:
-    """A Jupyter server that executes what it is sent; its HTTP interface."""
-    runtime = folder / "runtime"
-    env = {**environment(folder), "JUPYTER_RUNTIME_DIR": str(runtime), "JUPYTER_CONFIG_DIR": str(folder / "config")}
-    options = (
-        "--allow-root", "--no-browser", "--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", "--ServerApp.terminals_enabled=False",
-        f"--ServerApp.root_dir={folder}", "--ServerApp.jpserver_extensions={'jupyter_server_nbmodel': True}",
-    )  # fmt: skip
-    with open(folder / "server.log", "wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "jupyter_server", *options], env=env, cwd=folder, stdout=log, stderr=log)  # fmt: skip
-        try:
-            written = runtime / f"jpserver-{process.pid}.json"
-            deadline = time.monotonic() + TIMEOUT
-            while not (written.exists() and written.read_text().endswith("}")):
-                alive = time.monotonic() < deadline and process.poll() is None
-                assert alive, (folder / "server.log").read_text()
-                time.sleep(0.05)
-            info = json.loads(written.read_text())
-            while not listens(info["port"]):  # it writes before it listens
-                alive = time.monotonic() < deadline and process.poll() is None
-                assert alive, (folder / "server.log").read_text()
-                time.sleep(0.05)
-            headers = {"Authorization": f"token {info['token']}", "Content-Type": "application/json"}
-
-            def call(path: str, body: Any) -> Any:
-                data = None if body is None else json.dumps(body).encode()
-                with urllib.request.urlopen(urllib.request.Request(info["url"] + path, data, headers)) as answer:
-                    return json.loads(answer.read() or "null")
-
-            yield call
-        finally:
-            process.terminate()
-            process.wait(TIMEOUT)
-
-
 def by_server(folder: Path) -> list[Outputs]:
-    found: list[Outputs] = []
-    with server(folder) as call:
-        kernel = call("api/kernels", {"name": "python3"})["id"]
-        for cell in CELLS:
-            request = call(f"api/kernels/{kernel}/execute", {"code": cell})["request_url"].lstrip("/")
-            deadline = time.monotonic() + TIMEOUT
-            while "outputs" not in (answer := call(request, None)) or answer.get("pending"):
-                assert time.monotonic() < deadline, f"{cell} goes on"
-                time.sleep(0.05)
-            found.append(json.loads(answer["outputs"]) if isinstance(answer["outputs"], str) else answer["outputs"])
-    return found
+    with server(folder, environment(folder)) as served:
+        return [served.run(cell) for cell in CELLS]
 
 
 @pytest.fixture(scope="module")

@@ -32,11 +32,22 @@ def cluster() -> Iterator[Cluster]:
     made.close()
 
 
+class Cut(Counted):
+    """One whose server sees the end of its input when it breaks."""
+
+    def write(self, data: bytes | memoryview) -> None:
+        """To the server."""
+        if self.sent + self.got > self.breaks:
+            self.close()
+        super().write(data)
+
+
 class Nodes:
     """Nodes with a folder each.
 
     Attributes:
         lines: of what was copied last, by node.
+        breaks: bytes after which the next ones break.
     """
 
     def __init__(self, folder: Path, cluster: Cluster) -> None:
@@ -45,16 +56,18 @@ class Nodes:
         self.roots = [folder / f"node{number}" for number in range(COUNT)]
         self.cluster = cluster
         self.lines: dict[int, Counted] = {}
+        self.breaks: dict[int, float] = {}
         cluster.store.drop(cluster.store.keys())
         plane = DataPlane(cluster.store, lambda node: cluster.folders[node.index])
-        self.files = Files([self._node(number, root) for number, root in enumerate(self.roots)], start, plane)
+        nodes = [self._node(number, root) for number, root in enumerate(self.roots)]
+        self.files, self.without_plane = Files(nodes, start, plane), Files(nodes, start)
 
     def _node(self, number: int, root: Path) -> Node:
         root.mkdir()
 
         def opened() -> Transport:
             words = [sys.executable, "-m", "skymagic.kernels.files", str(root)]
-            self.lines[number] = Counted(ChildTransport(words), float("inf"))
+            self.lines[number] = Cut(ChildTransport(words), self.breaks.get(number, float("inf")))
             return self.lines[number]
 
         return node_of(number, f"host{number}", opened)

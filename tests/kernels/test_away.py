@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from skymagic.kernels.agent.away import MAX_BYTES, MAX_DISPLAYS, KeptDisplays
 from skymagic.kernels.agent.output import RankOutput
+from skymagic.kernels.agent.unattended import GRACE, UnattendedRuns
+from skymagic.plan.lifetime import Lifetime
 from skymagic.wire.agent import BeginOutput, Publish
 from tests.lab.notebook import Notebook, opened
 
@@ -85,6 +88,21 @@ def test_on_return_the_newest_is_shown(tmp_path: Path) -> None:
     output.close()
 
 
+@pytest.mark.parametrize("shown", [0, 1, 2])
+def test_the_end_is_told_to_whoever_follows(tmp_path: Path, shown: int) -> None:
+    """A notebook that has seen it may have been killed before it had the values: the next one asks for them upon it."""
+    told: list[dict[str, Any]] = []
+    reader, writer = os.pipe()
+    output = RankOutput(0, tmp_path / "log", {"stdout": reader}, lambda *_: None, print)
+    output.begin(BeginOutput(0, {}, True, 1000, 1), 0.0)
+    output.publish(Publish(0, "display_data", display("1")), 0.0)
+    output.end(0.0)
+    output.follow(shown, told.append)
+    assert [one["kind"] for one in told] == ["display_data", "end"][min(shown, 1) :]
+    os.close(writer)
+    output.close()
+
+
 def test_what_nobody_takes_is_bounded(tmp_path: Path) -> None:
     """Plots of 0.5 MB, and a flood of text; the figures of eight hours and 200 MB are in benchmarks/away.py."""
     sent: list[dict[str, Any]] = []
@@ -114,6 +132,58 @@ def tell(notebook: Notebook, what: str) -> None:
     """Tell the agent as its daemon does, until it has heard: it answers what comes after."""
     notebook.run(f"from skymagic.wire import agent as wire\npool.pool._resources.agents._links[0].send(wire.{what}())")
     notebook.run("%sky_logs --rank 0 -n 1")
+
+
+class Told:
+    """What is asked of ranks."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[int, str]] = []
+        self.signals: list[tuple[int, int]] = []
+
+    def note(self, rank: int, text: str) -> None:
+        self.notes.append((rank, text))
+
+    def signal(self, rank: int, signum: int) -> None:
+        self.signals.append((rank, signum))
+
+
+def test_a_run_that_is_told_to_stop_and_does_not_is_killed() -> None:
+    lifetime, ranks = Lifetime(None, None, 0.0, 1800.0, 86400.0), Told()
+    runs = UnattendedRuns(lifetime, 86400.0)
+    for rank in (2, 3, 4):
+        lifetime.begin(rank)
+    lifetime.left(100.0)
+    lifetime.end(2, 200.0)
+    assert runs.due == 86500.0
+    runs.stop_if_due(86499.0, cast("Any", ranks))
+    assert ranks.signals == []
+    for _ in range(2):  # once is enough
+        runs.stop_if_due(86500.0, cast("Any", ranks))
+        assert ranks.signals == [(3, signal.SIGINT), (4, signal.SIGINT)]
+    assert [rank for rank, text in ranks.notes if "stopped after 1d without its notebook" in text] == [3, 4]
+    lifetime.end(4, 86501.0)  # it has taken the interrupt
+    for _ in range(2):
+        runs.stop_if_due(86500.0 + GRACE, cast("Any", ranks))
+    assert ranks.signals[2:] == [(3, signal.SIGKILL)]
+    lifetime.end(3, 86531.0)
+    runs.stop_if_due(86532.0, cast("Any", ranks))
+    assert runs.due is None
+    assert lifetime.due == 86531.0 + 1800.0  # from then on it is the pool's own limit
+
+
+def test_a_notebook_that_comes_back_in_time_keeps_its_run() -> None:
+    lifetime, ranks = Lifetime(None, None, 0.0, 1800.0, 60.0), Told()
+    runs = UnattendedRuns(lifetime, 60.0)
+    lifetime.begin(0)
+    lifetime.left(100.0)
+    lifetime.returned()
+    runs.stop_if_due(1000.0, cast("Any", ranks))
+    lifetime.left(2000.0)
+    runs.stop_if_due(2060.0, cast("Any", ranks))
+    lifetime.returned()  # the rest is its own stop button's
+    runs.stop_if_due(2060.0 + GRACE, cast("Any", ranks))
+    assert ranks.signals == [(0, signal.SIGINT)]
 
 
 def test_a_cell_that_ends_while_the_notebook_is_away(notebook: Notebook) -> None:

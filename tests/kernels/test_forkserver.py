@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 from skymagic.kernels.agent import forkserver
 from skymagic.wire import agent as wire
@@ -14,7 +15,7 @@ SERVE = "import socket, sys; from skymagic.kernels.agent import forkserver; fork
 RANKS = 40
 
 
-def test_reports_do_not_stand_against_requests() -> None:
+def test_reports_do_not_stand_against_requests(tmp_path: Path) -> None:
     """An agent asks for all its ranks before it reads what became of them: with 280, the buffers of both directions were full."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
@@ -25,7 +26,7 @@ def test_reports_do_not_stand_against_requests() -> None:
     theirs.close()
     try:
         for rank in range(RANKS):
-            spec = wire.RankSpec(rank, {}, env={"SKYMAGIC_IDENT": f"r{rank}"})
+            spec = wire.RankSpec(rank, {}, env={"SKYMAGIC_IDENT": f"r{rank}"}, log=str(tmp_path / "log"))
             forkserver.send_spec(ours, spec, [null, null, null])  # TimeoutError where both wait for each other
         decoder, forked, ended = wire.decoder(), set[int](), 0
         while ended < RANKS:

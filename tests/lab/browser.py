@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from playwright.sync_api import Error, Locator, Page, sync_playwright
+from playwright.sync_api import Error, Locator, Page, expect, sync_playwright
 
 from tests.lab.notebook import ROOT, own_folders
 
@@ -100,7 +100,21 @@ class Browser:
 
     def outputs(self, index: int) -> Locator:
         """Where a cell's outputs are."""
-        return self.page.locator(".jp-Notebook .jp-CodeCell").nth(index).locator(".jp-OutputArea")
+        return self.page.locator(".jp-Notebook .jp-CodeCell").nth(index).locator(".jp-Cell-outputArea")
+
+    def look_into(self, index: int, words: str) -> Locator:
+        """Run a cell that has printed "begun" when it blocks, and press the button that tells where its ranks are; its outputs.
+
+        Args:
+            words: what is told.
+        """
+        self.start(index)
+        shown = self.outputs(index)
+        expect(shown.get_by_role("button", name="stop")).to_be_visible(timeout=DEADLINE * 1000)
+        expect(shown).to_contain_text("begun")
+        shown.get_by_role("button", name="where is it?").click()
+        expect(shown).to_contain_text(words)
+        return shown
 
     def interrupt(self) -> None:
         """Press the stop button of the notebook's toolbar."""

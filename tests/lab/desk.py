@@ -7,19 +7,31 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from tests.lab.hosts import loopback, still_there
+from tests.lab.hosts import Host, loopback, still_there
 from tests.lab.notebook import ROOT, Notebook, Shown, opened
 from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
 
 COMMAND = [sys.executable, "-c", "import sys; from skymagic.api.command import main; sys.exit(main())"]
+
+
+GATED = """\
+%%sky_broadcast -o value -g name
+import os
+rank = int(os.environ['RANK'])
+print('before', flush=True)
+if rank == 0:
+    open({way}).read()
+    open({over}, 'w').close()
+"""
+"""A cell in which rank 0 waits at a gate, the file ``way``, and says by the file ``over`` that it has passed; what follows is the test's."""
 
 
 @dataclass
@@ -34,6 +46,8 @@ class Desk:
     made: str
     more: dict[str, str] = field(default_factory=dict)
     """Of the notebooks' environment."""
+    hosts: Sequence[Host] = ()
+    """Those of its pool."""
     notebooks: int = 0
 
     @property
@@ -124,7 +138,7 @@ def ssh_desk(folder: Path) -> Iterator[Desk]:
     with loopback(folder / "hosts", 2, env=pip_settings()) as hosts:
         home = home_that_knows(hosts, folder / "client")
         made = f"%sky_pool lab --provider ssh --hosts h[1-2] --python {sys.executable}"
-        yield Desk(folder, made, {"HOME": str(home)})
+        yield Desk(folder, made, {"HOME": str(home)}, hosts)
 
 
 def daemons(job_id: str) -> list[psutil.Process]:

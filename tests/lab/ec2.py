@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -240,6 +242,8 @@ class EC2:
             return self._placement_group(call)
         if call.action == "GetParameter" and str(call.fields.get("Name", "")).startswith("/aws/service/"):
             return _json({"Parameter": {"Name": call.fields["Name"], "Type": "String", "Value": IMAGE}})
+        if call.action == "GetSpotPlacementScores":  # moto lacks them
+            return listed("spotPlacementScoreSet", [])(call, lambda: Answer(500, b""))
         return _moto(call, environ, body)
 
     def _launch(self, call: Call, environ: Mapping[str, Any], body: bytes) -> Answer:
@@ -394,6 +398,12 @@ def backend(region: str = REGION) -> Any:
     from moto.backends import get_backend
 
     return get_backend("ec2")[ACCOUNT][region]
+
+
+def permitted() -> set[str]:
+    """The actions that the policies of docs/aws.md allow; who asks for an identity needs no permission."""
+    page = Path(__file__).resolve().parents[2] / "docs/aws.md"
+    return {"sts:GetCallerIdentity", *re.findall(r'"((?:ec2|ssm|pricing|servicequotas|sts):\w+)"', page.read_text())}
 
 
 def instances(region: str = REGION) -> list[Any]:

@@ -38,8 +38,11 @@ WAN = Path(__file__).with_name("wan.py")
 # The first process of a namespace: reaps orphans; ends, and with it all others, when the tests do.
 FIRST = """
 import os, signal, socket, subprocess, sys
-name, hosts = sys.argv[1:]
+name, hosts, first = sys.argv[1:]
 if name:
+    # machines that are started together would have processes of the same numbers, begun at the same time, in a /tmp that they share
+    with open("/proc/sys/kernel/ns_last_pid", "w") as file:
+        file.write(first)
     socket.sethostname(name)
     subprocess.run(["mount", "--bind", hosts, "/etc/hosts"], check=True)
     subprocess.run(["mount", "-t", "tmpfs", "shm", "/dev/shm"], check=True)
@@ -60,10 +63,10 @@ _numbers = itertools.count(1)
 class Space:
     """A network namespace, with a process table and a hostname of its own when it has a name."""
 
-    def __init__(self, name: str = "", etc_hosts: str = "") -> None:
+    def __init__(self, name: str = "", etc_hosts: str = "", first: int = 0) -> None:
         apart = ["--uts", "--ipc", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child"] if name else []
         self._process = subprocess.Popen(
-            ["unshare", "--net", *apart, sys.executable, "-c", FIRST, name, etc_hosts],
+            ["unshare", "--net", *apart, sys.executable, "-c", FIRST, name, etc_hosts, str(first)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         assert self._process.stdout is not None
@@ -155,7 +158,7 @@ class Machine(Host):
         self.switch, self.number, self.port = switch, number, 22
         etc_hosts = self.folder / "etc_hosts"
         etc_hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {self.name}\n")
-        self.space = Space(self.name, str(etc_hosts))
+        self.space = Space(self.name, str(etc_hosts), first=1000 * number)
         try:
             self._cable = switch.plug(self.space, "eth0")
             self.space.ip("link", "set", "eth0", "address", f"02:00:00:00:00:{number:02x}")

@@ -195,9 +195,12 @@ class Notebook:
             self.widgets[content["comm_id"]] |= content["data"].get("state", {})
         if kind == "comm_close":
             self.widgets.pop(content["comm_id"], None)
+        if kind == "update_display_data":  # of any cell, as a front end does
+            for cell in self._cells.values():
+                cell.add(kind, dict(content))
         if shown is None:
             return
-        if kind in OUTPUTS:
+        if kind in OUTPUTS - {"update_display_data"}:
             shown.add(kind, dict(content))
         if kind == "error":
             text = ANSI.sub("", "\n".join(content["traceback"]))
@@ -267,13 +270,14 @@ class Notebook:
 
     def click(self, button: str) -> None:
         """Press a button widget, as a front end does."""
-        self._tell(button, {"method": "custom", "content": {"event": "click"}, "buffers": []})
+        self.tell(button, {"method": "custom", "content": {"event": "click"}, "buffers": []})
 
     def display(self, widget: str) -> None:
         """Say that a widget is shown, as a front end does."""
-        self._tell(widget, {"method": "update", "state": {"_view_count": 1}, "buffer_paths": []})
+        self.tell(widget, {"method": "update", "state": {"_view_count": 1}, "buffer_paths": []})
 
-    def _tell(self, comm: str, data: dict[str, Any]) -> None:
+    def tell(self, comm: str, data: dict[str, Any]) -> None:
+        """Send a widget a message, as a front end does."""
         content = {"comm_id": comm, "data": data}
         self._client.shell_channel.send(self._client.session.msg("comm_msg", content))
 

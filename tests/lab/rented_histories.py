@@ -6,6 +6,7 @@ was made is given back, or it is tagged and ends itself, and a process that know
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import time
@@ -189,15 +190,13 @@ def bounded() -> None:
 def found_and_ended(cloud: EC2, shared: Clients) -> None:
     """A process that knows nothing ends all of it."""
     cloud._rules.clear()
+    patient = copy.copy(shared)
+    patient.deadline_factor = 0.01  # a busy machine is no reason to give up
+    mine = tags.owner_filter("arn:aws:sts::123456789012:user/moto")
     for region in REGIONS:
         for one in lab.instances(region):
             if one.state == "pending":
                 lab.set_state(one, "running")
-        rented = sweep.find(shared, region, tags.owner_filter("arn:aws:sts::123456789012:user/moto"))
-        problems = (
-            sweep.Release(shared, region, tags.owner_filter("arn:aws:sts::123456789012:user/moto")).run()
-            if rented
-            else []
-        )
+        problems = sweep.Release(patient, region, mine).run() if sweep.find(patient, region, mine) else []
         assert problems == []
     assert lab.left(*REGIONS) == {}

@@ -8,22 +8,22 @@ from dataclasses import dataclass, field
 
 from skymagic import providers
 from skymagic.cluster import Node
-from skymagic.cluster.tunnel import Tunnel
+from skymagic.cluster.tunnel import AgentTunnel
 from skymagic.plan.requests import PoolRequest
 from skymagic.providers import Say, Survey
 from skymagic.providers.local import Local, run
+from skymagic.wire import processes
 
 
 @dataclass(frozen=True)
 class Tunnels(Survey):
-    """The plan of a pool, and the tunnels to its agent, one after the other."""
+    """The plan of a pool, and the tunnel to its agent."""
 
-    opened: list[Tunnel] = field(default_factory=list)
+    tunnel: AgentTunnel = field(default_factory=AgentTunnel)
 
     def close(self) -> None:
-        """Close the tunnels."""
-        for tunnel in self.opened:
-            tunnel.close()
+        """Close the tunnel."""
+        self.tunnel.close()
 
 
 class Tunnelled(Local):
@@ -38,13 +38,9 @@ class Tunnelled(Local):
         assert isinstance(survey, Tunnels)
 
         def opened(state):
-            survey.opened.append(Tunnel(lambda: run("skymagic.kernels.daemon.attach", f"{job_id}-0"), state=state))
-            return survey.opened[-1].agent
+            return survey.tunnel.open(lambda: run(processes.ATTACH, f"{job_id}-0"), state)
 
-        def forward(address: str, port: int) -> int:
-            return survey.opened[-1].forward(address, port)
-
-        return [Node(0, socket.gethostname(), opened, run, forward)]
+        return [Node(0, socket.gethostname(), opened, run, survey.tunnel.forward)]
 
 
 providers.TABLE["local"] = f"{__name__}:Tunnelled"

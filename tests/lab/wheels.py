@@ -45,7 +45,10 @@ def installed(folder: Path, name: str, version: str, requires: Sequence[str] = (
 
 @contextmanager
 def served(folder: Path, asked: list[str] | None = None, at: tuple[str, int] = ("127.0.0.1", 0)) -> Iterator[str]:
-    """A package index of the wheels in a folder; its URL. The name of each wheel that is asked for goes to `asked`."""
+    """A package index of the wheels in a folder; its URL. The name of each wheel that is asked for goes to `asked`.
+
+    A wheel is yanked that has a file of its name and ``.yanked`` beside it.
+    """
 
     class Index(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -57,7 +60,8 @@ def served(folder: Path, asked: list[str] | None = None, at: tuple[str, int] = (
                     path.name for path in folder.glob("*.whl") if path.name.split("-")[0] == part[1].replace("-", "_")
                 ]
                 links = "".join(
-                    f'<a href="/files/{name.replace("+", "%2B")}" data-core-metadata="true">{name}</a>\n'
+                    f'<a href="/files/{name.replace("+", "%2B")}" data-core-metadata="true"'
+                    f"{' data-yanked' if (folder / f'{name}.yanked').exists() else ''}>{name}</a>\n"
                     for name in files
                 )
                 self.answer(

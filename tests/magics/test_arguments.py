@@ -42,6 +42,7 @@ from skymagic.magics.arguments.line_magics import (
     parse_names,
     parse_pip,
     parse_restart,
+    parse_shell,
     parse_stacks,
     parse_status,
     parse_vars,
@@ -771,6 +772,7 @@ def test_lifecycle() -> None:
         "%sky_clone: '2y' is not a name for a variable",
     ]
     assert parse_restart("") == RestartRequest()
+    assert parse_shell("--rank 3 ls -l").command == "ls -l"
     assert parse_restart("--rank 0,2 --pool p") == RestartRequest(Selection("0,2"), "p")
     assert parse_down("") == DownRequest()
     assert parse_down("train") == DownRequest("train")

@@ -10,14 +10,16 @@ import pytest
 from skymagic import plugins, providers
 from skymagic.magics.arguments.help import CompletionNames, complete, help_alone, help_text
 from skymagic.magics.arguments.options import MAGICS, Option
-from tests.lab.notebook import Notebook, opened
+from skymagic.magics.completion import assigned
+from tests.lab.notebook import ANSI, Notebook, opened
 from tests.magics.test_arguments import PARSERS
 
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """A notebook without a pool."""
-    with opened(tmp_path_factory.mktemp("help")) as one:
+    folder = tmp_path_factory.mktemp("help")
+    with opened(folder, env={"HOME": str(folder), "SKY_MAGICAL_TOKEN": "x"}) as one:
         yield one
 
 
@@ -27,8 +29,12 @@ NAMES = CompletionNames(
     pools=("train",),
     variables=("model",),
     theirs=("model",),
+    gathered=("model",),
+    hosts=("gpu1",),
+    environment=("HF_TOKEN",),
     left=("lab",),
     plugins=tuple(plugins.names()),
+    plugin_options=plugins.options,
     providers=("auto", *providers.names()),
 )
 VALUES = {
@@ -66,6 +72,8 @@ NEEDED = {
     ("sky_clone", "--from"): "",
     ("sky_status", "--disk"): "--hosts gpu1",
     ("sky_gpus", ""): "A100",
+    ("sky_status", "-o"): "",
+    ("sky_status", "--output"): "",
     ("sky_clean", ""): "--hosts gpu1",
     ("sky_clean", "--hosts"): "",
     ("sky_attach", "--take-over"): "lab",
@@ -114,18 +122,71 @@ def test_names_that_complete_when_nobody_says_what_exists_do_exist() -> None:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("%sky_pool --plu", ["--plugin"]),
+        ("%sky_pool --plu", ["--plugin", "--plugins"]),
         ("pool = %sky_pool --plugin tor", ["torch"]),
         ("%sky_pool --provider lo", ["local"]),
         ("%sky_pool --gpu H100", ["H100"]),
+        ("%sky_pool --plugin torch:back", ["torch:backend="]),
+        ("%sky_pool --hosts gp", ["gpu1", "gpu2"]),
+        ("%sky_pool --procs-per-node a", ["auto"]),
+        ("%sky_pool --secret SKY_MAG", ["SKY_MAGICAL_TOKEN"]),
         ("%sky_push weig", ["weights"]),
+        ("%sky_status -", ["--disk", "--hosts", "--output", "-o"]),
         ("%sky_auto o", ["off", "on"]),
+        ("%%sky_broadcast --timeout 10m -g wei", ["weighed", "weights"]),
+        ("%%sky_broadcast -g weighed,lo", ["loss"]),
+        ("%%sky_broadcast -g tor", []),
     ],
 )
 def test_the_shell_completes_with_tab(notebook: Notebook, line: str, offered: list[str]) -> None:
     notebook.run("import warnings; warnings.simplefilter('ignore'); weights = 1")
-    found = f"sorted(one.text for one in get_ipython().Completer.completions({line!r}, {len(line)}))"
-    assert notebook.value(found)[: len(offered)] == offered
+    config = notebook.folder / ".ssh" / "config"
+    config.parent.mkdir(mode=0o700, exist_ok=True)
+    config.write_text("Host gpu1 gpu2\n  User me\nHost gpu-* *\n  Port 22\n")
+    config.chmod(0o600)
+    cell = f"{line}\nimport torch\nweighed, loss = weights * 2, 0.0"
+    found = f"sorted(one.text for one in get_ipython().Completer.completions({cell!r}, {len(line)}))"
+    assert notebook.value(found) == offered
+
+
+def test_names_that_a_cell_sets_complete_before_it_is_whole() -> None:
+    whole = (
+        "import numpy as np\nfrom a import b\nfor step in range(3):\n    total += step\ndef train(x):\n    inner = 1\n"
+    )
+    assert assigned(whole) == {"step", "total", "train"}
+    assert assigned(f"{whole}loss: float = 1\na, best = 1, 2\nif loss == best\n    _hidden = (") >= {
+        "loss",
+        "a",
+        "best",
+    }
+    assert assigned("") == set()
+
+
+@pytest.mark.parametrize(
+    ("cell", "nearest"),
+    [("%sky_staus", "sky_status"), ("%%sky_brodcast -o r\n1", "sky_broadcast"), ("%skypool --nodes 2", "sky_pool")],
+)
+def test_a_magic_that_is_spelt_wrong_suggests(notebook: Notebook, cell: str, nearest: str) -> None:
+    failed = notebook.finish(notebook.start(cell))
+    assert failed.error is not None
+    assert failed.text == f"UsageError: there is no magic {cell.split()[0]}; did you mean {nearest!r}?\n"
+    state = "get_ipython().check_complete('%sky_staus')[0]"
+    assert notebook.value(state) == "complete", "what is being typed raises nothing"
+
+
+@pytest.mark.parametrize(
+    ("line", "nearest"),
+    [
+        ("%sky_pool --ranks 2 --plugin trch", "torch"),
+        ("%sky_pool --provider loacl", "local"),
+        ("%sky_gpus A10O", "A100"),
+        ("%sky_pool --rank 2", "--ranks"),
+        ("%%sky_broadcast --gatehr x\n1", "--gather"),
+        ("%sky_auto onn", "on"),
+    ],
+)
+def test_a_value_or_an_option_that_is_spelt_wrong_suggests(notebook: Notebook, line: str, nearest: str) -> None:
+    assert f"did you mean {nearest!r}?" in notebook.finish(notebook.start(line)).text
 
 
 def test_magics_that_are_told_are_those_that_are_registered(notebook: Notebook) -> None:
@@ -143,7 +204,10 @@ def test_every_magic_tells_its_help_and_does_nothing_else(notebook: Notebook, ma
     for mark in ("%", "%%"):
         for cell in (f"{mark}{magic} --help", f"{mark}{magic} -h"):
             assert notebook.run(cell).text == help_text(magic)
-    assert "Examples:" in help_text(magic)
+    assert "Examples:\n" in help_text(magic)
+    name = f"{'%%' if MAGICS[magic].cell else '%'}{magic}"
+    asked = notebook.value(f"get_ipython().object_inspect_text({name!r})")
+    assert help_text(magic).strip() in ANSI.sub("", asked), f"what {name}? shows"
     assert notebook.run(f"%%{magic} --wat --help\nraise SystemExit").text == help_text(magic)
     assert notebook.value(f"get_ipython().find_magic({magic!r}).__doc__ or ''") in ("", help_text(magic))
 

@@ -52,8 +52,14 @@ def test_gpus_that_can_be_rented_as_a_table(notebook: Notebook) -> None:
 
 
 def test_where_aws_is_set_up_a_gpu_is_looked_for_there_too(notebook: Notebook) -> None:
-    (table,) = notebook.run("%sky_gpus a100").rich
+    (table,) = notebook.run("%sky_gpus a100 -o offers").rich
     assert "p4d.24xlarge" in table["text/plain"]
+    assert notebook.run("offers").rich == [table]
+    assert notebook.value("offers['p4d.24xlarge'][0].price") == 21.957642
+    notebook.run("import warnings; warnings.simplefilter('ignore')")
+    line = "offers['p4d"
+    offered = f"[one.text for one in get_ipython().Completer.completions({line!r}, {len(line)})]"
+    assert "p4d.24xlarge" in notebook.value(offered)
     assert notebook.run("%sky_gpus").rich == [], "all of them would be a long list"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.lab.desk import Desk, daemons, killed, ssh_desk, without_repeats
+from tests.lab.desk import GATED, Desk, daemons, killed, ssh_desk, without_repeats
 from tests.lab.notebook import Shown
 
 pytestmark = pytest.mark.needs("sshd")
@@ -31,17 +31,6 @@ for step in range(STEPS):
     print('step', step)
 total + rank
 """
-
-
-CELL = """%%sky_broadcast -o value -g name
-import os
-rank = int(os.environ['RANK'])
-print('before', flush=True)
-if rank == 0:
-    open({way}).read()
-    open({over}, 'w').close()
-"""
-"""A cell that can end once its gate is open; says so."""
 
 
 def steps(lines: list[str]) -> list[int]:
@@ -75,7 +64,7 @@ def test_a_run_goes_on_in_another_notebook_and_no_line_is_lost(desk: Desk) -> No
 
 def test_what_has_ended_meanwhile_waits(desk: Desk) -> None:
     with desk.notebook(desk.made) as notebook:
-        desk.left_alone(notebook, CELL + "print('after')\nname = [1.5] * 200_000 + [rank]\nlen(name)")
+        desk.left_alone(notebook, GATED + "print('after')\nname = [1.5] * 200_000 + [rank]\nlen(name)")
     with desk.notebook() as notebook:
         shown = notebook.run("%sky_attach lab")
         assert "[cell 3 on ranks 0, 1 " in shown.stdout
@@ -93,7 +82,8 @@ def test_what_has_ended_meanwhile_waits(desk: Desk) -> None:
 def test_a_death_and_a_script_wait_too(desk: Desk) -> None:
     with desk.notebook(desk.made) as notebook:
         desk.left_alone(
-            notebook, CELL + "import signal, time\nif rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(1000)"
+            notebook,
+            GATED + "import signal, time\nif rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(1000)",
         )
     with desk.notebook() as notebook:
         assert notebook.fail("%sky_attach lab").ename == "RankDied"
@@ -113,7 +103,7 @@ def test_a_kernel_that_is_shut_down_leaves_what_goes_on(desk: Desk) -> None:
     gate = desk.gate()
     with desk.notebook(desk.made) as first:
         shown = first.start(
-            CELL.replace("-o", "-a -o").format(way=repr(str(gate)), over=repr(os.devnull)) + "name = rank\nrank"
+            GATED.replace("-o", "-a -o").format(way=repr(str(gate)), over=repr(os.devnull)) + "name = rank\nrank"
         )
         first.watch(shown, lambda seen: "before" in seen.stdout)
     with desk.notebook() as second:

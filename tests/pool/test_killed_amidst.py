@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
-from tests.lab.desk import Desk, killed, local_desk
+from tests.lab.desk import Desk, killed, local_desk, ssh_desk
 from tests.lab.notebook import Notebook
 
+HERE = pytest.mark.parametrize("desk", ["detached"], indirect=True)
+NO_LOCKS = "import fcntl\ndef flock(*_): raise OSError(95, 'Operation not supported')\nfcntl.flock = flock"
+"""As a file system that has none, such as NFS without lockd."""
 
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    desk = local_desk(tmp_path_factory.mktemp("amidst"))
-    with desk.notebook(desk.made) as notebook:
-        notebook.run("%%sky_broadcast\nimport os, time\nrank = int(os.environ['RANK'])")
-        killed(notebook)
-    yield desk
-    with desk.notebook() as notebook:
-        notebook.run(f"%sky_down {desk.pool}")
+
+@pytest.fixture(scope="module", params=["detached", pytest.param("ssh", marks=pytest.mark.needs("sshd"))])
+def desk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    folder = tmp_path_factory.mktemp("amidst")
+    with nullcontext(local_desk(folder)) if request.param == "detached" else ssh_desk(folder) as desk:
+        with desk.notebook(desk.made) as notebook:
+            notebook.run("%%sky_broadcast\nimport os, time\nrank = int(os.environ['RANK'])")
+            killed(notebook)
+        yield desk
+        with desk.notebook() as notebook:
+            notebook.run(f"%sky_attach {desk.pool}")
+            notebook.run(f"%sky_down {desk.pool}")
 
 
 def attached(desk: Desk, notebook: Notebook) -> None:
@@ -74,17 +81,26 @@ len(large)"""
         killed(third)
 
 
-def test_two_attach_at_the_same_moment(desk: Desk) -> None:
-    with desk.notebook() as one, desk.notebook() as other:
+def both_attach(desk: Desk, *before: str) -> None:
+    """Two notebooks at the same moment: one has the pool, the other hears that, and who has it."""
+    with desk.notebook(*before) as one, desk.notebook(*before) as other:
         both = [(notebook, notebook.start(f"%sky_attach {desk.pool}")) for notebook in (one, other)]
+        cells = []
         for notebook, shown in both:
             notebook.finish(shown)
-        working = []
-        for notebook, _ in both:
-            cell = notebook.finish(notebook.start("%%sky_broadcast\nrank"))
-            working.append(cell.error is None)
-            if cell.error is not None:
-                assert "another notebook" in cell.error.text or "--take-over" in cell.error.text, cell.error.text
-        assert sorted(working) == [False, True]
+            cells.append(notebook.finish(notebook.start("%%sky_broadcast\nrank")))
+        assert sorted(cell.error is None for cell in cells) == [False, True]
+        (loser,) = (shown for (_, shown), cell in zip(both, cells, strict=True) if cell.error is not None)
+        said = loser.text + (loser.error.text if loser.error else "")
+        assert "reads pool" in said or "--take-over" in said or "another notebook has attached" in said, said
         killed(one)
         killed(other)
+
+
+def test_two_attach_at_the_same_moment(desk: Desk) -> None:
+    both_attach(desk)
+
+
+@HERE
+def test_two_attach_where_nobody_can_lock(desk: Desk) -> None:
+    both_attach(desk, NO_LOCKS)

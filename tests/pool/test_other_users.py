@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import psutil
@@ -10,8 +13,36 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from tests.conftest import traces
 from tests.lab.notebook import Notebook, opened
 
+NOBODY = 65534
+LOOK = """
+import json, os, socket, sys
+nobody, paths, pids = json.load(sys.stdin)
+os.setgroups([]), os.setgid(nobody), os.setuid(nobody)  # now: the other user may not be allowed to start this Python
+got = []
+def attempt(what, call):
+    try:
+        call()
+    except OSError:
+        return
+    got.append(what)
+def connect(path):
+    with socket.socket(socket.AF_UNIX) as one:
+        one.connect(path)
+def write(path):
+    os.close(os.open(os.path.join(path, "x") if os.path.isdir(path) else path, os.O_WRONLY | os.O_CREAT))
+for path in paths:
+    for name, call in ("list", os.listdir), ("read", lambda path: open(path, "rb").close()), ("write", write), ("connect", connect):
+        attempt(f"{name} {path}", lambda: call(path))
+for pid in pids:
+    for name in "environ", "mem", "maps":
+        attempt(f"{name} of {pid}", lambda: open(f"/proc/{pid}/{name}", "rb").read(1))
+    attempt(f"descriptors of {pid}", lambda: os.listdir(f"/proc/{pid}/fd"))
+    attempt(f"signal {pid}", lambda: os.kill(pid, 0))
+print(json.dumps([os.geteuid(), got]))
+"""
 NOISE = [b"", b"\x00" * 8, b"<IDS|MSG>"]
 
 
@@ -80,3 +111,23 @@ def test_nobody_reads_or_takes_orders_or_disturbs(notebook: Notebook) -> None:
         assert not [socket for socket in sockets if socket.type != zmq.ROUTER and socket.poll(0)]
     finally:
         context.destroy(linger=0)
+
+
+@pytest.mark.needs("root")
+def test_another_user_reads_no_file_and_no_process(notebook: Notebook) -> None:
+    """Its folders, values in shared memory, sockets and connection files, and what its processes have in their environments."""
+    notebook.run("import os\nsecret = os.urandom(4_000_000)")
+    notebook.run("%%sky_broadcast\nlen(secret);")
+    family = [psutil.Process(notebook.pid), *psutil.Process(notebook.pid).children(recursive=True)]
+    places = traces()
+    assert {str(place.parent) for place in places} >= {"/dev/shm"}
+    paths = [str(path) for place in places for path in (place, *place.rglob("*"))]
+    looked = subprocess.run(
+        [sys.executable, "-c", LOOK], input=json.dumps([NOBODY, paths, [process.pid for process in family]]), cwd="/",
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    who, got = json.loads(looked.stdout)
+    assert who == NOBODY
+    assert got == []
+    assert len(paths) > 5
+    assert len(family) > 4

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from skymagic.api.running import roughly
-from skymagic.pool import records
+from skymagic.errors import PoolError
+from skymagic.pool import keys, records
 from skymagic.pool.records import PoolRecord
 from skymagic.wire.record import identity
 
@@ -54,6 +55,16 @@ def test_damaged_records_and_those_of_other_versions(state: Path) -> None:
     for number, text in enumerate(["", "{", "[]", '{"name": "x"}', json.dumps({**values, "hosts": 3})]):
         (state / f"damaged-{number}.json").write_text(text)
     assert [one.job_id for one in records.every()] == ["lab-0a1b2c3d", "lab-00000002"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_key_of_another_user_is_not_used(state: Path) -> None:
+    state.mkdir(parents=True)
+    keys.keep(keys.path("lab-0a1b2c3d"), "secret")
+    assert keys.kept(keys.path("lab-0a1b2c3d"), "lab-0a1b2c3d", str) == "secret"
+    os.chown(keys.path("lab-0a1b2c3d"), 65534, -1)
+    with pytest.raises(PoolError, match="is open to others, and not used"):
+        keys.read("lab-0a1b2c3d")
 
 
 def test_a_home_that_cannot_be_written_keeps_none(state: Path) -> None:
@@ -99,6 +110,35 @@ def test_a_clock_that_was_changed_changes_nothing() -> None:
     assert not records.left(later)
     assert records.left(replace(later, process=of_the_dead()))
     assert roughly(-1e7) == "0s"
+
+
+WRITES = """
+from skymagic.pool import records
+from skymagic.pool.records import PoolRecord
+print("ready", flush=True)
+number = 0
+while True:
+    number += 1
+    records.write(PoolRecord("lab", "lab-0a1b2c3d", "ssh", ("gpu" * 20_000, str(number)), "/home"))
+"""
+
+
+def test_two_notebooks_write_at_once_and_are_killed_amidst_it(state: Path) -> None:
+    """A record is there as one of them has written it, whole."""
+    for _ in range(2):
+        writers = [subprocess.Popen([sys.executable, "-c", WRITES], stdout=subprocess.PIPE) for _ in range(2)]
+        for writer in writers:
+            assert writer.stdout is not None
+            writer.stdout.readline()
+        seen = set[str]()
+        while len(seen) < 20:
+            seen |= {host for one in records.every() for host in one.hosts[1:]}
+        for writer in writers:
+            writer.kill()
+            writer.communicate()
+        assert [one.job_id for one in records.every()] == ["lab-0a1b2c3d"]
+    records.remove("lab-0a1b2c3d")
+    assert list(state.iterdir()) == []
 
 
 def test_what_its_hosts_do_not_run_is_forgotten() -> None:

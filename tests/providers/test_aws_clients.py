@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Iterator
 
+import botocore.exceptions
 import pytest
 
 from skymagic.errors import CloudError
@@ -57,6 +59,16 @@ def test_throttling_is_waited_out(cloud: EC2, clients: Clients) -> None:
     assert len(cloud.calls) == 4
 
 
+def test_throttling_for_a_minute_is_waited_out(cloud: EC2, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when each pause happens to be the shortest that it may be."""
+    monkeypatch.setattr("random.uniform", lambda low, high: low)
+    shortest = itertools.accumulate([0.25, 0.5, 1.0, 2.0, 4.0, *[5.0] * 20])
+    calls = sum(1 for waited in shortest if waited < 60.0) + 1
+    cloud.on("DescribeRegions", error("RequestLimitExceeded", status=503), times=calls)
+    assert Clients(endpoint_url=cloud.url, deadline_factor=0.0001).call("ec2", REGION, "DescribeRegions")["Regions"]
+    assert len(cloud.calls) == calls + 1
+
+
 @pytest.mark.parametrize(
     "effect", [error("InternalError", status=500), lab.unreached, error("Unavailable", status=503)]
 )
@@ -84,6 +96,18 @@ def test_pages(cloud: EC2, clients: Clients) -> None:
         clients.call("ec2", REGION, "RunInstances", **LAUNCH | {"ClientToken": str(number)})
     found = list(clients.pages("ec2", REGION, "DescribeInstances", "Reservations", MaxResults=1))
     assert len(found) == 3
+
+
+@pytest.mark.parametrize("name", ["UnauthorizedSSOTokenError", "SSOTokenLoadError", "TokenRetrievalError"])
+def test_an_sso_session_that_is_over(name: str) -> None:
+    """botocore's own errors, before any call, as it raises them."""
+    kind = getattr(botocore.exceptions, name)
+    words = str(kind(profile_name="work", error_msg="expired", provider="sso"))
+    problem = errors.failed(
+        tuple(each.__name__ for each in kind.__mro__), words, Where("ec2:DescribeRegions", REGION, "work")
+    )
+    assert problem.kind == "credentials"
+    assert "aws sso login --profile work" in str(problem)
 
 
 def test_without_credentials(monkeypatch: pytest.MonkeyPatch, cloud: EC2) -> None:

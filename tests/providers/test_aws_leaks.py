@@ -32,6 +32,20 @@ def test_nothing_is_left_or_it_ends_itself(server: tuple[EC2, Clients], history:
     live(server[0], history, server[1])
 
 
+def calls_of_a_whole_life(server: tuple[EC2, Clients]) -> int:
+    """How many calls acquiring and giving back take where all goes well."""
+    live(server[0], History([], 1, 2), server[1])
+    return next(number for number, call in enumerate(server[0].calls, 1) if call.action == "DeleteSecurityGroup") + 1
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("what", ["interrupted", "dies"])
+def test_an_interrupt_and_a_death_at_each_call(server: tuple[EC2, Clients], what: str, after: bool) -> None:
+    """Ctrl-C, and kill -9, at every call of a whole life: before it is made, and once it was carried out."""
+    for number in range(1, calls_of_a_whole_life(server) + 1):
+        live(server[0], History([], 1, 2, after=after, **{what: number}), server[1])
+
+
 def test_the_keys_of_pools_that_are_gone_are_gone(server: tuple[EC2, Clients], tmp_path: Path) -> None:
     from skymagic.providers.aws import keys
 

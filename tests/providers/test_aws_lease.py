@@ -218,6 +218,30 @@ def test_what_cannot_be_ended_is_named(cloud: EC2, case: Case) -> None:
     assert lab.left() == {}
 
 
+def test_machines_that_nobody_may_look_at_are_ended_all_the_same(cloud: EC2, case: Case) -> None:
+    """DescribeInstances is denied: what the launch has answered is known."""
+    cloud.on("DescribeInstances", error("UnauthorizedOperation", "no", 403), times=1 << 30)
+    with pytest.raises(CloudError, match="ec2:DescribeInstances"):
+        case.lease.acquire([A], 2)
+    with pytest.raises(CloudError, match="what is there cannot be seen.*ec2:DescribeInstances"):
+        case.lease.release()
+    assert [one.state for one in lab.instances()] == ["terminated"] * 2
+    cloud._rules.clear()
+    case.lease.release()
+    assert lab.left() == {}
+
+
+def test_fifty_machines_are_one_launch(cloud: EC2, case: Case) -> None:
+    """Also where the first zone has room for fewer: none of them stays."""
+    cloud.on("RunInstances", error("InsufficientInstanceCapacity", "49 of 50", 500), when=zone("us-east-1a"))
+    offer, instances = case.lease.acquire([A, B], 50)
+    assert (offer, len(instances), len({one.private for one in instances})) == (B, 50, 50)
+    assert [(call.fields["MinCount"], call.fields["MaxCount"]) for call in launched(cloud)] == [("50", "50")] * 2
+    case.lease.release()
+    assert lab.left() == {}
+    assert {one.state for one in lab.instances()} == {"terminated"}
+
+
 def test_keys_are_this_users_alone_and_go_with_the_pool(case: Case) -> None:
     folder = case.keys.folder
     assert folder.stat().st_mode & 0o777 == 0o700

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from skymagic.errors import CloudError, RequestError
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import at_least
-from skymagic.providers.aws import market
+from skymagic.providers.aws import market, scores
 from skymagic.providers.aws.cache import Cache
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.market import Market, find
+from skymagic.providers.aws.offer import Offer
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, ec2, unreached
 from tests.lab.ec2_prices import EC2Market
@@ -95,6 +99,51 @@ def test_spot_prices_are_the_latest_of_linux_in_each_zone(there: EC2Market, clie
     assert [one.zone for one in chosen] == ["us-east-1d", "us-east-1b"], (
         "where nobody tells the price nothing is rented instead"
     )
+
+
+def test_placement_scores_order_and_never_veto(there: EC2Market, clients: Clients, kept: Cache) -> None:
+    """A zone that is likely to have room comes before one that is a little cheaper, and one that is not stays among them."""
+    request = PoolRequest(nodes=2, gpu=Accelerator("A100", 8), spot=True)
+    cheapest = find(request, clients, kept)
+    assert [one.zone for one in cheapest] == ["us-east-1d", "us-east-1b"]
+    ids = {
+        one["ZoneName"]: one["ZoneId"]
+        for one in clients.call("ec2", lab.REGION, "DescribeAvailabilityZones")["AvailabilityZones"]
+    }
+    there.scores = {ids["us-east-1b"]: 9, ids["us-east-1d"]: 1}
+    notes: list[str] = []
+    placed = scores.ordered(cheapest, 2, clients, kept, notes)
+    assert [one.zone for one in placed] == ["us-east-1b", "us-east-1d"]
+    asked = there.cloud.calls[-1]
+    assert (asked.action, asked.fields["TargetCapacity"], asked.fields["InstanceType.1"]) == (
+        "GetSpotPlacementScores", "2", "p4d.24xlarge",
+    )  # fmt: skip
+    assert scores.ordered(cheapest, 2, clients, kept, notes) == placed
+    assert there.cloud.calls[-1] is asked, "EC2 answers few different questions a day"
+    assert notes == []
+
+
+@pytest.mark.parametrize("code", ["UnauthorizedOperation", "MaxConfigLimitExceeded", "RequestLimitExceeded"])
+def test_scores_that_are_refused_are_ignored(there: EC2Market, clients: Clients, kept: Cache, code: str) -> None:
+    cheapest = find(PoolRequest(nodes=2, gpu=Accelerator("A100", 8), spot=True), clients, kept)
+    there.refuse("GetSpotPlacementScores", code)
+    notes: list[str] = []
+    assert scores.ordered(cheapest, 2, clients.hurried(), kept, notes) == cheapest
+    assert len(notes) == 1
+    assert notes[0].startswith("ec2:GetSpotPlacementScores and ec2:DescribeAvailabilityZones: ")
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcdef"), st.none() | st.floats(0.1, 100)), max_size=8),
+    st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 10)),
+)
+def test_whatever_the_scores_all_offers_stay(offered: list[tuple[str, float | None]], found: dict[str, int]) -> None:
+    offers = [Offer("us-east-1", zone, "m5.large", spot=True, price=price) for zone, price in offered]
+    placed = scores.by_score(offers, found)
+    assert sorted(map(str, placed)) == sorted(map(str, offers))
+    for one, next_ in itertools.pairwise(placed):
+        if found.get(one.zone, 5) <= found.get(next_.zone, 5) and one.price is not None and next_.price is not None:
+            assert one.price <= next_.price, "a dearer one comes first only where room is more likely"
 
 
 def test_several_regions_are_one_table(there: EC2Market, clients: Clients, kept: Cache) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -26,10 +25,10 @@ from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, REGION, Rule, after, ec2, error
 from tests.lab.instances import Machines, booting
 from tests.lab.notebook import Notebook, opened
+from tests.lab.shells import pip_settings
 
 pytestmark = pytest.mark.needs("sshd")
 POOL = f"%sky_pool lab --provider aws --region {REGION} --nodes 2 --python {sys.executable}"
-DOCS = Path(__file__).resolve().parents[2] / "docs/aws.md"
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +88,7 @@ def test_from_a_line_to_terminated(aws: tuple[Machines, Notebook]) -> None:
     assert lab.instances()
     assert lab.left() == {}
     assert not notebook.value("list(__import__('pathlib').Path.home().rglob('skymagic/keys/*/key'))")
-    assert set(cloud.actions()) <= permissions(), "docs/aws.md lacks a permission"
-
-
-def permissions() -> set[str]:
-    """What the minimal policy of the docs allows."""
-    return {"sts:GetCallerIdentity", *re.findall(r'"((?:ec2|ssm|pricing|servicequotas|sts):\w+)"', DOCS.read_text())}
+    assert set(cloud.actions()) <= lab.permitted(), "docs/aws.md lacks a permission"
 
 
 def test_without_a_yes_nothing_is_rented(aws: tuple[Machines, Notebook]) -> None:
@@ -149,6 +143,43 @@ def test_a_broken_machine_is_named_and_replaced(aws: tuple[Machines, Notebook], 
     notebook.run("%%sky_broadcast -o homes\nimport os\nos.environ['HOME']")
     assert bad not in str(notebook.value("homes"))
     notebook.run("%sky_down")
+
+
+ASKED = """#!/bin/sh
+case $1 in
+    --query-gpu=index*) : >"$HOME/asked"; echo "0, Tesla T4, 550.1, 3, 0, 0" ;;
+    --query-gpu*) echo "Tesla T4" ;;
+esac
+"""
+SYNC = """#!/bin/sh
+# the last step of an environment: not before its machine was looked at
+case $* in */env/*)
+    for tenth in $(seq 300); do [ -e "$HOME/asked" ] && exit; sleep 0.1; done
+    : >"$HOME/late" ;;
+esac
+"""
+
+
+def test_machines_are_checked_while_packages_are_installed(aws: tuple[Machines, Notebook], tmp_path: Path) -> None:
+    """Their environments are not ready before each of them was looked at."""
+    machines, notebook = aws
+    for name, text in {"nvidia-smi": ASKED, "sync": SYNC}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    given = {**pip_settings(), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    machines.env |= given
+    before = set(machines.hosts)
+    try:
+        notebook.run(f"%sky_pool fresh --provider aws --region {REGION} --nodes 1 -y")
+    finally:
+        for name in given:
+            del machines.env[name]
+    homes = [host.home for name, host in machines.hosts.items() if name not in before]
+    assert [(home / "asked").exists() for home in homes] == [True]
+    assert not [home for home in homes if (home / "late").exists()]
+    notebook.run("%%sky_broadcast -o found\nimport sys\nsys.executable")
+    assert all(f"{home}/.skymagic/env/" in path for home, path in zip(homes, notebook.value("found"), strict=True))
+    notebook.run("%sky_down fresh")
 
 
 def launched(cloud: EC2) -> list[str]:

@@ -315,6 +315,10 @@ def test_the_table() -> None:
     assert "<td>8 × A100-80GB</td>" in html
     assert "<p>not told: pricing:GetProducts: no permission</p>" in html
     assert "and 2 more, which cost more" in OfferTable(market, most=1).text()
+    assert list(table) == table._ipython_key_completions_() == ["m6a.large", "p4d.24xlarge", "p4de.24xlarge"]
+    assert [one.zone for one in table["p4d.24xlarge"]] == [A100.zone, "us-east-1d"]
+    with pytest.raises(KeyError):
+        table["p5.48xlarge"]
 
 
 def test_nothing_in_a_table_is_taken_for_html() -> None:

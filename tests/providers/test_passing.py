@@ -8,23 +8,26 @@ import gzip
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from skymagic.bootstrap import uv
+from skymagic.bootstrap import uv, wheel
 from skymagic.bootstrap.facts import Facts, Offer, Python
 from skymagic.bootstrap.listing import download_bytes
 from skymagic.bootstrap.provision import probe, setup
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.providers import passing
 from skymagic.providers.passing import groups, passed_on
+from skymagic.providers.relay import fetched, handed_out
 from skymagic.providers.sending import Target
 from skymagic.providers.ssh import side_by_side
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
+from skymagic.ssh.connection import Connection
 from skymagic.ssh.hostlist import HostSpec
 from tests.lab.hosts import Hosts, loopback
 from tests.lab.shells import MINOR, SMALL
@@ -170,15 +173,49 @@ def test_an_interrupt_amid_a_download_leaves_nothing(lab: Lab) -> None:
 
 
 @pytest.mark.needs("sshd")
-def test_one_host_fetches_and_the_others_get_it_from_there(lab: Lab) -> None:
+def test_a_relay_hands_out_what_it_is_told_to_those_who_know_its_token(lab: Lab) -> None:
+    one, other = lab.targets[:2]
+    source, target = lab.hosts[0].home / "source", lab.hosts[1].home / "target"
+    source.mkdir()
+    target.mkdir()
+    (source / "a").write_bytes(data := os.urandom(3_000_000))
+    (source / "private").write_bytes(b"private")
+    with handed_out(one.host, one.python, "127.0.0.1", str(source), {"b": "a"}) as relay:
+        assert relay is not None
+        assert fetched(relay, [(other.host, other.python, str(target))]) == [True]
+        assert (target / "b").read_bytes() == data
+        for wrong in (
+            replace(relay, token="00"),
+            replace(relay, digests={"b": "00"}),
+            replace(relay, digests={"private": sha256(b"private").hexdigest()}),
+            replace(relay, port=9),
+        ):
+            assert fetched(wrong, [(other.host, other.python, str(target))]) == [False]
+    assert fetched(relay, [(other.host, other.python, str(target))]) == [False], "it is over"
+    assert [path.name for path in target.iterdir()] == ["b"]
+    with handed_out(one.host, "/nowhere/python", "127.0.0.1", str(source), {}) as none:
+        assert none is None
+
+
+@pytest.mark.needs("sshd")
+def test_one_host_fetches_and_the_others_get_it_from_there(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each wheel is asked of the index once, for three hosts; their environments are as if each had downloaded."""
     told: list[str] = []
     lab.asked.clear()
+    uploads: list[tuple[str, str]] = []
+    upload = Connection.upload
+
+    def counted(self: Connection, path: str, chunks: Iterable[memoryview], nbytes: int) -> None:
+        uploads.append((self.label, Path(path).name))
+        upload(self, path, chunks, nbytes)
+
+    monkeypatch.setattr(Connection, "upload", counted)
     with passed_on(lab.targets, lab.wanted, told.append) as sent:
         assert sorted(sent) == ["h1", "h2", "h3"], told
         made = side_by_side(
             lambda each: setup(each.host, lab.wanted, told.append, each.facts, sent[each.name]), lab.targets
         )
+    assert uploads == [("h1", wheel.running()[1])], "the code comes once, and goes on from host to host"
     assert [each.facts.without_index for each in made] == [False] * 3, "later packages come from their index"
     wheels = [name for name in lab.asked if not name.startswith("pip-")]
     assert len(wheels) == len(set(wheels))

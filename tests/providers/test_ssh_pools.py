@@ -21,6 +21,7 @@ from tests.lab.shells import pip_settings
 pytestmark = pytest.mark.needs("sshd")
 OPTIONS = f"--procs-per-node 2 --plugin torch --python {sys.executable}"
 POOL = f"%sky_pool lab --provider ssh --hosts h[1-2] {OPTIONS}"
+AWAY = "h2: the connection is lost; what runs there goes on for 1d at most, and this notebook reconnects"
 NAMES = "%%sky_broadcast\nimport os, time, torch, torch.distributed as dist\nrank = dist.get_rank()"
 COUNTING = """%%sky_broadcast --only all
 for number in range(ROUNDS):
@@ -66,6 +67,23 @@ def test_names_are_copied_from_rank_to_rank(two: tuple[Hosts, Notebook], ranks: 
     holders = {rank: source if str(rank) in ranks.split(",") else rank for rank in range(4)}
     expected = [([9.0, float(each)], 300_000, [each]) for each in holders.values()]
     assert notebook.value("found") == expected
+
+
+def test_a_command_runs_beside_a_rank_on_its_host(two: tuple[Hosts, Notebook]) -> None:
+    _, notebook = two
+    shown = notebook.run("%sky_shell --rank 3 echo $HOME $RANK $LOCAL_RANK; pwd; sh -c 'exit 5'")
+    first, folder, end = shown.text.splitlines()
+    assert first.endswith("h2/home 3 1")
+    assert folder == first.split()[0], "where the rank is"
+    assert end == "[rank 3 on h2: exit code 5]"
+    running = notebook.start("%sky_shell --rank 2 echo $$; exec sleep 600")
+    notebook.watch(running, lambda cell: "\n" in cell.stdout)
+    pid = int(running.stdout)
+    assert psutil.pid_exists(pid)
+    notebook.interrupt()
+    notebook.finish(running)
+    assert not psutil.pid_exists(pid)
+    assert "ssh h2 in one of yours" in notebook.fail("%sky_shell --rank 3").text
 
 
 def test_ranks_of_two_hosts_are_one_world(two: tuple[Hosts, Notebook]) -> None:
@@ -211,12 +229,16 @@ def test_a_copy_that_loses_its_connection_says_so_and_can_go_on(two: tuple[Hosts
     assert "not all was copied: node 1 (h2): the connection was lost" in error.text
     assert (hosts[0].home / "lossy/large").stat().st_size == 1 << 29
     assert not file_processes(hosts)
-    assert [path.name for path in (hosts[1].home / "lossy").iterdir()] == ["a.txt"]
+    there = hosts[1].home / "lossy"
+    assert [path.name for path in there.iterdir() if not path.name.startswith(".skymagic-")] == ["a.txt"], (
+        "half a file has no name"
+    )
     with (folder / "large").open("wb") as file:
         file.truncate(1 << 20)
     shown = notebook.run("%sky_put lossy lossy")
     assert shown.said.startswith("1 file (1.0 MB) to 2 nodes each")
     assert "1 file there already" in shown.said
+    assert (there / "large").stat().st_size == 1 << 20
 
 
 def test_a_scripts_folder_goes_along_and_is_kept_in_step(two: tuple[Hosts, Notebook]) -> None:
@@ -327,7 +349,7 @@ def test_a_host_that_is_not_to_be_reached_for_a_while(two: tuple[Hosts, Notebook
     notebook.watch(running, lambda shown: "2 10" in shown.text)
     hosts[1].stop()
     hosts[1].kill_sessions()
-    notebook.watch(running, lambda shown: "h2: the connection is lost" in shown.stderr)
+    notebook.watch(running, lambda shown: AWAY in shown.stderr)
     hosts[1].start()
     shown = notebook.finish(running)
     assert shown.error is None, shown.error

@@ -116,6 +116,22 @@ def test_different_errors_are_summed_up_under_the_first(notebook: Notebook) -> N
     ]
 
 
+def test_ranks_that_fail_alike_share_a_line(notebook: Notebook) -> None:
+    error = notebook.fail("%%sky_broadcast\nif rank:\n    {}['key']\n1 / 0")
+    assert error.text.endswith("\nranks 1, 2: KeyError: 'key'\nZeroDivisionError: division by zero")
+    error = notebook.fail("%%sky_broadcast -o r\n(i for i in ())")
+    assert "\nranks 0–2: the value of the last expression: TypeError: cannot pickle 'generator'" in f"\n{error.evalue}"
+
+
+def test_a_name_that_is_misspelt_gets_the_nearest(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast\nbatches = 3")
+    lines = notebook.fail("%%sky_broadcast\nbacthes + 1").text.splitlines()
+    assert lines[-2:] == ["did you mean 'batches'?", "NameError: name 'bacthes' is not defined"]
+    assert "is not defined on ranks 0–2; did you mean 'batches'?" in notebook.fail("%sky_pull bathces").evalue
+    notebook.run("weights = 1")
+    assert "has this name; did you mean 'weights'?" in notebook.fail("%sky_push wieghts").evalue
+
+
 def test_ranks_that_fail_a_little_later_by_themselves_say_nothing_of_interrupts(notebook: Notebook) -> None:
     body = (
         "import json, time\ntime.sleep(0.095 * (rank > 0))\njson.loads('{' * 5)"  # others are interrupted after 0.1 s
@@ -256,6 +272,16 @@ def test_exception_group(notebook: Notebook) -> None:
         "ExceptionGroup",
         ["ValueError", "TypeError"],
     )
+
+
+def test_a_shell_without_colours_shows_none(notebook: Notebook) -> None:
+    before = notebook.value("get_ipython().colors")
+    coloured = []
+    for colours in ("nocolor", before):
+        notebook.run(f"get_ipython().colors = {colours!r}")
+        shown = notebook.finish(notebook.start("%%sky_broadcast\n1 / 0"))
+        coloured.append("\x1b" in "".join(shown.outputs[-1]["traceback"]))
+    assert coloured == [False, True]
 
 
 def test_the_error_survives_pickling(notebook: Notebook) -> None:

@@ -543,3 +543,21 @@ def test_a_controller_that_dies_is_told(tmp_path_factory: pytest.TempPathFactory
         notebook.run("%sky_pool --nodes 2")
         notebook.run("%%sky_broadcast -o r\n2")
         assert notebook.value("r") == [2, 2]
+
+
+def test_an_agent_that_hangs_is_given_up(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """It tells no rank's end, though a time limit, or the second press, has them killed."""
+    with opened(tmp_path_factory.mktemp("agent"), "%sky_pool --nodes 2") as notebook:
+        agent = next(
+            process
+            for process in psutil.Process(notebook.pid).children()
+            if "skymagic.kernels.agent.agent" in process.cmdline()
+        )
+        agent.suspend()
+        error = notebook.fail("%%sky_broadcast --timeout 0.5\n1")
+        assert "does not answer" in error.text
+        assert "%sky_restart" in error.text
+        assert not agent.is_running()
+        notebook.run("%sky_restart")
+        notebook.run("%%sky_broadcast -o r\n2")
+        assert notebook.value("r") == [2, 2]

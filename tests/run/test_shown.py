@@ -193,10 +193,21 @@ def test_a_call_of_a_function_shows_the_functions_own_lines(notebook: Notebook, 
 def test_torchs_call_wrappers_fold(notebook: Notebook) -> None:
     body = "import torch\nnet = torch.nn.Sequential(torch.nn.Linear(2, 2))\nnet(torch.ones(3, 3))"
     error = notebook.fail(f"%%sky_broadcast -t 0\n{body}")
-    assert [line.rpartition("in ")[2] for line in frames(error)[1:]] == [
-        "Sequential.forward(self, input)",
-        "Linear.forward(self, input)",
-    ]
+    assert [line.rpartition("in ")[2] for line in frames(error)[1:]] == ["Linear.forward(self, input)"]
+
+
+def test_of_libraries_the_frame_that_raised_is_shown_alone(notebook: Notebook) -> None:
+    called = number_of(notebook)
+    error = notebook.fail("%%sky_broadcast -t 0\nimport json\njson.loads('{')")
+    cell, raised = frames(error)
+    assert cell == f"Cell In[{called}], line 3"
+    assert re.search(r"json/decoder\.py:\d+, in JSONDecoder\.raw_decode", raised)
+    *_, hidden, last = error.text.splitlines()
+    assert hidden == "[2 frames of libraries not shown; %debug has all]"
+    assert last.startswith("JSONDecodeError: ")
+    error = notebook.fail("%%sky_broadcast -t 0\ndef mine(value):\n    return 1 / 0\njson.dumps({1}, default=mine)")
+    assert frames(error) == [f"Cell In[{called + 1}], line 4", f"Cell In[{called + 1}], line 3, in mine(value)"]
+    assert "of libraries not shown" in error.text
 
 
 # ------------------------------------------------------------------------------------------ shipping

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.kernels.agent.ranks import Rank
+from skymagic.kernels.agent.rank import Rank
 from skymagic.kernels.daemon import rundir
 from skymagic.kernels.script.supervisor import Supervisor
 from skymagic.kernels.store.server import LOCK, exclusive

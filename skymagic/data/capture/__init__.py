@@ -2,6 +2,7 @@
 
 names        the names that a cell takes from the notebook, and those that these need in turn
 dataflow     definite assignment analysis of a cell: which names it reads before it binds them on every path
+branching    names that are met on the paths through a cell
 definitions  names that are defined on every path to a place
 scopes       free names of functions
 bytecode     names in code objects

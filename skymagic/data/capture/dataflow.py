@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from skymagic.data.capture.definitions import Definitions
+from skymagic.data.capture.branching import Branching
 from skymagic.data.capture.scopes import (
     Comprehension,
     Function,
@@ -30,80 +29,16 @@ class Script(NamedTuple):
     """Names that the cell has defined before."""
 
 
-class Flow(ast.NodeVisitor):
+class Flow(Branching):
     """Follows a cell in the order of execution, with the names that are defined on every path."""
 
     def __init__(self, *, postponed: bool = False) -> None:
-        self.defined = Definitions()
-        self.loads: set[str] = set()
+        super().__init__()
         self.probes: set[str] = set()
         """Names of which only the presence is asked for."""
-        self.stores: set[str] = set()
         self.scripts: list[Script] = []
-        self._waiting: dict[str, set[str]] = {}
-        self._hidden: list[set[str]] = []
         self.postponed = postponed
         """Annotations are not evaluated."""
-
-    # names
-
-    def load(self, name: str) -> None:
-        if any(name in names for names in self._hidden):
-            return
-        if name not in self.defined:
-            self.loads.add(name)
-        for inner in self._waiting.pop(name, ()):
-            self.load(inner)
-
-    def store(self, name: str) -> None:
-        if self._hidden and name in self._hidden[-1]:
-            return
-        self.stores.add(name)
-        self.defined.put(name, True)
-
-    def finish(self) -> None:
-        """Count the bodies of functions that the cell has not named: the next cell may call them."""
-        self.defined.reached = True
-        for name in list(self._waiting):
-            for inner in self._waiting.pop(name, ()):
-                self.load(inner)
-
-    def wait(self, name: str, names: Iterable[str]) -> None:
-        """Let names count as loaded when ``name`` is."""
-        self._waiting.setdefault(name, set()).update(names)
-
-    # paths
-
-    def block(self, statements: Iterable[ast.stmt]) -> None:
-        for statement in statements:
-            self.visit(statement)
-
-    def branches(self, *paths: Callable[[], None]) -> None:
-        """Run each path from here; afterwards only what all of them define is defined."""
-        before = self.defined.mark()
-        after: list[dict[str, bool]] = []
-        for path in paths:
-            path()
-            if self.defined.reached:
-                after.append(self.defined.since(before))
-            self.defined.back(before)
-        self.defined.reached = bool(after)
-        for name in set().union(*after):
-            self.defined.put(name, all(each.get(name, name in self.defined.names) for each in after))
-
-    def maybe(self, path: Callable[[], None]) -> None:
-        """Run a path that may be left out, or left at any point."""
-        before = self.defined.mark()
-        path()
-        self.defined.back(before)
-
-    @contextmanager
-    def hiding(self, names: set[str]) -> Iterator[None]:
-        self._hidden.append(names)
-        try:
-            yield
-        finally:
-            self._hidden.pop()
 
     # expressions
 

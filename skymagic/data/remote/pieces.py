@@ -23,6 +23,9 @@ class PieceIndex:
         self._places: dict[bytes, tuple[str, int]] = {}
         self._digests: dict[str, Sequence[bytes]] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
     def add(self, key: str, digests: Sequence[bytes]) -> None:
         """The file of this key consists of these pieces."""
         self._digests[key] = digests

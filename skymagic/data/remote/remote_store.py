@@ -86,12 +86,14 @@ class RemoteStore(Store):
             self._replication.query(list(new.values()), self._clients.connected())  # one round trip for all
             return frozenset(key for key, file in new.items() if file.placement.here or file.placement.sources)
 
+    def unsent(self, data: Buffer) -> int:
+        if len(data) < 2 * PIECE or not self._pieces:
+            return len(data)
+        found = zip(cut_into_pieces(data), self._pieces.find(piece_digests(data)), strict=True)
+        return sum(len(piece) for piece, place in found if place is None)
+
     def put(
-        self,
-        key: str | None,
-        pieces: Iterable[Buffer],
-        nbytes: int,
-        progress: Callable[[int], None] | None = None,
+        self, key: str | None, pieces: Iterable[Buffer], nbytes: int, progress: Callable[[int], None] | None = None
     ) -> str:
         pieces = list(pieces)
         key = key or digest(pieces)

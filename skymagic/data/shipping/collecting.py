@@ -67,7 +67,7 @@ class Collector:
             for name, problem in failed.items()
             if name in needed
         ]
-        refusals += [Refusal.missing(name) for name in request.push if name not in self.namespace]
+        refusals += [Refusal.missing(name, self.namespace) for name in request.push if name not in self.namespace]
         failed.clear()  # the tracebacks hold the values
         if refusals:
             raise CaptureError(message(refusals))

@@ -56,13 +56,15 @@ class Notes:
                 note(f"{name}: its contents travel as an array, for {why}")
 
     def heavy(self, bundles: Iterable[Bundle], index: ContentIndex, large: int, warn: Note) -> None:
-        """Which values of more than `large` bytes are about to travel to other machines."""
+        """Of which values more than `large` bytes are about to travel to other machines."""
         for bundle in bundles:
             parts = index.to_send(bundle.parts)
             value = frozenset(parts)
-            if sum(parts.values()) > large and value not in self._heavy:
+            if sum(part.nbytes for part in parts.values()) <= large or value in self._heavy:
+                continue
+            if (nbytes := sum(index.store.unsent(part.data) for part in parts.values())) > large:
                 self._heavy.add(value)
-                warn(heavy(", ".join(bundle.names), sum(parts.values())))
+                warn(heavy(", ".join(bundle.names), nbytes))
 
     def forget_names(self, namespace: Container[str]) -> None:
         """Forget what was said of names that have come, or gone."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from skymagic.data.values.kinds import is_a, type_name
+from skymagic.plan.suggest import did_you_mean
 
 _INSIDE = "make it inside the function, or make {name} in the cell"
 _NESTED = "leave it out of its owner's state with __getstate__, or make {name} in the cell"
@@ -28,9 +29,10 @@ class Refusal:
     remedy: str
 
     @classmethod
-    def missing(cls, name: str) -> Refusal:
-        """A name given with ``--push`` that the notebook has not."""
-        return cls(name, "no value", "--push", "nothing in this notebook has this name", "check the spelling")
+    def missing(cls, name: str, names: Collection[str]) -> Refusal:
+        """A name given with ``--push`` that the notebook has not; `names` are those that it has."""
+        remedy = did_you_mean(name, names).removeprefix("; ") or "check the spelling"
+        return cls(name, "no value", "--push", "nothing in this notebook has this name", remedy)
 
     def __str__(self) -> str:
         place = f"used in {self.why}" if self.why == "the cell" else self.why
@@ -47,11 +49,7 @@ def refusal(name: str, value: object, why: str, problem: BaseException, attempt:
     named = type_name(culprit) if culprit is not value else ""
     if isinstance(problem, RecursionError) or "recursion" in str(problem):
         return Refusal(
-            name,
-            type_name(value),
-            why,
-            "it is nested too deep to pickle",
-            "flatten it, or make it in the cell",
+            name, type_name(value), why, "it is nested too deep to pickle", "flatten it, or make it in the cell"
         )
     reason, remedy = explain(culprit, problem)
     if path:
@@ -99,11 +97,7 @@ _KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "is a lock of this process",
         "make it in the cell",
     ),
-    (
-        ("generator", "async_generator"),
-        "is a generator that has begun",
-        "pass list({name}), or make it in the cell",
-    ),
+    (("generator", "async_generator"), "is a generator that has begun", "pass list({name}), or make it in the cell"),
     (("coroutine",), "is a coroutine", "await it here, or call its function in the cell"),
     (
         ("io.TextIOWrapper", "io.BufferedReader", "io.BufferedWriter", "io.BufferedRandom", "io.FileIO"),
@@ -142,10 +136,7 @@ def _computation(value: object) -> str:
 
 def _known(value: object) -> tuple[str, str] | None:
     """Reason and remedy for the kinds of objects that never travel."""
-    names = {
-        type_name(value),
-        *(f"{kind.__module__.lstrip('_')}.{kind.__qualname__}" for kind in type(value).__mro__),
-    }
+    names = {type_name(value), *(f"{kind.__module__.lstrip('_')}.{kind.__qualname__}" for kind in type(value).__mro__)}
     return next(((reason, remedy) for kinds, reason, remedy in _KINDS if not names.isdisjoint(kinds)), None)
 
 

@@ -30,11 +30,7 @@ class Store(ABC):
 
     @abstractmethod
     def put(
-        self,
-        key: str | None,
-        pieces: Iterable[Buffer],
-        nbytes: int,
-        progress: Callable[[int], None] | None = None,
+        self, key: str | None, pieces: Iterable[Buffer], nbytes: int, progress: Callable[[int], None] | None = None
     ) -> str:
         """Write one file from pieces that follow one another; what is here already is not written again.
 
@@ -80,6 +76,10 @@ class Store(ABC):
             Keys of the values that need not be sent, because an earlier pool has left them.
         """
         return frozenset()
+
+    def unsent(self, data: Buffer) -> int:
+        """Bytes that move when this is put and is not here: all of it, or the pieces that no file here has."""
+        return len(data)
 
     def settle(self) -> None:  # noqa: B027 - a node's own store has nothing to wait for
         """Wait until what was put is where the ranks are; what was expected and not put is forgotten.

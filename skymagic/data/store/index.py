@@ -82,10 +82,10 @@ class ContentIndex:
             new = {part.hash or "": part.nbytes for part in large if self.find(part) is None}
             self._known = self.store.expect(new.items())
 
-    def to_send(self, parts: Iterable[Part]) -> dict[str, int]:
-        """Content and length of the large parts that must be sent, after they were expected."""
+    def to_send(self, parts: Iterable[Part]) -> dict[str, Part]:
+        """Content and part of the large parts that must be sent, after they were expected."""
         return {
-            part.hash: part.nbytes
+            part.hash: part
             for part in parts
             if part.hash and part.nbytes >= LARGE and part.hash not in self._known and self.find(part) is None
         }

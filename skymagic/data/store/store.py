@@ -109,11 +109,7 @@ class NodeStore(Store):
     remote = False
 
     def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        *,
-        share: float = SHARE,
-        notify: Callable[[str], None] | None = None,
+        self, directory: str | os.PathLike[str], *, share: float = SHARE, notify: Callable[[str], None] | None = None
     ) -> None:
         super().__init__(notify)
         self.directory = Path(directory)
@@ -123,11 +119,7 @@ class NodeStore(Store):
         private(self.directory)
 
     def put(
-        self,
-        key: str | None,
-        pieces: Iterable[Buffer],
-        nbytes: int,
-        progress: Callable[[int], None] | None = None,
+        self, key: str | None, pieces: Iterable[Buffer], nbytes: int, progress: Callable[[int], None] | None = None
     ) -> str:
         if key is not None and not self.missing([key]):
             return key

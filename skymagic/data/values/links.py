@@ -21,10 +21,7 @@ ROOT = -1
 
 FIXED_TYPES = (int, float, bool, type(None), complex, str, bytes)
 """Of which it never matters which object it is."""
-_SINGLE = (
-    ("logging", "Logger"),
-    ("IPython", "InteractiveShell"),
-)
+_SINGLE = (("logging", "Logger"), ("IPython", "InteractiveShell"))
 
 Ref = tuple[int, int]
 """A table of objects that the other side has kept, and a number in it."""

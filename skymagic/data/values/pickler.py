@@ -122,7 +122,14 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.active = self.active or (memory is None and kind not in _INERT)
         if memory is not None:
             return lambda pickler, obj: memory(pickler.tracker, obj)
+        if kind is types.BuiltinFunctionType or kind.__name__ == "cython_function_or_method":
+            return ValuePickler._compiled
         return ValuePickler._instance if changeable(kind) else None
+
+    def _compiled(self, function: Any) -> Any:
+        """A function of an extension module, by whose name it is found again: a table may rest on another package's."""
+        self._refer(getattr(function, "__module__", None))
+        return self._instance(function) if changeable(type(function)) else NotImplemented
 
     def _instance(self, obj: Any) -> Any:
         self.marks.add(id(obj))

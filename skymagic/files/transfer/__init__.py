@@ -6,6 +6,7 @@ entries    files, folders and links as values; which paths are safe
 folders    folders below a base, opened one by one and never through a link
 listing    a source as a list of entries
 mirror     the record of what was brought into a folder, by which it is removed
+pieces     what is there already of a large file
 receiving  comparison with a folder, atomic writes
 sending    files as encoded messages
 """

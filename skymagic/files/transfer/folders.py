@@ -18,6 +18,8 @@ BY_DESCRIPTOR = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 """For files that are opened: no link, and no waiting for who writes into a pipe."""
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | NOFOLLOW
+WRITTEN_OVER = os.O_RDWR | getattr(os, "O_BINARY", 0) | NOFOLLOW
+"""For a file of our own that is there."""
 _FOLDER_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | NOFOLLOW
 
 
@@ -112,9 +114,9 @@ class Folders:
         self._close_below(0)
 
 
-def beside(name: str) -> str:
-    """A name for what is not whole yet, in the same folder."""
-    return os.path.join(os.path.dirname(name), f"{OWN_PREFIX}{secrets.token_hex(8)}.part")
+def beside(name: str, mark: str = "") -> str:
+    """A name for what is not whole yet, in the same folder; `mark` stands in it."""
+    return os.path.join(os.path.dirname(name), f"{OWN_PREFIX}{mark}{secrets.token_hex(8)}.part")
 
 
 def rename(folder: int | None, old: str, new: str) -> None:

@@ -192,9 +192,7 @@ def error_text(path: str, problem: OSError) -> str:
 
 
 def digests(
-    paths: Iterable[str],
-    stopped: Callable[[], bool] = lambda: False,
-    opener: Callable[[str, int], int] | None = None,
+    paths: Iterable[str], stopped: Callable[[], bool] = lambda: False, opener: Callable[[str, int], int] | None = None
 ) -> Iterator[str]:
     """The xxh3-128 of each file, in hex; "" for one that cannot be read. `opener` as for `open`."""
     import xxhash

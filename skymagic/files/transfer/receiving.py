@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 
 from skymagic.files.transfer import mirror
 from skymagic.files.transfer.entries import FILE, FOLDER, LINK, Entry, Top, unsafe
-from skymagic.files.transfer.folders import BY_DESCRIPTOR, NEW_FILE, Folders, LinkInTheWay, beside, rename
+from skymagic.files.transfer.folders import BY_DESCRIPTOR, NEW_FILE, WRITTEN_OVER, Folders, LinkInTheWay, beside, rename
 from skymagic.files.transfer.listing import digests, error_text
+from skymagic.files.transfer.pieces import LARGE, LEFT, PresentPieces, half_mark, halves, present
 from skymagic.wire.boot import boot_id
-from skymagic.wire.files import FileFailed, FileMessage, FileStart
+from skymagic.wire.files import FileFailed, FileMessage, FilePiece, FileStart
 from skymagic.wire.transport import write_all
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
@@ -52,11 +53,15 @@ class Receiver:
         """What went wrong so far, a sentence each."""
         self.disk_full = False
         """Whether the disk is full: nothing more can be written."""
-        self.files = self.removed = 0
+        self.files = self.removed = self.nbytes = 0
         self._folders = Folders(base)
         self._temporary: tuple[int | None, str] | None = None
         """Folder and name of the file that is written; the folder stays open until it is whole."""
         self._descriptor = -1
+        self._present: PresentPieces | None = None
+        """Of a large file that is written."""
+        self._half = ""
+        """What the file was called that is written over."""
         self._current: tuple[int, int] = (-1, 0)
         self._created: list[Entry] = []
         self._want: frozenset[int] = frozenset()
@@ -95,6 +100,10 @@ class Receiver:
             yield from digests((self._entries[number].path for number in numbers), stopped, self._folders.open)
         finally:
             self._folders.close()
+
+    def pieces(self, numbers: Iterable[int], stopped: Callable[[], bool] = lambda: False) -> list[str]:
+        """What is here of files that are to come; `pieces.present` says how."""
+        return present(self._folders, (self._entries[number] for number in numbers), stopped)
 
     def _onto_itself(self, tops: Sequence[Top], contents: bool) -> list[str]:
         goals = {self._base} if contents else {self.path(each) for each in self._entries if "/" not in each.path}
@@ -150,6 +159,7 @@ class Receiver:
         """A file lies beside the old one until it is whole."""
         old = [sizes.get(number, 0) for number in found.want]
         need = sum(self._entries[number].size for number in found.want) - sum(old) + max(old, default=0)
+        need -= sum(self._left_of(self._entries[number]) for number in found.want)
         folder = _nearest_existing(self._base)
         free = shutil.disk_usage(folder).free
         if need <= free:
@@ -157,6 +167,17 @@ class Receiver:
         from skymagic.plan.units import size  # when it is needed: a node's end starts for each copy
 
         return [f"{folder}: no room: {size(need)} more are needed, {size(free)} are free"]
+
+    def _left_of(self, entry: Entry) -> int:
+        """Bytes of what a cut connection has left of a file."""
+        left = 0
+        if entry.size >= LARGE:
+            with contextlib.suppress(OSError):
+                folder, name = self._folders.parent(entry.path)
+                for each in halves(self._folders, entry.path):
+                    left += os.lstat(os.path.join(os.path.dirname(name), each), dir_fd=folder).st_size
+        self._folders.close()
+        return left
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -201,7 +222,8 @@ class Receiver:
                 self._open(message.number, message.mtime)
             if self._descriptor < 0:
                 return
-            write_all(self._descriptor, view)
+            self.nbytes += len(view)
+            write_all(self._descriptor, self._piece(message) if isinstance(message, FilePiece) else view)
             if message.last:
                 self._finish()
         except OSError as problem:
@@ -215,14 +237,47 @@ class Receiver:
         if self.disk_full:
             return
         folder, name = self._folders.parent(self._entries[number].path, make=True)
-        self._temporary = folder, beside(name)
-        self._descriptor = os.open(self._temporary[1], NEW_FILE, 0o600, dir_fd=folder)
+        mark, left = "", []
+        if self._entries[number].size >= LARGE:
+            path = self._entries[number].path
+            self._present, mark, left = PresentPieces(self._folders, path), half_mark(path), halves(self._folders, path)
+        temporary, self._half = beside(name, mark), ""
+        for each in left:
+            if not self._half and self._go_on(folder, os.path.join(os.path.dirname(name), each), temporary):
+                self._half = each
+        if not self._half:
+            self._descriptor = os.open(temporary, NEW_FILE, 0o600, dir_fd=folder)
+        self._temporary = folder, temporary
+
+    def _go_on(self, folder: int | None, half: str, temporary: str) -> bool:
+        """Write over what a cut connection has left of this file: what is right in it stays; whether it can be."""
+        try:
+            state = os.lstat(half, dir_fd=folder)
+            if not stat.S_ISREG(state.st_mode) or state.st_nlink != 1 or state.st_uid != os.geteuid():
+                return False
+            rename(folder, half, temporary)  # nobody else takes it then
+            self._descriptor = os.open(temporary, WRITTEN_OVER, dir_fd=folder)
+        except OSError:
+            return False
+        return True
+
+    def _piece(self, message: FilePiece) -> bytes:
+        """A piece that is here, as far as it must be written."""
+        if self._present is None:
+            raise ValueError("a piece of a file that has none")
+        data, place = self._present.read(message.number, message.digest), os.lseek(self._descriptor, 0, os.SEEK_CUR)
+        if self._present.lies(message.number, self._half, place):
+            os.lseek(self._descriptor, len(data), os.SEEK_CUR)
+            return b""
+        return data
 
     def _finish(self) -> None:
         assert self._temporary is not None
         number, mtime = self._current
         entry = replace(self._entries[number], mtime=mtime)
         folder, temporary = self._temporary
+        if entry.size >= LARGE:
+            os.ftruncate(self._descriptor, os.lseek(self._descriptor, 0, os.SEEK_CUR))
         if BY_DESCRIPTOR:
             _touch(self._descriptor, entry)
         descriptor, self._descriptor = self._descriptor, -1
@@ -232,13 +287,33 @@ class Receiver:
         rename(folder, temporary, os.path.join(os.path.dirname(temporary), entry.path.rpartition("/")[2]))
         self._temporary = None
         self.files += 1
+        self._discard()
+        if entry.size >= LARGE:
+            for each in halves(self._folders, entry.path):
+                os.unlink(os.path.join(os.path.dirname(temporary), each), dir_fd=folder)
 
-    def abort(self) -> None:
-        """Leave no half file, and nothing open; twice is safe."""
+    def abort(self, *, keep: bool = False) -> None:
+        """Leave no half file, and nothing open; twice is safe.
+
+        Args:
+            keep: leave what has come of a large file, for the next copy to go on with.
+        """
+        if (
+            keep
+            and self._temporary is not None
+            and self._descriptor >= 0
+            and os.lseek(self._descriptor, 0, os.SEEK_CUR) >= LARGE
+        ):
+            with contextlib.suppress(OSError):
+                os.utime(self._descriptor if BY_DESCRIPTOR else self._temporary[1], (LEFT, LEFT))
+                self._temporary = None
         self._discard()
         self._folders.close()
 
     def _discard(self) -> None:
+        if self._present is not None:
+            self._present.close()
+            self._present = None
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

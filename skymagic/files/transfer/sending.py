@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 from skymagic.files.transfer.entries import Entry
 from skymagic.files.transfer.listing import error_text
-from skymagic.wire.files import CHUNK, EndOfFiles, FileChunk, FileFailed, FileStart, encode
+from skymagic.files.transfer.pieces import PIECE, numbered
+from skymagic.wire.files import EndOfFiles, FileChunk, FileFailed, FilePiece, FileStart, encode
 
 OnBytes = Callable[[str, int], None]
 """Told of bytes that are on their way, with the path of their file."""
 
 
-def encoded_files(files: Iterable[tuple[int, Entry, str]], told: OnBytes = lambda name, count: None) -> Iterator[bytes]:
+def encoded_files(
+    files: Iterable[tuple[int, Entry, str]],
+    told: OnBytes = lambda name, count: None,
+    there: Mapping[int, str] = MappingProxyType({}),
+) -> Iterator[bytes]:
     """Frames for files, each given as its number, its entry, and where it lies here.
+
+    Args:
+        there: by number, what `pieces.present` said of a file where it goes: these pieces are named, and not sent.
 
     A file that grows while it is read is sent as long as it was; one that shrinks, as long as it is. The time of writing is that
     from before: a file that has changed meanwhile is seen as changed the next time.
     """
+    from xxhash import xxh3_128_digest
+
     for number, entry, path in files:
         try:
             with open(path, "rb", buffering=0) as file:
                 state = os.fstat(file.fileno())
-                left, begun = state.st_size, False
+                left, begun, known = state.st_size, False, numbered(there.get(number, ""))
+                if known:
+                    yield encode(FileStart(number, state.st_mtime_ns, False, 0))
+                    begun = True
                 while left or not begun:
-                    piece = _read(file.fileno(), min(left, CHUNK))
+                    piece = _read(file.fileno(), min(left, PIECE))
                     left = left - len(piece) if piece else 0
                     last, nbytes = left == 0, len(piece)
                     start = FileStart(number, state.st_mtime_ns, last, nbytes)
-                    yield encode(FileChunk(last, nbytes) if begun else start, piece)
+                    if known and (found := known.get(digest := xxh3_128_digest(piece))) is not None:
+                        yield encode(FilePiece(found, digest.hex(), last))
+                    else:
+                        yield encode(FileChunk(last, nbytes) if begun else start, piece)
                     begun = True
                     told(entry.path, len(piece))
         except OSError as problem:

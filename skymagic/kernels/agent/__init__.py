@@ -7,7 +7,8 @@
 
 agent         the process: the link to the notebook, and what it asks
 loop          the event loop: readable descriptors and timers
-ranks         the ranks of the node: started, watched, replaced, ended
+ranks         all ranks of the node: started, watched, replaced, ended
+rank          one of them: its process, its control socket and its output
 readers       notebooks and terminals that see what ranks do, and change nothing
 record        what it tells others on its machine, on disk
 directories   its folders: locked, removed, and swept where an agent was killed
@@ -20,8 +21,10 @@ output        a rank's output: pipes → complete log → what the screen may se
 away          what ranks display while the notebook is away
 kept          what ranks have shown in their last run, for a notebook that takes over
 unattended    the end of a run whose notebook has been away for too long
+ending        the end by a signal: hooks of ranks run first
 notices       notices of EC2 that this machine will be taken away
 iopub         the agent's place on ipyparallel's iopub channel
+rank_logs     the logs of the node's ranks: which runs stand in them, and who follows them
 logs          the last lines of a rank's log, and what follows
 trimming      ranks' logs kept within their limit
 resources     what the ranks use: processors, memory, GPUs

@@ -20,6 +20,7 @@ from skymagic.kernels.agent import directories, discovery, logs, orphans
 from skymagic.kernels.agent.children import Controller, Forkserver
 from skymagic.kernels.agent.directories import Directories
 from skymagic.kernels.agent.discovery import Candidates
+from skymagic.kernels.agent.ending import ABANDONED_SECONDS, ENDING, SIGNALLED, Ending
 from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.agent.notices import Notice, NoticeWatch
 from skymagic.kernels.agent.ranks import Ranks
@@ -37,9 +38,6 @@ from skymagic.wire.transport import read_line, write_all
 
 STOP_TIMEOUT = 1.0
 """Seconds that idle ranks have to run their plugins' teardown before they are killed."""
-
-SIGNALLED = 128
-"""What a signal's number is added to, for the exit status of an agent that was ended by it."""
 
 LAST_LINES = 40
 """Lines of its log that an agent tells when it fails."""
@@ -73,12 +71,14 @@ class Agent:
         self._controller: Controller | None = None
         self._readers: Readers | None = None
         self._notices: NoticeWatch | None = None
+        self._ending: Ending | None = None
         self._interrupted: dict[int, wire.Interruption] = {}
         """By node: the last that was heard of its end."""
         self._told: dict[type[wire.Message], wire.Message] = {}
         """What each notebook must know of this node, by kind."""
         self._stop_at: float | None = None
         self._linked = True
+        self._parent = -1
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -90,6 +90,9 @@ class Agent:
         os.close(log)
         os.environ.update(self.spec.env)
         orphans.adopt()
+        self._ending = Ending(
+            self._loop, self._ranks.hooks, self._on_signal
+        )  # what is ignored, the controller inherits
         if self.spec.head and self.spec.address is not None:
             self._start_controller(self.spec.address)
         controllers = set() if self._controller is None else self._controller.descriptors
@@ -118,7 +121,8 @@ class Agent:
         """End with the parent: the link does not close while a process that it has forked holds the other end."""
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):
-                self._loop.watch(os.pidfd_open(os.getppid()), self._link_lost)
+                self._parent = os.pidfd_open(os.getppid())
+                self._loop.watch(self._parent, self._link_lost)
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -127,13 +131,16 @@ class Agent:
         try:
             while self._stop_at is None or (self._ranks and time.monotonic() < self._stop_at):
                 ends = self._lifetime.due if self._stop_at is None else self._stop_at
-                times = (ends, self._ranks.flush_due, self._record.due, self._unattended.due)
+                signalled = None if self._ending is None else self._ending.due
+                times = (ends, self._ranks.flush_due, self._record.due, self._unattended.due, signalled)
                 due = [when for when in times if when is not None]
                 self._loop.run_once(min(due, default=None))
                 now = time.monotonic()
                 self._ranks.flush(now)
                 self._unattended.stop_if_due(now, self._ranks)
                 self._record.update(self._lifetime, self._ranks.pids)
+                if self._ending is not None:
+                    self._ending.end_if_over(now)
                 if self._stop_at is None and (reason := self._lifetime.reason(now)):
                     self._send(wire.PoolEnded(reason))
                     self._stop()
@@ -172,8 +179,16 @@ class Agent:
             self._link_lost()
 
     def _link_lost(self) -> None:
+        if not self._linked:
+            return
         self._linked = False
-        self._loop.unwatch(self._link_in)
+        for source in (self._link_in, self._parent):
+            self._loop.unwatch(source)
+        if self._ending is not None and self._ending.due is not None:
+            return  # it ends once the hooks have run
+        if self._ranks.hooks():
+            self._stop_at = time.monotonic() + ABANDONED_SECONDS
+            return
         self._ranks.kill()
         self._stop_at = time.monotonic()
 
@@ -205,6 +220,8 @@ class Agent:
                     self._ranks.signal(rank, message.signum)
             case wire.Request():
                 self._ranks.call(message)
+            case wire.WidgetInput():
+                self._ranks.pass_on(message)
             case wire.Measure():
                 self._send(self._resources.reply(message, self._ranks.pids()))
             case wire.ReadLog():
@@ -238,6 +255,13 @@ class Agent:
     def _on_notice(self, notice: Notice) -> None:
         """This machine will be taken away, or may be."""
         message = wire.Interruption(self.spec.node, tuple(sorted(self._ranks.pids())), notice.reason, notice.at)
+        self._interrupt(message)
+        self._send(message)
+
+    def _on_signal(self, reason: str, at: float) -> None:
+        """This agent is to end."""
+        self._stop_at = None
+        message = wire.Interruption(self.spec.node, tuple(sorted(self._ranks.pids())), reason, at)
         self._interrupt(message)
         self._send(message)
 
@@ -275,7 +299,7 @@ class Agent:
     def close(self) -> None:
         """End everything that was started and remove the node's directories."""
         self._candidates.close()
-        for listener in (self._readers, self._notices):
+        for listener in (self._readers, self._notices, self._ending):
             if listener is not None:
                 listener.close()
         self._ranks.kill()
@@ -318,7 +342,7 @@ def main(record: str | None = None) -> None:
     """
     _raise_descriptor_limit()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # a logout, systemd, scancel: nothing stays behind
+    for number in ENDING:  # a logout, systemd, scancel: nothing stays behind
         signal.signal(number, lambda number, _: sys.exit(SIGNALLED + number))
     link_in, link_out, errors = os.dup(0), os.dup(1), os.dup(2)
     null = os.open(os.devnull, os.O_RDONLY)

@@ -18,13 +18,13 @@ import traceback
 from collections.abc import Sequence
 
 from skymagic.kernels.agent import orphans
+from skymagic.kernels.agent.ending import ENDING, PASSED_ON
 from skymagic.kernels.agent.orphans import Orphans, Owner
 from skymagic.kernels.fork import end_with_parent, fork
 from skymagic.wire import processes
 from skymagic.wire.agent import ChildExited, Message, RankForked, RankSpec, decode, encode
 
 PIECE = 1 << 16
-ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def send_spec(channel: socket.socket, spec: RankSpec, fds: Sequence[int]) -> None:
@@ -73,7 +73,7 @@ def serve(channel: socket.socket, modules: Sequence[str]) -> None:
     end_with_parent(signal.SIGTERM)  # the import below may be long
     preload(modules)
     orphans.adopt()
-    for number in ENDING:  # the end of the channel counts
+    for number in (*ENDING, *PASSED_ON):  # the end of the channel counts
         signal.signal(number, lambda *_: None)
     try:
         Forks(channel).serve()
@@ -104,9 +104,8 @@ class Forks:
         with selectors.DefaultSelector() as ready:
             ready.register(self._channel, selectors.EVENT_READ)
             ready.register(wake_out, selectors.EVENT_READ)
-            again: float | None = None
             while True:
-                for key, events in ready.select(again):
+                for key, events in ready.select(self._orphans.look_again):
                     if key.fileobj is wake_out:
                         with contextlib.suppress(BlockingIOError):
                             wake_out.recv(4096)
@@ -115,14 +114,14 @@ class Forks:
                         if request is None:
                             return
                         self._fork(*request)
-                again = self._reap(again)
+                self._reap()
                 self._send()
                 ready.modify(self._channel, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0))
 
     def _fork(self, spec: RankSpec, fds: list[int]) -> None:
         def rank() -> object:
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, *ENDING):
+            for number in (signal.SIGCHLD, *ENDING, *PASSED_ON):
                 signal.signal(number, signal.SIG_DFL)
             self._channel.close()
             end_with_parent()  # native code may hold the interpreter, and nothing else would end it
@@ -136,22 +135,17 @@ class Forks:
             os.close(fd)
         self._report(RankForked(spec.rank, pid, ident, owner.started))
 
-    def _reap(self, again: float | None) -> float | None:
-        """Report ranks that have ended, and end what they have left; the seconds until that is to be looked at again.
-
-        Args:
-            again: what the last call has returned.
-        """
+    def _reap(self) -> None:
+        """Report ranks that have ended, and end what they have left."""
         ended = []
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 ended.append(found)
         ranks = [(pid, status) for pid, status in ended if self._orphans.exited(pid)]
-        if ended or again is not None:
-            again = self._orphans.end()
+        if ended or self._orphans.look_again is not None:
+            self._orphans.end()
         for pid, status in ranks:
             self._report(ChildExited(pid, os.waitstatus_to_exitcode(status)))
-        return again
 
     def _report(self, message: Message) -> None:
         self._unsent += encode(message)

@@ -28,11 +28,15 @@ class KeptOutput:
         self._last: deque[tuple[dict[str, Any], int]] = deque()
         self._nbytes = 0
         self._dropped = self._dropped_bytes = 0
+        self.end: dict[str, Any] | None = None
+        """What says that this was all, once it is."""
 
     def add(self, content: dict[str, Any]) -> dict[str, Any]:
         """Keep a content; it with its number as ``seq``."""
         self._count += 1
         content = {**content, "seq": self._count}
+        if content["kind"] == "end":
+            self.end = content
         nbytes = len(content["text"]) if content["kind"] == "stream" else len(json.dumps(content, default=str))
         if not self._last and nbytes <= self._room:
             self._first.append(content)

@@ -111,6 +111,8 @@ class Orphans:
         """Ranks that live, and those that may have left something."""
         self._ended = -UNREADABLE
         """When a rank ended last."""
+        self.look_again: float | None = None
+        """Seconds after which `end` must be called again, whatever happens; None if there is no need."""
 
     def forked(self, owner: Owner) -> None:
         """A rank was started."""
@@ -128,12 +130,8 @@ class Orphans:
                 os.killpg(pid, signal.SIGKILL)
         return True
 
-    def end(self) -> float | None:
-        """SIGKILL what ranks have left that have ended. What these leave in turn is found at their end: call this after each.
-
-        Returns:
-            Seconds after which to call it again, whatever happens; None if there is no need.
-        """
+    def end(self) -> None:
+        """SIGKILL what ranks have left that have ended. What these leave in turn is found at their end: call this after each."""
         ranks = {one.pid for one in self._owners if one.lives}
         adopted = [pid for pid in children() if pid not in ranks]
         others = [pid for pid in adopted if self._owned(pid)]
@@ -141,7 +139,7 @@ class Orphans:
         if not adopted:
             self._owners = [one for one in self._owners if one.lives]
         fresh = time.monotonic() < self._ended + UNREADABLE
-        return LOOK_AGAIN if fresh and not all(map(environment, others)) else None
+        self.look_again = LOOK_AGAIN if fresh and not all(map(environment, others)) else None
 
     def _owned(self, pid: int) -> bool:
         """Whether it belongs to a rank that lives."""

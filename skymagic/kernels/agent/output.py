@@ -208,9 +208,12 @@ class RankOutput:
         self.attach()
 
     def follow(self, shown: int, tell: Callable[[dict[str, Any]], None]) -> None:
-        """Tell what the request has shown after the first `shown` contents, and what it shows from now on."""
+        """Tell what the request has shown after the first `shown` contents, and what it shows from now on. Its end is told in any case: the
+        notebook that has seen it may have been killed before it had the values."""
         for content in self._kept.after(shown):
             tell(content)
+        if self._kept.end is not None and self._kept.end["seq"] <= shown:
+            tell(self._kept.end)
         self._follower = tell
 
     def tell_kept(self, shown: int, tell: Watcher) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -16,58 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.kernels import stacks
-from skymagic.kernels.agent import logs
 from skymagic.kernels.agent.children import Forkserver, Sink
 from skymagic.kernels.agent.iopub import Iopub
 from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.agent.oom import oom_kills
 from skymagic.kernels.agent.output import Pipe, RankOutput, Watcher, enlarge
+from skymagic.kernels.agent.rank import Rank
+from skymagic.kernels.agent.rank_logs import RankLogs
 from skymagic.plan.lifetime import Lifetime
 from skymagic.wire import agent as wire
 from skymagic.wire import pids
 
 STACK_DUMP_TIMEOUT = 0.1
 """Seconds for which a rank may write its stack."""
-
-
-class Rank:
-    """One running rank; owns its control socket, its log and the read ends of its pipes."""
-
-    def __init__(self, number: int, ident: str, control: socket.socket, output: RankOutput) -> None:
-        self.number = number
-        self.ident = ident
-        self.control = control
-        self.output = output
-        self.decoder = wire.decoder()
-        self.pid: int | None = None
-        self.started = 0
-        """When its process was, which tells it from a later one of that number."""
-        self.ready = False
-        """Whether it has run its plugins' hooks."""
-        self.expected = False
-        """Whether its end was asked for."""
-
-    def send(self, message: wire.Message) -> None:
-        """Send to its control thread; to a rank that is gone nothing is sent."""
-        with contextlib.suppress(OSError):
-            self.control.sendall(wire.encode(message))
-
-    def signal(self, signum: int) -> None:
-        """Send it a signal; one that has ended gets none."""
-        if self.pid is not None:
-            pids.send(self.pid, self.started, signum)
-
-    def kill(self) -> None:
-        """SIGKILL it; the forkserver ends what it started."""
-        self.signal(signal.SIGKILL)
-
-    def close(self, loop: Loop) -> None:
-        """Close what the agent has of it."""
-        loop.unwatch(self.control)
-        for pipe in self.output.pipes:
-            loop.unwatch(pipe.fd)
-        self.control.close()
-        self.output.close()
 
 
 class Ranks:
@@ -94,6 +54,7 @@ class Ranks:
     ) -> None:
         self._loop, self._lifetime, self._send, self._log_limit = loop, lifetime, send, log_limit
         self._job_id, self._directory, self._store = job_id, directory, store
+        self._logs = RankLogs(directory, send)
         self._profile = directory / "ipython"
         self._profile.mkdir()
         self.forkserver: Forkserver
@@ -114,10 +75,8 @@ class Ranks:
         # an agent that is started in the place of one that was lost must make other identities
         self._nonce = os.urandom(4).hex()
         self._oom_kills = oom_kills()
-        self._spans: dict[int, logs.Spans] = {}
-        """By rank: where its runs stand in its log."""
-        self._followers: dict[tuple[int, int], wire.ReadLog] = {}
-        """By rank and who asks (0: the notebook, else a reader): who follows its log."""
+        self._away = False
+        """Whether the notebook is."""
         self._watchers: dict[int, Watcher] = {}
         """By reader: who gets what the ranks show, beside the notebook."""
 
@@ -164,10 +123,10 @@ class Ranks:
         pipes = {name: os.pipe() for name in ("stdout", "stderr")}
         for reader, _ in pipes.values():
             enlarge(reader)
-        log, readers = self._log(spec.rank), {name: reader for name, (reader, _) in pipes.items()}
+        log, readers = self._logs.path(spec.rank), {name: reader for name, (reader, _) in pipes.items()}
         output = RankOutput(
             spec.rank, log, readers, lambda parent, content: iopub.send(ident, parent, content), self._tell,
-            self._spans.setdefault(spec.rank, logs.Spans()), self._watchers, self._log_limit,
+            self._logs.spans(spec.rank), self._watchers, self._log_limit,
         )  # fmt: skip
         rank = self._ranks[spec.rank] = Rank(spec.rank, ident, ours, output)
         self._lifetime.begin(spec.rank)
@@ -220,6 +179,15 @@ class Ranks:
         for rank in self._ranks.values():
             rank.send(message)
 
+    def pass_on(self, message: wire.WidgetInput) -> None:
+        """Give a rank what a front end has sent to its widget."""
+        if (rank := self._ranks.get(message.rank)) is not None:
+            rank.send(message)
+
+    def hooks(self) -> dict[int, int]:
+        """Rank → how many times its hook has ended, of the ranks that have one."""
+        return {number: rank.hook for number, rank in list(self._ranks.items()) if rank.hook is not None}
+
     def note(self, number: int, text: str) -> None:
         """Say something beside what a rank shows, to the notebook that takes its run up."""
         if (rank := self._ranks.get(number)) is not None:
@@ -231,7 +199,8 @@ class Ranks:
             if message.method == "native":
                 self._dump_stack(number, message.number)
             elif message.method == "usage":
-                self._send(wire.Reply(number, message.number, self._usage(number)))
+                rank = self._ranks.get(number)
+                self._send(wire.Reply(number, message.number, rank.usage() if rank is not None else None))
             elif number in self._ranks:
                 self._ranks[number].send(message)
 
@@ -240,7 +209,7 @@ class Ranks:
         rank = self._ranks.get(number)
         if rank is None or rank.pid is None:
             return
-        path = Path(f"{self._log(number)}.stack")
+        path = Path(f"{self._logs.path(number)}.stack")
         before = path.stat().st_size if path.exists() else 0
         rank.signal(stacks.SIGNAL)
 
@@ -250,43 +219,9 @@ class Ranks:
 
         self._loop.call_later(STACK_DUMP_TIMEOUT, answer)
 
-    def _usage(self, number: int) -> list[Any] | None:
-        """The state of a rank's main thread, as a letter of Linux's, and the processor time that it has used, in seconds."""
-        rank = self._ranks.get(number)
-        if rank is None or rank.pid is None:
-            return None
-        try:
-            status = Path(f"/proc/{rank.pid}/task/{rank.pid}/stat").read_text()
-        except OSError:
-            return None
-        state, *fields = status.rpartition(")")[2].split()
-        return [state, (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")]
-
     def read_log(self, message: wire.ReadLog, asker: int = 0) -> None:
-        """Send the last lines of a rank's log, which runs it has, a piece of what one wrote there, or follow it."""
-        if message.run or message.runs:
-            spans = self._spans.setdefault(message.rank, logs.Spans())
-            path, run = str(self._log(message.rank)), message.run
-            found = spans.listed() if message.runs else logs.of_run(path, spans.find(run), message.start)
-            self._send(wire.Reply(message.rank, message.number, found))
-        elif message.start is None:
-            found = logs.last(str(self._log(message.rank)), message.lines)
-            self._send(wire.Reply(message.rank, message.number, found))
-        else:
-            self._followers[message.rank, asker] = message
-            self._follow(message.rank)
-
-    def _follow(self, number: int) -> None:
-        """Send what is new in a log to those who follow it, once there is something."""
-        for key in [key for key in self._followers if key[0] == number]:
-            request = self._followers[key]
-            found = logs.since(str(self._log(number)), request.start or 0)
-            if found["text"]:
-                del self._followers[key]
-                self._send(wire.Reply(number, request.number, found))
-
-    def _log(self, number: int) -> Path:
-        return self._directory / f"rank-{number}.log"
+        """Answer who asks for a rank's log: 0 is the notebook, else a reader."""
+        self._logs.read(message, asker)
 
     # -- what ranks send ---------------------------------------------------------------------------------------------
 
@@ -311,8 +246,7 @@ class Ranks:
         self._on_control(rank)  # a BeginOutput that was sent before this text was written
         if not rank.output.read(pipe, time.monotonic()):
             self._loop.unwatch(pipe.fd)
-        if self._followers:
-            self._follow(rank.number)
+        self._logs.follow(rank.number)
 
     def _on_control(self, rank: Rank) -> None:
         try:
@@ -350,6 +284,13 @@ class Ranks:
                 self._send(message)
                 if self._iopub is not None and all(one.ready for one in self._ranks.values()):
                     self._iopub.open()
+            case wire.WidgetUpdate() if self._away:  # nobody would take it; all is told when the notebook is back
+                pass
+            case wire.HookSet():
+                rank.hook = 0 if message.there else None
+            case wire.HookEnded():
+                rank.hook = (rank.hook or 0) + 1
+                self._send(message)
             case _:
                 self._send(message)
 
@@ -375,17 +316,21 @@ class Ranks:
 
     def detach(self) -> None:
         """The notebook is away."""
+        self._away = True
         for rank in self._ranks.values():
             rank.output.detach()
 
     def attach(self) -> None:
         """The notebook is back."""
+        self._away = False
         for rank in self._ranks.values():
             rank.output.attach()
+            rank.send(wire.WidgetInput(rank.number, "", {}))  # whose widgets it does not know as they are now
 
     def tell(self) -> None:
         """Another notebook is there: it is told how the ranks are, and what they have put once for all."""
-        self._followers = {key: request for key, request in self._followers.items() if key[1]}
+        self._away = False
+        self._logs.forget(0)
         for rank in self._ranks.values():
             rank.output.replaced()
         for message in self.states():
@@ -420,7 +365,7 @@ class Ranks:
     def leave(self, reader: int) -> None:
         """A reader is gone; twice is safe."""
         self._watchers.pop(reader, None)
-        self._followers = {key: request for key, request in self._followers.items() if key[1] != reader}
+        self._logs.forget(reader)
 
     def _outputs(self) -> dict[int, RankOutput]:
         outputs = {number: output for number, (_, output) in self._dead.items()}

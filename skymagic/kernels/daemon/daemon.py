@@ -22,7 +22,16 @@ from skymagic.wire.boot import boot_id
 from skymagic.wire.session import frames
 from skymagic.wire.session.channels import WRITABLE
 from skymagic.wire.session.frames import Frame, ProtocolError, Session
-from skymagic.wire.session.handshake import EXIT, OPEN, REPLY, REQUEST, AgentExit, HandshakeReply, HandshakeRequest
+from skymagic.wire.session.handshake import (
+    EXIT,
+    OPEN,
+    REPLACED,
+    REPLY,
+    REQUEST,
+    AgentExit,
+    HandshakeReply,
+    HandshakeRequest,
+)
 from skymagic.wire.session.loop import Loop
 
 ORPHAN_TIMEOUT = 20.0
@@ -83,6 +92,11 @@ class Daemon:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: None)
+        for number in (
+            signal.SIGUSR1,
+            signal.SIGUSR2,
+        ):  # for hooks of ranks: Slurm sends them to all processes of a job
+            signal.signal(number, signal.SIG_IGN)
         self.loop.watch(woken, lambda _: self._on_signal(woken))
         with open(os.open(self.directory.errors, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as errors:
             try:
@@ -178,7 +192,7 @@ class Daemon:
             self._take_over(request)
             self._serve(sock, request, rest, wire.NotebookReplaced())
         elif request.client != (self.client or request.client):
-            self._refuse(sock, "another notebook has attached in the place of this one")
+            self._refuse(sock, REPLACED)
         elif request.attempt <= self.attempt:
             self._refuse(sock, "a newer connection has taken its place", gone=False)
         else:

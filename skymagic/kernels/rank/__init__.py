@@ -3,6 +3,7 @@
 entry           what a forked process does to become a rank
 context         the state that kernel, shell and scripts share
 kernel          the kernel: carries out orders, between interrupts
+interrupts      what SIGINT does: it falls into cells alone
 shell           IPython's shell: displays go by way of the agent, errors are returned
 namespace       the rank's variables: values are bound, and packed for the way back
 lending         the rank's own values, packed for other ranks
@@ -19,5 +20,8 @@ plugin_hooks    the hooks of the pool's plugins, entered in order and left in re
 own_modules     the modules that the kernel is made of, restored where a cell has removed them
 stdio           standard output and error, restored where a cell has broken them
 tracebacks      an exception's message and traceback without internal frames
-widgets         widgets as text that changes with them
+widgets         displays of widgets: as text that changes with them, and relayed to the notebook
+comms           the comms of widgets that the notebook shows too
+between         what front ends send to widgets, handled between cells
+captured        what is printed and displayed within an ipywidgets.Output
 """

@@ -21,6 +21,8 @@ class Control:
         """Remote procedures by name (``release``, ``stacks``, ``stop``, …): called on the control thread, their result is sent back."""
         self.on_interruption: Callable[[wire.Interruption], None] = lambda message: None
         """Called on the control thread when a machine of the pool will be taken away."""
+        self.on_widget_input: Callable[[wire.WidgetInput], None] = lambda message: None
+        """Called on the control thread with what a front end has sent to a widget."""
         self._socket = connection
         self._write_lock = threading.Lock()
         self._request_lock = threading.Lock()
@@ -112,6 +114,8 @@ class Control:
                 self._set(message.key, message.value)
             case wire.Interruption():
                 self.on_interruption(message)
+            case wire.WidgetInput():
+                self.on_widget_input(message)
             case wire.Request():
                 procedure = self.procedures.get(message.method)
                 try:

@@ -25,13 +25,15 @@ from traitlets.config import Config
 from skymagic.data.values import descriptions
 from skymagic.kernels import stacks
 from skymagic.kernels.network import environment, interfaces
-from skymagic.kernels.rank import context, packages, tracebacks
+from skymagic.kernels.rank import captured, comms, context, packages, tracebacks
+from skymagic.kernels.rank.between import BetweenCells
 from skymagic.kernels.rank.control import Control
 from skymagic.kernels.rank.kernel import RankKernel
 from skymagic.kernels.rank.plugin_hooks import Hooks
 from skymagic.kernels.rank.stdio import text_stream
 from skymagic.runtime import info as runtime
 from skymagic.runtime import interruption, rendezvous, reporting, silence
+from skymagic.runtime.on_import import when_imported
 from skymagic.wire import agent as wire
 from skymagic.wire import metrics
 
@@ -64,9 +66,9 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
         kernel, rank = self.kernel, context.current()
         rank.control.procedures.update(
             release=kernel.release,
-            interrupt=kernel.interrupt_again,
-            leaving=kernel.will_return,
-            waits=kernel.waits,
+            interrupt=kernel.interrupts.again,
+            leaving=kernel.interrupts.will_return,
+            waits=kernel.interrupts.waits,
             joining=kernel.joining,
             stacks=lambda: stacks.of_main_thread(kernel),
             variables=lambda: descriptions.described(kernel.shell.user_ns, kernel.shell.user_ns_hidden),
@@ -76,6 +78,8 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
             stop=self._stop_idle,
         )
         try:
+            kernel.between = BetweenCells(kernel, self.loop)
+            rank.control.on_widget_input = kernel.between.received
             rank.hooks.enter()
             if "MASTER_PORT" not in os.environ:  # no plugin has a store of its own
                 os.environ["MASTER_PORT"] = str(rank.info.head_port)
@@ -113,9 +117,15 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     runtime.enter(info)
     _log_what_is_silenced(spec.log)
     _progress_bars_as_text()
+    comms.install()
+    when_imported("ipywidgets.widgets.widget_output", captured.adapt)
     control = Control(socket.socket(fileno=control_fd), spec.rank)
     rendezvous.attach(control, spec.generation)
-    interruption.attach(spec.rank, lambda seconds, error: control.send(wire.HookEnded(spec.rank, seconds, error)))
+    interruption.attach(
+        spec.rank,
+        lambda seconds, error: control.send(wire.HookEnded(spec.rank, seconds, error)),
+        lambda there: control.send(wire.HookSet(spec.rank, there)),
+    )
     control.on_interruption = lambda said: interruption.notify(
         interruption.Interruption(said.reason, said.ranks, spec.rank in said.ranks, said.at)
     )

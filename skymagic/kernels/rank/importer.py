@@ -181,10 +181,7 @@ def _update_class(old: type, new: type) -> bool:
 
 def _rebind_class_cell(member: object, new: type, old: type) -> None:
     """Let ``super()`` in a method mean the class that the method now belongs to."""
-    for part in (
-        member,
-        *(getattr(member, name, None) for name in ("__func__", "fget", "fset", "fdel", "func")),
-    ):
+    for part in (member, *(getattr(member, name, None) for name in ("__func__", "fget", "fset", "fdel", "func"))):
         if isinstance(part, types.FunctionType):
             for variable, cell in zip(part.__code__.co_freevars, part.__closure__ or (), strict=True):
                 if variable == "__class__" and cell.cell_contents is new:

@@ -14,20 +14,21 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from os import EX_SOFTWARE, _exit, write
-from types import FrameType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from ipyparallel.engine.kernel import IPythonParallelKernel
 from traitlets import Type
 
 from skymagic.kernels import network, stacks
-from skymagic.kernels.rank import context, tracebacks, waiting
+from skymagic.kernels.rank import comms, context, tracebacks
+from skymagic.kernels.rank.interrupts import Interrupts
 from skymagic.kernels.rank.lending import lend
 from skymagic.kernels.rank.namespace import BindError, Namespace
 from skymagic.kernels.rank.own_modules import OwnModules
 from skymagic.kernels.rank.post_mortem import PostMortem
 from skymagic.kernels.rank.refusals import INPUT_REFUSED, refuse_debuggers, refuse_launchers
-from skymagic.kernels.rank.shell import Flusher, RankShell, flush_text, views
+from skymagic.kernels.rank.shell import Flusher, RankShell, flush_text, refresh_widgets
 from skymagic.kernels.rank.spawned import define_in_children
 from skymagic.kernels.rank.stdio import Stdio
 from skymagic.runtime import info as runtime
@@ -36,17 +37,8 @@ from skymagic.wire import agent as wire
 from skymagic.wire.exit_status import UNFIT
 from skymagic.wire.order import LAST_VALUE, NOT_DEFINED, PREFIX, Debug, Lend, Order, Rejoin, RunCell, decode
 
-IMPORT_RETRY_SECONDS = 0.05
-"""Seconds after which an interrupt that came during an import is tried again."""
-
-
-def importing(frame: FrameType | None) -> bool:
-    """Whether this stack is inside an import."""
-    while frame is not None:
-        if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
-    return False
+if TYPE_CHECKING:
+    from skymagic.kernels.rank.between import BetweenCells
 
 
 def end_process(problem: BaseException | None) -> None:
@@ -89,21 +81,15 @@ class RankKernel(IPythonParallelKernel):
         self._flusher = Flusher()
         self._result: Any = None
         self.busy = False
-        self._interruptible = self._interrupted = False
-        self._heard = False
-        """Whether an interrupt of this order has come to Python."""
-        self._stopped_at: list[dict[str, Any]] = []
-        """Where it fell."""
-        self.awaited: asyncio.Task[Any] | None = None
-        """The cell that runs, if it awaits something."""
+        self.interrupts = Interrupts(self)
         self._post_mortem: PostMortem | None = None
         """On the frames of the error with which the last cell has ended, which it keeps."""
         self.last_run: dict[str, Any] | None = None
         """The run that goes on, or has ended last, for a notebook that takes over: its number, what was asked, how it ended."""
         self._ended: dict[str, dict[str, Any]] = {}
         """Of the last few runs, by number, how they ended, for readers, who may ask when the next one has begun."""
-        self._order_count = 0
-        """Counts orders, so that what belongs to one does not fall into the next."""
+        self.between: BetweenCells | None = None
+        """Serves widgets; there once this rank is registered."""
         self._answered_count = 0
         """Counts the requests that were replied to."""
         self._unanswered: BaseException | None = None
@@ -138,38 +124,6 @@ class RankKernel(IPythonParallelKernel):
         self._context.freed = self.busy and not self._context.outside_groups
         self._context.control.cancel(self._context.freed)
         return self._context.hooks.release() if self._context.freed else 0
-
-    def unwinding(self) -> bool:
-        """Called on the control thread: whether the cell is over, or handles an exception."""
-        main = threading.main_thread().ident
-        handled = sys._current_exceptions().get(main) if main is not None else None
-        problem = handled[1] if isinstance(handled, tuple) else handled
-        cancelled = self.awaited is not None and self._interrupted  # its `finally` may await too
-        return not self._interruptible or cancelled or isinstance(problem, BaseException)
-
-    def will_return(self) -> bool:
-        """Called on the control thread: whether the rank will leave its cell by itself if it is given time."""
-        main = threading.main_thread().ident
-        return self.unwinding() or (main is not None and importing(sys._current_frames().get(main)))
-
-    def waits(self) -> list[dict[str, Any]]:
-        """Called on the control thread after an interrupt: where the main thread waits in native code and cannot take it; else nothing.
-
-        A rank that has taken it is in Python code of the user's, which may tidy up; one with a handler of its own is left alone.
-        """
-        if self._heard or not self._interruptible or signal.getsignal(signal.SIGINT) != self._on_interrupt:
-            return []
-        if not waiting.waits_in_native_code() or self._heard:
-            return []
-        return stacks.place(stacks.of_main_thread(self)["frames"])
-
-    def interrupt_again(self) -> bool:
-        """Called on the control thread: interrupt the cell once more, unless it is tidying up after the first interrupt."""
-        main = threading.main_thread().ident
-        if main is None or self.unwinding():
-            return False
-        signal.pthread_kill(main, signal.SIGINT)
-        return True
 
     def joining(self) -> dict[str, bool]:
         """Called on the control thread while groups are formed: whether the main thread waits for other ranks, and whether it is in code
@@ -214,10 +168,11 @@ class RankKernel(IPythonParallelKernel):
         cell = order.execution_count if isinstance(order, RunCell) else 0
         visible = rank in order.visible_ranks
         self._context.control.send(wire.BeginOutput(rank, header, visible, order.screen_limit, cell, order.run))
-        self._context.freed, self.busy, self._interrupted = False, True, False
+        self._context.freed, self.busy = False, True
         self._context.control.cancel(False)
-        self._heard, self._stopped_at = False, []
-        self._order_count += 1
+        self.interrupts.begin()
+        if isinstance(order, RunCell):
+            comms.relay.begin(order.widgets, visible=visible)
         self._own_modules.remember()
         reporting.begin()
         usage.begin(self._context.info.node)
@@ -232,12 +187,12 @@ class RankKernel(IPythonParallelKernel):
                 self._parent_thread_known(),  # an interrupt may not tear it: no later order would be heard
             ):
                 try:
-                    self._interruptible = isinstance(order, RunCell | Debug)
+                    self.interrupts.allowed = isinstance(order, RunCell | Debug)
                     outcome = await self._carry_out(order, source)
                 finally:
-                    self._interruptible = False
+                    self.interrupts.allowed = False
         except BaseException as problem:  # an interrupt between two lines of ours
-            self._interruptible = False
+            self.interrupts.allowed = False
             outcome = self._failure(problem)
         self.busy = False
         silence.end_all()  # a silence that the cell left open
@@ -245,54 +200,34 @@ class RankKernel(IPythonParallelKernel):
         self._stdio.restore()
         flush_text()
         with contextlib.suppress(Exception):  # a widget of the user's own
-            views.refresh()
+            refresh_widgets()
         reporting.flush()
         if isinstance(order, RunCell) and self.last_run is not None:
             self.last_run = {**self.last_run, "outcome": outcome}
             kept = [*self._ended.items(), (str(order.run), how_it_ended(outcome))]
             self._ended = dict(kept[-KEPT_ENDS:])
         self._context.control.send(wire.EndOutput(rank))
+        if self.between is not None:
+            self.between.cell_ended()
         return outcome
 
     def pre_handler_hook(self) -> None:
         """Let an interrupt fall into cells alone: what tidies up after them must not be torn."""
-        signal.signal(signal.SIGINT, self._on_interrupt)
+        signal.signal(signal.SIGINT, self.interrupts.fall)
 
     def post_handler_hook(self) -> None:
         """Between cells there is nothing to interrupt."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def _on_interrupt(self, _: int, frame: FrameType | None) -> None:
-        self._heard = True
-        if not self._interruptible:
-            return
-        if importing(frame):
-            # a module that is torn while it is imported can never be imported again (torch._dynamo is one)
-            count = self._order_count
-            threading.Timer(IMPORT_RETRY_SECONDS, lambda: count == self._order_count and self.interrupt_again()).start()
-            return
-        self._interrupted = True
-        try:
-            frames = stacks.plain_frames(self, frame)
-        except RecursionError:  # it fell at the end of a deep recursion
-            frames = []
-        awaited = self.awaited
-        if awaited is None or any("cell" in one for one in frames):
-            self._stopped_at = self._stopped_at or stacks.place(frames)
-            raise KeyboardInterrupt
-        # in the event loop, which it would end: the cell waits for something
-        self._stopped_at = self._stopped_at or stacks.place(stacks.of_task(self, awaited))
-        awaited.get_loop().call_soon_threadsafe(awaited.cancel)
-
     @contextlib.contextmanager
     def _cancel_on_sigint(self, future: asyncio.Task[Any]) -> Iterator[None]:
         """Entered by ipykernel around a cell that awaits. Its own handler would neither wake an idle event loop nor interrupt
         what does not await."""
-        self.awaited = future
+        self.interrupts.awaited = future
         try:
             yield
         finally:
-            self.awaited = None
+            self.interrupts.awaited = None
 
     async def _carry_out(self, order: Order, source: str) -> dict[str, Any]:
         if isinstance(order, Rejoin):
@@ -320,8 +255,8 @@ class RankKernel(IPythonParallelKernel):
         self._namespace.drop_temporary(order.manifest)
         outcome |= self._namespace.changes()
         outcome["joined"] = self._context.hooks.joined()
-        outcome.setdefault("interrupted", self._interrupted)
-        outcome["stopped_at"] = self._stopped_at
+        outcome.setdefault("interrupted", self.interrupts.fallen)
+        outcome["stopped_at"] = self.interrupts.stopped_at
         outcome["collectives"] = self._context.hooks.sequence()
         return outcome
 
@@ -358,7 +293,8 @@ class RankKernel(IPythonParallelKernel):
         if reply["status"] != "ok" or error is not None:
             outcome.update(self._failure(error, lines=reply.get("traceback") or [], ename=reply.get("ename")))
             # one that was stopped because of another rank has nothing to tell; its frames may hold the broken group
-            if error is not None and error.__traceback__ is not None and not (self._context.freed or self._interrupted):
+            stopped = self._context.freed or self.interrupts.fallen
+            if error is not None and error.__traceback__ is not None and not stopped:
                 with contextlib.suppress(Exception):  # a cell may have broken what pdb needs
                     self._post_mortem = PostMortem(error, shell.compile._filename_map)
             return
@@ -417,5 +353,5 @@ class RankKernel(IPythonParallelKernel):
             "freed": self._context.freed,
             "cause_timeout": getattr(problem, "cause_timeout", 0.0),
             # an error that came after an interrupt comes of it
-            "interrupted": self._interrupted or isinstance(problem, (KeyboardInterrupt, asyncio.CancelledError)),
+            "interrupted": self.interrupts.fallen or isinstance(problem, (KeyboardInterrupt, asyncio.CancelledError)),
         }

@@ -18,7 +18,8 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
 from traitlets import Type
 
-from skymagic.kernels.rank import refusals, tracebacks, widgets
+from skymagic.kernels.rank import captured, refusals, tracebacks, widgets
+from skymagic.kernels.rank.comms import relay
 from skymagic.kernels.rank.context import current
 from skymagic.kernels.rank.own_modules import OwnModules
 from skymagic.runtime import reporting, silence, usage
@@ -112,12 +113,14 @@ class RankShell(ZMQInteractiveShell):
         elif kind is UsageError:  # misuse of a magic is one line, which IPython would print
             self._last_traceback = [f"UsageError: {problem}"]
         elif tracebacks.is_group(problem):
-            with tracebacks.telling_chain(problem):
+            with tracebacks.own_chain(problem):
                 self._last_traceback = tracebacks.of_group(problem, self.compile._filename_map)
         else:
             kwargs["exception_only"] = False
-            with tracebacks.interrupts_ignored(), tracebacks.telling_chain(problem):
-                super().showtraceback((kind, problem, tracebacks.telling(tb) or tb), *args, **kwargs)
+            with tracebacks.interrupts_ignored(), tracebacks.own_chain(problem) as left:
+                super().showtraceback((kind, problem, tracebacks.own(tb)), *args, **kwargs)
+            if left and self._last_traceback:
+                self._last_traceback.insert(-1, tracebacks.left_out(left))
 
     def _showtraceback(self, etype: type[BaseException], evalue: BaseException, stb: list[str]) -> None:
         self._last_traceback = stb
@@ -147,14 +150,23 @@ class RankShell(ZMQInteractiveShell):
 
 def publish(kind: str, content: dict[str, Any]) -> None:
     """Send rich output by way of the agent, which puts it in order with the text."""
+    if captured.take(kind, content):
+        return
     flush_text()
     if widgets.MIME in content.get("data", ()):
         content = views.shown(content)
     current().control.request(wire.Publish(current().info.rank, kind, json_safe(content)))
 
 
-views = widgets.Views(publish)
+views = widgets.Views(publish, relay)
 """The widgets that were displayed on this rank."""
+
+
+def refresh_widgets() -> None:
+    """Tell the notebook of what has changed in widgets; on any thread."""
+    changed, texts = relay.take(), views.refresh()
+    if relay.notebook and (comms := [*changed, *texts]):
+        current().control.send(wire.WidgetUpdate(current().info.rank, tuple(json_safe(comms))))
 
 
 def json_safe(value: Any) -> Any:
@@ -199,7 +211,7 @@ class Flusher:
                 # the cell may have put something else in a stream's place, or closed it
                 with contextlib.suppress(Exception):
                     flush_text()
-                    views.refresh()
+                    refresh_widgets()
                     if (now := time.monotonic()) - reported >= self.REPORT_INTERVAL:
                         reported = now
                         reporting.flush(usage.sample())

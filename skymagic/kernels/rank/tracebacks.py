@@ -7,6 +7,7 @@ import linecache
 import os
 import signal
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
@@ -65,6 +66,15 @@ def message(problem: BaseException | None) -> str:
         return f"<its message cannot be had: {type(worse).__name__}>"
 
 
+LIBRARIES = (os.sep + os.path.join("site-packages", ""), os.sep + os.path.join("dist-packages", ""))
+STANDARD = tuple({os.path.join(path, "") for name in ("stdlib", "platstdlib") if (path := sysconfig.get_path(name))})
+
+
+def is_library(file: str) -> bool:
+    """Whether a file is of an installed package, or of Python itself, and not the user's own."""
+    return file.startswith((*STANDARD, "<frozen ")) or any(part in file for part in LIBRARIES)
+
+
 def walk(tb: TracebackType | None) -> Iterator[TracebackType]:
     """The links of a traceback, outermost first."""
     while tb is not None:
@@ -88,14 +98,34 @@ def telling(tb: TracebackType | None, *others: str) -> TracebackType | None:
     return kept
 
 
+def own(tb: TracebackType | None) -> TracebackType | None:
+    """Of those the user's frames, and the innermost one, which raised; all where none is the user's."""
+    links = list(walk(telling(tb) or tb))
+    mine = [link for link in links[:-1] if not is_library(link.tb_frame.f_code.co_filename)]
+    if not mine:
+        return telling(tb) or tb
+    kept = links[-1]
+    for link in reversed(mine):
+        kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    return kept
+
+
+def left_out(frames: int) -> str:
+    """The line on frames of libraries that are not shown."""
+    return f"[{frames} {'frame' if frames == 1 else 'frames'} of libraries not shown; %debug has all]"
+
+
 @contextlib.contextmanager
-def telling_chain(problem: BaseException) -> Iterator[None]:
-    """Inside, the tracebacks of an exception and of those that it followed from are `telling`."""
+def own_chain(problem: BaseException) -> Iterator[int]:
+    """Inside, the tracebacks of an exception and of those that it followed from are `own`; how many frames are left out."""
     before = {id(each): (each, each.__traceback__) for each in chain(problem)}
+    left = 0
     for each, tb in before.values():
-        BaseException.with_traceback(each, telling(tb) or tb)  # not by assignment, which a frozen dataclass refuses
+        shown = own(tb)
+        left += len(list(walk(telling(tb) or tb))) - len(list(walk(shown)))
+        BaseException.with_traceback(each, shown)  # not by assignment, which a frozen dataclass refuses
     try:
-        yield
+        yield left
     finally:
         for each, tb in before.values():
             BaseException.with_traceback(each, tb)

@@ -1,7 +1,7 @@
-"""Widgets on a rank: the notebook has no such models, so each is shown as text that changes with it.
+"""The displays of widgets on a rank: as text that changes with them, and where a notebook shows widgets, relayed to it as well.
 
-A bar of ``tqdm.notebook`` is shown as tqdm's own text. A widget that waits for a user is shown as what it is, and says that
-it cannot be used from the notebook.
+A bar of ``tqdm.notebook`` is shown as tqdm's own text. Where nothing is relayed, a widget that waits for a user is shown as what it is,
+and says that it cannot be used.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import html
 import re
 import secrets
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from skymagic.kernels.rank.comms import Comm, Relay, instance
 from skymagic.wire.agent import IN_LINE
 
 MIME = "application/vnd.jupyter.widget-view+json"
@@ -21,8 +21,8 @@ MIME = "application/vnd.jupyter.widget-view+json"
 TAG = re.compile(r"<[^>]+>")
 LONGEST = 110
 """Characters of a widget's repr."""
-MOST = 200
-"""Views that are kept up to date; of more, the oldest stay as they are."""
+MOST, DROPPED = 200, 50
+"""Views that are kept up to date; of more, so many of the oldest stay as they are."""
 
 
 class View:
@@ -42,8 +42,8 @@ class Views:
         publish: takes a kind of display message and its content.
     """
 
-    def __init__(self, publish: Callable[[str, dict[str, Any]], None]) -> None:
-        self._publish = publish
+    def __init__(self, publish: Callable[[str, dict[str, Any]], None], relay: Relay) -> None:
+        self._publish, self._relay = publish, relay
         self._views: dict[str, View] = {}
         self._changed: set[str] = set()
         self._lock = threading.Lock()
@@ -58,14 +58,20 @@ class Views:
         name = (content.get("transient") or {}).get("display_id") or secrets.token_hex(8)
         view = self._views[name] = View(widget, text_of(widget))
         self._observe(name, view, widget)
-        for old in list(self._views)[:-MOST]:
-            del self._views[old]
-        return as_text(name, view.text)
+        if len(self._views) > MOST:
+            for old in list(self._views)[:DROPPED]:
+                del self._views[old]
+            self._relay.keep(view.widget.comm.comm_id for view in self._views.values() if view.widget.comm is not None)
+        shown = as_text(name, view.text)
+        if self._relay.active and not speaks_text(widget):
+            shown |= {"model": model, "comms": self._relay.opened([model])}
+        return shown
 
-    def refresh(self) -> None:
-        """Publish what has changed; on any thread."""
+    def refresh(self) -> list[Comm]:
+        """Publish what has changed, on any thread; the texts, for the notebook, which takes them between cells and of hidden ranks too."""
+        texts: list[Comm] = []
         if not self._changed:
-            return
+            return texts
         with self._lock:
             changed, self._changed = self._changed, set()
             for name in changed:
@@ -77,8 +83,10 @@ class Views:
                 if text != view.text:
                     view.text = text
                     self._publish("update_display_data", as_text(name, text))
+                    texts.append({"kind": "text", "id": name, "data": text})
                 if view.widget.comm is None:  # closed
                     self._views.pop(name, None)
+        return texts
 
     def _observe(self, name: str, view: View, widget: Any) -> None:
         if id(widget) not in view.observed:
@@ -93,13 +101,9 @@ def as_text(name: str, text: str) -> dict[str, Any]:
     return {"data": {"text/plain": text}, "metadata": {IN_LINE: True}, "transient": {"display_id": name}}
 
 
-def instance(model: str) -> Any:
-    """The widget with this model, if ipywidgets still has it."""
-    module = sys.modules.get("ipywidgets.widgets.widget")
-    if module is None:
-        return None
-    known = getattr(module, "_instances", None)  # ipywidgets 8
-    return (module.Widget.widgets if known is None else known).get(model)
+def speaks_text(widget: Any) -> bool:
+    """Whether it has better text than we could make of it, such as tqdm's bar, which the line of the run reads."""
+    return not type(widget).__module__.startswith("ipywidgets.") and hasattr(widget, "_repr_pretty_")
 
 
 def text_of(widget: Any) -> str:
@@ -107,7 +111,7 @@ def text_of(widget: Any) -> str:
     kind = type(widget)
     if widget.comm is None:
         return ""
-    if not kind.__module__.startswith("ipywidgets.") and hasattr(widget, "_repr_pretty_"):
+    if speaks_text(widget):
         from IPython.lib.pretty import pretty
 
         return str(pretty(widget))  # tqdm's
@@ -118,9 +122,16 @@ def text_of(widget: Any) -> str:
         return progress(widget.description, widget.value - widget.min, widget.max - widget.min)
     if kind.__name__ in ("HTML", "HTMLMath", "Label"):
         return html.unescape(TAG.sub("", widget.value)).strip()
+    if kind.__name__ == "Output":
+        return "".join(map(_output_text, widget.outputs)).strip()
     shown = repr(widget)
     shown = shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}…"
     return f"{shown} (a widget of a rank: shown as text, it cannot be used here)"
+
+
+def _output_text(output: dict[str, Any]) -> str:
+    """One of the outputs of an ipywidgets.Output."""
+    return str(output.get("text") or f"{output.get('data', {}).get('text/plain', output.get('evalue', ''))}\n")
 
 
 def progress(description: str, done: float, total: float) -> str:

@@ -72,13 +72,21 @@ class CompletionNames:
     variables: tuple[str, ...] = ()
     theirs: tuple[str, ...] = ()
     """Variables of the ranks."""
+    gathered: tuple[str, ...] = ()
+    """What a cell may bring back: those, what it sets, and what it takes along."""
+    hosts: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    """Variables of the notebook's environment."""
     plugins: tuple[str, ...] = PLUGINS
+    plugin_options: Callable[[str], Sequence[str]] = lambda name: ()
+    """What may follow a plugin's name and a colon."""
     providers: tuple[str, ...] = PROVIDERS
     gpus: tuple[str, ...] = GPU_NAMES
     ranks: tuple[str, ...] = ("head", "all")
     switch: tuple[str, ...] = ("on", "off")
     pip: tuple[str, ...] = ("install", "list")
     busy: tuple[str, ...] = ("wait", "refuse")
+    auto: tuple[str, ...] = ("auto",)
     left: tuple[str, ...] = ()
     """Pools of other notebooks."""
 
@@ -106,8 +114,11 @@ def complete(magic: str, text: str, names: CompletionNames | None = None) -> lis
         return _starting(left, word)
     if option is None and face.words.startswith("RANKS") and not tokens:
         return []  # ranks come first, and then names
-    choices = (option.choices if option else face.choices) or "nothing"
-    return _starting(getattr(names, choices, ()), word.split(",")[-1])
+    choices, word = (option.choices if option else face.choices) or "nothing", word.split(",")[-1]
+    plugin, colon, _ = word.partition(":")
+    if choices == "plugins" and colon and plugin in names.plugins:
+        return _starting((f"{plugin}:{one}=" for one in names.plugin_options(plugin)), word)
+    return _starting(getattr(names, choices, ()), word)
 
 
 def _completing(known: Mapping[str, Option], before: Sequence[Token]) -> Option | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from skymagic.api.logs import LogsRequest
@@ -65,6 +66,15 @@ class PipRequest:
 
 
 @dataclass(frozen=True)
+class TerminalRequest:
+    """%sky_shell: on which rank's node (None: rank 0), and which command; "" for a prompt."""
+
+    ranks: Selection | None = None
+    pool: str | None = None
+    command: str = ""
+
+
+@dataclass(frozen=True)
 class RestartRequest:
     """%sky_restart: which ranks, None for all."""
 
@@ -91,21 +101,24 @@ class AttachRequest:
 
 @dataclass(frozen=True)
 class StatusRequest:
-    """%sky_status: one pool by name, or all of them; of those on hosts where any are named, or what is on their disks."""
+    """%sky_status: one pool by name, or all of them; of those on hosts where any are named, or what is on their disks; and the
+    variable that keeps what is shown."""
 
     name: str | None = None
     hosts: tuple[str, ...] = ()
     disk: bool = False
+    output: str | None = None
 
 
 @dataclass(frozen=True)
 class GpusRequest:
-    """%sky_gpus: one kind of GPU or all; with how many machines, where, and how they are rented."""
+    """%sky_gpus: one kind of GPU or all; with how many machines, where, and how they are rented; the variable that keeps the offers."""
 
     gpu: Accelerator | None = None
     nodes: int | None = None
     region: str | None = None
     spot: bool = False
+    output: str | None = None
 
     @property
     def rented(self) -> bool:
@@ -139,7 +152,7 @@ def parse_name(magic: str, line: str, what: str = "name of a pool", reader: Read
 
 
 def parse_gpus(line: str) -> GpusRequest:
-    """``%sky_gpus [NAME[:COUNT]] [--nodes N] [--region NAMES] [--spot]``. Raises RequestError with all mistakes."""
+    """``%sky_gpus [NAME[:COUNT]] [--nodes N] [--region NAMES] [--spot] [-o NAME]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_gpus", line)
     gpu: Accelerator | None = parsed.word("accelerator", Accelerator.parse)
     parsed.check(gpu is None and parsed.values, "say which GPU is to be rented: %sky_gpus A100:8 --spot")
@@ -148,7 +161,7 @@ def parse_gpus(line: str) -> GpusRequest:
 
 
 def parse_logs(line: str) -> LogsRequest:
-    """``%sky_logs [--rank R] [--run ID] [--cell N] [--grep RE] [-n LINES] [-f]``. Raises RequestError with all mistakes."""
+    """``%sky_logs [--rank R] [--run ID] [--cell N] [--grep RE] [-n LINES] [-f] [-o NAME]``. Raises RequestError with all mistakes."""
     return _small("sky_logs", line, LogsRequest, targets="rank")
 
 
@@ -160,6 +173,16 @@ def parse_stacks(line: str) -> RanksRequest:
 def parse_vars(line: str) -> RanksRequest:
     """``%sky_vars [--rank R]``. Raises RequestError with all mistakes."""
     return _small("sky_vars", line, RanksRequest, targets="ranks")
+
+
+def parse_shell(line: str) -> TerminalRequest:
+    """``%sky_shell [--rank R] [COMMAND]``: after the first word that is no option of ours, all is the command. Raises RequestError."""
+    found = re.match(r"\s*(?:(?:--rank|--pool)(?:\s+|=)\S+\s*)*", line)
+    end = found.end() if found is not None else 0
+    command = line[end:].strip()
+    if command.startswith("-"):  # an option that there is not, or one without its value
+        end, command = len(line), ""
+    return replace(_small("sky_shell", line[:end], TerminalRequest, targets="ranks"), command=command)
 
 
 def parse_restart(line: str) -> RestartRequest:
@@ -210,14 +233,18 @@ def parse_files(magic: str, line: str) -> FilesRequest:
 
 
 def parse_status(line: str) -> StatusRequest:
-    """``%sky_status [NAME] [--hosts HOSTS [--disk]]``. Raises RequestError with all mistakes."""
+    """``%sky_status [NAME] [-o NAME] [--hosts HOSTS [--disk]]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_status", line)
     name = parsed.word("name of a pool", pool_name)
     disk = bool(parsed.values.get("disk"))
     parsed.check(disk and "hosts" not in parsed.values, "--disk says what is on hosts: name them with --hosts")
     parsed.check(disk and name, "--disk is not of one pool: leave its name out")
+    output = parsed.values.get("output")
+    parsed.check(
+        output and "hosts" in parsed.values, "-o keeps how this notebook's pools are: leave it out with --hosts"
+    )
     parsed.done()
-    return StatusRequest(name, parsed.values.get("hosts", ()), disk)
+    return StatusRequest(name, parsed.values.get("hosts", ()), disk, output)
 
 
 def parse_check(line: str) -> CheckRequest:

@@ -39,7 +39,7 @@ class Option:
 
 
 # fmt: off
-_SECRET = Option(("--secret", "--secrets"), "secrets", readers.many(readers.variable), "NAME", "a variable of the notebook's environment, kept out of sight", "list")
+_SECRET = Option(("--secret", "--secrets"), "secrets", readers.many(readers.variable), "NAME", "a variable of the notebook's environment, kept out of sight", "list", "environment")
 POOL: tuple[Option, ...] = (
     Option(("--provider",), "provider", str, "NAME", "where: auto, local (this machine), ssh (hosts of yours), aws (rented)", choices="providers"),
     Option(("--nodes", "--num-nodes"), "nodes", readers.number(1), "N", "number of machines"),
@@ -47,17 +47,17 @@ POOL: tuple[Option, ...] = (
     Option(("--gpu", "--gpus"), "gpu", Accelerator.parse, "NAME[:COUNT]", "accelerators of each node", choices="gpus"),
     Option(("--cpus",), "cpus", at_least, "N[+]", "CPU cores of each node, 8+ for at least 8"),
     Option(("--memory",), "memory", memory, "GB[+]", "memory of each node"),
-    Option(("--procs-per-node",), "procs_per_node", readers.procs, "N|auto", "ranks of each node; auto: one per GPU, else 1"),
+    Option(("--procs-per-node",), "procs_per_node", readers.procs, "N|auto", "ranks of each node; auto: one per GPU, else 1", choices="auto"),
     Option(("--plugin", "--plugins"), "plugins", plugin_specs, "NAME[:k=v,…]", "frameworks to set up", "list", "plugins"),
     Option(("--python",), "python", readers.interpreter, "VERSION|PATH", "Python of the nodes, or an interpreter that is there, with its packages"),
     Option(("--pip",), "pip", readers.packages, "PACKAGES", "packages that the ranks need", "list"),
     Option(("--env",), "env", readers.pair, "NAME=VALUE", "an environment variable of the ranks", "list"),
     _SECRET,
-    Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "machines for --provider ssh", "list"),
+    Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "machines for --provider ssh", "list", "hosts"),
     Option(("--region",), "region", readers.region, "NAME", "where to rent: one or several"),
     Option(("--spot",), "spot", help="rent spare capacity, which may be taken back"),
     Option(("--replace",), "replace", help="rent another machine in the place of one that is lost, as soon as there is one"),
-    Option(("--reservation",), "reservation", readers.reservation, "cr-…|auto", "reserved capacity or a capacity block to take; auto: any that fits, before all else"),
+    Option(("--reservation",), "reservation", readers.reservation, "cr-…|auto", "reserved capacity or a capacity block to take; auto: any that fits, before all else", choices="auto"),
     Option(("--max-price",), "max_price", readers.dollars, "DOLLARS", "limit per hour for the whole pool"),
     Option(("--idle",), "idle", readers.limit, "TIME", "stop after so long without a cell, as in 30m"),
     Option(("--max-lifetime",), "max_lifetime", readers.limit, "TIME", "stop after so long, as in 8h"),
@@ -69,7 +69,8 @@ POOL: tuple[Option, ...] = (
 DRY_RUN = Option(("--dry-run",), "dry_run", help="show what would happen, and do nothing")
 _POOL_NAME = Option(("--pool",), "name", readers.pool_name, "NAME", "the pool to use; the latest one unless said", choices="pools")
 _OUTPUT = Option(("-o", "--output"), "output", readers.identifier, "NAME", "keep the values of the last expression, by rank")
-_TARGETS = Option(("-t", "--targets"), "targets", Selection, "RANKS", "ranks that take part: 0,2 or 0:4 or ::2")
+_KEEP = Option(("-o", "--output"), "output", readers.identifier, "NAME", "keep what is shown, as an object with text, HTML and completion")
+_TARGETS = Option(("-t", "--targets"), "targets", Selection, "RANKS", "ranks that take part: 0,2 or 0:4 or ::2", choices="ranks")
 _HEAD = Option(("--head",), "head", help="keep the first rank's value alone instead of a list")
 _RANK = Option(("--rank",), "targets", Selection, "R", "one rank, or several: 0,2")
 _FROM = Option(("--from",), "source", readers.number(0), "R", "the rank that has the variables")
@@ -85,7 +86,7 @@ _SHIPPING: tuple[Option, ...] = (
 RUN: tuple[Option, ...] = (
     _POOL_NAME,
     _OUTPUT,
-    Option(("-g", "--gather"), "gather", readers.identifiers, "NAMES", "bring these variables back, by rank", "names"),
+    Option(("-g", "--gather"), "gather", readers.identifiers, "NAMES", "bring these variables back, by rank", "names", "gathered"),
     _HEAD,
     Option(("--only",), "only", Selection, "RANKS", "whose output is shown: head, all, 0,2 or 0:4", choices="ranks"),
     _TARGETS,
@@ -96,7 +97,7 @@ RUN: tuple[Option, ...] = (
 )
 _WORKDIR = Option(("--workdir",), "workdir", readers.path, "DIR", "a folder that goes along, and where the script runs")
 _SH_ENV = Option(("--env",), "env", readers.pair, "NAME=VALUE", "an environment variable of the script", "list")
-_SH_TARGETS = Option(("-t", "--targets"), "targets", Selection, "NODES", "nodes that take part: 0,2 or 0:4 or ::2")
+_SH_TARGETS = Option(("-t", "--targets"), "targets", Selection, "NODES", "nodes that take part: 0,2 or 0:4 or ::2", choices="ranks")
 _SH_ONLY = Option(("--only",), "only", Selection, "NODES", "whose output is shown: head, all, 0,2 or 0:4", choices="ranks")
 _SH_OUTPUT = Option(("-o", "--output"), "output", readers.identifier, "NAME", "keep exit codes and last lines, by node")
 _SH_NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return at once; the script goes on")
@@ -109,7 +110,7 @@ _CELL = Option(("--cell",), "cell", readers.number(1), "N", "what the runs of on
 _GREP = Option(("--grep",), "grep", str, "RE", "lines that a regular expression is found in")
 _NODE = Option(("--node",), "nodes", Selection, "NODES", "which nodes: all, head, 0,2 or 0:4", choices="ranks")
 _ALL = Option(("--all",), "all", help="every pool of this notebook; with --hosts, every pool of yours there")
-_AT_HOSTS = Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "pools of yours on these machines, whoever started them", "list")
+_AT_HOSTS = Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "pools of yours on these machines, whoever started them", "list", "hosts")
 _DISK = Option(("--disk",), "disk", help="with --hosts: what skymagic keeps on their disks instead")
 _TO_RENT: tuple[Option, ...] = (
     Option(("--nodes", "--num-nodes"), "nodes", readers.number(1), "N", "number of machines to rent"),
@@ -172,17 +173,18 @@ MAGICS: dict[str, Magic] = {
     "sky_broadcast": Magic("Run the cell on every rank; without a pool, options of a pool make one.", (*RUN, *POOL), examples=_BROADCAST_EXAMPLES, cell=True),
     "sky_run": Magic("Run the cell on one rank: the next in turn unless --rank says which.", (_RANK, _POOL_NAME, _OUTPUT, *_SHIPPING, _NOBLOCK, _BUSY, DRY_RUN), examples=("%%sky_run -o value", "%%sky_run --rank 1 --timeout 30s"), cell=True),
     "sky_sh": Magic("Run the cell as a shell script, once on each node.", SH, examples=_SH_EXAMPLES, cell=True),
-    "sky_status": Magic("Show the pools and what they do.", (_AT_HOSTS, _DISK), "[NAME]", "pools", ("%sky_status", "%sky_status --hosts gpu1,gpu2      # also of notebooks that are gone", "%sky_status --hosts gpu1,gpu2 --disk")),
-    "sky_logs": Magic("Show what ranks wrote, also what the cell did not show.", (_RANK, _RUN, _CELL, _GREP, _LINES, _FOLLOW, _POOL_NAME), examples=("%sky_logs --rank 1 -n 200", "%sky_logs -f", "%sky_logs --cell 5 --grep 'loss|nan'")),
+    "sky_status": Magic("Show the pools and what they do.", (_KEEP, _AT_HOSTS, _DISK), "[NAME]", "pools", ("%sky_status", "%sky_status -o status                   # status['main'][3].state", "%sky_status --hosts gpu1,gpu2      # also of notebooks that are gone", "%sky_status --hosts gpu1,gpu2 --disk")),
+    "sky_logs": Magic("Show what ranks wrote, also what the cell did not show.", (_RANK, _RUN, _CELL, _GREP, _LINES, _FOLLOW, _KEEP, _POOL_NAME), examples=("%sky_logs --rank 1 -n 200", "%sky_logs -f", "%sky_logs --cell 5 --grep 'loss|nan' -o logs      # logs[1] is rank 1's")),
     "sky_stacks": Magic("Show where each rank is now, also while a cell runs beside the notebook (-a).", (_RANK, _POOL_NAME), examples=("%sky_stacks", "%sky_stacks --rank 3")),
     "sky_vars": Magic("Show what the ranks' names hold, and which differ between ranks; values stay there.", (_RANK, _POOL_NAME), examples=("%sky_vars", "%sky_vars --rank 0,3")),
+    "sky_shell": Magic("Run one command on a rank's node, in its folder and environment; in a terminal, alone, open a prompt there.", (_RANK, _POOL_NAME), "[COMMAND]", examples=("%sky_shell --rank 3 nvidia-smi", "%sky_shell --rank 3                    # a prompt, in a terminal")),
     "sky_push": Magic("Send variables to the ranks.", (_TARGETS, _POOL_NAME), "NAMES", "variables", ("%sky_push model, data",)),
     "sky_pull": Magic("Bring variables back from the ranks, as a list by rank.", (_OUTPUT, _HEAD, _TARGETS, _POOL_NAME), "NAMES", "theirs", examples=("%sky_pull loss, accuracy", "%sky_pull model --head -o trained")),
     "sky_clone": Magic("Copy variables from one rank to another, such as one that was replaced.", (_FROM, _POOL_NAME), "RANKS NAMES", "theirs", examples=("%sky_clone 2 --from 0 model optimizer",)),
     "sky_put": Magic("Copy a file or a folder to every node; only what differs travels.", (_NODE, _POOL_NAME), "SRC DST", examples=_PUT_EXAMPLES),
     "sky_get": Magic("Copy a file or a folder from the head; from several nodes into folders node0, node1, … in DST.", (_NODE, _POOL_NAME), "SRC DST", examples=_GET_EXAMPLES),
     "sky_pip": Magic("Install packages on all nodes of a pool, or list what is there; the ranks see them at once.", (_POOL_NAME, _ALL), "install NAMES|list", "pip", examples=("%sky_pip install pandas pillow==12.0.0", "%sky_pip list")),
-    "sky_gpus": Magic("Show the GPUs of this machine, what --gpu can ask for, and what machines with a GPU are rented for.", _TO_RENT, "[GPU[:COUNT]]", "gpus", ("%sky_gpus", "%sky_gpus A100", "%sky_gpus A100:8 --nodes 4 --region us-east-1,us-west-2 --spot")),
+    "sky_gpus": Magic("Show the GPUs of this machine, what --gpu can ask for, and what machines with a GPU are rented for.", (*_TO_RENT, _KEEP), "[GPU[:COUNT]]", "gpus", ("%sky_gpus", "%sky_gpus A100", "%sky_gpus A100:8 --nodes 4 --region us-east-1,us-west-2 --spot", "%sky_gpus A100:8 -o offers       # offers['p4d.24xlarge'][0].price")),
     "sky_cost": Magic("Show what pools cost now, and what those rented within a month have cost, disks and addresses included.", (), "[NAME]", "pools", ("%sky_cost",)),
     "sky_check": Magic("Check the nodes of a pool: GPUs, errors of theirs, disks, clocks, and how fast the links among them are.", (_QUICK,), "[NAME]", "pools", ("%sky_check", "%sky_check train --quick")),
     "sky_restart": Magic("Start ranks again; their variables are gone.", (_RANK, _POOL_NAME), examples=("%sky_restart", "%sky_restart --rank 2")),

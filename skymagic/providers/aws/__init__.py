@@ -10,6 +10,7 @@ catalogue       what a region has: types of machines, and zones where each is of
 instance_types  types of machines, read from what EC2 says
 prices          what machines cost per hour, on demand and spot
 estimates       a built-in list of common types and prices, with its date
+scores          how likely EC2 has spot machines in a zone: orders offers
 quotas          vCPU quotas, and what of them is in use
 listing         offers as people read them: text, HTML, and the words of a plan
 configured      whether somebody has set up AWS here
@@ -22,6 +23,7 @@ lease           the machines of one pool, and all that was made for them
 reservations    capacity that the account has reserved, put first
 placement       machines near each other in the network
 permission      EC2's own dry run of a start
+nvme            their own disks, for environments and values
 preflight       machines checked before the first cell
 replacing       machines in the place of broken ones, once, and of lost ones, when capacity returns
 ledger          what was rented and what it cost, kept over restarts
@@ -31,6 +33,7 @@ network         their subnet and security group
 keys            a pool's SSH keys: the user's, and the hosts' own
 userdata        what they are told at their first boot
 watchdog        ends a machine that nobody uses, without AWS and without us
+way             to machines without public addresses: a jump host, or AWS Systems Manager
 machine         from machines that run to connections
 sweep           what was rented, found by its tags alone and given back
 tags            the tags of all that is rented

@@ -66,7 +66,7 @@ def taken_up(accesses: Sequence[RentedAccess], lease: Lease) -> tuple[list[ssh.M
         ssh.Machine(one.endpoint, None, one.agent.installation.facts, one.agent.secret, one.agent.installation)
         for one in accesses
     ]
-    made = [one.node(index, accesses[index].agent.daemon, takes_over=True) for index, one in enumerate(machines)]
+    made = [one.node(index, accesses[index].agent.daemon) for index, one in enumerate(machines)]
     return machines, [
         replace(node, access=one, alive=partial(lease.alive, one.region, one.instance))
         for node, one in zip(made, accesses, strict=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import random
 import threading
 import time
@@ -25,6 +27,8 @@ RETRY_SECONDS: Mapping[str, float] = {
 another zone is asked at once instead."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 60.0
+OPTIONAL_DEADLINES = 0.1
+"""The share of the usual time that questions get whose answers are not needed."""
 DEFAULT_REGION = "us-east-1"
 """Where questions about no region in particular are asked: names of regions, prices."""
 
@@ -61,6 +65,12 @@ class Clients:
             partitions = session.get_available_partitions()
             return {name for each in partitions for name in session.get_available_regions("ec2", each)}
 
+    def hurried(self) -> Clients:
+        """The same for questions whose answers are not needed, and not waited for as long as others."""
+        same = copy.copy(self)  # with boto3's clients, which take long to make
+        same.deadline_factor *= OPTIONAL_DEADLINES
+        return same
+
     def call(self, service: str, region: str, operation: str, **parameters: Any) -> dict[str, Any]:
         """One call, made again while AWS throttles, fails itself, or does not answer.
 
@@ -95,8 +105,9 @@ class Clients:
                 if waited + pause > RETRY_SECONDS.get(problem.kind, 0.0):
                     raise
             # full jitter: the nodes of a class of students do not come back all at once
-            time.sleep(random.uniform(pause / 2, pause) * self.deadline_factor)
-            waited, pause = waited + pause, min(2 * pause, LONGEST_PAUSE)
+            seconds = random.uniform(pause / 2, pause)
+            time.sleep(seconds * self.deadline_factor)
+            waited, pause = waited + seconds, min(2 * pause, LONGEST_PAUSE)
 
     def _once(self, where: Where, service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         from botocore import xform_name
@@ -121,7 +132,11 @@ class Clients:
         import boto3
 
         if self._session is None:
-            self._session = boto3.Session(profile_name=self.profile)
+            import botocore.session
+
+            core = botocore.session.Session(profile=self.profile)
+            core.register_component("data_loader", _loader())
+            self._session = boto3.Session(botocore_session=core)
         return self._session
 
 
@@ -139,6 +154,14 @@ def _in_words(where: Where) -> Iterator[None]:
     except BotoCoreError as problem:
         names = tuple(each.__name__ for each in type(problem).__mro__)
         raise errors.failed(names, str(problem), where) from problem
+
+
+@functools.cache
+def _loader() -> Any:
+    """What reads the descriptions of AWS's services: ten times as long as all else that a client takes, so that all sessions share it."""
+    from botocore.loaders import create_loader
+
+    return create_loader()
 
 
 def _config() -> Any:

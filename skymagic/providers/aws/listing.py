@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -19,9 +19,11 @@ LEAST_DOLLARS = 0.005
 """Below this a price is shown with more digits, for it would be $0.00."""
 
 
-@dataclass(frozen=True)
-class OfferTable:
+@dataclass(frozen=True, repr=False)
+class OfferTable(Mapping[str, tuple[Offer, ...]]):
     """Offers of a market for a pool of so many nodes: a notebook shows it as a table, a terminal as text.
+
+    By type of machine the offers of it, the best first: ``offers["p4d.24xlarge"][0].price``.
 
     Attributes:
         most: rows that are shown; the rest is counted. None for all.
@@ -30,6 +32,20 @@ class OfferTable:
     market: Market
     nodes: int = 1
     most: int | None = MOST_ROWS
+
+    def __getitem__(self, instance_type: str) -> tuple[Offer, ...]:
+        if found := tuple(one for one in self.market.offers if one.instance_type == instance_type):
+            return found
+        raise KeyError(instance_type)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(one.instance_type for one in self.market.offers))
+
+    def __len__(self) -> int:
+        return len({one.instance_type for one in self.market.offers})
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
 
     def rows(self) -> list[tuple[str, ...]]:
         """A row for each type in each region, as cells; zones of one price share one."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from skymagic.display.starting import StartStep
 from skymagic.errors import HostError, HostsError
 from skymagic.plan.cloud import CloudSettings
-from skymagic.providers.aws import launch
+from skymagic.providers.aws import launch, way
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.keys import PoolKeys
 from skymagic.providers.aws.launch import Instance
@@ -28,13 +28,16 @@ Say = Callable[[str], None]
 def endpoints(
     instances: Sequence[Instance], keys: PoolKeys, settings: CloudSettings, head: Endpoint | None = None
 ) -> list[Endpoint]:
-    """How the machines of a pool are reached; pure. Those without a public address are reached through the head.
+    """How the machines of a pool are reached. Those without a public address are reached through the head.
 
     Args:
         head: leads to the pool's head; None where it is the first of these.
     """
     if settings.use_private_ips:
-        return [keys.endpoint(one.id, one.private, settings.ssh_port, settings.user) for one in instances]
+        return [
+            way.leading(keys.endpoint(one.id, one.private, settings.ssh_port, settings.user), one, settings)
+            for one in instances
+        ]
     first = head or keys.endpoint(instances[0].id, instances[0].public, settings.ssh_port, settings.user)
     return [
         first if head is None and one is instances[0]

@@ -27,8 +27,6 @@ from skymagic.providers.aws.refusals import optional
 from skymagic.wire.threads import failures, run_all
 
 T = TypeVar("T")
-OPTIONAL_DEADLINES = 0.1
-"""The share of the usual time that questions get whose answers are not needed."""
 DEARER = 2.0
 """How many times the price that the user agrees to another type may cost where there is no room, and no limit was named."""
 OTHER_PARTITIONS = ("cn-", "us-gov-", "us-iso")
@@ -84,8 +82,7 @@ def survey(request: PoolRequest, clients: Clients, cache: Cache | None = None) -
     if not any(selection.wanted(request, one.types.values()) for one in there.values()):
         raise RequestError(selection.nothing(request, there))
     # what is not needed is not waited for as long as what is
-    hurried = Clients(clients.profile, clients.endpoint_url, clients.deadline_factor * OPTIONAL_DEADLINES)
-    parts = _all([partial(_region, request, hurried, one, kept) for one in there.values()])
+    parts = _all([partial(_region, request, clients.hurried(), one, kept) for one in there.values()])
     found = selection.ordered((one for part in parts for one in part.offers), names)
     limits = {key: quota for part in parts for key, quota in part.quotas.items()}
     return Market(tuple(found), limits, tuple(dict.fromkeys(note for part in parts for note in part.notes)))

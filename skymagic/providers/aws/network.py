@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skymagic.errors import CloudError
-from skymagic.plan.cloud import CloudSettings
+from skymagic.plan.cloud import SSM, CloudSettings
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.tags import Label, job_filter
 
@@ -61,13 +61,17 @@ def subnet(clients: Clients, region: str, zone: str, settings: CloudSettings) ->
 
 
 def caller_range(at: Subnet, settings: CloudSettings) -> str:
-    """Who may connect, as a CIDR: what the user says, else this machine's address alone, as the machines will see it.
+    """Who may connect, as a CIDR: what the user says, else this machine's address alone, as the machines will see it; "" for nobody.
+
+    Sessions of AWS Systems Manager come from the machine itself.
 
     Raises:
         CloudError: it cannot be found out.
     """
     if settings.ssh_from:
         return str(ipaddress.ip_network(settings.ssh_from, strict=False))
+    if settings.via == SSM:
+        return ""
     own = _address_towards(at) if settings.use_private_ips else _public_address()
     return f"{own}/32"
 
@@ -97,7 +101,7 @@ def _public_address() -> str:
 
 
 def group(clients: Clients, region: str, vpc: str, source: str, settings: CloudSettings, label: Label) -> str:
-    """A security group of the pool's own: SSH from `source`, everything among its machines; made once however often it is asked for.
+    """A security group of the pool's own: SSH from `source` ("": from nowhere), everything among its machines; made once however often it is asked for.
 
     Raises:
         CloudError: it cannot be made.
@@ -120,7 +124,10 @@ def group(clients: Clients, region: str, vpc: str, source: str, settings: CloudS
         "ToPort": settings.ssh_port,
         "IpRanges": [{"CidrIp": source}],
     }
-    for operation, rules in (("Ingress", [ssh, within]), ("Egress", [within])):  # EFA wants the egress rule too
+    for operation, rules in (
+        ("Ingress", [ssh, within] if source else [within]),
+        ("Egress", [within]),
+    ):  # EFA wants the egress rule too
         for rule in rules:
             _allow(clients, region, operation, made, rule)
     return str(made)

@@ -1,4 +1,7 @@
-"""Before the first cell: machines that have been rented are checked, and one that cannot be worked with is replaced, once."""
+"""Before the first cell: machines that have been rented are checked, and one that cannot be worked with is replaced, once.
+
+The check needs an interpreter and no packages, so that it runs while these are installed.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from skymagic.display.question import confirmed
 from skymagic.display.screen import print_note
 from skymagic.errors import ProvisionError
 from skymagic.plan.units import agreeing
+from skymagic.providers import ssh
 from skymagic.providers.aws.launch import Instance
 from skymagic.providers.aws.offer import Offer
 
@@ -18,15 +22,44 @@ ONE_FLOW = 5.0
 """Gbit/s that EC2 lets one connection have outside a placement group, whatever the machine's network."""
 
 
+def during(
+    install: Callable[[], None],
+    machines: Sequence[ssh.Machine],
+    instances: Sequence[Instance],
+    offer: Offer,
+    say: Callable[[str], None],
+) -> Findings:
+    """Check machines while packages are installed on them. What may have been the installation's own doing is looked at again after it.
+
+    Args:
+        install: sets all of them up. Raises what it raises.
+    """
+
+    def beside() -> Findings | None:
+        for one in machines:
+            one.runnable.wait()
+        return look(nodes(), instances, offer, say) if all(one.runs for one in machines) else None
+
+    def nodes() -> list[Node]:
+        return [one.node(index, "") for index, one in enumerate(machines)]
+
+    _, found = ssh.side_by_side(lambda job: job(), [install, beside])
+    return found if found is not None and not found.may_pass else look(nodes(), instances, offer, say)
+
+
 def look(nodes: Sequence[Node], instances: Sequence[Instance], offer: Offer, say: Callable[[str], None]) -> Findings:
-    """Check machines, and say what is worth knowing of them.
+    """Check machines.
 
     Args:
         nodes: in the order of their instances; they need not have met.
     """
     placed = [replace(node, address=one.private) for node, one in zip(nodes, instances, strict=True)]
     rate = min(offer.network, ONE_FLOW) * 1e9 / 8
-    found = checking.check(placed, {}, checking.WHOLE, expected=offer.gpus, rate=rate, say=say)
+    return checking.check(placed, {}, checking.WHOLE, expected=offer.gpus, rate=rate, say=say)
+
+
+def tell(found: Findings) -> Findings:
+    """Say what is worth knowing of machines, on the thread of a cell."""
     for one in found.verdicts:
         print_note(f"[{found.nodes[one.node].name}: {one.words}]")  # it stays when the start's own display has ended
     return found

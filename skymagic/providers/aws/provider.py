@@ -28,11 +28,14 @@ from skymagic.providers.aws import (
     permission,
     replacing,
     reservations,
+    scores,
     sweep,
     tags,
     userdata,
+    way,
 )
 from skymagic.providers.aws.access import RentedAccess
+from skymagic.providers.aws.cache import Cache
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.launch import Instance
 from skymagic.providers.aws.lease import Lease
@@ -55,9 +58,14 @@ class AWS:
         settings = request.cloud
         clients = Clients(settings.profile, settings.endpoint_url, settings.deadline_factor)
         request = bounded(request)
+        way.jump(settings)
         image, requirements = ssh.needs(request, topology(request), say)
         found = market.survey(request, clients)
         offers = _offers(request, found, clients)
+        if request.spot:
+            notes: list[str] = []
+            offers = scores.ordered(offers, request.nodes or 1, clients.hurried(), Cache(), notes)
+            found = replace(found, notes=(*found.notes, *notes))
         plan = plan_rented(request, listing.rental(offers, found, request.nodes or 1))
         survey = Rented(replace(plan, image=image), clients, offers, requirements)
         return _permitted(survey) if request.dry_run else survey
@@ -65,6 +73,7 @@ class AWS:
     def acquire(self, survey: Rented, job_id: str, say: Say) -> Sequence[Node]:
         """Rent them all together, connect to them by the keys that they were given, and set them up side by side."""
         plan, held, settings = survey.plan, survey.held, survey.plan.request.cloud
+        way.check(settings)
         limits = bounds(plan.request)
         label = _label(survey, job_id, limits)
         made = held.keys = keys.make(job_id)
@@ -75,8 +84,7 @@ class AWS:
         held.offer = offer
         ids = [one.id for one in instances]
         say(StartStep(f"{', '.join(ids)} run in {offer.zone} …", "booting", ids))
-        held.machines += replacing.ready(survey, instances, made, say)
-        replacing.broken_replaced(survey, offer, instances, made, say)
+        replacing.acquired(survey, offer, instances, made, say)
         check(plan, held.machines, survey.requirements)
         return access.nodes(held.machines, offer, held.lease)
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from skymagic.bootstrap.provision import probe
 from skymagic.cluster import Node
+from skymagic.cluster.health import Findings
 from skymagic.errors import CloudError, ProvisionError
 from skymagic.providers import ssh
-from skymagic.providers.aws import access, keys, machine, preflight, userdata
+from skymagic.providers.aws import access, keys, machine, nvme, preflight, userdata
 from skymagic.providers.aws.errors import Kind
 from skymagic.providers.aws.launch import Instance
 from skymagic.providers.aws.lease import Lease
@@ -30,9 +31,14 @@ LEAST_SECONDS = 600.0
 
 
 def ready(
-    survey: Rented, instances: Sequence[Instance], made: keys.PoolKeys, say: Say, head: Endpoint | None = None
-) -> list[ssh.Machine]:
-    """Machines that run, reached and set up side by side.
+    survey: Rented,
+    offer: Offer,
+    instances: Sequence[Instance],
+    made: keys.PoolKeys,
+    say: Say,
+    head: Endpoint | None = None,
+) -> tuple[list[ssh.Machine], Findings]:
+    """Machines that run, reached, set up side by side, and checked meanwhile.
 
     Args:
         head: leads to the pool's first machine; None where it is the first of these.
@@ -41,17 +47,26 @@ def ready(
     reached = machine.endpoints(instances, made, survey.plan.request.cloud, head)
     connections = machine.connect(survey.clients, instances, reached, say)
     held.connections += connections
+    if offer.nvme:
+        ssh.side_by_side(lambda one: nvme.use(one, say), connections)
     facts = ssh.side_by_side(lambda one: probe(one, survey.requirements, False), connections)
     machines = list(map(ssh.Machine, reached, connections, facts))
-    ssh.set_up(machines, survey.requirements, say)
-    return machines
+    try:
+        found = preflight.during(
+            lambda: ssh.set_up(machines, survey.requirements, say), machines, instances, offer, say
+        )
+    except BaseException:
+        ssh.side_by_side(ssh.Machine.close, machines)
+        raise
+    return machines, preflight.tell(found)
 
 
-def broken_replaced(survey: Rented, offer: Offer, instances: Sequence[Instance], made: keys.PoolKeys, say: Say) -> None:
-    """Check the machines; others come once in the place of those that cannot be worked with. Raises ProvisionError."""
+def acquired(survey: Rented, offer: Offer, instances: Sequence[Instance], made: keys.PoolKeys, say: Say) -> None:
+    """The machines of a pool, ready; others come once in the place of those that cannot be worked with. Raises ProvisionError."""
     held, running = survey.held, list(instances)
     assert held.lease is not None
-    found = preflight.look(access.nodes(held.machines, offer, held.lease), running, offer, say)
+    machines, found = ready(survey, offer, instances, made, say)
+    held.machines += machines
     if not found.broken:
         return
     if 0 in found.broken and _through_head(survey, offer):
@@ -59,10 +74,12 @@ def broken_replaced(survey: Rented, offer: Offer, instances: Sequence[Instance],
     preflight.agreed(found, offer, survey.plan.request.yes)
     others = held.lease.replace(offer, [running[index].id for index in found.broken])
     head = None if 0 in found.broken else held.machines[0].endpoint
-    for index, one, new in zip(found.broken, others, ready(survey, others, made, say, head), strict=True):
+    news, _ = ready(survey, offer, others, made, say, head)
+    for index, one, new in zip(found.broken, others, news, strict=True):
         held.machines[index].close()
         held.machines[index], running[index] = new, one
-    again = preflight.look(access.nodes(held.machines, offer, held.lease), running, offer, say)
+    # the links between the new ones and the others too
+    again = preflight.tell(preflight.look(access.nodes(held.machines, offer, held.lease), running, offer, say))
     if again.broken:
         raise ProvisionError(f"{preflight.broken(again)}; other machines were rented once, and not again")
 
@@ -82,9 +99,8 @@ def lost_replaced(
     while (instances := _rented(survey, lease, offer, gone, made, limits, say, stop)) is not None:
         ids = [one.id for one in instances]
         try:
-            new = ready(survey, instances, made, say, head)
+            new, found = ready(survey, offer, instances, made, say, head)
             nodes = access.nodes(new, offer, lease, lost)
-            found = preflight.look([replace(node, index=at) for at, node in enumerate(nodes)], instances, offer, say)
         except BaseException:
             lease.end(offer.region, ids)
             raise

@@ -8,6 +8,8 @@ from skymagic.wire.codec import Codec, FrozenMessage
 
 LONGEST = 1 << 16
 """Bytes that a request or a reply, or what a login shell prints before it, may take."""
+REPLACED = "another notebook has attached in the place of this one"
+"""Why a daemon refuses the notebook that it had before."""
 
 
 class HandshakeRequest(FrozenMessage):

@@ -7,6 +7,9 @@ main() {
     if mkdir -p "$folder/env" "$folder/code" "$folder/incoming/$token" && chmod 700 "$folder"; then
         # uploads of those who never came back
         find "$folder/incoming" -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf {} + 2>/dev/null
+        for one in "$folder/incoming/$token"/*.whl; do
+            if [ -f "$one" ]; then tell there "${one##*/}"; fi
+        done
         tell prepared "$folder/incoming/$token"
     fi
 }

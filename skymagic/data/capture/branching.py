@@ -1,0 +1,80 @@
+"""The paths through a cell: names that are read, and those that are defined on every path to a place."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from skymagic.data.capture.definitions import Definitions
+
+
+class Branching(ast.NodeVisitor):
+    """Counts names as they are met, path by path."""
+
+    def __init__(self) -> None:
+        self.defined = Definitions()
+        self.loads: set[str] = set()
+        self.stores: set[str] = set()
+        self._waiting: dict[str, set[str]] = {}
+        self._hidden: list[set[str]] = []
+
+    # names
+
+    def load(self, name: str) -> None:
+        if any(name in names for names in self._hidden):
+            return
+        if name not in self.defined:
+            self.loads.add(name)
+        for inner in self._waiting.pop(name, ()):
+            self.load(inner)
+
+    def store(self, name: str) -> None:
+        if self._hidden and name in self._hidden[-1]:
+            return
+        self.stores.add(name)
+        self.defined.put(name, True)
+
+    def finish(self) -> None:
+        """Count the bodies of functions that the cell has not named: the next cell may call them."""
+        self.defined.reached = True
+        for name in list(self._waiting):
+            for inner in self._waiting.pop(name, ()):
+                self.load(inner)
+
+    def wait(self, name: str, names: Iterable[str]) -> None:
+        """Let names count as loaded when ``name`` is."""
+        self._waiting.setdefault(name, set()).update(names)
+
+    # paths
+
+    def block(self, statements: Iterable[ast.stmt]) -> None:
+        for statement in statements:
+            self.visit(statement)
+
+    def branches(self, *paths: Callable[[], None]) -> None:
+        """Run each path from here; afterwards only what all of them define is defined."""
+        before = self.defined.mark()
+        after: list[dict[str, bool]] = []
+        for path in paths:
+            path()
+            if self.defined.reached:
+                after.append(self.defined.since(before))
+            self.defined.back(before)
+        self.defined.reached = bool(after)
+        for name in set().union(*after):
+            self.defined.put(name, all(each.get(name, name in self.defined.names) for each in after))
+
+    def maybe(self, path: Callable[[], None]) -> None:
+        """Run a path that may be left out, or left at any point."""
+        before = self.defined.mark()
+        path()
+        self.defined.back(before)
+
+    @contextmanager
+    def hiding(self, names: set[str]) -> Iterator[None]:
+        self._hidden.append(names)
+        try:
+            yield
+        finally:
+            self._hidden.pop()

@@ -1,0 +1,163 @@
+"""Pieces of a large file that are there already: in the file that it replaces, and in what a cut connection has left of it.
+
+The blocks are of fixed length, as a value's are (`data.remote.pieces`): a changed part, an appended log, and the rest of half a
+file move as the pieces that are not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Callable, Collection, Iterable
+from hashlib import sha256
+from itertools import zip_longest
+
+from skymagic.files.transfer.entries import OWN_PREFIX, Entry
+from skymagic.files.transfer.folders import NOFOLLOW, Folders
+from skymagic.wire.files import CHUNK
+
+PIECE = CHUNK
+"""Bytes of a piece; the last one of a file is shorter. A message holds one."""
+LARGE = 8 * PIECE
+"""Bytes of a file from which its pieces are looked for, and what has come of it stays when the connection is cut."""
+LEFT = 0
+"""The time of a half file that was left, in seconds since 1970."""
+SILENT_SECONDS = 60.0
+"""Seconds after which a half file that has another time counts as left."""
+_DIGEST = 16
+
+
+class PresentPieces:
+    """The pieces of a large file that are there, by number: of the file in its place, and of what came of it earlier.
+
+    Args:
+        folders: below the base.
+        path: the file's, below it.
+
+    Raises:
+        OSError: its folder is not there.
+    """
+
+    def __init__(self, folders: Folders, path: str) -> None:
+        self._descriptors: list[int] = []
+        self._places: list[tuple[str, int, int]] = []
+        """Of each: its file's name, descriptor, and the offset there."""
+        above = path[: len(path) - len(_name(path))]
+        for name in (_name(path), *halves(folders, path)):
+            with contextlib.suppress(OSError):
+                self._open(name, folders.open(above + name, os.O_RDONLY))
+
+    def _open(self, name: str, descriptor: int) -> None:
+        self._descriptors.append(descriptor)
+        state = os.fstat(descriptor)
+        if stat.S_ISREG(state.st_mode):
+            self._places += ((name, descriptor, offset) for offset in range(0, state.st_size, PIECE))
+
+    def digests(self, stopped: Callable[[], bool] = lambda: False) -> list[bytes]:
+        """The xxh3-128 of each."""
+        import xxhash
+
+        found = []
+        for _, descriptor, offset in self._places:
+            if stopped():
+                break
+            found.append(xxhash.xxh3_128_digest(os.pread(descriptor, PIECE, offset)))
+        return found
+
+    def read(self, number: int, digest: str) -> bytes:
+        """A piece.
+
+        Raises:
+            ValueError: there is no such piece.
+            OSError: it is not what it was.
+        """
+        import xxhash
+
+        if not 0 <= number < len(self._places):
+            raise ValueError("a piece that is not there")
+        _, descriptor, offset = self._places[number]
+        data = os.pread(descriptor, PIECE, offset)
+        if xxhash.xxh3_128_hexdigest(data) != digest:
+            raise OSError(0, "what was there of it has changed meanwhile; copy it again")
+        return data
+
+    def lies(self, number: int, name: str, offset: int) -> bool:
+        """Whether a piece lies in the file of this name, at this place."""
+        found, _, place = self._places[number]
+        return (found, place) == (name, offset)
+
+    def close(self) -> None:
+        """Close the files; twice is safe."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+def half_mark(path: str) -> str:
+    """What tells the halves of a large file from those of others, in the names that `folders.beside` makes."""
+    return f"{sha256(os.fsencode(_name(path))).hexdigest()[:16]}-"
+
+
+def halves(folders: Folders, path: str) -> list[str]:
+    """Names of what cut connections have left of a large file, beside it; sorted.
+
+    Others may write the same file at this moment, from here or from another machine: theirs are left out.
+    """
+    folder, place = folders.parent(path)
+    above = os.path.dirname(place)
+    if folder is None:
+        names = os.listdir(above)
+    else:
+        descriptor = os.open(".", os.O_RDONLY | NOFOLLOW, dir_fd=folder)  # the open one may only be passed through
+        try:
+            names = os.listdir(descriptor)
+        finally:
+            os.close(descriptor)
+    return sorted(
+        each
+        for each in names
+        if each.startswith(OWN_PREFIX + half_mark(path)) and _left(os.path.join(above, each), folder)
+    )
+
+
+def _left(path: str, folder: int | None) -> bool:
+    """Whether nobody writes a half file any more: it was left, or its writer is gone without a word."""
+    try:
+        written = os.lstat(path, dir_fd=folder).st_mtime
+    except FileNotFoundError:
+        return False
+    return written == LEFT or time.time() - written > SILENT_SECONDS
+
+
+def present(folders: Folders, entries: Iterable[Entry], stopped: Callable[[], bool] = lambda: False) -> list[str]:
+    """The digests of the pieces that are there of each file, in hex, one after the other; "" where none is."""
+    found = []
+    for entry in entries:
+        text = ""
+        with contextlib.suppress(OSError):
+            pieces = PresentPieces(folders, entry.path)
+            try:
+                text = b"".join(pieces.digests(stopped)).hex()
+            finally:
+                pieces.close()
+        found.append(text)
+    folders.close()
+    return found
+
+
+def numbered(text: str) -> dict[bytes, int]:
+    """Digest → number of a piece, of what `present` said of a file; pure."""
+    digests = bytes.fromhex(text)
+    return {digests[start : start + _DIGEST]: start // _DIGEST for start in range(0, len(digests), _DIGEST)}
+
+
+def common(texts: Collection[str]) -> str:
+    """What `present` said of one file on several nodes, where they say the same; zeros stand for the rest. Pure."""
+    step = 2 * _DIGEST
+    columns = zip_longest(*([text[start : start + step] for start in range(0, len(text), step)] for text in texts))
+    return "".join(column[0] if len(set(column)) == 1 else "0" * step for column in columns)
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]

@@ -1,0 +1,111 @@
+"""Interrupts of a rank: they fall into cells alone, for what tidies up after these must not be torn."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+from skymagic.kernels import stacks
+from skymagic.kernels.rank import waiting
+
+IMPORT_RETRY_SECONDS = 0.05
+"""Seconds after which an interrupt that came during an import is tried again."""
+
+
+def importing(frame: FrameType | None) -> bool:
+    """Whether this stack is inside an import."""
+    while frame is not None:
+        if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+class Interrupts:
+    """What SIGINT does to the order that a rank carries out.
+
+    Args:
+        kernel: carries it out.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self.allowed = False
+        """Whether one may fall now: a cell runs."""
+        self.fallen = False
+        """Whether one has fallen into this order's cell."""
+        self.stopped_at: list[dict[str, Any]] = []
+        """Where."""
+        self.awaited: asyncio.Task[Any] | None = None
+        """The cell that runs, if it awaits something."""
+        self._heard = False
+        """Whether an interrupt of this order has come to Python."""
+        self._order_count = 0
+        """Counts orders, so that what belongs to one does not fall into the next."""
+
+    def begin(self) -> None:
+        """Another order is carried out."""
+        self.fallen = self._heard = False
+        self.stopped_at = []
+        self._order_count += 1
+
+    def fall(self, _: int, frame: FrameType | None) -> None:
+        """The signal handler of SIGINT. Raises KeyboardInterrupt where it may."""
+        self._heard = True
+        if not self.allowed:
+            return
+        if importing(frame):
+            # a module that is torn while it is imported can never be imported again (torch._dynamo is one)
+            count = self._order_count
+            threading.Timer(IMPORT_RETRY_SECONDS, lambda: count == self._order_count and self.again()).start()
+            return
+        self.fallen = True
+        try:
+            frames = stacks.plain_frames(self._kernel, frame)
+        except RecursionError:  # it fell at the end of a deep recursion
+            frames = []
+        awaited = self.awaited
+        if awaited is None or any("cell" in one for one in frames):
+            self.stopped_at = self.stopped_at or stacks.place(frames)
+            raise KeyboardInterrupt
+        # in the event loop, which it would end: the cell waits for something
+        self.stopped_at = self.stopped_at or stacks.place(stacks.of_task(self._kernel, awaited))
+        awaited.get_loop().call_soon_threadsafe(awaited.cancel)
+
+    # -- called on the control thread --------------------------------------------------------------------------------
+
+    def unwinding(self) -> bool:
+        """Whether the cell is over, or handles an exception."""
+        main = threading.main_thread().ident
+        handled = sys._current_exceptions().get(main) if main is not None else None
+        problem = handled[1] if isinstance(handled, tuple) else handled
+        cancelled = self.awaited is not None and self.fallen  # its `finally` may await too
+        return not self.allowed or cancelled or isinstance(problem, BaseException)
+
+    def will_return(self) -> bool:
+        """Whether the rank will leave its cell by itself if it is given time."""
+        main = threading.main_thread().ident
+        return self.unwinding() or (main is not None and importing(sys._current_frames().get(main)))
+
+    def waits(self) -> list[dict[str, Any]]:
+        """After an interrupt: where the main thread waits in native code and cannot take it; else nothing.
+
+        A rank that has taken it is in Python code of the user's, which may tidy up; one with a handler of its own is left alone.
+        """
+        if self._heard or not self.allowed or signal.getsignal(signal.SIGINT) != self.fall:
+            return []
+        if not waiting.waits_in_native_code() or self._heard:
+            return []
+        return stacks.place(stacks.of_main_thread(self._kernel)["frames"])
+
+    def again(self) -> bool:
+        """Interrupt the cell once more, unless it is tidying up after the first interrupt."""
+        main = threading.main_thread().ident
+        if main is None or self.unwinding():
+            return False
+        signal.pthread_kill(main, signal.SIGINT)
+        return True

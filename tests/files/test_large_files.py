@@ -1,0 +1,215 @@
+"""Large files that have changed in part, or of which a half has come: their pieces travel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skymagic.errors import FilesError
+from skymagic.files.transfer.entries import FILE, Entry
+from skymagic.files.transfer.pieces import LARGE, PIECE, common, half_mark, numbered
+from skymagic.files.transfer.receiving import Receiver
+from skymagic.files.transfer.sending import encoded_files
+from skymagic.wire.files import FileMessage, FilePiece, messages
+from tests.data.test_remote_store import MB, Cluster
+from tests.files.test_multicast import COUNT, Nodes, cluster
+
+__all__ = ["cluster"]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, cluster: Cluster) -> Nodes:
+    return Nodes(tmp_path, cluster)
+
+
+def halves(nodes: Nodes) -> list[Path]:
+    return [path for root in nodes.roots for path in root.rglob(".skymagic-*")]
+
+
+CHANGES: dict[str, tuple[Callable[[bytes], bytes], int]] = {
+    "a megabyte": (lambda data: data[: 7 * MB] + os.urandom(MB) + data[8 * MB :], 2 * PIECE),
+    "an appended log": (lambda data: data + b"a line\n" * 1000, PIECE),
+    "the end cut off": (lambda data: data[: -5 * MB], PIECE),
+    "a layer, of the same size": (lambda data: data[: 8 * MB] + os.urandom(4 * MB) + data[12 * MB :], 5 * PIECE),
+    "other names for the same": (lambda data: data, 0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_has_changed_travels(nodes: Nodes, change: str) -> None:
+    folder = nodes.here / "d"
+    folder.mkdir()
+    (folder / "a").write_bytes(data := os.urandom(30 * MB + 300))
+    nodes.put("d")
+    edit, nbytes = CHANGES[change]
+    (folder / "a").write_bytes(edit(data))
+    copied = nodes.files.put(folder, "there/")
+    assert [one.nbytes for one in copied] == [pytest.approx(nbytes, abs=PIECE)] * COUNT
+    assert nodes.everywhere("d")
+    (folder / "a").write_bytes(edit(edit(data)))
+    assert nodes.put("d") <= nbytes + PIECE + 100_000  # once for all nodes
+    assert nodes.everywhere("d")
+    assert halves(nodes) == []
+
+
+def test_back_from_a_node(nodes: Nodes) -> None:
+    (nodes.roots[1] / "log").write_bytes(data := os.urandom(20 * MB))
+    nodes.files.get("log", nodes.here / "log", nodes=[1])
+    (nodes.roots[1] / "log").write_bytes(data + b"more")
+    (copied,) = nodes.files.get("log", nodes.here / "log", nodes=[1])
+    assert (copied.files, copied.nbytes) == (1, 4)
+    assert (nodes.here / "log").read_bytes() == data + b"more"
+
+
+def test_a_cut_connection(nodes: Nodes) -> None:
+    """What has come stays on each node, as long as it is: the next copy goes on behind the shortest, once for all of them."""
+    folder = nodes.here / "d"
+    folder.mkdir()
+    (folder / "a").write_bytes(os.urandom(60 * MB))
+    nodes.breaks = {0: 40 * MB, 1: 20 * MB, 2: 30 * MB}
+    with pytest.raises(FilesError, match="connection was lost"):
+        nodes.without_plane.put(folder, "there/")
+    nodes.breaks = {}
+    left = sorted(path.stat().st_size for path in halves(nodes))
+    assert left == [pytest.approx(nbytes, abs=PIECE) for nbytes in (20 * MB, 30 * MB, 40 * MB)]
+    assert nodes.put("d") < 60 * MB - min(left) + 2 * PIECE
+    assert nodes.everywhere("d")
+    assert halves(nodes) == []
+
+
+# -- one receiver ----------------------------------------------------------------------------------------------------
+
+
+def received(receiver: Receiver, path: Path, entry: Entry, stop_at: int = 1 << 62, *, killed: bool = False) -> int:
+    """Let a receiver take a file, or the beginning of it; the bytes that it was sent."""
+    receiver.begin([0])
+    (there,) = receiver.pieces([0])
+    frames = iter(list(encoded_files([(0, entry, str(path))], there={0: there})))
+    for message, payload in messages(lambda: next(frames, b"")):
+        if not isinstance(message, FileMessage):
+            receiver.end([])
+            return receiver.nbytes
+        receiver.take(message, payload)
+        if receiver.nbytes >= stop_at:
+            break
+    if not killed:
+        receiver.abort(keep=True)
+    return receiver.nbytes
+
+
+def entry_of(path: Path) -> Entry:
+    return Entry("a", FILE, path.stat().st_size)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.write_bytes(os.urandom(LARGE + 5 * PIECE))
+    return path
+
+
+def target(tmp_path: Path) -> Path:
+    (tmp_path / "target").mkdir(exist_ok=True)
+    return tmp_path / "target"
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_half_is_written_on_and_not_copied(source: Path, tmp_path: Path, killed: bool) -> None:
+    folder, entry = target(tmp_path), entry_of(source)
+    first = Receiver(str(folder), [entry])
+    received(first, source, entry, LARGE, killed=killed)
+    (half,) = folder.iterdir()
+    if killed:
+        os.utime(half, (1e9, 1e9))  # a while ago
+    number = half.stat().st_ino
+    assert received(Receiver(str(folder), [entry]), source, entry) == 5 * PIECE
+    assert (folder / "a").stat().st_ino == number
+    assert (folder / "a").read_bytes() == source.read_bytes()
+    first.abort()
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_what_another_one_writes_is_left_alone(source: Path, tmp_path: Path) -> None:
+    """Two nodes may have one folder."""
+    folder, entry = target(tmp_path), entry_of(source)
+    first, second = Receiver(str(folder), [entry]), Receiver(str(folder), [entry])
+    received(first, source, entry, LARGE, killed=True)
+    assert received(second, source, entry) == source.stat().st_size
+    assert len(list(folder.iterdir())) == 2
+    first.abort()
+    assert [path.name for path in folder.iterdir()] == ["a"]
+
+
+def test_a_half_of_what_has_become_shorter(source: Path, tmp_path: Path) -> None:
+    folder = target(tmp_path)
+    received(Receiver(str(folder), [entry_of(source)]), source, entry_of(source), LARGE + 3 * PIECE)
+    source.write_bytes(os.urandom(PIECE) + source.read_bytes()[PIECE:LARGE] + b"end")
+    assert received(Receiver(str(folder), [entry_of(source)]), source, entry_of(source)) == PIECE + 3
+    assert (folder / "a").read_bytes() == source.read_bytes()
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_little_of_it_and_small_files_leave_nothing(source: Path, tmp_path: Path) -> None:
+    folder, entry = target(tmp_path), entry_of(source)
+    received(Receiver(str(folder), [entry]), source, entry, PIECE)
+    assert list(folder.iterdir()) == []
+
+
+def test_what_changes_there_meanwhile_is_said(source: Path, tmp_path: Path) -> None:
+    folder = target(tmp_path)
+    (folder / "a").write_bytes(source.read_bytes())
+    source.write_bytes(source.read_bytes() + b"more")
+    receiver = Receiver(str(folder), [entry_of(source)])
+    receiver.begin([0])
+    (there,) = receiver.pieces([0])
+    (folder / "a").write_bytes(os.urandom(LARGE))
+    for frame in encoded_files([(0, entry_of(source), str(source))], there={0: there}):
+        for message, payload in messages(iter([frame, b""]).__next__):
+            if not isinstance(message, FileMessage):
+                break
+            receiver.take(message, payload)
+            break
+    receiver.end([])
+    assert receiver.problems == [f"{folder}/a: what was there of it has changed meanwhile; copy it again"]
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_a_half_that_is_somebody_elses_file_is_not_written_over(source: Path, tmp_path: Path) -> None:
+    folder, entry = target(tmp_path), entry_of(source)
+    (tmp_path / "precious").write_bytes(b"precious")
+    os.utime(tmp_path / "precious", (0, 0))
+    os.link(tmp_path / "precious", folder / f".skymagic-{half_mark('a')}1.part")
+    (folder / f".skymagic-{half_mark('a')}2.part").symlink_to(tmp_path / "precious")
+    os.utime(folder / f".skymagic-{half_mark('a')}2.part", (0, 0), follow_symlinks=False)
+    received(Receiver(str(folder), [entry]), source, entry)
+    assert (tmp_path / "precious").read_bytes() == b"precious"
+    assert [path.name for path in folder.iterdir()] == ["a"]
+
+
+def test_a_piece_that_nobody_has(source: Path, tmp_path: Path) -> None:
+    folder, entry = target(tmp_path), entry_of(source)
+    receiver = Receiver(str(folder), [entry])
+    receiver.begin([0])
+    frames = encoded_files([(0, entry, str(source))], there={0: "00" * 16})
+    first, payload = next(messages(frames.__next__))
+    assert isinstance(first, FileMessage)
+    receiver.take(first, payload)
+    with pytest.raises(ValueError, match="a piece that is not there"):
+        receiver.take(FilePiece(7, "00" * 16, False), b"")
+    receiver.abort()
+    assert list(folder.iterdir()) == []
+
+
+@given(st.lists(st.lists(st.binary(min_size=16, max_size=16).filter(any), max_size=4), min_size=1, max_size=4))
+def test_what_several_nodes_have(lists: list[list[bytes]]) -> None:
+    texts = [b"".join(each).hex() for each in lists]
+    found = numbered(common(texts))
+    for digest, number in found.items():
+        if any(digest):
+            assert all(each[number] == digest for each in lists)
+    assert numbered(common(texts[:1])) == numbered(texts[0])

@@ -1,0 +1,94 @@
+"""A pool of which a machine is gone when another notebook attaches: what is left can be used, what is lost is said, and what can be done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skymagic.kernels.daemon import rundir
+from tests.lab.desk import GATED, Desk, killed, ssh_desk
+
+pytestmark = pytest.mark.needs("sshd")
+ENDS = (
+    GATED
+    + """print('after')
+name = rank + 40
+rank + 1"""
+)
+FOREVER = "%%sky_broadcast -o value\nimport time\nprint('begun', flush=True)\nwhile True: time.sleep(0.05)"
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with ssh_desk(tmp_path) as desk:
+        yield desk
+
+
+def test_what_lives_is_taken_up_and_what_is_lost_is_said(desk: Desk) -> None:
+    first, second = desk.hosts
+    with desk.notebook(desk.made) as notebook:
+        desk.left_alone(notebook, ENDS)
+    second.power_cut()
+    with desk.notebook() as notebook:  # its cell has ended meanwhile
+        shown = notebook.finish(notebook.start("%sky_attach lab"))
+        assert shown.stdout.count("after") == 1
+        assert "rank 1 and its variables are lost; rank 0 keeps its variables (-t 0 runs cells there" in shown.stdout
+        assert shown.error is not None
+        assert shown.error.ename == "ResultError"
+        assert "rank 1 cannot be reached: " in shown.error.text
+        assert "what did come back is in " in shown.error.text
+        assert notebook.value("value[0], name[0], type(value[1]).__name__") == (1, 40, "Unavailable")
+        notebook.run("%%sky_broadcast -t 0 -o there\nname")
+        assert notebook.value("there") == [40]
+        second.start()
+        notebook.run("%sky_restart")
+        notebook.run("%%sky_broadcast -o ranks\nimport os\nkept = int(os.environ['RANK'])\nkept")
+        assert notebook.value("ranks") == [0, 1]
+        going = notebook.start(FOREVER)
+        notebook.watch(going, lambda seen: "begun" in seen.stdout)
+        killed(notebook)
+    second.power_cut()
+    with desk.notebook() as notebook:  # its cell goes on
+        shown = notebook.finish(notebook.start("%sky_attach lab"))
+        died = shown.error
+        assert died is not None
+        assert "this notebook reconnects" not in shown.text
+        assert died.ename == "RankDied"
+        assert "rank 1 on h2 cannot be reached" in died.evalue
+        assert "rank 0 had to be stopped" in died.evalue
+        assert "%sky_restart tries to reach them again" in died.evalue
+        second.start()
+        notebook.run("%sky_restart")
+        killed(notebook)
+    first.power_cut()
+    (record,) = desk.records.glob("*.json")
+    with desk.notebook() as notebook:
+        gone = notebook.fail("%sky_attach lab").evalue
+        assert "h1" in gone
+        assert f"%sky_down {record.stem} --hosts h2 ends what is left on h2; %sky_pool makes the pool anew" in gone
+        assert "was ended on h2" in notebook.run(f"%sky_down {record.stem} --hosts h2").stdout
+    left = rundir.find(f"{record.stem}-0")  # a machine that is started anew has an empty /tmp
+    assert left is not None
+    left.remove()
+
+
+def test_attaching_is_stopped_and_begun_again(desk: Desk) -> None:
+    """The stop button while a machine does not answer leaves the pool as it is."""
+    first, second = desk.hosts
+    with desk.notebook(desk.made) as notebook:
+        notebook.run("%%sky_broadcast\nimport os\nkept = 40 + int(os.environ['RANK'])")
+        killed(notebook)
+    second.freeze()
+    with desk.notebook() as notebook:
+        begun = len(first.log)
+        shown = notebook.start("%sky_attach lab")
+        assert first.wait_log("Accepted publickey", begun)
+        notebook.interrupt()
+        assert notebook.finish(shown).error is not None
+        second.thaw()
+        notebook.run("%sky_attach lab")
+        notebook.run("%sky_pull kept")
+        assert notebook.value("kept") == [40, 41]
+        notebook.run("%sky_down lab")
