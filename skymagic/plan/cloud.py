@@ -9,6 +9,16 @@ from typing import Any
 from skymagic.errors import RequestError
 from skymagic.plan.keywords import check
 
+# fmt: off
+REGIONS = (
+    "af-south-1", "ap-east-1", "ap-east-2", "ap-northeast-1", "ap-northeast-2", "ap-northeast-3", "ap-south-1", "ap-south-2",
+    "ap-southeast-1", "ap-southeast-2", "ap-southeast-3", "ap-southeast-4", "ap-southeast-5", "ap-southeast-6", "ap-southeast-7",
+    "ca-central-1", "ca-west-1", "eu-central-1", "eu-central-2", "eu-north-1", "eu-south-1", "eu-south-2", "eu-west-1", "eu-west-2",
+    "eu-west-3", "il-central-1", "me-central-1", "me-south-1", "mx-central-1", "sa-east-1", "us-east-1", "us-east-2", "us-west-1",
+    "us-west-2",
+)
+# fmt: on
+"""EC2's regions (2026-11) for completion, which asks nobody; others are taken as well."""
 SSM = "ssm"
 """The way in by a session of AWS Systems Manager."""
 

@@ -311,6 +311,7 @@ def test_nothing_is_evaluated() -> None:
         ("--pool 'a b'", "--pool: 'a b' is not a name for a pool"),
         ("--pool ../x", "is not a name for a pool"),
         ("--region 'eu; rm'", "is not a region"),
+        ("--nodes 2 --stop", "--stop: rented machines are ended, not stopped"),
         ("--hosts a;b", "--hosts: 'a;b' is not a host"),
         ("--hosts '-oProxyCommand=id'", "is not a host"),
         ("--hosts a,-F", "--hosts: '-F' is not a host"),

@@ -126,6 +126,8 @@ def test_names_that_complete_when_nobody_says_what_exists_do_exist() -> None:
         ("pool = %sky_pool --plugin tor", ["torch"]),
         ("%sky_pool --provider lo", ["local"]),
         ("%sky_pool --gpu H100", ["H100"]),
+        ("%sky_pool --region us-w", ["us-west-1", "us-west-2"]),
+        ("%sky_gpus A100:8 --region us-east-1,eu-n", ["eu-north-1"]),
         ("%sky_pool --plugin torch:back", ["torch:backend="]),
         ("%sky_pool --hosts gp", ["gpu1", "gpu2"]),
         ("%sky_pool --procs-per-node a", ["auto"]),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import botocore.exceptions
 import pytest
 
 from skymagic.errors import CloudError
+from skymagic.plan.cloud import REGIONS
 from skymagic.providers.aws import errors
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.errors import Kind, Where
@@ -108,6 +111,84 @@ def test_an_sso_session_that_is_over(name: str) -> None:
     )
     assert problem.kind == "credentials"
     assert "aws sso login --profile work" in str(problem)
+
+
+def page(status: int) -> lab.Effect:
+    """What a proxy, or a network that wants a login, answers in the place of AWS."""
+    html = b"<!DOCTYPE html><html><body>Log in<br></body></html>"
+    return lambda call, carry_out: lab.Answer(status, html, {"Content-Type": "text/html; charset=utf-8"})
+
+
+@pytest.mark.parametrize("status", [200, 302, 403, 502])
+@pytest.mark.parametrize(
+    ("service", "action", "parameters"),
+    [
+        ("ec2", "DescribeRegions", {}),
+        ("sts", "GetCallerIdentity", {}),
+        ("ssm", "GetParameter", {"Name": "/aws/service/x"}),
+    ],
+    ids=["ec2", "sts", "ssm"],
+)
+def test_a_page_is_no_answer(
+    cloud: EC2, clients: Clients, service: str, action: str, parameters: dict[str, str], status: int
+) -> None:
+    """Of services that speak XML, and of those that speak JSON: botocore takes a page for an empty answer there."""
+    cloud.on(action, page(status), times=2)
+    assert clients.call(service, REGION, action, **parameters), "it may be of the moment"
+    cloud.on(action, page(status), times=1000)
+    with pytest.raises(CloudError, match=r"what came is not an answer of AWS's \(.*\)\n.*HTTPS_PROXY") as failed:
+        clients.call(service, REGION, action, **parameters)
+    assert failed.value.kind == "unreachable"
+    assert "<" not in str(failed.value)
+
+
+def test_ways_that_lead_nowhere(cloud: EC2, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens there, a proxy does not, it is no TLS, it is no address."""
+    for name in ("HTTP_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # it is nobody else's, and nobody listens
+        nobody = f"127.0.0.1:{closed.getsockname()[1]}"
+        ways = {
+            f"http://{nobody}": "AWS cannot be reached",
+            cloud.url.replace("http:", "https:"): "the connection to AWS is not trusted",
+            "nonsense": "that is no address of AWS's services",
+        }
+        for url, words in ways.items():
+            with pytest.raises(CloudError, match=f"{words} .*\n"):
+                Clients(endpoint_url=url, deadline_factor=0.0001).call("ec2", REGION, "DescribeRegions")
+        monkeypatch.setenv("HTTPS_PROXY", f"http://ann:secret@{nobody}")
+        with pytest.raises(CloudError, match="the proxy to AWS cannot be reached .*\n.*HTTPS_PROXY") as failed:
+            Clients(deadline_factor=0.0001).call("ec2", REGION, "DescribeRegions")
+    assert "secret" not in str(failed.value)
+    assert cloud.calls == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ConnectTimeoutError", "cannot be reached"),
+        ("ReadTimeoutError", "did not answer"),
+        ("ConnectionClosedError", "was lost"),
+    ],
+)
+def test_silence_of_the_network(name: str, words: str) -> None:
+    kind = getattr(botocore.exceptions, name)
+    text = str(kind(endpoint_url="https://ec2.us-east-1.amazonaws.com/"))
+    problem = errors.failed(tuple(each.__name__ for each in kind.__mro__), text, Where("ec2:DescribeRegions", REGION))
+    assert problem.kind == "unreachable"
+    assert words in str(problem)
+
+
+def test_regions_that_complete_are_there() -> None:
+    assert not {*REGIONS} - Clients().known_regions()
+
+
+def test_a_configuration_that_cannot_be_read(cloud: EC2, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("[default\nregion = us-east-1\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    with pytest.raises(CloudError, match="the AWS configuration cannot be read .*config"):
+        Clients(endpoint_url=cloud.url).call("ec2", REGION, "DescribeRegions")
 
 
 def test_without_credentials(monkeypatch: pytest.MonkeyPatch, cloud: EC2) -> None:

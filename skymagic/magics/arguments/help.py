@@ -11,6 +11,7 @@ from typing import Any
 from skymagic.magics.arguments.options import MAGICS, PLUGINS, Option
 from skymagic.magics.arguments.tokens import Token, split
 from skymagic.plan.accelerators import NAMES as GPU_NAMES
+from skymagic.plan.cloud import REGIONS
 from skymagic.plan.requests import PROVIDERS
 
 
@@ -82,6 +83,7 @@ class CompletionNames:
     """What may follow a plugin's name and a colon."""
     providers: tuple[str, ...] = PROVIDERS
     gpus: tuple[str, ...] = GPU_NAMES
+    regions: tuple[str, ...] = REGIONS
     ranks: tuple[str, ...] = ("head", "all")
     switch: tuple[str, ...] = ("on", "off")
     pip: tuple[str, ...] = ("install", "list")

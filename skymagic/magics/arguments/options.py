@@ -38,6 +38,12 @@ class Option:
     offered: bool = True
 
 
+REFUSED = {
+    "--stop": "rented machines are ended, not stopped: one that is stopped has no watchdog that ends it, and its disk is paid for, about $8 a "
+    "month for 100 GB, until somebody thinks of it; --lazy rents others at the next cell",
+}
+"""Options that people may look for and that there are not on purpose, each with the reason."""
+
 # fmt: off
 _SECRET = Option(("--secret", "--secrets"), "secrets", readers.many(readers.variable), "NAME", "a variable of the notebook's environment, kept out of sight", "list", "environment")
 POOL: tuple[Option, ...] = (
@@ -54,7 +60,7 @@ POOL: tuple[Option, ...] = (
     Option(("--env",), "env", readers.pair, "NAME=VALUE", "an environment variable of the ranks", "list"),
     _SECRET,
     Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "machines for --provider ssh", "list", "hosts"),
-    Option(("--region",), "region", readers.region, "NAME", "where to rent: one or several"),
+    Option(("--region",), "region", readers.region, "NAME", "where to rent: one or several", choices="regions"),
     Option(("--spot",), "spot", help="rent spare capacity, which may be taken back"),
     Option(("--replace",), "replace", help="rent another machine in the place of one that is lost, as soon as there is one"),
     Option(("--reservation",), "reservation", readers.reservation, "cr-…|auto", "reserved capacity or a capacity block to take; auto: any that fits, before all else", choices="auto"),
@@ -114,7 +120,7 @@ _AT_HOSTS = Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers
 _DISK = Option(("--disk",), "disk", help="with --hosts: what skymagic keeps on their disks instead")
 _TO_RENT: tuple[Option, ...] = (
     Option(("--nodes", "--num-nodes"), "nodes", readers.number(1), "N", "number of machines to rent"),
-    Option(("--region",), "region", readers.region, "NAMES", "where to rent: us-east-1, or several with commas between"),
+    Option(("--region",), "region", readers.region, "NAMES", "where to rent: us-east-1, or several with commas between", choices="regions"),
     Option(("--spot",), "spot", help="spare capacity, which is cheaper and may be taken back"),
 )
 _QUICK = Option(("--quick",), "quick", help="send little over each link: some seconds less, and less exact")

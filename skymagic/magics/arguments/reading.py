@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skymagic.errors import RequestError
-from skymagic.magics.arguments.options import MAGICS, Magic, Option
+from skymagic.magics.arguments.options import MAGICS, REFUSED, Magic, Option
 from skymagic.magics.arguments.readers import Reader
 from skymagic.magics.arguments.tokens import Token, split
 from skymagic.plan.suggest import did_you_mean
@@ -40,7 +40,7 @@ def scan(magic: Magic, tokens: Sequence[Token]) -> tuple[list[ParsedOption], lis
             continue
         option, label, text = _match(token.text, known)
         if option is None:
-            mistakes.append(f"{label}: no such option{did_you_mean(label, known)}")
+            mistakes.append(f"{label}: {REFUSED.get(label) or f'no such option{did_you_mean(label, known)}'}")
             if rest and not rest[0].is_option and text is None and not magic.words:
                 rest.pop(0)  # most likely its value, and not a mistake of its own
             continue

@@ -115,7 +115,9 @@ class Clients:
         with _in_words(where):
             method = getattr(self._client(service, where.region), xform_name(operation))
             answer: dict[str, Any] = method(**parameters)
-            return answer
+        if _is_page(answer):  # botocore takes one for an empty answer where a service speaks JSON
+            raise errors.page(_status(answer), where)
+        return answer
 
     def _client(self, service: str, region: str) -> Any:
         with self._lock:  # making clients is not safe on threads, using them is
@@ -144,16 +146,31 @@ class Clients:
 def _in_words(where: Where) -> Iterator[None]:
     """botocore's errors as ours."""
     from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
 
     try:
         yield
     except ClientError as refusal:
-        said = refusal.response.get("Error", {})
-        status = refusal.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400)
+        said, status = refusal.response.get("Error", {}), _status(refusal.response)
+        if _is_page(refusal.response):
+            raise errors.page(status, where) from refusal
         raise errors.refused(said.get("Code", ""), said.get("Message", ""), where, status) from refusal
-    except BotoCoreError as problem:
+    except (BotoCoreError, ResponseParserError) as problem:
         names = tuple(each.__name__ for each in type(problem).__mro__)
         raise errors.failed(names, str(problem), where) from problem
+    except ValueError as problem:
+        if not str(problem).startswith("Invalid endpoint"):  # an endpoint_url that is no URL
+            raise
+        raise errors.failed(("InvalidEndpoint",), str(problem), where) from problem
+
+
+def _status(answer: Mapping[str, Any]) -> int:
+    return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 400))
+
+
+def _is_page(answer: Mapping[str, Any]) -> bool:
+    """Whether an answer is HTML: a proxy's page, or a network's login. AWS answers in XML and JSON."""
+    return "html" in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-type", "")
 
 
 @functools.cache

@@ -202,6 +202,18 @@ CLIENT_SIDE: Mapping[str, tuple[Kind, str, str]] = {
     "TokenRetrievalError": (Kind.CREDENTIALS, "the AWS SSO session is over", "aws sso login{profile}"),
     "UnauthorizedSSOTokenError": (Kind.CREDENTIALS, "the AWS SSO session is over", "aws sso login{profile}"),
     "SSOTokenLoadError": (Kind.CREDENTIALS, "there is no AWS SSO session", "aws sso login{profile}"),
+    "SSOError": (Kind.CREDENTIALS, "AWS SSO gives no credentials", "aws sso login{profile}"),
+    "LoginError": (Kind.CREDENTIALS, "the AWS session gives no credentials", "aws login{profile}"),
+    "InvalidConfigError": (
+        Kind.CREDENTIALS,
+        "the AWS configuration leads to no credentials",
+        "aws configure list{profile} shows what is used",
+    ),
+    "RefreshWithMFAUnsupportedError": (
+        Kind.CREDENTIALS,
+        "the AWS credentials need another code of your MFA device",
+        "aws sts get-session-token, or a profile of AWS SSO",
+    ),
     "LoginRefreshRequired": (Kind.CREDENTIALS, "the AWS session is over", "aws login{profile}"),
     "ProfileNotFound": (
         Kind.CREDENTIALS,
@@ -220,7 +232,11 @@ CLIENT_SIDE: Mapping[str, tuple[Kind, str, str]] = {
         "is the region's name right, and is there a network?",
     ),
     "ConnectTimeoutError": (Kind.UNREACHABLE, "AWS cannot be reached", "is there a network, or a proxy (HTTPS_PROXY)?"),
-    "ProxyConnectionError": (Kind.UNREACHABLE, "the proxy to AWS cannot be reached", "HTTPS_PROXY names it"),
+    "ProxyConnectionError": (
+        Kind.UNREACHABLE,
+        "the proxy to AWS cannot be reached",
+        "HTTPS_PROXY names it, with user and password where it asks for them",
+    ),
     "SSLError": (
         Kind.UNREACHABLE,
         "the connection to AWS is not trusted",
@@ -229,9 +245,26 @@ CLIENT_SIDE: Mapping[str, tuple[Kind, str, str]] = {
     "ReadTimeoutError": (Kind.UNREACHABLE, "AWS did not answer", "try again"),
     "ConnectionClosedError": (Kind.UNREACHABLE, "the connection to AWS was lost", "try again"),
     "HTTPClientError": (Kind.UNREACHABLE, "AWS cannot be reached", "is there a network?"),
+    "ResponseParserError": (
+        Kind.UNREACHABLE,
+        "what came is not an answer of AWS's",
+        "a proxy's page or a network's login may stand between: open any web page; HTTPS_PROXY and NO_PROXY name proxies",
+    ),
+    "InvalidProxiesConfigError": (Kind.INVALID, "the proxy to AWS is no address", "HTTPS_PROXY names it"),
+    "InvalidEndpoint": (
+        Kind.INVALID,
+        "that is no address of AWS's services",
+        "endpoint_url, or AWS_ENDPOINT_URL, names it",
+    ),
+    "ConfigParseError": (Kind.INVALID, "the AWS configuration cannot be read", "aws configure list reads it too"),
     "ParamValidationError": (Kind.INVALID, "boto3 does not take this request", ""),
 }
 """By the name of botocore's class: kind, what happened, what to do."""
+
+
+def page(status: int, where: Where) -> CloudError:
+    """The error that stands for a page of HTML in the place of an answer."""
+    return failed(("ResponseParserError",), f"HTTP {status}, a page of HTML", where)
 
 
 def failed(names: tuple[str, ...], message: str, where: Where) -> CloudError:
@@ -243,4 +276,5 @@ def failed(names: tuple[str, ...], message: str, where: Where) -> CloudError:
     found = next((CLIENT_SIDE[name] for name in names if name in CLIENT_SIDE), None)
     kind, what, remedy = found or (Kind.INVALID, f"{where.operation} could not be called", "")
     profile = f" --profile {where.profile}" if where.profile else ""
-    return CloudError(kind.name.lower(), names[0], f"{what} ({_plain(message)})", remedy.format(profile=profile))
+    first, *_ = _plain(message).splitlines() or [""]  # below it botocore shows the whole of what it could not read
+    return CloudError(kind.name.lower(), names[0], f"{what} ({first.rstrip(':')})", remedy.format(profile=profile))
