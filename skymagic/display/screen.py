@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from skymagic.display import text as display
@@ -14,7 +15,7 @@ from skymagic.display.live import Area, StatusLine, in_ipython, in_notebook, own
 from skymagic.display.proxies import Proxies
 from skymagic.display.run_line import RunEnd, RunState
 from skymagic.display.run_view import RunView
-from skymagic.display.sending import write
+from skymagic.display.sending import kept_back, showing, together, write
 from skymagic.plan.units import size
 from skymagic.wire.agent import IN_LINE
 
@@ -59,6 +60,7 @@ class NotebookScreen:
         if "\r" in text:
             self._before_bar()
         self._labels.text(rank, name, text)
+        kept_back(partial(self._labels.holds, rank))
         if self._view is not None:
             alone = not (self._many or self._view.shown)
             self._bars.feed(rank, name, text, time.monotonic(), all=alone)
@@ -72,7 +74,8 @@ class NotebookScreen:
             if in_ipython():
                 from IPython.display import clear_output
 
-                clear_output(wait=bool(content.get("wait")))
+                with showing():
+                    clear_output(wait=bool(content.get("wait")))
                 self._labels.cleared()
             return
         bundle = None
@@ -109,7 +112,8 @@ class NotebookScreen:
 
     def refresh(self) -> None:
         """Show lines that are open for a while, and take what was pressed; called often."""
-        self._labels.refresh()
+        with together():
+            self._labels.refresh()
         if self._view is not None:
             self._view.poll()
 
@@ -143,7 +147,8 @@ class NotebookScreen:
 
     def finish(self) -> None:
         """All output of the run has come."""
-        self._labels.finish()
+        with together():
+            self._labels.finish()
         if self._widgets is not None:
             self._widgets.settle()
         for (rank, _), text in sorted(self._moving.items()):

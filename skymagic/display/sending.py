@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Container, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,55 +40,159 @@ _local = threading.local()
 
 
 def write(name: str, text: str) -> None:
-    """Put text on the notebook's own standard output or error."""
+    """Put text on the notebook's own standard output or error; within a `content` in one piece with what follows there."""
+    parts: list[tuple[str, str]] | None = getattr(_local, "parts", None)
+    if not text:
+        return
+    if parts is None:
+        _put(name, text, last=True)
+    elif parts and parts[-1][0] == name:
+        parts[-1] = name, parts[-1][1] + text
+    else:
+        parts.append((name, text))
+
+
+def _put(name: str, text: str, *, last: bool) -> None:
+    """Send text.
+
+    Args:
+        last: whether it ends what was begun.
+    """
     stream = sys.stderr if name == "stderr" else sys.stdout
-    thread, due = getattr(stream, "pub_thread", None), [*_take_due().values()]
-    for one in due:
-        one.before()
+    thread = getattr(stream, "pub_thread", None)
+    _begin()
     stream.write(text)
-    if due and thread is not None:
-        thread.schedule(partial(_send, stream, due))
+    begun = _take_begun() if last else []
+    if begun and thread is not None:
+        thread.schedule(partial(_send, stream, begun))
     stream.flush()
     if thread is None:
-        for one in due:
-            one.after()
+        for one in begun:
+            one.has_left()
 
 
 @contextlib.contextmanager
 def showing() -> Iterator[None]:
-    """What is shown within goes the same way, though not through a stream."""
-    thread, due = getattr(sys.stdout, "pub_thread", None), [*_take_due().values()]
-    for one in due:
-        one.before()
+    """What is shown within goes the same way, though not through a stream; what was written before goes first."""
+    _put_parts(last=False)
+    _begin()
     yield
-    for one in due:
-        one.after() if thread is None else thread.schedule(partial(_outbox(thread).after, one.after))
+    if getattr(_local, "parts", None) is None:
+        _end()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Due:
-    """What is called just before something is sent, and on the thread that sends, when it has left."""
+    """What is called just before something is sent, and on the thread that sends, when it has left.
+
+    Attributes:
+        held: whether some of it is kept back on the screen still.
+        left: whether it has left.
+    """
 
     before: Callable[[], object]
     after: Callable[[], object]
+    held: Callable[[], bool] = lambda: False
+    left: threading.Event = field(default_factory=threading.Event)
+
+    def has_left(self) -> None:
+        """It has left this process."""
+        self.after()
+        self.left.set()
 
 
-def once_sent(source: Hashable, before: Callable[[], object], after: Callable[[], object]) -> None:
-    """Have these called when what this thread writes or shows next is sent: just before it, and when it has left this process.
+@contextlib.contextmanager
+def content(source: Hashable, before: Callable[[], object], after: Callable[[], object]) -> Iterator[None]:
+    """What this thread writes and shows within is one content of a source: `before` is called just before its first part is sent, and `after`
+    when its last part has left this process. Of one that shows nothing yet both are called with what is sent next.
+
+    It waits until the source's content before has left: of each source one at most is under way when this process is killed. That is not
+    waited for where nobody can tell, or where a front end takes nothing.
 
     Args:
         source: whose content it is; what was said before of the same source, and nothing was sent for, is not called any more.
     """
-    due = getattr(_local, "due", None)
-    if due is None:
-        due = _local.due = {}
+    _wait_for(source)
+    due = _take_due()
     due.pop(source, None)  # it comes last now
-    due[source] = Due(before, after)
+    _local.content = Due(before, after)
+    _local.due = {**due, source: _local.content}
+    try:
+        with together():
+            yield
+    finally:
+        _local.content = None
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """What this thread writes and shows within has left when its last part has."""
+    if getattr(_local, "parts", None) is not None:
+        yield
+        return
+    _local.parts = []
+    try:
+        yield
+    finally:
+        _put_parts(last=True)
+        _local.parts = None
+        _end()
+
+
+def kept_back(held: Callable[[], bool]) -> None:
+    """Some of the present content may be shown later, such as a line that has not ended: it has left when that is no longer so too."""
+    if (present := getattr(_local, "content", None)) is not None:
+        present.held = held
 
 
 def forget() -> None:
     """What this thread has shown so far is complete: what waits to be called still had nothing to show."""
     _take_due()
+    _local.begun, _local.sent = {}, {}
+
+
+def _wait_for(source: Hashable) -> None:
+    """Wait until what was sent of a source has left."""
+    before: Due | None = getattr(_local, "sent", {}).pop(source, None)
+    thread = getattr(sys.stdout, "pub_thread", None)
+    now = time.monotonic()
+    if before is None or thread is None or not _outbox(thread).tells or now < getattr(_local, "in_vain", now):
+        return
+    before.left.wait(2 * DEADLINE)  # which is set after DEADLINE in any case
+    if (waited_until := time.monotonic()) > now + DEADLINE:
+        _local.in_vain = waited_until + SCAN_SECONDS
+
+
+def _put_parts(*, last: bool) -> None:
+    """Send what was written in the present content."""
+    parts: list[tuple[str, str]] = getattr(_local, "parts", None) or []
+    for number, (name, text) in enumerate(parts, 1):
+        _put(name, text, last=last and number == len(parts))
+    parts.clear()
+
+
+def _begin() -> None:
+    """Something is about to be sent."""
+    due = _take_due()
+    for one in due.values():
+        one.before()
+    _local.begun = {**getattr(_local, "begun", {}), **due}
+
+
+def _end() -> None:
+    """All of what was begun was sent."""
+    thread = getattr(sys.stdout, "pub_thread", None)
+    for one in _take_begun():
+        one.has_left() if thread is None else thread.schedule(partial(_outbox(thread).after, one.has_left))
+
+
+def _take_begun() -> list[Due]:
+    """What was begun, except for what is held back."""
+    begun: dict[Hashable, Due] = getattr(_local, "begun", {})
+    sent = {source: one for source, one in begun.items() if not one.held()}
+    _local.begun = {source: one for source, one in begun.items() if source not in sent}
+    _local.sent = {**getattr(_local, "sent", {}), **sent}
+    return [*sent.values()]
 
 
 def _take_due() -> dict[Hashable, Due]:
@@ -105,7 +209,7 @@ def _send(stream: Any, due: Sequence[Due]) -> None:
     """
     stream._flush()
     outbox = _outbox(stream.pub_thread)
-    stream.pub_thread._events.extend(partial(outbox.after, one.after) for one in due)
+    stream.pub_thread._events.extend(partial(outbox.after, one.has_left) for one in due)
 
 
 def prepare() -> None:
@@ -129,6 +233,8 @@ class Outbox:
         self._scanned = -SCAN_SECONDS
         self._waiting: deque[tuple[int, float, Callable[[], object]]] = deque()
         """(`given` that must have left, until when that is waited for, what is called then)."""
+        self.tells = False
+        """Whether it is known here what has left; read on any thread."""
         self._counts = (send := getattr(thread, "_really_send", None)) is not None
         if send is not None:
             thread._really_send = partial(self._counted, send)
@@ -144,6 +250,7 @@ class Outbox:
         if now >= self._scanned + SCAN_SECONDS:
             self._scanned = now
             self._scan(now)
+        self.tells = bool(self._connections)
         self._waiting.append((self.given, now + (DEADLINE if self._connections else SETTLED), call))
         if len(self._waiting) == 1:
             self._poll()

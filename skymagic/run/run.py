@@ -208,15 +208,15 @@ class Run:
 
     def _show(self, number: int, rank: RankRun, content: Mapping[str, Any]) -> None:
         kind = content["kind"]
-        if (
-            "seq" in content
-        ):  # of a notebook that is killed between the two, another shows it again, and says that it may have been seen
-            seq = content["seq"]
-            sending.once_sent(number, partial(self._begin, number, seq), partial(self._mark, number, seq))
         if kind == "numbers":
             self.report.metrics.add(number, content["batches"])
         rank.ended = rank.ended or kind == "end"
-        show_content(self._screen, number, content)
+        if (seq := content.get("seq")) is None:
+            show_content(self._screen, number, content)
+            return
+        # of a notebook that is killed between the two, another shows it again, and says that it may have been seen
+        with sending.content(number, partial(self._begin, number, seq), partial(self._mark, number, seq)):
+            show_content(self._screen, number, content)
 
     # -- ending early ------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,8 @@ from tests.lab.shells import pip_settings
 
 COMMAND = [sys.executable, "-c", "import sys; from skymagic.api.command import main; sys.exit(main())"]
 
-
+ANNOUNCED = "may have been shown before"
+"""In the line before what was on its way when a notebook was killed."""
 GATED = """\
 %%sky_broadcast -o value -g name
 import os
@@ -161,7 +162,7 @@ def without_repeats(shown: list[Shown]) -> list[str]:
     for each in shown:
         lines, doubtful = each.text.splitlines(), 0
         for line in lines:
-            if "may have been shown before" in line:
+            if ANNOUNCED in line:
                 words = line.split("the next ")[1].split()
                 doubtful = int(words[0]) if words[0].isdigit() else 1
             elif doubtful and (doubtful := doubtful - 1) >= 0 and line in seen:

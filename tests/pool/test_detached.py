@@ -28,6 +28,14 @@ while not os.path.exists(GATE): time.sleep(0.02)
 print('after')
 int(os.environ['RANK'])"""
 
+DIES_AMIDST = """import os, signal, time
+from skymagic.display.screen import NotebookScreen
+def dies(*_):
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+NotebookScreen.text = dies"""
+"""The kernel is killed half a second after it has shown what comes before a text of a rank."""
+
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Desk:
@@ -136,15 +144,18 @@ def test_what_may_have_been_seen_is_shown_again_and_said(desk: Desk) -> None:
         cell = first.start(WAITS.replace("GATE", repr(str(gate))))
         first.watch(cell, lambda seen: "before" in seen.stdout)
         killed(first)
-    with desk.notebook() as second:
-        cell = second.start(f"%sky_attach {desk.pool}")
-        second.watch(cell, lambda seen: "before" in seen.stdout)
+    with desk.notebook(DIES_AMIDST) as second:  # killed between that line and what it announces: which is not lost
+        second.start(f"%sky_attach {desk.pool}")
+        assert still_there([psutil.Process(second.pid)], 60.0) == []
+    with desk.notebook() as third:
+        cell = third.start(f"%sky_attach {desk.pool}")
+        third.watch(cell, lambda seen: "before" in seen.stdout)
         gate.write_text("")
-        second.finish(cell)
+        third.finish(cell)
         *_, said, before, after = cell.text.splitlines()
         assert said.startswith("[rank 0: the next line may have been shown before: ")
         assert (before, after) == ("before", "after")
-        second.run(f"%sky_down {desk.pool}")
+        third.run(f"%sky_down {desk.pool}")
 
 
 def test_marks_of_what_was_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.desk import Desk, killed, local_desk, ssh_desk, without_repeats
+from tests.lab.desk import ANNOUNCED, Desk, killed, local_desk, ssh_desk, without_repeats
 from tests.lab.notebook import Notebook, Shown
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
@@ -82,6 +82,8 @@ def test_a_run_whose_notebooks_are_killed_again_and_again(desk: Desk) -> None:
         last.finish(again)
         assert again.error is None, again.error
         found = last.value("losses")
+        # exactly once and in order, but for what is announced: of each kernel that was killed one content at most, on its way just then
+        assert [each.text for each in [*shown, again] if each.text.count(ANNOUNCED) > 1] == []
         assert steps(without_repeats([*shown, again])) == [*range(found[0][0])]
         undisturbed = TRAINING.replace("LAST", f"step == {found[0][0]}").replace("PAUSE", "0")
         last.run(undisturbed.replace("-o losses", "-o alone"))
