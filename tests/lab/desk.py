@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -147,6 +149,21 @@ def daemons(job_id: str) -> list[psutil.Process]:
     nodes = re.compile(rf"{re.escape(job_id)}-\d+")
     running = psutil.process_iter(["cmdline"])
     return [one for one in running if any(map(nodes.fullmatch, one.info["cmdline"] or ()))]
+
+
+@contextmanager
+def killed_daemons(job_id: str) -> Iterator[None]:
+    """What keeps the agents of a pool is killed. Its folders, which nobody else would remove for an hour, are removed at the end."""
+    running = daemons(job_id)
+    for daemon in running:
+        with suppress(psutil.NoSuchProcess):  # they come as two, of which one ends with the other
+            daemon.kill()
+    assert still_there(running) == []
+    try:
+        yield
+    finally:
+        for folder in Path(tempfile.gettempdir()).glob(f"skymagic-daemon-*-{job_id}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def killed(notebook: Notebook) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.lab.desk import GATED, Desk, daemons, killed, ssh_desk, without_repeats
+from tests.lab.desk import GATED, Desk, killed, killed_daemons, ssh_desk, without_repeats
 from tests.lab.notebook import Shown
 
 pytestmark = pytest.mark.needs("sshd")
@@ -186,10 +185,7 @@ def test_a_pool_that_is_gone(desk: Desk) -> None:
         (key,) = desk.records.glob("*.key")
         assert key.stat().st_mode & 0o777 == 0o600
         killed(first)
-    for daemon in daemons(key.stem):
-        with contextlib.suppress(psutil.NoSuchProcess):  # they come as two, of which one ends with the other
-            daemon.kill()
-    with desk.notebook() as second:
+    with killed_daemons(key.stem), desk.notebook() as second:
         text = key.read_bytes()
         key.write_bytes(text.replace(b"skymagic key ", b"skymagic key 0.0.", 1))
         assert "was made by skymagic 0.0." in second.fail("%sky_attach lab").evalue
