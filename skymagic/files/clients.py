@@ -106,25 +106,24 @@ class FileClient:
             if isinstance(message, wire.SendReply):
                 break
             if more and isinstance(message, wire.FileMessage):
-                more = take(message, payload) and not self._stop.is_set()
+                more = take(message, payload) and not self.interrupted
                 if not more:
                     self.cancel()
         self.check()
 
     def cancel(self) -> None:
-        """Send `Cancel`; of what was being sent nothing more is, and the node keeps nothing of it."""
-        # a write that hangs holds the lock
-        if not self._writing.acquire(timeout=POLL_INTERVAL):
-            return
-        with contextlib.suppress(OSError):
-            try:
-                self._transport.write(wire.encode(wire.Cancel()))
-            finally:
-                self._writing.release()
+        """Send `Cancel`, after what is being written: of what was being sent nothing more is, and the node keeps nothing of it."""
+        with self._writing, contextlib.suppress(OSError):
+            self._transport.write(wire.encode(wire.Cancel()))
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user has interrupted."""
+        return self._stop.is_set()
 
     def check(self) -> None:
         """Raise `Cancelled` after an interrupt."""
-        if self._stop.is_set():
+        if self.interrupted:
             raise Cancelled
 
     def _write(self, data: bytes) -> None:
@@ -154,6 +153,7 @@ class FileClients:
         self.nodes, self._start, self._watch = tuple(nodes), start, watch
         self._stop = threading.Event()
         self._clients: list[FileClient] = []
+        self._threads: Sequence[threading.Thread] = ()
 
     def __enter__(self) -> FileClients:
         def opened(node: Node) -> None:
@@ -173,6 +173,13 @@ class FileClients:
 
     def __exit__(self, *exc: object) -> None:
         run_all([client.close for client in self._clients])
+        # what an interrupt did not end has no connection any more, and removes what is half
+        self._join(time.monotonic() + STOP_TIMEOUT)
+
+    def _join(self, end: float) -> None:
+        for thread in self._threads:
+            if thread.ident is not None:  # an interrupt may come before it is started
+                thread.join(max(0.0, end - time.monotonic()))
 
     def each(self, job: Callable[[FileClient], T], title: str = NOTHING_COPIED) -> list[T]:
         """Run a job with every client concurrently; its results in the order of the nodes.
@@ -195,9 +202,8 @@ class FileClients:
             threading.Thread(target=work, args=(index, job), name="skymagic-files", daemon=True)
             for index, (_, job) in enumerate(jobs)
         ]
-        for thread in threads:
-            thread.start()
-        self._wait(threads)
+        self._threads = threads
+        self._work()
         said = [
             (str(node), sentence)
             for index, (node, _) in enumerate(jobs)
@@ -209,20 +215,23 @@ class FileClients:
         results = (outcomes[index] for index in range(len(jobs)))
         return [result for result in results if not isinstance(result, BaseException)]
 
-    def _wait(self, threads: Sequence[threading.Thread]) -> None:
+    def _work(self) -> None:
+        """Let the threads begin, and wait for their ends."""
         try:
-            for thread in threads:
+            for thread in self._threads:
+                thread.start()
+            for thread in self._threads:
                 while thread.is_alive():
                     thread.join(POLL_INTERVAL)
                     self._watch()
         # an interrupt
         except BaseException:
             self._stop.set()
-            for client in self._clients:
-                client.cancel()
             end = time.monotonic() + STOP_TIMEOUT
-            for thread in threads:
-                thread.join(max(0.0, end - time.monotonic()))
+            # A connection that ends without it looks lost, and the node would keep half a file for the next time. What is being
+            # written goes first, and takes as long as the node does to take it.
+            run_all([client.cancel for client in self._clients], timeout=STOP_TIMEOUT)
+            self._join(end)
             raise
 
     def _sentences(self, node: Node, problem: BaseException) -> Sequence[str]:

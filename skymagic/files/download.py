@@ -66,7 +66,7 @@ class Download:
             client.receive(wire.Send(self._changes.want, self._pieces), take)
             receiver.end(self._changes.equal)
         except (EOFError, OSError):
-            receiver.abort(keep=True)
+            receiver.abort(keep=not client.interrupted)
             raise
         finally:
             receiver.abort()

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -394,6 +395,32 @@ def test_an_interrupt_leaves_no_half_file_and_no_process(two: Nodes, back: bool)
     for folder in folders:
         (folder / "large").unlink()
     assert [path for folder in [two.here, *two.roots] for path in folder.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["put", "get"])
+def test_an_interrupt_of_a_copy_while_a_node_hangs_for_a_moment(two: Nodes, back: bool) -> None:
+    """It gets to know of the interrupt when it goes on, and keeps nothing for a next time."""
+    for folder in two.roots if back else [two.here]:
+        with (folder / "large").open("wb") as file:
+            file.truncate(3 << 30)
+    hanging: list[psutil.Process] = []
+
+    def hang_then_stop(name: str, done: int, total: int) -> None:
+        if hanging:  # the pipe to it has filled, or the one from it is empty
+            threading.Timer(1.0, hanging[0].resume).start()
+            raise KeyboardInterrupt
+        if done > 200 << 20:  # what has come of the file is worth keeping when a connection is lost
+            hanging.append(children()[0])
+            hanging[0].suspend()
+
+    copy = two.files.get if back else two.files.put
+    source, target = ("large", two.here) if back else (two.here / "large", "copy")
+    with pytest.raises(KeyboardInterrupt):
+        copy(source, target, progress=hang_then_stop)  # type: ignore[arg-type]
+    assert hanging
+    assert not children()
+    folders = [two.here] if back else two.roots
+    assert [path for folder in folders for path in folder.rglob("*") if path.is_file()] == []
 
 
 def test_an_interrupt_of_a_copy_to_a_node_that_hangs(two: Nodes) -> None:
