@@ -51,7 +51,8 @@ def figures() -> Iterator[Figure]:
         folder = Path(name)
         yield Figure("8 h of a 0.5 MB plot a second, nobody there", plots(folder), "MB", limit=200)
         (folder / "local").mkdir()
-        yield Figure("200 MB printed, nobody there", printed(local_desk(folder / "local")), "MB", limit=200)
+        with local_desk(folder / "local") as desk:
+            yield Figure("200 MB printed, nobody there", printed(desk), "MB", limit=200)
         yield from loading(folder)
         (folder / "ssh").mkdir()
         with ssh_desk(folder / "ssh") as desk:

@@ -19,6 +19,8 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from tests.lab.ending import end, environ
+
 # In the environment of every process that the tests start, however far down.
 MARK = "SKYMAGIC_TEST_RUN"
 DEADLINE = 10.0  # seconds that what was started may take to go
@@ -217,6 +219,28 @@ def state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         yield
 
 
+FAILED: set[str] = set()
+"""Files of which a test has failed."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note the file of a test that fails."""
+    if report.failed:
+        FAILED.add(report.nodeid.partition("::")[0])
+
+
+def end_what_failed_tests_left() -> None:
+    """End what tests of a file have started of which one has failed: it may not have come to where it ends that, and is run again."""
+
+    def found() -> list[psutil.Process]:
+        # pytest puts the name of the test that runs into the environment
+        started = [(process, environ(process).get("PYTEST_CURRENT_TEST", "")) for process in marked_processes()]
+        return [process for process, test in started if test.partition("::")[0] in FAILED]
+
+    if FAILED and psutil.wait_procs(found(), timeout=DEADLINE)[1]:
+        end(found)
+
+
 BEFORE = pytest.StashKey[set[Path]]()
 LEFT = pytest.StashKey[list[str]]()
 AGAIN_IN_VAIN = pytest.ExitCode.INTERRUPTED
@@ -250,6 +274,7 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Look for what is left: each worker for its processes, and the first process for folders, whose maker cannot be told."""
     config = session.config
+    end_what_failed_tests_left()
     if _worker(config):
         config.workeroutput["left"] = processes_left()  # type: ignore[attr-defined]
         return

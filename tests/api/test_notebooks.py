@@ -28,6 +28,7 @@ from skymagic.plan.requests import PoolRequest
 from skymagic.pool import keys, records
 from skymagic.pool.keys import PoolKey
 from skymagic.providers.local import Local
+from tests.lab.desk import nothing_left
 from tests.lab.hosts import loopback, still_there
 from tests.lab.notebook import ROOT, opened
 from tests.lab.places import home_that_knows
@@ -118,23 +119,24 @@ def left(folder: Path, env: dict[str, str], made: str) -> Iterator[None]:
     """A pool whose notebook was killed; another attaches to it at the end, unless it has ended."""
     for name in ("first", "last"):
         (folder / name).mkdir()
-    with opened(folder / "first", made, env=env) as notebook:
-        process = psutil.Process(notebook.pid)
-        process.kill()
-        assert still_there([process]) == []
-    yield
-    name = made.split()[1]
-    with opened(folder / "last", env=env) as notebook:
-        if f"{name} (" in notebook.run("%sky_attach").stdout:
-            desk = Desk(folder, env, name)
-            assert desk.ran("run", written(folder, "print(6 * 7)"), "--pool", name, "--detach")[0] == 0
-            shown = notebook.run(f"%sky_attach {name}")
-            assert "42" in shown.stdout.splitlines()
-            assert "train.ipynb has ended well" in shown.text
-            notebook.run(f"%sky_attach {name}")
-            notebook.run("%%sky_broadcast -o kept\nrank")  # what the job has left on the ranks
-            assert notebook.value("kept") == [0, 1]
-            notebook.run(f"%sky_down {name}")
+    with nothing_left(env):
+        with opened(folder / "first", made, env=env) as notebook:
+            process = psutil.Process(notebook.pid)
+            process.kill()
+            assert still_there([process]) == []
+        yield
+        name = made.split()[1]
+        with opened(folder / "last", env=env) as notebook:
+            if f"{name} (" in notebook.run("%sky_attach").stdout:
+                desk = Desk(folder, env, name)
+                assert desk.ran("run", written(folder, "print(6 * 7)"), "--pool", name, "--detach")[0] == 0
+                shown = notebook.run(f"%sky_attach {name}")
+                assert "42" in shown.stdout.splitlines()
+                assert "train.ipynb has ended well" in shown.text
+                notebook.run(f"%sky_attach {name}")
+                notebook.run("%%sky_broadcast -o kept\nrank")  # what the job has left on the ranks
+                assert notebook.value("kept") == [0, 1]
+                notebook.run(f"%sky_down {name}")
 
 
 def test_it_goes_on_without_its_client(desk: Desk) -> None:

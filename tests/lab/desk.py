@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+from tests.lab.ending import cmdline, end, environ
 from tests.lab.hosts import Host, loopback, still_there
 from tests.lab.notebook import ROOT, Notebook, Shown, opened
 from tests.lab.places import home_that_knows
@@ -130,9 +132,27 @@ class Desk:
         return process.returncode, out, err
 
 
-def local_desk(folder: Path) -> Desk:
+@contextmanager
+def local_desk(folder: Path) -> Iterator[Desk]:
     """With a pool of this machine that outlives its notebooks; no other test's has its name."""
-    return Desk(folder, f"%sky_pool lab{os.urandom(4).hex()} --ranks 2 --detached")
+    desk = Desk(folder, f"%sky_pool lab{os.urandom(4).hex()} --ranks 2 --detached")
+    with nothing_left(desk.env):
+        yield desk
+
+
+@contextmanager
+def nothing_left(env: Mapping[str, str]) -> Iterator[None]:
+    """What was started with this state folder, pools that outlive their notebooks too, has ended; else it is ended, and that is a failure."""
+
+    def found() -> list[psutil.Process]:
+        return [one for one in psutil.process_iter() if environ(one).get("XDG_STATE_HOME") == env["XDG_STATE_HOME"]]
+
+    try:
+        yield
+        left = still_there(found())
+        assert not left, f"still running: {[shlex.join(cmdline(one)) for one in left]}"
+    finally:
+        end(found)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ import psutil
 from skymagic.runtime.rendezvous import free_port
 from skymagic.ssh.known_hosts import known_hosts_name
 from tests.conftest import MARK
+from tests.lab.ending import cmdline, end, environ
 
 SBIN = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"])
 NAME = "SKYMAGIC_TEST_HOST"
@@ -198,7 +199,7 @@ class Host:
 
     def processes(self) -> list[psutil.Process]:
         """What runs on it, daemons too; sshd is not among them."""
-        return [process for process in psutil.process_iter() if _environ(process).get(NAME) == self.mark]
+        return [process for process in psutil.process_iter() if environ(process).get(NAME) == self.mark]
 
     def _daemons(self) -> list[psutil.Process]:
         """All sshd processes; those of sessions overwrite their environment, so they are found from the listener down."""
@@ -217,8 +218,8 @@ class Host:
         self.kill_sessions()
         self.stop()
         left = still_there(self.processes())
-        words = [f"{self.name}: {shlex.join(_cmdline(process))}" for process in left]
-        _kill(left)
+        words = [f"{self.name}: {shlex.join(cmdline(process))}" for process in left]
+        end(self.processes)
         if self._thread is not None:
             self._thread.join(timeout=DEADLINE)
         return words
@@ -318,25 +319,11 @@ def closing(hosts: Sequence[Host]) -> Iterator[None]:
     assert not left, f"still running on the hosts: {left}"
 
 
-def _environ(process: psutil.Process) -> dict[str, str]:
-    try:
-        return process.environ()
-    except psutil.Error:
-        return {}
-
-
 def _name(process: psutil.Process) -> str:
     try:
         return process.name()
     except psutil.Error:
         return ""
-
-
-def _cmdline(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return [f"process {process.pid}"]
 
 
 def _signal(process: psutil.Process, signum: int) -> None:

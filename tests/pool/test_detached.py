@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,8 +39,9 @@ NotebookScreen.text = dies"""
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return local_desk(tmp_path)
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with local_desk(tmp_path) as desk:
+        yield desk
 
 
 def test_a_pool_of_this_machine_goes_on_without_its_notebook(desk: Desk) -> None:

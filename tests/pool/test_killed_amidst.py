@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 
 import pytest
 
@@ -19,7 +18,7 @@ NO_LOCKS = "import fcntl\ndef flock(*_): raise OSError(95, 'Operation not suppor
 @pytest.fixture(scope="module", params=["detached", pytest.param("ssh", marks=pytest.mark.needs("sshd"))])
 def desk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     folder = tmp_path_factory.mktemp("amidst")
-    with nullcontext(local_desk(folder)) if request.param == "detached" else ssh_desk(folder) as desk:
+    with local_desk(folder) if request.param == "detached" else ssh_desk(folder) as desk:
         with desk.notebook(desk.made) as notebook:
             notebook.run("%%sky_broadcast\nimport os, time\nrank = int(os.environ['RANK'])")
             killed(notebook)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,7 +47,7 @@ step, loss.item()"""
 
 @pytest.fixture(params=["detached", pytest.param("ssh", marks=pytest.mark.needs("sshd"))])
 def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
-    with nullcontext(local_desk(tmp_path)) if request.param == "detached" else ssh_desk(tmp_path) as desk:
+    with local_desk(tmp_path) if request.param == "detached" else ssh_desk(tmp_path) as desk:
         yield replace(desk, made=f"{desk.made} --plugin torch")
 
 

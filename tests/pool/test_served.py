@@ -42,9 +42,12 @@ def until(there: Callable[[], bool]) -> None:
 
 def test_a_kernel_is_killed_and_another_attaches(tmp_path: Path) -> None:
     pytest.importorskip("jupyter_server_nbmodel")
-    desk, folder, gate = local_desk(tmp_path), tmp_path / "server", tmp_path / "gate"
+    folder, gate = tmp_path / "server", tmp_path / "gate"
     folder.mkdir()
-    with server(folder, {**os.environ, **own_folders(folder), **desk.env, "PYTHONPATH": str(ROOT)}) as served:
+    with (
+        local_desk(tmp_path) as desk,
+        server(folder, {**os.environ, **own_folders(folder), **desk.env, "PYTHONPATH": str(ROOT)}) as served,
+    ):
         process = int(shown(served.run("import os\nprint(os.getpid())")).stdout)
         served.run(f"%load_ext skymagic\n{desk.made}")
         going = served.begin(CELL.format(steps=STEPS, seen=SEEN, gate=str(gate)))
