@@ -20,6 +20,10 @@ SEEN = ("stream", "display_data", "update_display_data")
 """Kinds of what can be seen twice."""
 RECALL_TIMEOUT = 10.0
 """Seconds in which a rank tells how a run has ended."""
+LOOK_INTERVAL = 5.0
+"""Seconds after which an order of a notebook that was killed is not on its way to a rank any more; and between further looks."""
+_NOT_SENT = "this rank did not get the cell, for its notebook was killed while it sent it: run the cell again"
+UNSENT = {"status": "error", "ename": "CellNotSent", "evalue": _NOT_SENT, "traceback": [_NOT_SENT]}
 
 
 @dataclass(eq=False, repr=False)
@@ -45,7 +49,33 @@ class Dispatch:
         submission.begun = {rank: begun for rank, (_, begun) in shown.items()}
         agents = self._resources.agents
         places = {rank: max(0, shown.get(rank, (0, 0))[0]) for rank in submission.ranks}
-        return self._run(submission, lambda: agents.follow(places), screen, limits)
+        over = threading.Event()
+
+        def begin() -> None:
+            agents.follow(places)
+            threading.Thread(
+                target=self._look_after, args=(submission, over), name="skymagic-follow", daemon=True
+            ).start()
+
+        try:
+            return self._run(submission, begin, screen, limits)
+        finally:
+            over.set()
+
+    def _look_after(self, submission: Submission, over: threading.Event) -> None:
+        """Tell the run how ranks have ended that do not tell it themselves: those to which its notebook was killed before it sent the cell,
+        and any whose last output is lost."""
+        told = set[int]()
+        while not over.wait(LOOK_INTERVAL):
+            found = self._resources.agents.ask({*submission.ranks} - told, "recall", RECALL_TIMEOUT)
+            for rank, kept in found.items():
+                number = kept["order"]["run"] if kept and kept["order"] else 0
+                if kept is None or number > submission.number or (number and kept["outcome"] is None):
+                    continue  # it is at work
+                told.add(rank)
+                if number < submission.number:
+                    submission.put("output", rank, {"kind": "end"})
+                submission.put("outcome", rank, kept["outcome"] if number == submission.number else UNSENT)
 
     def _run(self, submission: Submission, begin: Callable[[], object], screen: Screen, limits: Limits) -> Report:
         agents = self._resources.agents

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import os
 import re
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,11 +15,15 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
+import psutil
+import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 90.0  # seconds without any news from the kernel; then it hangs
+DUMP_TIMEOUT = 10.0
+"""Seconds that a kernel which hangs has to say where."""
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -130,7 +136,7 @@ class Notebook:
         self._manager = KernelManager(kernel_name="python3")
         self._manager.start_kernel(
             cwd=str(folder),
-            env={**os.environ, "PYTHONPATH": path, **own_folders(folder), **(env or {})},
+            env={**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", **own_folders(folder), **(env or {})},
             extra_arguments=options,
         )
         self._client: BlockingKernelClient = self._manager.client()
@@ -171,13 +177,24 @@ class Notebook:
 
     def watch(self, shown: Shown, until: Callable[[Shown], bool]) -> Shown:
         """Wait until a cell shows what is asked for; fails when nothing new comes for DEADLINE seconds."""
-        while not until(shown):
-            try:
-                message = self._client.get_iopub_msg(timeout=DEADLINE)
-            except Empty:
-                raise AssertionError(f"nothing more came after:\n{shown.text}\n{shown.error}") from None
-            self._take(message)
+        try:
+            while not until(shown):
+                self._take(self._client.get_iopub_msg(timeout=DEADLINE))
+        except Empty:
+            self._tell_where()
+            raise AssertionError(f"nothing more came after:\n{shown.text}\n{shown.error}") from None
+        except pytest.fail.Exception:  # the time of the test is over
+            self._tell_where()
+            print(f"what the cell has shown: {shown.text}\n{shown.error}", file=sys.stderr)
+            raise
         return shown
+
+    def _tell_where(self) -> None:
+        """Have a kernel that hangs write the stacks of its threads to standard error, and end."""
+        with suppress(psutil.Error, AttributeError):
+            kernel = psutil.Process(self.pid)
+            kernel.send_signal(signal.SIGABRT)
+            psutil.wait_procs([kernel], timeout=DUMP_TIMEOUT)
 
     def rest(self, shown: Shown) -> Shown:
         """What a kernel that was killed has sent before: what it had under way comes at once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from tests.lab.desk import Desk, killed, local_desk, ssh_desk
@@ -78,6 +79,38 @@ len(large)"""
         assert third.value("sizes, [len(each) for each in large]") == ([50_000_000] * 2,) * 2
         attached(desk, third)
         killed(third)
+
+
+DIES_BETWEEN_RANKS = """
+import os, signal, time
+from skymagic.run import engine
+send, sent = engine._Client.send_execute_request, []
+def dying(self, *args, **options):
+    if sent:
+        while not os.path.exists({begun}): time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    sent.append(args)
+    return send(self, *args, **options)
+engine._Client.send_execute_request = dying"""
+
+
+def test_between_the_ranks_that_get_the_cell(desk: Desk) -> None:
+    """Rank 0 has it, and waits for rank 1, which never gets it."""
+    begun = desk.folder / "begun by one"
+    cell = f"""%%sky_broadcast -o sums
+if rank == 0: open({str(begun)!r}, 'w').close()
+while rank == 0: time.sleep(0.01)
+rank"""
+    with desk.notebook(f"%sky_attach {desk.pool}") as first:
+        first.run(DIES_BETWEEN_RANKS.format(begun=repr(str(begun))))
+        first.start(cell)
+        psutil.wait_procs([psutil.Process(first.pid)])
+    with desk.notebook() as second:
+        error = second.fail(f"%sky_attach {desk.pool}")
+        assert "rank 1" in error.text
+        assert "this rank did not get the cell" in error.text
+        attached(desk, second)
+        killed(second)
 
 
 def both_attach(desk: Desk, *before: str) -> None:
