@@ -35,6 +35,7 @@ class Terminal:
         pid = agents.ranks[rank].pid or 0
         self._transport.write(wire.encode(wire.Begin(command, pid, spec.info, agents.environment(rank), *size)))
         self._events: queue.SimpleQueue[bytes | int | None] = queue.SimpleQueue()
+        self._interrupts = 0
         threading.Thread(target=self._read, name="skymagic-terminal", daemon=True).start()
 
     def _read(self) -> None:
@@ -49,20 +50,27 @@ class Terminal:
         with contextlib.suppress(OSError):
             self._transport.write(wire.encode(wire.Typed(len(keys)), keys))
 
+    def resize(self, rows: int, columns: int) -> None:
+        """Another size; on the thread that types, for two must not write at once."""
+        with contextlib.suppress(OSError):
+            self._transport.write(wire.encode(wire.Resized(rows, columns)))
+
+    def interrupt(self) -> None:
+        """Send Ctrl-C to the program; the second time have `follow` give it up. May be called by a signal's handler on the thread that follows."""
+        self._interrupts += 1
+        if self._interrupts == 1:
+            self.type(CTRL_C)  # not by `follow`, which may have much to show before
+        self._events.put(b"")  # wakes it
+
     def follow(self, show: Callable[[bytes], object]) -> int | None:
-        """Show what it prints until it ends; its exit code, negative for a signal, None where the node is gone. Ctrl-C goes to the program, a second one ends it."""
-        timeout: float | None = None
+        """Show what it prints until it ends; its exit code, negative for a signal, None where the node is gone."""
         while True:
             try:
-                event = self._events.get(timeout=timeout)
+                event = self._events.get(timeout=INTERRUPT_TIMEOUT if self._interrupts else None)
             except queue.Empty:
                 return -signal.SIGKILL
-            except KeyboardInterrupt:
-                if timeout is not None:
-                    return -signal.SIGKILL
-                timeout = INTERRUPT_TIMEOUT
-                self.type(CTRL_C)
-                continue
+            if self._interrupts > 1:
+                return -signal.SIGKILL
             if not isinstance(event, bytes):
                 return event
             show(event)

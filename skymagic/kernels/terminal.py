@@ -38,13 +38,15 @@ def main() -> int:
     pid, terminal = pty.fork()
     if not pid:
         _become(begin)
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", begin.rows, begin.columns, 0, 0))
+    _resize(terminal, begin.rows, begin.columns)
 
     def listen() -> None:
         with contextlib.suppress(EOFError, OSError):
             for message, payload in source:
                 if isinstance(message, wire.Typed):
                     write_all(terminal, payload)
+                elif isinstance(message, wire.Resized):
+                    _resize(terminal, message.rows, message.columns)
         _end(pid)
 
     threading.Thread(target=listen, daemon=True).start()
@@ -55,6 +57,11 @@ def main() -> int:
     with contextlib.suppress(OSError):
         write_all(1, wire.encode(wire.Ended(status)))
     return 0
+
+
+def _resize(terminal: int, rows: int, columns: int) -> None:
+    """Set a pseudo-terminal's size; the system sends SIGWINCH to what has it in the foreground."""
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
 def _end(pid: int) -> NoReturn:

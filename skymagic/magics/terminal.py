@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -39,9 +40,13 @@ def run(request: TerminalRequest) -> None:
             ]
         )
     size = shutil.get_terminal_size((120, 24))
-    with contextlib.closing(Terminal(pool.agents, rank, request.command, (size.lines, size.columns))) as terminal:
-        if prompt:
-            with _raw(terminal):
+    window = os.get_terminal_size(sys.stdin.fileno()) if prompt else None
+    with (
+        contextlib.closing(Terminal(pool.agents, rank, request.command, (size.lines, size.columns))) as terminal,
+        _interrupts(terminal),
+    ):
+        if window is not None:
+            with _raw(terminal, window):
                 status = terminal.follow(lambda data: os.write(sys.stdout.fileno(), data))
         else:
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -57,8 +62,21 @@ def _rank(request: TerminalRequest, pool: Pool) -> int:
 
 
 @contextlib.contextmanager
-def _raw(terminal: Terminal) -> Iterator[None]:
-    """Every key goes to the other terminal, Ctrl-C too; this one is as it was before afterwards."""
+def _interrupts(terminal: Terminal) -> Iterator[None]:
+    """SIGINT goes to the program. As an exception it could fall amid what is being shown, and would end the terminal instead."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: terminal.interrupt())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _raw(terminal: Terminal, window: os.terminal_size) -> Iterator[None]:
+    """Every key goes to the other terminal, Ctrl-C and another size of the window too; this one is as it was before afterwards."""
     import select
     import termios
     import tty
@@ -67,7 +85,12 @@ def _raw(terminal: Terminal) -> Iterator[None]:
     before = termios.tcgetattr(fd)
 
     def pump() -> None:
+        size = window
         while not over.is_set():
+            # asked for, not told by SIGWINCH: its handler would write amid what this thread writes
+            if (now := os.get_terminal_size(fd)) != size:
+                terminal.resize(now.lines, now.columns)
+                size = now
             if select.select([fd], [], [], 0.1)[0] and not over.is_set():
                 terminal.type(os.read(fd, 4096))
 

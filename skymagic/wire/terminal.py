@@ -2,7 +2,7 @@
 
 notebook                                  node
 Begin                                →    starts the program
-Typed                                →
+Typed, Resized                       →
                                      ←    Printed
                                      ←    Ended
 """
@@ -37,6 +37,13 @@ class Typed(Message, WithPayload):
     """Keys, as bytes that follow."""
 
     nbytes: int
+
+
+class Resized(Message):
+    """The user's window has another size."""
+
+    rows: int
+    columns: int
 
 
 class Printed(Message, WithPayload):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
 import select
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +60,15 @@ def test_it_runs_beside_a_cell_and_the_stop_button_ends_it_on_the_node(notebook:
     assert "SIGINT" in shown.text
     assert not Path(f"/proc/{pid}").exists()
     notebook.run("%sky_shell touch enough")
+
+
+def test_the_stop_button_reaches_a_program_whose_output_is_being_shown(notebook: Notebook) -> None:
+    shown = notebook.start("%sky_shell trap 'exit 7' INT; while :; do echo more; done")
+    notebook.watch(shown, lambda one: "more" in one.stdout)
+    notebook.interrupt()
+    notebook.finish(shown)
+    assert shown.error is None, shown.error
+    assert "exit code 7" in shown.text
 
 
 def test_ranks_that_there_are_not_and_a_prompt_without_a_terminal(notebook: Notebook) -> None:
@@ -116,6 +128,10 @@ def test_a_prompt_in_a_terminal(tmp_path: Path) -> None:
         enter("sh -c 'echo rank-$RANK; exec sleep 600'")
         until("rank-1")
         os.write(ours, b"\x03")
+        until("there> ")
+        fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 41, 99, 0, 0))
+        enter('until [ "$(stty size)" = "41 99" ]; do sleep 0.1; done; echo size-"$(stty size)"')
+        until("size-41 99")
         until("there> ")
         enter("exit 4")
         until("exit code 4]")
