@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skymagic.errors import FilesError
+from skymagic.files.transfer import pieces
 from skymagic.files.transfer.entries import FILE, Entry
 from skymagic.files.transfer.pieces import LARGE, PIECE, common, half_mark, numbered
 from skymagic.files.transfer.receiving import Receiver
@@ -158,6 +159,32 @@ def test_little_of_it_and_small_files_leave_nothing(source: Path, tmp_path: Path
     folder, entry = target(tmp_path), entry_of(source)
     received(Receiver(str(folder), [entry]), source, entry, PIECE)
     assert list(folder.iterdir()) == []
+
+
+def test_halves_that_nobody_goes_on_with_go(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the file once it is there, be it small now or as it was; and after a week whatever else is copied into that folder."""
+    folder = target(tmp_path)
+
+    def left(name: str) -> int:
+        entry = Entry(name, FILE, source.stat().st_size)
+        received(Receiver(str(folder), [entry]), source, entry, LARGE + PIECE)
+        return len(list(folder.glob(".skymagic-*")))
+
+    def copied(name: str, data: bytes) -> int:
+        small = tmp_path / "small"
+        small.write_bytes(data)
+        entry = Entry(name, FILE, len(data))
+        received(Receiver(str(folder), [entry]), small, entry)
+        return len(list(folder.glob(".skymagic-*")))
+
+    (folder / ".skymagic-written.part").write_bytes(b"by another copy")
+    assert (left("a"), left("b")) == (2, 3)
+    assert copied("a", b"small now") == 2
+    assert copied("c", b"another") == 2, "b's may be gone on with"
+    os.utime(folder / ".skymagic-written.part", (1, 1))
+    monkeypatch.setattr(pieces, "OLD_SECONDS", -1.0)
+    assert copied("c", b"another, later") == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["a", "c"]
 
 
 def test_what_changes_there_meanwhile_is_said(source: Path, tmp_path: Path) -> None:

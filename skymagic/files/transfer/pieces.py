@@ -26,6 +26,8 @@ LEFT = 0
 """The time of a half file that was left, in seconds since 1970."""
 SILENT_SECONDS = 60.0
 """Seconds after which a half file that has another time counts as left."""
+OLD_SECONDS = 7 * 86400.0
+"""Seconds for which it is kept."""
 _DIGEST = 16
 
 
@@ -104,6 +106,32 @@ def halves(folders: Folders, path: str) -> list[str]:
 
     Others may write the same file at this moment, from here or from another machine: theirs are left out.
     """
+    return [each for each, _ in _left_in(folders, path) if each.startswith(OWN_PREFIX + half_mark(path))]
+
+
+def remove_left(folders: Folders, entries: Iterable[Entry]) -> None:
+    """Remove what earlier copies have left in the folders of these entries: halves of files that are whole now, and what is old.
+
+    A file that was large and is small now, or is no more copied, has nobody else who looks for its half.
+
+    Raises:
+        OSError: what is there cannot be removed.
+    """
+    by_folder: dict[str, list[str]] = {}
+    for entry in entries:
+        by_folder.setdefault(os.path.dirname(entry.path), []).append(entry.path)
+    for paths in by_folder.values():
+        if left := _left_in(folders, paths[0]):
+            marks = tuple(OWN_PREFIX + half_mark(each) for each in paths)
+            folder, place = folders.parent(paths[0])
+            for name, since in left:
+                if name.startswith(marks) or time.time() - since > OLD_SECONDS:
+                    with contextlib.suppress(FileNotFoundError):  # another copy has seen it too
+                        os.unlink(os.path.join(os.path.dirname(place), name), dir_fd=folder)
+
+
+def _left_in(folders: Folders, path: str) -> list[tuple[str, float]]:
+    """What copies have left beside a file: names, sorted, and since when each has been as it is."""
     folder, place = folders.parent(path)
     above = os.path.dirname(place)
     if folder is None:
@@ -114,20 +142,14 @@ def halves(folders: Folders, path: str) -> list[str]:
             names = os.listdir(descriptor)
         finally:
             os.close(descriptor)
-    return sorted(
-        each
-        for each in names
-        if each.startswith(OWN_PREFIX + half_mark(path)) and _left(os.path.join(above, each), folder)
-    )
-
-
-def _left(path: str, folder: int | None) -> bool:
-    """Whether nobody writes a half file any more: it was left, or its writer is gone without a word."""
-    try:
-        written = os.lstat(path, dir_fd=folder).st_mtime
-    except FileNotFoundError:
-        return False
-    return written == LEFT or time.time() - written > SILENT_SECONDS
+    found = []
+    for each in sorted(names):
+        if each.startswith(OWN_PREFIX) and each.endswith(".part"):
+            with contextlib.suppress(FileNotFoundError):
+                state = os.lstat(os.path.join(above, each), dir_fd=folder)
+                if state.st_mtime == LEFT or time.time() - state.st_mtime > SILENT_SECONDS:
+                    found.append((each, state.st_ctime))  # the other time may be LEFT
+    return found
 
 
 def present(folders: Folders, entries: Iterable[Entry], stopped: Callable[[], bool] = lambda: False) -> list[str]:

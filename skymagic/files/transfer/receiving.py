@@ -15,7 +15,7 @@ from skymagic.files.transfer import mirror
 from skymagic.files.transfer.entries import FILE, FOLDER, LINK, Entry, Top, unsafe
 from skymagic.files.transfer.folders import BY_DESCRIPTOR, NEW_FILE, WRITTEN_OVER, Folders, LinkInTheWay, beside, rename
 from skymagic.files.transfer.listing import digests, error_text
-from skymagic.files.transfer.pieces import LARGE, LEFT, PresentPieces, half_mark, halves, present
+from skymagic.files.transfer.pieces import LARGE, LEFT, PresentPieces, half_mark, halves, present, remove_left
 from skymagic.wire.boot import boot_id
 from skymagic.wire.files import FileFailed, FileMessage, FilePiece, FileStart
 from skymagic.wire.transport import write_all
@@ -288,9 +288,6 @@ class Receiver:
         self._temporary = None
         self.files += 1
         self._discard()
-        if entry.size >= LARGE:
-            for each in halves(self._folders, entry.path):
-                os.unlink(os.path.join(os.path.dirname(temporary), each), dir_fd=folder)
 
     def abort(self, *, keep: bool = False) -> None:
         """Leave no half file, and nothing open; twice is safe.
@@ -347,6 +344,9 @@ class Receiver:
                 job(entry)
             except OSError as problem:
                 self._note_error(self.path(entry), problem)
+        if not self.problems:
+            with contextlib.suppress(OSError):  # all that was to come is there
+                remove_left(self._folders, self._entries)
         if self._mirror and not self.problems:
             try:
                 self.removed += mirror.remove_old(self._folders, self._entries)
