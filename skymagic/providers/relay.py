@@ -1,14 +1,14 @@
 """A few files from one host to others, before anything of ours runs there: by the standard library of each host's Python.
 
-What a value server needs goes this way: skymagic's own code, and two public wheels. They are no secrets, so nothing is encrypted; who
-fetches them names a token, and checks hashes. Both come over the hosts' own connections.
+What a value server needs goes this way: skymagic's own code, and two public wheels. Both ends have a certificate made for this, over their
+own connections, and speak TLS 1.3 with nobody else.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
-import secrets
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,44 +16,48 @@ from shlex import quote
 
 from skymagic.errors import HostError
 from skymagic.ssh.connection import Connection
+from skymagic.wire import tls
 from skymagic.wire.threads import run_all
 
 _FETCH_SECONDS = 60.0
 
 # Both run in whatever Python a host has.
+_COMMON = f"""
+import hashlib, json, os, socket, ssl, sys, tempfile, threading
+{inspect.getsource(tls.context)}
+pem, names = json.loads(sys.stdin.readline())
+"""
 _SERVE = """
-import hashlib, hmac, json, os, socket, sys, threading
 address, folder = sys.argv[1:]
-token, names = json.loads(sys.stdin.readline())
 paths = {name: os.path.join(folder, path) for name, path in names.items()}
-def digest(path):
+secure = context(pem, server=True)
+def content(path):
     with open(path, 'rb') as file:
-        return hashlib.sha256(file.read()).hexdigest()
-def answer(one):
-    with one:
-        one.settimeout(20)
-        given, _, name = one.makefile('rb').readline(300).decode('ascii', 'replace').strip().partition(' ')
-        if hmac.compare_digest(given.encode(), token.encode()) and name in paths:
-            with open(paths[name], 'rb') as file:
-                one.sendall(file.read())
+        return file.read()
+def answer(plain):
+    plain.settimeout(20)
+    with secure.wrap_socket(plain, server_side=True) as one:
+        name = one.makefile('rb').readline(300).decode('ascii', 'replace').strip()
+        if name in paths:
+            one.sendall(content(paths[name]))
 def serve(listener):
     while True:
         threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+threading.excepthook = lambda problem: None  # strangers' connections
 listener = socket.create_server((address, 0))
 threading.Thread(target=serve, args=(listener,), daemon=True).start()
-found = {name: digest(path) for name, path in paths.items()}
+found = {name: hashlib.sha256(content(path)).hexdigest() for name, path in paths.items()}
 print(json.dumps([listener.getsockname()[1], found]), flush=True)
 sys.stdin.read()
 """
 _FETCH = """
-import hashlib, json, os, socket, sys
 address, port, folder = sys.argv[1:]
-token, digests = json.loads(sys.stdin.readline())
-for name, digest in digests.items():
-    with socket.create_connection((address, int(port)), 5) as one:
-        one.settimeout(20)
-        one.sendall(('%s %s\\n' % (token, name)).encode())
-        data = one.makefile('rb').read()
+for name, digest in names.items():
+    with socket.create_connection((address, int(port)), 5) as plain:
+        plain.settimeout(20)
+        with context(pem, server=False).wrap_socket(plain) as one:
+            one.sendall((name + '\\n').encode())
+            data = one.makefile('rb').read()
     if hashlib.sha256(data).hexdigest() != digest:
         sys.exit('%s: other bytes came than were sent' % name)
     descriptor = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -67,18 +71,18 @@ class Relay:
     """Files that a host hands out.
 
     Attributes:
-        address, port: where. digests: of each, by name.
+        address, port: where. digests: of each, by name. pem: certificate and key of both ends.
     """
 
     address: str
     port: int
     digests: Mapping[str, str]
-    token: str = field(repr=False)
+    pem: str = field(repr=False)
 
     def fetch(self, host: Connection, python: str, folder: str) -> bool:
         """Let another host fetch all of them into a folder; whether they have come."""
-        asked = json.dumps([self.token, dict(self.digests)])
-        words = [python, "-c", _FETCH, self.address, str(self.port), folder]
+        asked = json.dumps([self.pem, dict(self.digests)])
+        words = [python, "-c", _COMMON + _FETCH, self.address, str(self.port), folder]
         script = f"printf '%s\\n' {quote(asked)} | {' '.join(map(quote, words))}"
         try:
             return host.run(script, timeout=_FETCH_SECONDS).status == 0
@@ -96,11 +100,11 @@ def handed_out(
         address: of its own, by which the others reach it.
         names: the name that each file takes elsewhere → its path in the folder.
     """
-    token = secrets.token_hex(16)
-    words = [python, "-c", _SERVE, address, folder]
+    pem = tls.certificate()
+    words = [python, "-c", _COMMON + _SERVE, address, folder]
     process = host.open(f"exec {' '.join(map(quote, words))}")
     try:
-        process.write(json.dumps([token, dict(names)]).encode() + b"\n")
+        process.write(json.dumps([pem, dict(names)]).encode() + b"\n")
         said = b""
         while not said.endswith(b"\n") and (data := process.read()):
             said += data
@@ -108,7 +112,7 @@ def handed_out(
             yield None
         else:
             port, digests = json.loads(said)
-            yield Relay(address, port, digests, token)
+            yield Relay(address, port, digests, pem)
     finally:
         process.close()
 
