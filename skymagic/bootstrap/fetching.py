@@ -12,42 +12,38 @@ from skymagic.bootstrap.pip_settings import PIP_SETTINGS
 from skymagic.bootstrap.progress import InstallProgress
 from skymagic.bootstrap.quoting import MARK, TELL, assignments
 from skymagic.bootstrap.requirements import Requirements
-from skymagic.plugins._torch.plugin import WHEELS
-
-_KEEP = """
-import os, sys, xxhash
-source, target, nonce = sys.argv[1:]
-os.makedirs(target, mode=0o700, exist_ok=True)
-for name in sorted(os.listdir(source)):
-    path, state = os.path.join(source, name), xxhash.xxh3_128()
-    if not name.endswith('.whl'):
-        continue
-    with open(path, 'rb') as file:
-        while data := file.read(1 << 20):
-            state.update(data)
-    kept = nonce + '-' + state.hexdigest()
-    nbytes = os.path.getsize(path)
-    os.rename(path, os.path.join(target, kept))
-    print('@sky wheel', kept, nbytes, name, flush=True)
-"""
-"""Run by the host's Python: moves wheels into a value server's store, by the hash of what they hold."""
 
 _PACK = """
-import base64, hashlib, os, sys, zipfile
-from importlib import metadata
-found, lines = metadata.distribution('pip'), []
-info = 'pip-%s.dist-info' % found.version
-with zipfile.ZipFile(os.path.join(sys.argv[1], 'pip-%s-py3-none-any.whl' % found.version), 'w') as archive:
-    for file in found.files:
-        own = file.parts[0] == info and file.name in ('RECORD', 'INSTALLER', 'REQUESTED', 'uv_cache.json')
-        if not own and '..' not in file.parts and '__pycache__' not in file.parts:
-            data = file.read_binary()
-            archive.writestr(str(file), data)
-            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip('=')
-            lines.append('%s,sha256=%s,%d\\n' % (file, digest, len(data)))
-    archive.writestr(info + '/RECORD', ''.join(lines) + info + '/RECORD,,\\n')
+import filecmp, glob, os, sys, xxhash, zipfile
+source, cache, target, nonce = sys.argv[1:]
+os.makedirs(target, mode=0o700, exist_ok=True)
+for info in sorted(os.listdir(source)):
+    if not info.endswith('.dist-info'):
+        continue
+    own, name = os.path.join(source, info), info[:-10] + '-py3-none-any.whl'
+    kept = glob.glob(os.path.join(glob.escape(cache), '*', '*', info))
+    same = [path for path in kept if not any(filecmp.cmpfiles(own, path, ('METADATA', 'WHEEL'), shallow=False)[1:])]
+    if not same:
+        sys.exit('uv keeps ' + info + ' not in ' + cache)
+    root, half = os.path.dirname(same[0]), os.path.join(target, '.' + info)
+    with zipfile.ZipFile(half, 'w', strict_timestamps=False) as archive:
+        for folder, _, files in os.walk(root):
+            for file in files:
+                path = os.path.join(folder, file)
+                archive.write(path, os.path.relpath(path, root))
+    state = xxhash.xxh3_128()
+    with open(half, 'rb') as file:
+        while data := file.read(1 << 20):
+            state.update(data)
+    stored = nonce + '-' + state.hexdigest()
+    nbytes = os.path.getsize(half)
+    os.rename(half, os.path.join(target, stored))
+    print('@sky wheel', stored, nbytes, name, flush=True)
 """
-"""Run by the Python that downloads: makes a wheel of its pip, which then need not be downloaded twice."""
+"""Run by a Python that has xxhash: what uv has installed goes as wheels into a value server's store, by the hash of what they hold.
+
+uv keeps no wheels, but what was in them, ``KIND/ID/…`` in its cache. They are not compressed, for that would take longer than most networks
+between hosts, and their names have no platform, for who gets them is of the same."""
 
 _FETCH = r"""    if [ ! -w "$HOME" ]; then
         UV_CACHE_DIR=$folder/cache/uv PIP_CACHE_DIR=$folder/cache/pip
@@ -57,95 +53,66 @@ _FETCH = r"""    if [ ! -w "$HOME" ]; then
     step "writing the list of packages" requirements
     answering
     step "making room for a download" tools
-    as_pip
     step "choosing versions with uv" "$uv" pip compile --quiet --no-header --no-annotate --python "$made/bin/python" \
         "$drop/requirements.txt" -c "$drop/builds.txt" -o "$drop/versions.txt"
     if takes_cuda "$drop/versions.txt"; then refuse_cuda; fi
-    unset UV_TORCH_BACKEND
+    unset UV_COMPILE_BYTECODE
     divide
-    fetch_lists
-    step "fetching what passes them on" wheels carriers
-    step "installing it" unpack_xxhash
-    step "keeping it" keep carriers
+    step "fetching what passes them on" unpacked carriers --python "$made/bin/python"
+    step "keeping it" pack "$("$made/bin/python" -c "$purelib")"
     tell step "fetching packages"
-    keep pip
-    if [ -d "$drop/uv" ]; then keep uv; fi
-    : >"$drop/hashing"
+    for part in 0 1 2 3; do
+        fetch_part "part-$part" &
+        fetching="${fetching-} $!"
+    done
     wait $fetching
     for each in "$drop"/*.failed; do
-        if [ -f "$each" ]; then sed 's/^/  /' "$each"; command="pip wheel" status=1; fail; fi
+        if [ -f "$each" ]; then sed 's/^/  /' "$each"; command="uv pip install" status=1; fail; fi
     done
     tell done
     kill "$ticker" 2>/dev/null
-    rm -rf "$made" "$drop"/*.list "$drop"/*.said
+    rm -rf "$made" "$drop/pip" "$drop"/part-* "$drop"/*.list
     exit 0
 }
 
-# pip downloads; uv chooses, and is one of the wheels where the host has none.
+# A host without uv gets it by pip, and passes it on like the rest.
 tools() {
-    if [ -n "$uv" ]; then
-        as_pip
-        "$uv" venv --quiet --no-project --python "$python" "$made" || return 1
-        env -u UV_COMPILE_BYTECODE "$uv" pip install --quiet --python "$made/bin/python" pip && pack
-        return
+    if [ -z "$uv" ]; then
+        "$python" -m venv "$drop/pip" && "$drop/pip/bin/python" -m pip install $quick uv || return 1
+        uv=$drop/pip/bin/uv
+        echo uv >"$drop/more.txt"
     fi
-    "$python" -m venv "$made" &&
-        "$made/bin/python" -m pip wheel $quick --no-deps -w "$drop/uv" uv &&
-        "$made/bin/python" -m pip install --quiet --no-index --find-links "$drop/uv" uv || return 1
-    uv=$made/bin/uv
-    pack
+    as_pip
+    "$uv" venv --quiet --no-project --python "$python" "$made"
 }
 
-pack() { mkdir "$drop/pip" && "$made/bin/python" -c "$pack" "$drop/pip"; }
-
-unpack_xxhash() { "$made/bin/python" -m zipfile -e "$drop"/carriers/xxhash-*.whl "$("$made/bin/python" -c "$purelib")"; }
-
-# A list each for what carries the others, what has a label (an index of PyTorch's may be the only one that has it), and the
-# rest in equal parts.
+# What runs a value server, and the rest in parts, which are passed on as they come; pip is for what is installed later by hand.
 divide() {
     sed -n 's/ .*//; /^[A-Za-z0-9._-]*==/p' "$drop/versions.txt" >"$drop/pins.txt"
     sed 's/^/@sky pin /' "$drop/pins.txt"
-    indexes=$(sed -n 's/^--extra-index-url/&/p' "$drop/requirements.txt")
-    for label in $(sed -n 's/^[^+]*+\([a-z]*[0-9.]*\)$/\1/p' "$drop/pins.txt" | sort -u); do
-        if [ -n "$backend" ]; then labelled="${labelled-}--extra-index-url $labels$label
-"; fi
+    for list in carriers part-0 part-1 part-2 part-3; do
+        sed -n 's/^--extra-index-url/&/p' "$drop/requirements.txt" >"$drop/$list.list"
     done
-    list carriers '^(pyzmq|xxhash)==' ''
-    list labelled '[+]' "${labelled-}"
-    for part in 0 1 2; do list "part-$part" "" "" "$part"; done
+    if [ -f "$drop/more.txt" ]; then cat "$drop/more.txt" >>"$drop/part-0.list"; fi
+    echo pip >>"$drop/part-0.list"
+    awk -v drop="$drop" '{
+        list = /^(pyzmq|xxhash)==/ ? "carriers" : "part-" n++ % 4
+        print >>(drop "/" list ".list")
+    }' "$drop/pins.txt"
 }
 
-# NAME PATTERN MORE PART: the pins that match, or a third of those that match neither.
-list() {
-    found=$(awk -v want="$2" -v part="${4-}" '
-        part == "" { if ($0 ~ want) print; next }
-        $0 !~ /^(pyzmq|xxhash)==/ && $0 !~ /[+]/ { if (n++ % 3 == part) print }' "$drop/pins.txt")
-    if [ -n "$found" ]; then printf '%s\n' "$indexes" "${3-}" "$found" >"$drop/$1.list"; fi
+unpacked() {
+    list=$1
+    shift
+    "$uv" pip install --quiet --no-deps -r "$drop/$list.list" "$@"
 }
 
-wheels() { "$made/bin/python" -m pip wheel --quiet --no-deps -w "$drop/$1" -r "$drop/$1.list"; }
+pack() { "$made/bin/python" -c "$pack" "$1" "$("$uv" cache dir)" "$drop/store" "$incoming"; }
 
-keep() { "$made/bin/python" -c "$keep" "$drop/$1" "$drop/store" "$incoming"; }
-
-# What comes is kept as soon as there is what hashes it.
-fetch_lists() {
-    for one in "$drop"/*.list; do
-        one=${one##*/}
-        one=${one%.list}
-        if [ "$one" = carriers ]; then continue; fi
-        (
-            if wheels "$one" </dev/null >"$drop/$one.said" 2>&1; then
-                until [ -f "$drop/hashing" ]; do
-                    if [ ! -d "$drop" ]; then exit; fi  # it has failed meanwhile
-                    sleep 0.2 2>/dev/null || sleep 1
-                done
-                keep "$one"
-            else
-                tail -n 15 "$drop/$one.said" >"$drop/$one.failed"
-            fi
-        ) &
-        fetching="${fetching-} $!"
-    done
+fetch_part() {
+    {
+        unpacked "$1" --python "$made/bin/python" --target "$drop/$1" && pack "$drop/$1" >&3
+    } 3>&1 </dev/null >"$drop/$1.said" 2>&1 || tail -n 15 "$drop/$1.said" >"$drop/$1.failed"
 }
 """
 
@@ -161,6 +128,11 @@ class FetchedWheel:
     stored: str
     nbytes: int
     file: str
+
+    @property
+    def package(self) -> str:
+        """Its name and version: ``torch 2.13.0+cpu``."""
+        return " ".join(self.file.split("-")[:2])
 
 
 class FetchProgress(InstallProgress):
@@ -199,10 +171,8 @@ def fetch_script(plan: InstallPlan, facts: Facts) -> str:
         "uv": plan.uv or "",
         "incoming": plan.incoming,
         "backend": plan.builds.backend,
-        "labels": WHEELS,
         "no_cuda": "" if facts.accelerated or plan.builds.only_cuda else "yes",
         "silent": " ".join(plan.silent),
-        "keep": _KEEP,
         "pack": _PACK,
         "purelib": "import sysconfig; print(sysconfig.get_path('platlib'))",
     }

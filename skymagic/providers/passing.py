@@ -24,7 +24,7 @@ from shlex import quote
 from skymagic.bootstrap.builds import choose
 from skymagic.bootstrap.fetching import FetchedWheel, FetchProgress, can_fetch, fetch_script
 from skymagic.bootstrap.install import plan_install, prepare_script
-from skymagic.bootstrap.listing import download_bytes
+from skymagic.bootstrap.listing import download_bytes, packages
 from skymagic.bootstrap.provision import Sent
 from skymagic.bootstrap.remote import prepared as prepare
 from skymagic.bootstrap.remote import upload
@@ -33,6 +33,7 @@ from skymagic.bootstrap.wheelhouse import kind
 from skymagic.data.remote.replication import NoSource
 from skymagic.display.starting import StartStep
 from skymagic.errors import HostError, PoolError
+from skymagic.plan.image import project
 from skymagic.plan.units import size
 from skymagic.providers.sending import (
     CARRIERS,
@@ -127,15 +128,15 @@ def _fetch_and_pass(
 
         store = stack.enter_context(stores(group, places, addresses, first, here, say))
         store.adopt((each.stored, each.nbytes) for each in carriers)
-        total = download_bytes(requirements, group[0].facts)
-        come = sum(each.nbytes for each in carriers)
+        sizes = {each.name: each.nbytes or 0 for each in packages(requirements, group[0].facts)}
         for one in wheels:
             names[one.file] = one.stored
             store.adopt([(one.stored, one.nbytes)])
-            come += one.nbytes
             if one.nbytes > NOTICE_BYTES:
-                words = f"{group[0].name} has fetched {one.file} ({size(one.nbytes)})"
-                say(StartStep(words, "environment", [each.name for each in group], min(1.0, come / total)))
+                words = f"{group[0].name} has fetched {one.package}"
+                come = sum(sizes.get(project(each.partition("-")[0]) or "", 0) for each in names)
+                share = come / total if (total := sum(sizes.values())) else None
+                say(StartStep(words, "environment", [each.name for each in group], share))
         complete: frozenset[int] | None = None
         while complete is None:
             try:

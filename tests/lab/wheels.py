@@ -87,7 +87,13 @@ def served(folder: Path, asked: list[str] | None = None, at: tuple[str, int] = (
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(at, Index) as server:
+    class Server(ThreadingHTTPServer):
+        request_queue_size = (
+            256  # uv asks for many things at once; whoever is turned away comes again after 1, 3, 7 … s
+        )
+        daemon_threads = True  # connections that are kept alive are not waited for
+
+    with Server(at, Index) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:

@@ -7,6 +7,8 @@ import ensurepip
 import gzip
 import os
 import shutil
+import socket
+import ssl
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -29,6 +31,7 @@ from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hostlist import HostSpec
+from skymagic.wire.tls import certificate
 from tests.lab.hosts import Hosts, loopback
 from tests.lab.shells import MINOR, SMALL
 from tests.lab.wheels import Pressing, make_wheel, packed, served
@@ -95,6 +98,11 @@ class Lab:
 
     def leftovers(self) -> list[str]:
         return [str(path) for host in self.hosts for path in host.home.glob(".skymagic/incoming/*")]
+
+    def forget(self) -> None:
+        """Let no host have the packages in uv's cache."""
+        for host in self.hosts:
+            shutil.rmtree(host.home / ".cache/uv", ignore_errors=True)
 
     def has(self, number: int, name: str) -> bool:
         return bool([*self.hosts[number].home.glob(f".skymagic/env/*/lib/python*/site-packages/{name}-*.dist-info")])
@@ -166,6 +174,7 @@ def test_what_the_index_lacks_leaves_nothing(lab: Lab) -> None:
 @pytest.mark.needs("sshd")
 def test_an_interrupt_amid_a_download_leaves_nothing(lab: Lab) -> None:
     """The host that fetches is ended too, before the call returns; the next start (below) works."""
+    lab.forget()
     lab.asked.beginning = "tiny_large"
     with pytest.raises(KeyboardInterrupt), passed_on(lab.targets, lab.wanted, print):
         raise AssertionError("nobody has pressed")
@@ -173,7 +182,7 @@ def test_an_interrupt_amid_a_download_leaves_nothing(lab: Lab) -> None:
 
 
 @pytest.mark.needs("sshd")
-def test_a_relay_hands_out_what_it_is_told_to_those_who_know_its_token(lab: Lab) -> None:
+def test_a_relay_hands_out_what_it_is_told_to_those_who_have_its_key(lab: Lab) -> None:
     one, other = lab.targets[:2]
     source, target = lab.hosts[0].home / "source", lab.hosts[1].home / "target"
     source.mkdir()
@@ -185,22 +194,36 @@ def test_a_relay_hands_out_what_it_is_told_to_those_who_know_its_token(lab: Lab)
         assert fetched(relay, [(other.host, other.python, str(target))]) == [True]
         assert (target / "b").read_bytes() == data
         for wrong in (
-            replace(relay, token="00"),
+            replace(relay, pem=certificate()),
             replace(relay, digests={"b": "00"}),
             replace(relay, digests={"private": sha256(b"private").hexdigest()}),
             replace(relay, port=9),
         ):
             assert fetched(wrong, [(other.host, other.python, str(target))]) == [False]
+        assert asked_by_a_stranger(relay.address, relay.port) == b"", "it shows no certificate"
     assert fetched(relay, [(other.host, other.python, str(target))]) == [False], "it is over"
     assert [path.name for path in target.iterdir()] == ["b"]
     with handed_out(one.host, "/nowhere/python", "127.0.0.1", str(source), {}) as none:
         assert none is None
 
 
+def asked_by_a_stranger(address: str, port: int) -> bytes:
+    """What comes for one who trusts whoever answers."""
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection((address, port)) as plain, trusting.wrap_socket(plain) as one:
+        try:
+            one.sendall(b"b\n")
+            return one.recv(1)
+        except OSError:  # TLS 1.3 refuses after the greeting
+            return b""
+
+
 @pytest.mark.needs("sshd")
 def test_one_host_fetches_and_the_others_get_it_from_there(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each wheel is asked of the index once, for three hosts; their environments are as if each had downloaded."""
     told: list[str] = []
+    lab.forget()
     lab.asked.clear()
     uploads: list[tuple[str, str]] = []
     upload = Connection.upload
