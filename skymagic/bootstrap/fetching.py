@@ -58,43 +58,45 @@ _FETCH = r"""    if [ ! -w "$HOME" ]; then
     if takes_cuda "$drop/versions.txt"; then refuse_cuda; fi
     unset UV_COMPILE_BYTECODE
     divide
-    step "fetching what passes them on" unpacked carriers --python "$made/bin/python"
+    step "fetching what passes them on" unpacked carriers
     step "keeping it" pack "$("$made/bin/python" -c "$purelib")"
     tell step "fetching packages"
     for part in 0 1 2 3; do
         fetch_part "part-$part" &
         fetching="${fetching-} $!"
     done
+    set --
+    if [ -d "$drop/uv" ]; then set -- "$drop"/uv/*.whl; fi
+    fetch_part more "$@"
     wait $fetching
     for each in "$drop"/*.failed; do
         if [ -f "$each" ]; then sed 's/^/  /' "$each"; command="uv pip install" status=1; fail; fi
     done
     tell done
     kill "$ticker" 2>/dev/null
-    rm -rf "$made" "$drop/pip" "$drop"/part-* "$drop"/*.list
+    rm -rf "$made" "$drop/pip" "$drop"/in-* "$drop"/*.list
     exit 0
 }
 
 # A host without uv gets it by pip, and passes it on like the rest.
 tools() {
     if [ -z "$uv" ]; then
-        "$python" -m venv "$drop/pip" && "$drop/pip/bin/python" -m pip install $quick uv || return 1
+        "$python" -m venv "$drop/pip" && "$drop/pip/bin/python" -m pip wheel $quick --no-deps -w "$drop/uv" uv &&
+            "$drop/pip/bin/python" -m pip install --quiet --no-index "$drop"/uv/*.whl || return 1
         uv=$drop/pip/bin/uv
-        echo uv >"$drop/more.txt"
     fi
     as_pip
     "$uv" venv --quiet --no-project --python "$python" "$made"
 }
 
-# What runs a value server, and the rest in parts, which are passed on as they come; pip is for what is installed later by hand.
+# What runs a value server; pip, for what is installed later by hand; and the rest in parts, which are passed on as they come.
 divide() {
     sed -n 's/ .*//; /^[A-Za-z0-9._-]*==/p' "$drop/versions.txt" >"$drop/pins.txt"
     sed 's/^/@sky pin /' "$drop/pins.txt"
-    for list in carriers part-0 part-1 part-2 part-3; do
+    for list in carriers more part-0 part-1 part-2 part-3; do
         sed -n 's/^--extra-index-url/&/p' "$drop/requirements.txt" >"$drop/$list.list"
     done
-    if [ -f "$drop/more.txt" ]; then cat "$drop/more.txt" >>"$drop/part-0.list"; fi
-    echo pip >>"$drop/part-0.list"
+    echo pip >>"$drop/more.list"
     awk -v drop="$drop" '{
         list = /^(pyzmq|xxhash)==/ ? "carriers" : "part-" n++ % 4
         print >>(drop "/" list ".list")
@@ -104,14 +106,14 @@ divide() {
 unpacked() {
     list=$1
     shift
-    "$uv" pip install --quiet --no-deps -r "$drop/$list.list" "$@"
+    "$uv" pip install --quiet --no-deps --python "$made/bin/python" -r "$drop/$list.list" "$@"
 }
 
 pack() { "$made/bin/python" -c "$pack" "$1" "$("$uv" cache dir)" "$drop/store" "$incoming"; }
 
 fetch_part() {
     {
-        unpacked "$1" --python "$made/bin/python" --target "$drop/$1" && pack "$drop/$1" >&3
+        unpacked "$@" --target "$drop/in-$1" && pack "$drop/in-$1" >&3
     } 3>&1 </dev/null >"$drop/$1.said" 2>&1 || tail -n 15 "$drop/$1.said" >"$drop/$1.failed"
 }
 """

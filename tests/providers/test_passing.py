@@ -207,6 +207,26 @@ def test_a_relay_hands_out_what_it_is_told_to_those_who_have_its_key(lab: Lab) -
         assert none is None
 
 
+@pytest.mark.needs("sshd")
+def test_hosts_without_uv(lab: Lab) -> None:
+    """The first gets it from its index, once, and passes it on like the rest."""
+    program = lab.hosts[0].home / ".local/bin/uv"
+    made = make_wheel(lab.folder, "uv", "1.0")
+    with zipfile.ZipFile(made, "a") as archive:
+        archive.write(program, "uv-1.0.data/scripts/uv")
+    lab.asked.clear()
+    bare = [replace(each, facts=replace(each.facts, uv=None)) for each in lab.targets[:2]]
+    with passed_on(bare, lab.wanted, print) as sent:
+        for each in bare:
+            there = lab.hosts[0 if each is bare[0] else 1].home / ".skymagic/incoming" / sent[each.name].incoming
+            assert {"uv", "pip", "pyzmq", "xxhash", "tiny_large"} <= {
+                path.name.split("-")[0] for path in there.glob("wheels/*")
+            }
+            shutil.rmtree(there)
+    assert lab.asked.count(made.name) == 1
+    made.unlink()
+
+
 def asked_by_a_stranger(address: str, port: int) -> bytes:
     """What comes for one who trusts whoever answers."""
     trusting = ssl.create_default_context()
