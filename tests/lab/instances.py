@@ -87,6 +87,9 @@ class Machines:
         service = {notices.VARIABLE: self.metadata.url(instance.id)} if self.metadata is not None else {}
         env = {**self.env, **service}
         host = Host(instance.id, instance.private_ip, folder, folder / "authorized", env)
+        # where something lies already no disk is mounted: nothing that tests do formats one of this machine
+        (host.home / ".skymagic").mkdir(mode=0o700)
+        (host.home / ".skymagic" / "kept").touch()
         host.authorized.write_text("".join(f"{key}\n" for key in config["ssh_authorized_keys"]))
         if number not in self.wrong_key:
             host.hostkey.write_text(config["ssh_keys"]["ed25519_private"])

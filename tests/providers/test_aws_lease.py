@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import copy
 import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from skymagic.errors import CloudError, RequestError
 from skymagic.plan.cloud import CloudSettings
 from skymagic.plan.renting import Rental, plan_rented
 from skymagic.plan.requests import PoolRequest
-from skymagic.providers.aws import keys, launch, ledger, network, permission, reservations, sweep, tags, userdata
+from skymagic.providers.aws import keys, launch, lease, ledger, network, permission, reservations, sweep, tags, userdata
 from skymagic.providers.aws.access import RentedAccess
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.images import Image
@@ -358,6 +360,27 @@ def test_a_machine_is_replaced(cloud: EC2, case: Case) -> None:
     with pytest.raises(CloudError, match="given back"):  # on a thread that has waited for capacity meanwhile
         case.lease.replace(offer, [other.id])
     assert lab.left() == {}
+
+
+def test_machines_that_are_out_of_sight_take_four_calls_a_minute_at_most(
+    cloud: EC2, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them, each asked about every second, for a minute by a clock of the test's."""
+    _, instances = case.lease.acquire([A], 4)
+    case.lease.clients = copy.copy(case.lease.clients)
+    case.lease.clients.deadline_factor = 1.0
+    cloud.calls.clear()
+    clock: Any = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    with monkeypatch.context() as patched:
+        patched.setattr(lease, "time", clock)
+        for clock.now in map(float, range(60)):
+            if clock.now == 30:
+                lab.set_state(lab.instances()[2], "terminated", "Server.SpotInstanceTermination")
+            found = [case.lease.alive(REGION, one.id) for one in instances]
+    assert found == [True, True, False, True]
+    assert 1 <= len(cloud.calls) <= 4
+    case.lease.clients.deadline_factor = SETTINGS.deadline_factor
+    case.lease.release()
 
 
 # ------------------------------------------------------------------------------------------ reservations, permission

@@ -68,11 +68,21 @@ def aws(both: tuple[Machines, Notebook]) -> Iterator[tuple[Machines, Notebook]]:
     assert lab.left() == {}
 
 
+ASKING = """[
+    frame.f_code.co_filename
+    for thread in sys._current_frames().values()
+    for frame, _ in traceback.walk_stack(thread)
+    if 'providers/aws' in frame.f_code.co_filename
+]"""
+"""Where the threads of the notebook are, as far as that is in what calls AWS."""
+
+
 def test_from_a_line_to_terminated(aws: tuple[Machines, Notebook]) -> None:
     machines, notebook = aws
     cloud = machines.cloud
     shown = notebook.run(f"{POOL} -y")
     assert "asking for 2 ×" in shown.said
+    rented = len(cloud.calls)
     notebook.run("scale = 3")
     notebook.run(
         "%%sky_broadcast -o found\nimport os\n(int(os.environ['RANK']) * scale, os.environ['HOME'], dict(os.environ))"
@@ -84,6 +94,10 @@ def test_from_a_line_to_terminated(aws: tuple[Machines, Notebook]) -> None:
     assert not notebook.value("[name for _, _, env in found for name in env if name.startswith('AWS_')]")
     # the connection was verified by the key that was put there: nobody was asked, and no file of the user's has it
     assert not list((Path(notebook.value("__import__('os').environ['HOME']"))).glob(".ssh/*"))
+    notebook.run("%sky_status\n%sky_cost")
+    notebook.run("import sys, traceback")
+    assert notebook.value(ASKING) == [], "no thread is there to ask EC2 from time to time"
+    assert cloud.calls[rented:] == [], "nor does it cost a call to run cells and to look"
     notebook.run("%sky_down")
     assert lab.instances()
     assert lab.left() == {}

@@ -25,8 +25,8 @@ from skymagic.providers.aws.sweep import Release
 from skymagic.providers.aws.tags import Label, job_filter
 
 Say = Callable[[str], None]
-LOOK_SECONDS = 20.0
-"""Between two questions whether a machine runs."""
+LOOK_SECONDS, SOON_SECONDS = 20.0, 2.0
+"""Between two questions whether the machines run, all of them in one call; and where one is asked about that was in sight until now."""
 
 
 @dataclass
@@ -56,8 +56,13 @@ class Lease:
         self._released = self._closing = False
         self._ended: set[str] = set()
         """Machines that were ended before the others."""
-        self._looks: dict[str, tuple[float, bool | None]] = {}
-        """By machine: when EC2 was last asked whether it runs, and what it said."""
+        self._looked = -math.inf
+        """When EC2 was last asked whether the machines run."""
+        self._runs: dict[str, bool | None] = {}
+        """What it said, by machine; None where it did not say."""
+        self._asked: dict[str, float] = {}
+        """When somebody wanted to know it."""
+        self._looking = threading.Lock()
 
     def take_up(self, region: str, ids: Sequence[str]) -> None:
         """Own machines that another notebook has rented."""
@@ -119,18 +124,27 @@ class Lease:
             ledger.lose(self.label.job, len(new))
 
     def alive(self, region: str, instance: str) -> bool | None:
-        """Whether EC2 says that a machine runs; None where it does not say. It is asked at most a few times a minute."""
-        now = time.monotonic()
-        asked, known = self._looks.get(instance, (-math.inf, None))
-        if known is False or now < asked + LOOK_SECONDS * self.clients.deadline_factor:
-            return known
+        """Whether EC2 says that a machine runs; None where it does not say. However many are asked about, it takes a few calls a minute."""
+        if instance in self._ended:
+            return False
+        with self._looking:  # a thread for each machine that is out of sight
+            now, factor = time.monotonic(), self.clients.deadline_factor
+            followed = now < self._asked.get(instance, -math.inf) + LOOK_SECONDS * factor
+            self._asked[instance] = now
+            between = (LOOK_SECONDS if followed else SOON_SECONDS) * factor
+            if self._runs.get(instance) is not False and now >= self._looked + between:
+                self._look(region, {instance, *self._regions[region].known} - self._ended)
+                self._looked = now
+            return self._runs.get(instance)
+
+    def _look(self, region: str, ids: Collection[str]) -> None:
         try:
-            found = launch.describe(self.clients, region, [instance]).get(instance)
-            known = None if found is None else found["State"]["Name"] in ("pending", "running")
+            found = launch.describe(self.clients, region, sorted(ids))
         except CloudError:
-            known = None
-        self._looks[instance] = now, known
-        return known
+            found = {}
+        self._runs |= {
+            one: found[one]["State"]["Name"] in ("pending", "running") if one in found else None for one in ids
+        }
 
     def _of(self, offer: Offer, count: int, *, head: bool = True) -> list[Instance]:
         """Machines of an offer, near each other where that is possible.

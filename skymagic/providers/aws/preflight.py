@@ -28,34 +28,45 @@ def during(
     instances: Sequence[Instance],
     offer: Offer,
     say: Callable[[str], None],
+    deadline_factor: float,
 ) -> Findings:
     """Check machines while packages are installed on them. What may have been the installation's own doing is looked at again after it.
 
     Args:
         install: sets all of them up. Raises what it raises.
+        deadline_factor: of the seconds for which a link is measured at most.
     """
 
     def beside() -> Findings | None:
         for one in machines:
             one.runnable.wait()
-        return look(nodes(), instances, offer, say) if all(one.runs for one in machines) else None
+        return checked() if all(one.runs for one in machines) else None
 
-    def nodes() -> list[Node]:
-        return [one.node(index, "") for index, one in enumerate(machines)]
+    def checked() -> Findings:
+        nodes = [one.node(index, "") for index, one in enumerate(machines)]
+        return look(nodes, instances, offer, say, deadline_factor)
 
     _, found = ssh.side_by_side(lambda job: job(), [install, beside])
-    return found if found is not None and not found.may_pass else look(nodes(), instances, offer, say)
+    return found if found is not None and not found.may_pass else checked()
 
 
-def look(nodes: Sequence[Node], instances: Sequence[Instance], offer: Offer, say: Callable[[str], None]) -> Findings:
+def look(
+    nodes: Sequence[Node],
+    instances: Sequence[Instance],
+    offer: Offer,
+    say: Callable[[str], None],
+    deadline_factor: float,
+) -> Findings:
     """Check machines.
 
     Args:
         nodes: in the order of their instances; they need not have met.
+        deadline_factor: of the seconds for which a link is measured at most.
     """
     placed = [replace(node, address=one.private) for node, one in zip(nodes, instances, strict=True)]
     rate = min(offer.network, ONE_FLOW) * 1e9 / 8
-    return checking.check(placed, {}, checking.WHOLE, expected=offer.gpus, rate=rate, say=say)
+    extent = replace(checking.WHOLE, seconds=checking.WHOLE.seconds * deadline_factor)
+    return checking.check(placed, {}, extent, expected=offer.gpus, rate=rate, say=say)
 
 
 def tell(found: Findings) -> Findings:

@@ -53,7 +53,12 @@ def ready(
     machines = list(map(ssh.Machine, reached, connections, facts))
     try:
         found = preflight.during(
-            lambda: ssh.set_up(machines, survey.requirements, say), machines, instances, offer, say
+            lambda: ssh.set_up(machines, survey.requirements, say),
+            machines,
+            instances,
+            offer,
+            say,
+            survey.clients.deadline_factor,
         )
     except BaseException:
         ssh.side_by_side(ssh.Machine.close, machines)
@@ -79,7 +84,8 @@ def acquired(survey: Rented, offer: Offer, instances: Sequence[Instance], made: 
         held.machines[index].close()
         held.machines[index], running[index] = new, one
     # the links between the new ones and the others too
-    again = preflight.tell(preflight.look(access.nodes(held.machines, offer, held.lease), running, offer, say))
+    nodes = access.nodes(held.machines, offer, held.lease)
+    again = preflight.tell(preflight.look(nodes, running, offer, say, survey.clients.deadline_factor))
     if again.broken:
         raise ProvisionError(f"{preflight.broken(again)}; other machines were rented once, and not again")
 
