@@ -442,7 +442,7 @@ def test_pools_have_their_own_default_timeout() -> None:
     with sky.Compute(timeout=0.3) as pool:
         with pytest.raises(RunTimeout):
             hang() >> pool
-        assert add(1) >> pool == 18
+        assert add(1).with_timeout(60) >> pool == 18
 
 
 def test_all_mistakes_at_once() -> None:

@@ -311,9 +311,11 @@ def test_exit_codes_and_last_lines_come_back(notebook: Notebook) -> None:
 
 
 def test_a_script_goes_on_beside_the_notebook(notebook: Notebook) -> None:
-    notebook.run(sh("sleep 0.5; echo late", "-a"))
+    gate = notebook.folder / "gate"
+    notebook.run(sh(f"until [ -e '{gate}' ]; do sleep 0.05; done; echo late", "-a"))
     notebook.run("beside = get_ipython().magics_manager.registry['SkyMagics'].runs.pending[-1]")
     assert notebook.value("beside.done()") is False
+    gate.touch()
     notebook.run("ends = beside.result(60)")
     assert notebook.value("[(end.status, end.tail) for end in ends]") == [(0, "late"), (0, "late")]
 

@@ -35,7 +35,9 @@ def end(found: Callable[[], Iterable[psutil.Process]]) -> None:
     if any(DAEMON in cmdline(process) for process in there):
         psutil.wait_procs(there, timeout=DEADLINE)
     for _ in range(3):  # what is killed may just have started another
-        for process in (there := list(found())):
+        if not (there := list(found())):
+            break
+        for process in there:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(there, timeout=DEADLINE)

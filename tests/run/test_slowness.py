@@ -124,7 +124,7 @@ for batch in DataLoader(Images(), batch_size=2):
         stop.touch()
         notebook.finish(shown)
     assert said is not None
-    assert 50 < int(said[1]) < 90
+    assert 40 < int(said[1]) < 100, "75 on a machine that is at rest"
     assert re.fullmatch(r"2 ranks · \d+\.\d s · rank 1 spent \d\d% of its steps loading data", line(shown))
 
 
