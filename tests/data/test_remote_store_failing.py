@@ -81,7 +81,7 @@ def test_a_server_that_is_silent_is_replaced() -> None:
         stopped = two.lines[1][0].pid
         os.kill(stopped, signal.SIGSTOP)
         assert two.everywhere(put(two, os.urandom(MB)))
-        assert len(two.lines[1]) == 2
+        assert len(two.lines[1]) >= 2, "one on a busy machine may be silent too"
         two.lines[1][0].inner._child.wait()  # its successor has ended it
     finally:
         two.close()

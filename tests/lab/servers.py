@@ -99,4 +99,7 @@ def server(folder: Path, env: Mapping[str, str]) -> Iterator[Served]:
             yield served
         finally:
             process.terminate()
-            process.wait(TIMEOUT)
+            try:
+                process.wait(TIMEOUT)
+            finally:
+                process.kill()
