@@ -17,7 +17,7 @@ from tests.lab.notebook import Notebook, Shown
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
 
-KILLS = 10
+KILLS = 6
 SEED = 20261122
 MOST_STEPS = 10
 """So many steps at most are seen by a notebook before it is killed, which is so many seconds later at most."""
