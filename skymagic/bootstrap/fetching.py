@@ -14,7 +14,7 @@ from skymagic.bootstrap.quoting import MARK, TELL, assignments
 from skymagic.bootstrap.requirements import Requirements
 
 _PACK = """
-import filecmp, glob, os, sys, xxhash, zipfile
+import csv, filecmp, glob, os, sys, xxhash, zipfile
 source, cache, target, nonce = sys.argv[1:]
 os.makedirs(target, mode=0o700, exist_ok=True)
 for info in sorted(os.listdir(source)):
@@ -26,6 +26,10 @@ for info in sorted(os.listdir(source)):
     if not same:
         sys.exit('uv keeps ' + info + ' not in ' + cache)
     root, half = os.path.dirname(same[0]), os.path.join(target, '.' + info)
+    with open(os.path.join(same[0], 'RECORD'), newline='') as record:
+        for path, _, nbytes in csv.reader(record):
+            if nbytes and os.path.getsize(os.path.join(root, path)) != int(nbytes):
+                sys.exit(os.path.join(root, path) + ' in the cache of uv is damaged')
     with zipfile.ZipFile(half, 'w', strict_timestamps=False) as archive:
         for folder, _, files in os.walk(root):
             for file in files:
@@ -70,7 +74,11 @@ _FETCH = r"""    if [ ! -w "$HOME" ]; then
     fetch_part more "$@"
     wait $fetching
     for each in "$drop"/*.failed; do
-        if [ -f "$each" ]; then sed 's/^/  /' "$each"; command="uv pip install" status=1; fail; fi
+        if [ -f "$each" ]; then
+            sed 's/^/  /' "$each"
+            drop= command="uv pip install" status=1  # a value server may have begun there: who has asked removes it
+            fail
+        fi
     done
     tell done
     kill "$ticker" 2>/dev/null

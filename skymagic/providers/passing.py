@@ -24,7 +24,7 @@ from shlex import quote
 from skymagic.bootstrap.builds import choose
 from skymagic.bootstrap.fetching import FetchedWheel, FetchProgress, can_fetch, fetch_script
 from skymagic.bootstrap.install import plan_install, prepare_script
-from skymagic.bootstrap.listing import download_bytes, packages
+from skymagic.bootstrap.listing import download_bytes, packages, shortage_of
 from skymagic.bootstrap.provision import Sent
 from skymagic.bootstrap.remote import prepared as prepare
 from skymagic.bootstrap.remote import upload
@@ -57,7 +57,8 @@ def groups(targets: Sequence[Target], requirements: Requirements) -> list[list[T
     """Hosts that should have their wheels fetched by the first of them; pure. The others download their own."""
     kinds: dict[object, list[Target]] = {}
     for each in targets:
-        if can_fetch(requirements, each.facts) and download_bytes(requirements, each.facts) >= WORTH_BYTES:
+        nbytes = download_bytes(requirements, each.facts)
+        if can_fetch(requirements, each.facts) and nbytes >= WORTH_BYTES and not shortage_of(2 * nbytes, each.facts):
             kinds.setdefault((kind(each.facts), choose(requirements, each.facts)), []).append(each)
     return [group for group in kinds.values() if len(group) > 1 and meeting([each.facts for each in group])]
 

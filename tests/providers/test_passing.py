@@ -7,8 +7,10 @@ import ensurepip
 import gzip
 import os
 import shutil
+import signal
 import socket
 import ssl
+import threading
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -24,8 +26,8 @@ from skymagic.bootstrap.provision import probe, setup
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.providers import passing
 from skymagic.providers.passing import groups, passed_on
-from skymagic.providers.relay import fetched, handed_out
-from skymagic.providers.sending import Target
+from skymagic.providers.relay import Relay, fetched, handed_out
+from skymagic.providers.sending import Target, discard_sent
 from skymagic.providers.ssh import side_by_side
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
@@ -75,6 +77,7 @@ def test_which_hosts_pass_on() -> None:
     assert grouped(good, replace(good, ready=True), good) == [["0", "2"]]
     assert grouped(good, replace(good, indexes=0), good) == [["0", "2"]]
     assert grouped(good, replace(good, pythons=()), good) == [["0", "2"]]
+    assert grouped(good, replace(good, disk_kb=500_000), good) == [["0", "2"]], "what is passed on is not compressed"
     far = replace(good, boot="c", addresses=(("eth0", "8.8.8.8"),))
     assert grouped(far, replace(far, boot="d", addresses=(("eth0", "9.9.9.9"),))) == []
     for unlike in (
@@ -182,6 +185,38 @@ def test_an_interrupt_amid_a_download_leaves_nothing(lab: Lab) -> None:
 
 
 @pytest.mark.needs("sshd")
+def test_an_interrupt_amid_the_relay_leaves_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.forget()
+    fetch = Relay.fetch
+
+    def pressed(self: Relay, host: Connection, python: str, folder: str) -> bool:
+        if host is lab.targets[1].host:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        return fetch(self, host, python, folder)
+
+    monkeypatch.setattr(Relay, "fetch", pressed)
+    with pytest.raises(KeyboardInterrupt), passed_on(lab.targets, lab.wanted, print):
+        raise AssertionError("nobody has pressed")
+    assert lab.leftovers() == []
+
+
+@pytest.mark.needs("sshd")
+def test_a_damaged_cache_of_uv_is_not_passed_on(lab: Lab) -> None:
+    """As a power cut leaves files: empty."""
+    with passed_on(lab.targets, lab.wanted, print) as sent:
+        discard_sent(lab.targets, sent)
+    (damaged,) = (lab.hosts[0].home / ".cache/uv").glob("*/*/tiny_large.bin")
+    damaged.write_bytes(b"")
+    told: list[str] = []
+    with passed_on(lab.targets, lab.wanted, told.append) as sent:
+        assert sent == {}
+    lab.forget()
+    assert "each downloads its own (h1: it cannot be set up: fetching packages failed" in told[-1]
+    assert "tiny_large.bin in the cache of uv is damaged" in told[-1]
+    assert lab.leftovers() == []
+
+
+@pytest.mark.needs("sshd")
 def test_a_relay_hands_out_what_it_is_told_to_those_who_have_its_key(lab: Lab) -> None:
     one, other = lab.targets[:2]
     source, target = lab.hosts[0].home / "source", lab.hosts[1].home / "target"
@@ -201,7 +236,8 @@ def test_a_relay_hands_out_what_it_is_told_to_those_who_have_its_key(lab: Lab) -
         ):
             assert fetched(wrong, [(other.host, other.python, str(target))]) == [False]
         assert asked_by_a_stranger(relay.address, relay.port) == b"", "it shows no certificate"
-    assert fetched(relay, [(other.host, other.python, str(target))]) == [False], "it is over"
+    while fetched(relay, [(other.host, other.python, str(target))]) != [False]:
+        pass  # its process hears of the end a moment later
     assert [path.name for path in target.iterdir()] == ["b"]
     with handed_out(one.host, "/nowhere/python", "127.0.0.1", str(source), {}) as none:
         assert none is None
@@ -214,6 +250,7 @@ def test_hosts_without_uv(lab: Lab) -> None:
     made = make_wheel(lab.folder, "uv", "1.0")
     with zipfile.ZipFile(made, "a") as archive:
         archive.write(program, "uv-1.0.data/scripts/uv")
+    lab.forget()
     lab.asked.clear()
     bare = [replace(each, facts=replace(each.facts, uv=None)) for each in lab.targets[:2]]
     with passed_on(bare, lab.wanted, print) as sent:
