@@ -50,15 +50,16 @@ def test_while_it_ships(desk: Desk) -> None:
 
 def test_before_the_first_output_and_while_it_attaches_and_gathers(desk: Desk) -> None:
     begun, gate = desk.folder / "begun", desk.folder / "gate"
+    begun.mkdir()
     cell = f"""%%sky_broadcast -o sizes -g large
-if rank == 0: open({str(begun)!r}, 'w').close()
+open(f'{begun}/{{rank}}', 'w').close()
 while not os.path.exists({str(gate)!r}): time.sleep(0.01)
 large = bytes(50_000_000)
 print('after', flush=True)
 len(large)"""
     with desk.notebook(f"%sky_attach {desk.pool}") as first:
         first.start(cell)
-        while not begun.exists():
+        while len(list(begun.iterdir())) < 2:  # they get it one after the other
             time.sleep(0.01)
         killed(first)
     for seconds in (0.0, 0.2):  # amidst, or just after

@@ -22,12 +22,14 @@ import torch, torch.distributed as dist
 one = torch.ones(1)
 dist.all_reduce(one)
 one.item();"""
+PATIENT = "%config SkyMagic.grace = 6.0"
+"""Ranks that are freed have longer than by default until they are killed: the machine may be busy."""
 WAITS = "dist.all_reduce(torch.ones(1 << 16))"
 
 
 @pytest.fixture(scope="module")
 def module_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("hangs"), "%sky_pool --nodes 4 --plugin torch", SETUP) as one:
+    with opened(tmp_path_factory.mktemp("hangs"), PATIENT, "%sky_pool --nodes 4 --plugin torch", SETUP) as one:
         yield one
 
 
@@ -277,7 +279,7 @@ def test_what_a_cell_does_upon_an_interrupt_is_waited_for(notebook: Notebook) ->
         notebook.interrupt()
         notebook.finish(cell)
     finally:
-        notebook.run("%config SkyMagic.grace = 2.0")
+        notebook.run(PATIENT)
     assert kept(notebook) == ["saved"] * 4
 
 
@@ -360,7 +362,7 @@ def test_pressed_twice_it_kills(notebook: Notebook) -> None:
         notebook.interrupt()
         notebook.finish(cell)
     finally:
-        notebook.run("%config SkyMagic.grace = 2.0")
+        notebook.run(PATIENT)
     assert cell.error is not None
     assert cell.error.ename == "RunInterrupted"
     assert "in crunch, line 4" in cell.error.text
