@@ -22,8 +22,6 @@ more. A second press kills at once.
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -143,11 +141,7 @@ class Run:
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        try:
-            event = self._submission.events.get(timeout=self._next_timeout())
-        except queue.Empty:
-            event = None
-        if event is not None:
+        if (event := self._submission.read(self._next_timeout())) is not None:
             self._handle(event)
         self._screen.refresh()
         self._screen.progress(self._state)
@@ -165,9 +159,8 @@ class Run:
 
     def _take_events(self) -> None:
         """Handle what has come already."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._handle(self._submission.events.get_nowait())
+        while (event := self._submission.read(0.0)) is not None:
+            self._handle(event)
 
     def _next_timeout(self) -> float:
         now = time.monotonic()

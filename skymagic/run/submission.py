@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from skymagic.run.metrics import Metrics
+
+JOINED_CHARS = 64 << 10
+"""Of text that is read as one."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,12 @@ class Event:
     kind: str
     rank: int
     content: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def stream(self) -> tuple[int, str] | None:
+        """A rank and the name of its stream, of text that may be shown as one with what follows; None of all else."""
+        text = self.kind == "output" and self.content["kind"] == "stream" and not self.content.get("maybe_seen")
+        return (self.rank, self.content["name"]) if text else None
 
 
 class Submission:
@@ -39,12 +49,37 @@ class Submission:
         self.futures: dict[int, Any] = {}
         self.nbytes = 0
         self.begun: Mapping[int, int] = {}
+        self._ahead: Event | None = None
+        """Taken from the queue, and not read yet."""
         self._late_stops = 0
         self._unread: list[Event] = []
 
     def put(self, kind: str, rank: int, content: Mapping[str, Any] | None = None) -> None:
         """Add an event; safe on any thread, and in a signal handler."""
         self.events.put(Event(kind, rank, content or {}))
+
+    def read(self, timeout: float) -> Event | None:
+        """The next event; None if none comes for so many seconds. Text of a stream that has come by now is one: of what a notebook has missed in
+        hours there may be tens of thousands of pieces."""
+        event = self._take(timeout)
+        if event is None or event.stream is None:
+            return event
+        last, texts = event, [event.content["text"]]
+        size = len(texts[0])
+        while size < JOINED_CHARS and (following := self._take(0.0)) is not None:
+            if following.stream != event.stream:
+                self._ahead = following
+                break
+            last = following
+            texts.append(following.content["text"])
+            size += len(texts[-1])
+        return replace(event, content={**last.content, "text": "".join(texts)})
+
+    def _take(self, timeout: float) -> Event | None:
+        event, self._ahead = self._ahead, None
+        with contextlib.suppress(queue.Empty):
+            return event or self.events.get(timeout=timeout)
+        return None
 
     def pending(self) -> list[int]:
         """The ranks that have not replied."""
@@ -60,6 +95,6 @@ class Submission:
 
     def unread(self, kind: str) -> list[Event]:
         """The events of a kind that came when nobody read any more."""
-        while not self.events.empty():
-            self._unread.append(self.events.get())
+        while (event := self._take(0.0)) is not None:
+            self._unread.append(event)
         return [event for event in self._unread if event.kind == kind]
