@@ -203,6 +203,8 @@ def _run(line: argparse.Namespace) -> int:
     run = notebooks.begin(request)
     if line.detach:
         print(run.words)
+        if run.ends:
+            print(run.ends, file=sys.stderr)
         return 0
     return EXIT_CODES[executing.shown(run, line.json)]
 

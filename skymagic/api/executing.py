@@ -67,7 +67,8 @@ class Text:
         match message:
             case wire.Begun():
                 self._cells = message.cells
-                print_note(f"[{self._run.notebook.name} is executed on {message.machine}: {message.cells} cells]")
+                ends = f"; {self._run.ends}" if self._run.ends else ""
+                print_note(f"[{self._run.notebook.name} is executed on {message.machine}: {message.cells} cells{ends}]")
             case wire.CellBegun():
                 first = message.source.strip().partition("\n")[0]
                 print_note(f"[cell {message.cell + 1} of {self._cells}] {first[:100]}")

@@ -22,7 +22,7 @@ from typing import Any
 from skymagic.cluster import Node
 from skymagic.data.capture.imports import imported_names
 from skymagic.data.capture.modules import collect
-from skymagic.errors import PoolError, ProvisionError, RequestError, SkyError
+from skymagic.errors import CloudError, PoolError, ProvisionError, RequestError, SkyError
 from skymagic.files.copy import Files
 from skymagic.jobs.notebook import packed
 from skymagic.jobs.workdir import folder_here, remote_folder
@@ -123,11 +123,6 @@ def _key(request: NotebookRequest, mistakes: list[str]) -> keys.PoolKey | None:
             raise PoolError(
                 f"{other.notebook.name} is executed on pool {record.name!r}, or was, and is not taken: skymagic attach {record.name}"
             )
-        if known.plan.region:
-            raise PoolError(
-                f"pool {record.name!r} is rented: the executed notebook would be lost when its machines end themselves, so it takes none. Run the "
-                f"cells from a notebook (%sky_attach {record.name}; %%sky_broadcast -a goes on without it), or name a pool of your own hosts"
-            )
         if not (request.take_over or records.left(record)):
             raise PoolError(
                 f"pool {record.name!r} is in use: {records.holder(record)} has it; end that one, or take the pool away from it: --take-over"
@@ -204,7 +199,8 @@ def _accesses(key: keys.PoolKey, nodes: Sequence[Node]) -> tuple[head.Access, ..
     Raises:
         PoolError: a node has none.
     """
-    first, *others = (head.Access(one.daemon, one.secret) for one in key.accesses)
+    known = [head.Access(one.daemon, one.secret, node.name) for one, node in zip(key.accesses, nodes, strict=True)]
+    first, *others = known
     pem = tls.certificate() if others else ""
     opened = run_all(
         [
@@ -286,6 +282,11 @@ def follow(
                     told, begun = number + 1, time.monotonic()
                     _hear(run, message, heard)
         except (ProvisionError, OSError) as problem:
+            if isinstance(problem, CloudError) and problem.kind == "missing":
+                notebooks.remove(run.job_id)
+                raise PoolError(
+                    f"pool {run.name!r}: {problem}, and what they kept of {run.notebook.name} went with them"
+                ) from None
             why = f": {problem}"
         time.sleep(1.0)
     raise PoolError(f"the notebook on pool {run.name!r} is out of sight{why}; skymagic attach {run.name} looks again")

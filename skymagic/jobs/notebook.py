@@ -12,9 +12,11 @@ from skymagic.plan.requests import Defaults
 from skymagic.pool import Pool, records, registry
 from skymagic.pool.keys import PoolKey
 from skymagic.providers import head, serving
+from skymagic.providers.ssh import SSH
 
 _pools: list[Pool] = []
 """The one that `enter` has taken up."""
+_in_use = contextlib.ExitStack()
 
 
 def enter(file: str) -> None:
@@ -38,10 +40,13 @@ def enter(file: str) -> None:
         Path(file).with_name("closed").touch()  # by the notebook itself, which goes on
         registry.drop(pool)
 
-    pool = Pool(key.name, serving(key.plan.request), survey, shell.user_ns, Defaults(), gone, key.job_id)
+    # what is rented is used as hosts are: the head has no credentials of the cloud
+    provider = SSH() if key.plan.region else serving(key.plan.request)
+    pool = Pool(key.name, provider, survey, shell.user_ns, Defaults(), gone, key.job_id)
     pool.attach(nodes, key)
     registry.adopt(pool)
     _pools.append(pool)
+    _in_use.enter_context(pool.in_use())  # between its cells too
     if not key.plan.remote:
         _hold(key.job_id)
 
@@ -55,6 +60,8 @@ def _hold(job_id: str) -> None:
 
 def leave() -> None:
     """Leave the pool for others, after the last cell."""
+    with contextlib.suppress(Exception):
+        _in_use.close()
     for pool in _pools:
         if registry.known(pool.name) and pool in registry.every():
             with contextlib.suppress(Exception):  # whatever is closed no more, ends with this process

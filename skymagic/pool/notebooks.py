@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from skymagic.errors import PoolError
+from skymagic.plan.units import duration_text
 from skymagic.pool import keys, records
 from skymagic.pool.keys import PoolKey
 
@@ -51,6 +52,20 @@ class NotebookRun:
         """It in a line."""
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.begun))
         return f"{self.name} ({self.job_id}): {self.notebook}, since {when}: skymagic attach {self.name}"
+
+    @property
+    def ends(self) -> str:
+        """What becomes of what the head keeps of it, in words; "" where it simply stays."""
+        request = self.key.plan.request
+        if not self.key.plan.region:
+            return ""
+        limits = [
+            f"{duration_text(seconds)} {words}"
+            for seconds, words in ((request.idle, "after its last cell"), (request.max_lifetime, "after their start"))
+            if seconds
+        ]
+        when = f", {' or '.join(limits)} at the latest" if limits else ""
+        return f"what is rented keeps it until it ends{when}: skymagic attach {self.name} before that"
 
     @property
     def plain(self) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -219,6 +219,16 @@ class Pool(Status):
         """
         asked = restart or self.plan.request.detached or self.state is State.RUNNING
         return asked and self.plan.outlives and self._resources.started and self.key is not None
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Meanwhile it is not idle, whether a cell runs or not, as long as this process is connected or its limits of absence allow."""
+        self.lifetime.begin("notebook")
+        try:
+            with self.agents.busy(()):
+                yield
+        finally:
+            self.lifetime.end("notebook", now())
 
     def leave(self) -> None:
         """Close all connections, and leave what runs for another notebook to attach to; twice is safe.

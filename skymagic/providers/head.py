@@ -27,12 +27,14 @@ class Access:
 
     Attributes:
         daemon: its name. secret: what it knows its notebooks by.
+        node: what the pool calls the node.
         address, port: where a relay listens on the node (`kernels.relay`); none on the head itself.
         pem: the certificate and key by which both know each other.
     """
 
     daemon: str
     secret: str = field(repr=False)
+    node: str
     address: str = ""
     port: int = 0
     pem: str = field(default="", repr=False)
@@ -58,17 +60,17 @@ def attach(plan: Plan, accesses: Sequence[Access]) -> tuple[Survey, Sequence[Nod
     here = detached.Here(detached.Access(accesses[0].daemon, accesses[0].secret))
     head = here.node(accesses[0].daemon, run)
     tunnels = tuple(AgentTunnel(one.secret) for one in accesses[1:])
-    nodes = [replace(head, name=plan.hosts[0] if plan.remote else head.name)]
-    nodes += [_other(index, plan.hosts[index], accesses[index], one) for index, one in enumerate(tunnels, 1)]
+    nodes = [replace(head, name=accesses[0].node if plan.remote else head.name)]
+    nodes += [_other(index, accesses[index], one) for index, one in enumerate(tunnels, 1)]
     return Nodes(plan, here, tunnels), nodes
 
 
-def _other(index: int, name: str, access: Access, tunnel: AgentTunnel) -> Node:
+def _other(index: int, access: Access, tunnel: AgentTunnel) -> Node:
     """A machine that is not the head."""
     relayed = functools.partial(Relayed, access)
     attach = functools.partial(relayed, processes.ATTACH, access.daemon)
     start = functools.partial(tunnel.open, attach)
-    return Node(index, name, start, relayed, access=access, leave=tunnel.leave, forward=tunnel.forward)
+    return Node(index, access.node, start, relayed, access=access, leave=tunnel.leave, forward=tunnel.forward)
 
 
 class Relayed:

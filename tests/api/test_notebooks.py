@@ -12,7 +12,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -24,10 +24,6 @@ from papermill.engines import papermill_engines
 
 from skymagic.api.papermill import Engine
 from skymagic.plan import parameters
-from skymagic.plan.requests import PoolRequest
-from skymagic.pool import keys, records
-from skymagic.pool.keys import PoolKey
-from skymagic.providers.local import Local
 from tests.lab.desk import nothing_left
 from tests.lab.hosts import loopback, still_there
 from tests.lab.notebook import ROOT, opened
@@ -244,15 +240,6 @@ def test_its_pool_is_ended(desk: Desk) -> None:
     assert said(desk.folder / "lost.executed.ipynb") == [["at work", "KeyboardInterrupt"]]
 
 
-def left_rented(state: Path) -> None:
-    """What a notebook leaves here of a pool on rented machines."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(state))
-        plan = replace(Local().plan(PoolRequest(nodes=1), print).plan, region="eu-west-1", remote=True)
-        keys.write(PoolKey("rented", "rented-1", plan, (), (), 0))
-        records.write(records.PoolRecord("rented", "rented-1", "aws", ("m1",), str(state)))
-
-
 def test_refused_before_anything_starts(tmp_path: Path) -> None:
     desk = Desk(tmp_path, {"XDG_STATE_HOME": str(tmp_path / "state")}, "gone")
     (tmp_path / "text.ipynb").write_text("no notebook")
@@ -273,12 +260,6 @@ def test_refused_before_anything_starts(tmp_path: Path) -> None:
             "no pool 'gone' was left from here",
         ):
             assert part in err
-    left_rented(tmp_path / "state")
-    code, out, err = desk.ran("run", written(tmp_path, "1"), "--pool", "rented")
-    assert (code, out) == (2, "")
-    assert "pool 'rented' is rented: the executed notebook would be lost" in err
-    assert "%sky_attach rented; %%sky_broadcast -a goes on without it" in err
-    (tmp_path / "state" / "skymagic" / "pools" / "rented-1.json").unlink()
     code, out, err = desk.ran("run", written(tmp_path, "1", "epochs = 1"), "-p", "epoch", 3, "-p", "seed", 1)
     assert (code, out) == (2, "")
     assert "-p epoch: the cell tagged 'parameters' sets no such name; did you mean 'epochs'?" in err

@@ -39,6 +39,11 @@ class RentedAccess:
         """Its agent's daemon, as of all machines."""
         return self.agent.daemon
 
+    @property
+    def secret(self) -> str:
+        """What that knows its notebooks by."""
+        return self.agent.secret
+
 
 def nodes(machines: Sequence[ssh.Machine], offer: Offer, lease: Lease, numbers: Sequence[int] = ()) -> list[Node]:
     """The machines as their pool sees them, each with what leads another notebook to it.

@@ -1,0 +1,80 @@
+"""A notebook as a job on rented machines: executed on their head, not taken for idle between its cells, and lost with them in words."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.lab import ec2 as lab
+from tests.lab.desk import Desk, killed
+from tests.lab.ec2 import REGION, ec2
+from tests.lab.instances import Machines, booting
+
+pytestmark = pytest.mark.needs("sshd")
+REQUEST = f"--provider aws --region {REGION} --nodes 2 --python {sys.executable}"
+BUSY = """import glob, re, time
+def busy():
+    records = glob.glob('/tmp/skymagic-daemon-*-JOB-[01]/record')
+    found = [re.search('"busy_since": *([0-9.]+)', open(one).read()) for one in records]
+    return [one is not None and float(one[1]) > 0 for one in found]
+for _ in range(1000):
+    if busy() == [True, True]: break
+    time.sleep(0.05)
+print('in use between cells', busy())"""
+"""A plain cell: what the watchdogs of both machines read of their agents."""
+
+
+@pytest.fixture(scope="module")
+def rented(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk, Machines]]:
+    """A pool on two rented machines, whose notebook was killed."""
+    folder = tmp_path_factory.mktemp("rented")
+    made = f"%sky_pool lab{os.urandom(4).hex()} {REQUEST}"
+    with ec2() as cloud, booting(cloud, folder / "machines") as machines:
+        settings = {
+            "subnet": machines.subnet, "use_private_ips": True, "ssh_port": machines.port, "user": machines.user,
+            "endpoint_url": cloud.url, "deadline_factor": 0.05,
+        }  # fmt: skip
+        desk = Desk(folder, made, {**lab.environment(), "HOME": str(folder)})
+        with desk.notebook(f"%config SkyMagic.aws = {settings!r}", f"{made} -y") as first:
+            killed(first)
+        yield desk, machines
+
+
+def written(folder: Path, *cells: str) -> str:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    path = folder / "train.ipynb"
+    nbformat.write(notebook, path)
+    return str(path)
+
+
+def test_it_is_executed_there_and_between_its_cells_the_machines_are_in_use(rented: tuple[Desk, Machines]) -> None:
+    desk, _ = rented
+    (key,) = desk.records.glob("*.key")
+    broadcast = "%%sky_broadcast -o ranks\nimport os\nint(os.environ['RANK'])"
+    cells = ("%load_ext skymagic", desk.made, broadcast, BUSY.replace("JOB", key.stem), "ranks")
+    code, out, err = desk.ran("run", written(desk.folder, *cells), "--pool", desk.pool)
+    assert code == 0, err
+    assert {"in use between cells [True, True]", "[0, 1]"} <= {*out.splitlines()}
+    assert "keeps it until it ends, 30m after its last cell or " in err
+    assert "train.ipynb has ended well" in err
+    assert len(nbformat.read(desk.folder / "train.executed.ipynb", as_version=4).cells) == len(cells)
+
+
+def test_what_went_with_its_machines_is_said_once(rented: tuple[Desk, Machines]) -> None:
+    desk, machines = rented
+    code, _, err = desk.ran("run", written(desk.folder, "print('kept there')"), "--pool", desk.pool, "--detach")
+    assert code == 0, err
+    assert "keeps it until it ends" in err
+    for one in lab.instances():
+        lab.set_state(one, "terminated", "Server.SpotInstanceTermination")
+        machines.end(one.id)
+    code, _, err = desk.ran("attach", desk.pool)
+    assert code == 1
+    assert "its machines are terminated, and what they kept of train.ipynb went with them" in err
+    assert "went with them" not in desk.ran("attach", desk.pool)[2], "nothing is known of it any more"
+    assert lab.left() == {}
