@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 from tests.lab import ec2 as lab
-from tests.lab.desk import Desk, killed
+from tests.lab.desk import Desk, killed, nothing_left
 from tests.lab.ec2 import REGION, ec2
 from tests.lab.instances import Machines, booting
 
@@ -42,7 +42,8 @@ def rented(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk, Mac
         desk = Desk(folder, made, {**lab.environment(), "HOME": str(folder)})
         with desk.notebook(f"%config SkyMagic.aws = {settings!r}", f"{made} -y") as first:
             killed(first)
-        yield desk, machines
+        with nothing_left(desk.env):
+            yield desk, machines
 
 
 def written(folder: Path, *cells: str) -> str:
