@@ -22,7 +22,7 @@ def busy():
     records = glob.glob('/tmp/skymagic-daemon-*-JOB-[01]/record')
     found = [re.search('"busy_since": *([0-9.]+)', open(one).read()) for one in records]
     return [one is not None and float(one[1]) > 0 for one in found]
-for _ in range(1000):
+for _ in range(600):
     if busy() == [True, True]: break
     time.sleep(0.05)
 print('in use between cells', busy())"""
