@@ -312,6 +312,7 @@ def test_nothing_is_evaluated() -> None:
         ("--pool ../x", "is not a name for a pool"),
         ("--region 'eu; rm'", "is not a region"),
         ("--nodes 2 --stop", "--stop: rented machines are ended, not stopped"),
+        ("--image-id=ami-1", "--image-id: a setting of yours, for all pools: %config SkyMagic.aws = {'image_id'"),
         ("--hosts a;b", "--hosts: 'a;b' is not a host"),
         ("--hosts '-oProxyCommand=id'", "is not a host"),
         ("--hosts a,-F", "--hosts: '-F' is not a host"),

@@ -265,8 +265,47 @@ def test_user_data_has_no_credential(cloud: EC2, case: Case) -> None:
     assert case.keys.user.private not in text
     assert not [value for value in lab.CREDENTIALS.values() if value in text]
     assert ["systemd-run", "--on-active=86400s", "systemctl", "poweroff"] in config["bootcmd"]
+    assert (config["package_update"], config["package_upgrade"]) == (False, False)
+    assert [each for each in config["bootcmd"] if "apt-daily-upgrade.timer" in each[-1] and "mask --now" in each[-1]]
     assert len(text) < userdata.MOST_BYTES
     case.lease.release()
+
+
+def test_the_image_is_the_one_of_its_makers_parameter_unless_it_is_named(
+    cloud: EC2, server: tuple[EC2, Clients]
+) -> None:
+    """Ubuntu, with NVIDIA's driver where there are GPUs; and a disk of at least what it needs."""
+    large = replace(SETTINGS, disk=250)
+    for number, (offer, settings, asked) in enumerate(
+        [
+            (A, SETTINGS, "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"),
+            (GPUS, large, "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"),
+            (GPUS, replace(SETTINGS, image_id=lab.IMAGE), ""),
+        ]
+    ):
+        cloud.calls.clear()
+        case = Case(server[1], f"train-{number}", settings)
+        case.lease.acquire([offer], 1)
+        assert [call.fields["Name"] for call in cloud.calls if call.action == "GetParameter"] == [asked] * bool(asked)
+        fields = launched(cloud)[0].fields
+        assert fields["ImageId"] == lab.IMAGE
+        disk = {name: fields[f"BlockDeviceMapping.1.Ebs.{name}"] for name in ("VolumeSize", "VolumeType")}
+        assert disk == {"VolumeSize": str(settings.disk), "VolumeType": "gp3"}
+        assert fields["BlockDeviceMapping.1.Ebs.DeleteOnTermination"] == "true"
+        case.lease.release()
+    assert lab.left() == {}
+
+
+def test_an_image_that_is_not_to_be_had(cloud: EC2, server: tuple[EC2, Clients]) -> None:
+    cloud.on("GetParameter", error("AccessDeniedException", "not authorized", 403))
+    with pytest.raises(
+        CloudError, match=r"(?s)image for m5.large is not to be found.*ssm:GetParameter.*image_id='ami-"
+    ):
+        Case(server[1]).lease.acquire([A], 1)
+    unknown = Case(server[1], "train-2", replace(SETTINGS, image_id="ami-0123456789abcdef0"))
+    with pytest.raises(CloudError, match="ami-0123456789abcdef0"):
+        unknown.lease.acquire([A], 1)
+    assert lab.left() == {}
 
 
 def test_user_data_that_is_too_large(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

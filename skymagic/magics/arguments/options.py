@@ -41,8 +41,9 @@ class Option:
 REFUSED = {
     "--stop": "rented machines are ended, not stopped: one that is stopped has no watchdog that ends it, and its disk is paid for, about $8 a "
     "month for 100 GB, until somebody thinks of it; --lazy rents others at the next cell",
+    "--image-id": "a setting of yours, for all pools: %config SkyMagic.aws = {'image_id': 'ami-…'}, or sky.AWS(image_id='ami-…')",
 }
-"""Options that people may look for and that there are not on purpose, each with the reason."""
+"""Options that people may look for and that there are not on purpose: why, or what is there instead."""
 
 # fmt: off
 _SECRET = Option(("--secret", "--secrets"), "secrets", readers.many(readers.variable), "NAME", "a variable of the notebook's environment, kept out of sight", "list", "environment")
