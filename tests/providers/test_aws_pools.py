@@ -94,7 +94,8 @@ def test_from_a_line_to_terminated(aws: tuple[Machines, Notebook]) -> None:
     assert not notebook.value("[name for _, _, env in found for name in env if name.startswith('AWS_')]")
     # the connection was verified by the key that was put there: nobody was asked, and no file of the user's has it
     assert not list((Path(notebook.value("__import__('os').environ['HOME']"))).glob(".ssh/*"))
-    notebook.run("%sky_status\n%sky_cost")
+    notebook.run("%sky_status")
+    notebook.run("%sky_cost")
     notebook.run("import sys, traceback")
     assert notebook.value(ASKING) == [], "no thread is there to ask EC2 from time to time"
     assert cloud.calls[rented:] == [], "nor does it cost a call to run cells and to look"

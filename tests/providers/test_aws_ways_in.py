@@ -13,7 +13,7 @@ import pytest
 
 from skymagic.errors import HostError, RequestError
 from skymagic.plan.cloud import CloudSettings
-from skymagic.providers.aws import machine, way
+from skymagic.providers.aws import keys, machine, way
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.launch import Instance
 from skymagic.runtime.rendezvous import free_port
@@ -122,6 +122,19 @@ def test_through_a_jump_host(tmp_path: Path) -> None:
                 value for call in machines.cloud.calls for key, value in call.fields.items() if key.endswith("CidrIp")
             }
             assert sources == {"127.0.0.2/32"}
+
+
+def test_machines_without_a_public_address_are_reached_through_the_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those with several network cards: the head has an Elastic IP, and the others none."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    both = [Instance("i-1", REGION, "10.0.0.4", "198.51.100.7"), Instance("i-2", REGION, "10.0.0.5")]
+    head, other = machine.endpoints(both, keys.make("train-1"), CloudSettings())
+    assert (head.hostname, head.proxy_jump) == ("198.51.100.7", ())
+    assert (other.hostname, other.proxy_jump) == ("10.0.0.5", (head,))
+    (later,) = machine.endpoints(both[1:], keys.again("train-1"), CloudSettings(), head)
+    assert later.proxy_jump == (head,), "and one in the place of another"
 
 
 def test_a_session_is_what_aws_documents() -> None:
