@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -24,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 90.0  # seconds without any news from the kernel; then it hangs
 DUMP_TIMEOUT = 10.0
 """Seconds that a kernel which hangs has to say where."""
+ATTEMPTS = 3
+"""Jupyter chooses a kernel's ports before the kernel takes them; meanwhile another process may have one, and the kernel ends at once."""
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -104,6 +107,14 @@ class Shown:
 OUTPUTS = {"stream", "display_data", "update_display_data", "execute_result", "clear_output", "error"}
 
 
+def _launched(cwd: str, env: dict[str, str], options: list[str]) -> tuple[KernelManager, BlockingKernelClient]:
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel(cwd=cwd, env=env, extra_arguments=options)
+    client: BlockingKernelClient = manager.client()
+    client.start_channels()
+    return manager, client
+
+
 class Notebook:
     """Owns a kernel, in a folder of its own.
 
@@ -133,14 +144,9 @@ class Notebook:
             "--HistoryManager.hist_file=:memory:",
             f"--SkyMagic.view_after={view_after}",
         ]
-        self._manager = KernelManager(kernel_name="python3")
-        self._manager.start_kernel(
-            cwd=str(folder),
-            env={**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", **own_folders(folder), **(env or {})},
-            extra_arguments=options,
-        )
-        self._client: BlockingKernelClient = self._manager.client()
-        self._client.start_channels()
+        own = {"PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", **own_folders(folder), **(env or {})}
+        self._launch = partial(_launched, str(folder), {**os.environ, **own}, options)
+        self._manager, self._client = self._launch()
         self._cells: dict[str, Shown] = {}
         self.widgets: dict[str, dict[str, Any]] = {}
         """The state of each widget that there is, by its id."""
@@ -150,7 +156,15 @@ class Notebook:
 
     def wait_until_ready(self) -> None:
         """Wait for its kernel, and take the number of its process."""
-        self._client.wait_for_ready(timeout=DEADLINE)
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                self._client.wait_for_ready(timeout=DEADLINE)
+                break
+            except RuntimeError:
+                if not left or self._manager.is_alive():
+                    raise
+            self.close()
+            self._manager, self._client = self._launch()
         self.pid = int(self.value("__import__('os').getpid()"))
 
     # -- cells ---------------------------------------------------------------------------------------------------
