@@ -144,7 +144,16 @@ def test_a_page_is_no_answer(
 
 def test_ways_that_lead_nowhere(cloud: EC2, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody listens there, a proxy does not, it is no TLS, it is no address."""
-    for name in ("HTTP_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
+    for name in (
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "ALL_PROXY",
+        "all_proxy",
+        "NO_PROXY",
+        "no_proxy",
+    ):
         monkeypatch.delenv(name, raising=False)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # it is nobody else's, and nobody listens
