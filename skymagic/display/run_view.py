@@ -36,7 +36,7 @@ class LiveLine:
     def __init__(self, actions: Actions | None, hint: str = "") -> None:
         self._actions, self._hint = actions, hint
         self._controls: Controls | None = None
-        self._said = ""
+        self._said = hint if actions is None else ""
         self.area: Area | None = None
         """Where it stands."""
 

@@ -208,10 +208,8 @@ def _carried_out(
 ) -> Values:
     """Args as of `broadcast`; `partly`: whether values of some ranks do where the others were lost while nobody was there."""
     if view is None and limits.view_after < math.inf and screen is None:
-        view = RunView(
-            limits.view_after,
-            Actions(interrupt.pressing(stop), lambda: inspection.stacks(pool, spec.ranks), pool.picture),
-        )
+        actions = Actions(interrupt.pressing(stop), lambda: inspection.stacks(pool, spec.ranks), pool.picture)
+        view = RunView(limits.view_after, actions if pool.defaults.buttons else None)
     widgets = pool.widgets if spec.source else None  # of a cell of another notebook they are text
     notebook = NotebookScreen(spec.visible_ranks, view, widgets=widgets)
     with interrupt.deferred() as interrupts, ended(view, names) as ending:

@@ -230,7 +230,8 @@ def _carried_out(
     node_of = pool.plan.topology.node_of
     # what a script does is none of our business: its processes are not ours to look into, also when it says nothing for a while
     if view is None and limits.view_after < math.inf and screen is None:
-        view = RunView(limits.view_after, Actions(interrupt.pressing(stop)))
+        actions = Actions(interrupt.pressing(stop))
+        view = RunView(limits.view_after, actions if pool.defaults.buttons else None)
     notebook = NotebookScreen([node_of(rank) for rank in spec.visible_ranks], view, noun="node")
     shown = screen or notebook
     with ended(view, [spec.output] if spec.output else [], lambda end: by_node(end, node_of)) as ending:

@@ -33,6 +33,7 @@ class Run:
     Args:
         call: what is to be done, on a thread of its own; it is given this handle, to say on which ranks.
         number: of the notebook's cell.
+        buttons: whether its line has some.
 
     Attributes:
         stop: ends the run, once it has been given to it.
@@ -40,8 +41,9 @@ class Run:
         ranks: those that take part, as soon as they are known.
     """
 
-    def __init__(self, call: Callable[[Run], Any], number: int) -> None:
+    def __init__(self, call: Callable[[Run], Any], number: int, *, buttons: bool = True) -> None:
         self.number = number
+        self._buttons = buttons
         self.stop = StopSignal()
         self.pool: Pool | None = None
         self.ranks: tuple[int, ...] = ()
@@ -187,7 +189,8 @@ class Run:
         if not in_notebook():
             print(repr(self))
             return
-        self._line = LiveLine(Actions(self.cancel, self._where, self._picture) if watched() else None)
+        actions = Actions(self.cancel, self._where, self._picture)
+        self._line = LiveLine(actions if self._buttons and watched() else None)
         self._line.say(repr(self))
         if self.done():
             self._refresh()

@@ -53,6 +53,10 @@ class SkyMagic(Configurable):
         min=0.0,
         help="Seconds after which a cell that goes on has a line that says how it is; inf for none.",
     )
+    buttons = Bool(
+        _BUILT_IN.buttons,
+        help="Whether that line has buttons, which are widgets; without them it is whole also in a notebook that is saved while it moves.",
+    )
     grace = Float(_BUILT_IN.grace, min=0.0, help="Seconds that an interrupted rank has before it is ended.")
     screen_limit = Int(_BUILT_IN.screen_limit, min=1, help="Bytes of output that one cell may show; the logs hold all.")
     log_limit = Int(

@@ -87,7 +87,9 @@ class Runs:
         if not noblock:
             call(None)
             return None
-        pending = Run(lambda handle: self._run_beside(call, handle), cell.execution_count)
+        pending = Run(
+            lambda handle: self._run_beside(call, handle), cell.execution_count, buttons=self._settings.buttons
+        )
         self.pending = [*(one for one in self.pending if not one.done()), pending]
         return pending
 

@@ -248,6 +248,7 @@ class Defaults:
         away: seconds that nodes on other machines wait for a notebook that has gone, once their cells have ended.
         stall_after: seconds without progress until one line says who waits for whom.
         view_after: seconds after which a cell that goes on has a line that says how it is.
+        buttons: whether that line has buttons, which are widgets, where the front end shows such.
         grace: seconds that an interrupted rank has before it is ended.
         screen_limit: bytes of output that one cell may show; the logs hold all of it.
         log_limit: bytes that the log of one rank may have on its node; of a longer one the beginning is dropped.
@@ -268,6 +269,7 @@ class Defaults:
     away: float | None = 1800.0
     stall_after: float = 30.0
     view_after: float = 1.0
+    buttons: bool = True
     grace: float = 2.0
     screen_limit: int = 1_000_000
     log_limit: int = 1_000_000_000

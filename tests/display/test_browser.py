@@ -69,6 +69,8 @@ CELLS = {
     "at rest": COUNTS.format(rest=True, words="at rest"),
     "again": "%load_ext skymagic\n%sky_pool --ranks 2",
     "after": "%%sky_broadcast --only all\nprint('ready')",
+    "plain": "%config SkyMagic.buttons = False\n%config SkyMagic.view_after = 0.3",
+    "amid": BLOCKS.replace("\n", "\nimport time\n", 1),
 }
 CLEAR = "() => window.jupyterapp.commands.execute('notebook:clear-cell-output')"
 SELECT = "(index) => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = index; }"
@@ -231,6 +233,19 @@ def test_a_kernel_that_is_restarted_amid_a_cell_starts_a_pool_anew(browser: Brow
     browser.shot("restarted")
 
 
+def test_a_line_without_buttons_is_whole_in_what_is_saved_amid_its_cell(browser: Browser) -> None:
+    browser.run(INDEX["plain"])
+    browser.start(INDEX["amid"])
+    shown = browser.outputs(INDEX["amid"])
+    expect(shown).to_contain_text("begun")
+    expect(shown).to_contain_text("press ■ to stop")
+    saved = browser.save()["cells"][INDEX["amid"]]["outputs"]
+    assert {kind for output in saved for kind in output.get("data", {})} == {"text/plain", "text/html"}
+    browser.restart()
+    expect(browser.run(INDEX["again"])).to_contain_text(re.compile(r"2 ranks on \S+ · ready in"))
+    expect(browser.run(INDEX["after"])).to_contain_text("[1] ready")
+
+
 def test_what_was_saved_is_shown_when_it_is_opened_again(browser: Browser) -> None:
     saved = browser.save()
     widgets = saved["metadata"].get("widgets")
@@ -246,6 +261,7 @@ def test_what_was_saved_is_shown_when_it_is_opened_again(browser: Browser) -> No
     expect(browser.outputs(INDEX["training"])).to_contain_text("results → `results`")
     expect(browser.outputs(INDEX["blocks"])).to_contain_text("interrupted")
     expect(browser.outputs(INDEX["beside"])).to_contain_text("stopped after")
+    expect(browser.outputs(INDEX["amid"])).to_contain_text("press ■ to stop")
     expect(browser.outputs(INDEX["curve"]).get_by_role("img")).to_be_visible()
     gone(browser)
     browser.shot("reopened")

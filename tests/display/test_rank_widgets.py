@@ -145,6 +145,22 @@ def test_where_nobody_looks_a_widget_is_text(notebook: Notebook) -> None:
     assert [[*data] for data in shown.rich] == [["text/plain"]]
 
 
+def test_of_more_than_200_displays_the_oldest_stay_as_text(notebook: Notebook) -> None:
+    shown = notebook.run(
+        "%%sky_broadcast\nlabels = [ipywidgets.Label(f'label {number}') for number in range(220)]\n"
+        "for label in labels: display(label)"
+    )
+    notebook.watch(shown, lambda cell: len(displayed(cell)) <= 200)
+    texts = [data["text/plain"] for data in shown.rich]
+    assert texts == [f"label {number}" for number in range(220)]
+    assert WIDGET_VIEW not in shown.rich[0]
+    newest = displayed(shown)[-1]
+    assert newest["text/plain"] == "label 219"
+    notebook.run("%%sky_broadcast\nlabels[-1].value = labels[0].value = 'changed'")
+    follow(notebook, newest[WIDGET_VIEW]["model_id"], "value", "changed")
+    assert shown.rich[0] == {"text/plain": "label 0"}
+
+
 def test_when_a_rank_or_the_pool_ends_the_text_stays(notebook: Notebook) -> None:
     shown = notebook.run("%%sky_broadcast --only all\nlabel = ipywidgets.Label(f'of {os.environ[\"RANK\"]}')\nlabel")
     assert sorted(data["text/plain"] for data in displayed(shown)) == ["of 0", "of 1"]

@@ -21,6 +21,7 @@ from skymagic.providers import Local
 from skymagic.wire.record import answers
 from tests.lab.desk import Desk, daemons, killed, local_desk
 from tests.lab.hosts import still_there
+from tests.lab.notebook import Notebook
 
 WAITS = """%%sky_broadcast -o value
 import os, time
@@ -77,6 +78,41 @@ def test_a_pool_of_this_machine_goes_on_without_its_notebook(desk: Desk) -> None
         assert left not in third.run("%sky_status").text
     assert json.loads(desk.ran("pools", "--json")[1])["pools"] == []
     assert desk.ran("down", desk.pool)[0] == 2
+
+
+def restarted_amid_a_cell(notebook: Notebook, gate: Path) -> list[psutil.Process]:
+    """Restart a kernel from its menu while a cell holds it; the ranks that the cell ran on, which go on if they were left waiting."""
+    notebook.watched = True
+    notebook.run("%config SkyMagic.view_after = 0.0\nimport os")
+    notebook.run("%%sky_broadcast -o pids\nkept = 7\nos.getpid()")
+    ranks = [psutil.Process(pid) for pid in notebook.value("pids")]
+    cell = notebook.start(WAITS.replace("GATE", repr(str(gate))))
+    notebook.watch(cell, lambda seen: "before" in seen.stdout and bool(seen.rich))  # its line is there, and moves
+    notebook.restart()
+    gate.write_text("")
+    return ranks
+
+
+def test_a_kernel_that_is_restarted_amid_a_cell_ends_its_pool_and_makes_another(desk: Desk) -> None:
+    with desk.notebook("%sky_pool brief --ranks 2") as notebook:
+        ranks = restarted_amid_a_cell(notebook, desk.folder / "gate")
+        assert still_there(ranks) == []
+        assert "was left" not in notebook.run("%load_ext skymagic").text
+        assert "no pool is running" in notebook.run("%sky_status").said
+        notebook.run("%sky_pool brief --ranks 2")
+        assert "again" in (said := notebook.run("%%sky_broadcast\nprint('again')")).lines, said.outputs
+
+
+def test_a_kernel_that_is_restarted_amid_a_cell_attaches_to_its_detached_pool(desk: Desk) -> None:
+    with desk.notebook(desk.made) as notebook:
+        ranks = restarted_amid_a_cell(notebook, desk.folder / "gate")
+        assert f"pool {desk.pool!r} was left on " in notebook.run("%load_ext skymagic").text
+        notebook.finish(notebook.start(f"%sky_attach {desk.pool}"))  # which may tell how the cell ended
+        notebook.run("%sky_pull kept -o kept")
+        assert notebook.value("kept") == [7, 7]
+        assert all(rank.is_running() for rank in ranks)
+        assert "again" in (said := notebook.run("%%sky_broadcast\nprint('again')")).lines, said.outputs
+        notebook.run("%sky_down")
 
 
 def test_a_kernel_that_is_shut_down_leaves_its_script(desk: Desk) -> None:

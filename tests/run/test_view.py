@@ -302,6 +302,21 @@ def test_buttons_that_no_front_end_shows_are_withdrawn(notebook: Notebook) -> No
     assert re.fullmatch(r"2 ranks · \d+\.\d s · interrupted", view(cell))
 
 
+def test_a_line_without_buttons_is_whole_at_every_moment(notebook: Notebook) -> None:
+    notebook.run("%config SkyMagic.buttons = False")
+    cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
+    beside = notebook.start("%%sky_broadcast -a\n1")
+    notebook.watch(cell, lambda shown: view(shown).endswith(" · press ■ to stop"))
+    notebook.interrupt()
+    notebook.finish(cell)
+    notebook.finish(beside)
+    notebook.run("Out[max(Out)].result()")
+    assert re.fullmatch(r"2 ranks · \d+\.\d s · interrupted", view(cell))
+    assert not notebook.widgets
+    assert WIDGETS not in str([cell.rich, beside.rich])
+    notebook.run("%config SkyMagic.buttons = True")
+
+
 def test_a_script_has_its_line_and_its_button(notebook: Notebook) -> None:
     cell = notebook.start("%%sky_sh\nsleep 600")
     notebook.watch(cell, lambda shown: any("2 nodes · " in data["text/plain"] for data in shown.rich))
