@@ -343,8 +343,13 @@ def test_a_cell_beside_the_notebook_is_looked_into_and_its_numbers_stay(notebook
     cell = notebook.start(f"%%sky_broadcast -a\nsky.report(step=4, total=10, loss=0.5)\n{waiting(end)}")
     notebook.finish(cell)
     found = buttons(notebook, cell)
+
+    def said(words: str) -> bool:
+        return any(words in str(widget.get("value", "")) for widget in notebook.widgets.values())
+
+    notebook.watch(cell, lambda _: said("loss 0.5"))  # pressed before, the button would say that it has not begun
     notebook.click(found["where is it?"])
-    notebook.watch(cell, lambda _: any("at line 3" in w.get("value", "") for w in notebook.widgets.values()))
+    notebook.watch(cell, lambda _: said("at line 3"))
     end.touch()
     notebook.watch(cell, lambda shown: any("done after" in data["text/plain"] for data in shown.rich))
     assert re.search(r"done after \d+\.\d s> · loss 0\.5$", cell.rich[0]["text/plain"])
