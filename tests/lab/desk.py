@@ -182,8 +182,12 @@ def killed_daemons(job_id: str) -> Iterator[None]:
     try:
         yield
     finally:
-        for folder in Path(tempfile.gettempdir()).glob(f"skymagic-daemon-*-{job_id}-*"):
-            shutil.rmtree(folder, ignore_errors=True)
+        for place in (
+            Path(tempfile.gettempdir()),
+            Path("/dev/shm"),
+        ):  # of the daemons, and of the agents that ended with them
+            for folder in place.glob(f"skymagic-*{job_id}-*"):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def killed(notebook: Notebook) -> None:
