@@ -155,7 +155,7 @@ class Both:
         run, before = Run(), own(self.shell.user_ns)
         for cell in cells:
             result, printed = self.run_cell(cell)
-            run.printed += SHIPPED.sub("", printed)
+            run.printed += printed
             problem = result.error_before_exec or result.error_in_exec
             run.error = problem and told(problem)
         run.value = seen(result.result)
@@ -172,7 +172,7 @@ class Both:
         self.shell.user_ns.pop("_sky_value", None)
         for cell in cells:
             result, printed = self.run_cell(f"%%sky_broadcast -o _sky_value\n{cell}")
-            run.printed += printed
+            run.printed += SHIPPED.sub("", printed)
             problem = result.error_before_exec or result.error_in_exec
             if type(problem).__name__ == "ResultError":
                 problem = None
