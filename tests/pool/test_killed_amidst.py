@@ -123,8 +123,9 @@ def both_attach(desk: Desk, *before: str) -> None:
             notebook.finish(shown)
             cells.append(notebook.finish(notebook.start("%%sky_broadcast\nrank")))
         assert sorted(cell.error is None for cell in cells) == [False, True]
-        (loser,) = (shown for (_, shown), cell in zip(both, cells, strict=True) if cell.error is not None)
-        said = loser.text + (loser.error.text if loser.error else "")
+        # one that was through before the other came hears it with its next cell
+        (loser,) = ((shown, cell) for (_, shown), cell in zip(both, cells, strict=True) if cell.error is not None)
+        said = "".join(one.text + (one.error.text if one.error else "") for one in loser)
         assert "reads pool" in said or "--take-over" in said or "another notebook has attached" in said, said
         killed(one)
         killed(other)
