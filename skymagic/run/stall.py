@@ -12,6 +12,8 @@ from skymagic.plan.units import rank_words
 
 BUSY_SHARE = 0.01
 """Share of the time between two samples which, on the processor, counts as work."""
+SAMPLE_COST = 0.02
+"""Seconds on the processor that a rank may need to tell a sample, where the machine is slow or has many processes."""
 LAST_SAMPLES = 5
 """Samples in a row at which the others wait for the same rank, from which it is always last: of ranks alike it is each time another."""
 AWAITING = ("torch/distributed/", "torch/autograd/")
@@ -62,7 +64,7 @@ class Stall:
             stacks: of all others, as ranks tell them: frames, and the number of collectives begun.
         """
         before, self._last = self._last, stacks
-        working = BUSY_SHARE * (now - self._last_at)
+        working = BUSY_SHARE * (now - self._last_at) + SAMPLE_COST
         self._last_at = now
         behind = those_behind(stacks)
         self._behind.append(frozenset(behind) if went_on(before, stacks) and awaited(behind, stacks) else frozenset())

@@ -147,6 +147,7 @@ class Notebook:
         own = {"PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", **own_folders(folder), **(env or {})}
         self._launch = partial(_launched, str(folder), {**os.environ, **own}, options)
         self._manager, self._client = self._launch()
+        self._ended = False
         self._cells: dict[str, Shown] = {}
         self.widgets: dict[str, dict[str, Any]] = {}
         """The state of each widget that there is, by its id."""
@@ -171,6 +172,7 @@ class Notebook:
 
     def start(self, source: str, *, answering: bool = False, watched: bool = False) -> Shown:
         """Send a cell; what it shows is filled in by `watch` and `finish`. With `answering` it may ask: see `answer`."""
+        assert not self._ended, "its kernel hung in an earlier cell, and was ended"
         shown, watched = Shown(), watched or self.watched
         allow = answering or watched
         content = {
@@ -205,6 +207,7 @@ class Notebook:
 
     def _tell_where(self) -> None:
         """Have a kernel that hangs write the stacks of its threads to standard error, and end."""
+        self._ended = True
         with suppress(psutil.Error, AttributeError):
             kernel = psutil.Process(self.pid)
             kernel.send_signal(signal.SIGABRT)
