@@ -57,8 +57,8 @@ def missed(rank: int, count: int) -> str:
 
 
 def thinned_out(rank: int, every: int) -> str:
-    """The line on numbers that were reported while the notebook was away, and were too many to be kept."""
-    return f"[of what rank {rank} reported while this notebook was away, one step of {every} is kept]\n"
+    """The line on numbers that were reported while the notebook was away, or before it attached, and were too many to be kept."""
+    return f"[of what rank {rank} reported while this notebook was not there, one step of {every} is kept]\n"
 
 
 def table(rows: Iterable[Sequence[object]]) -> str:

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from skymagic.wire.metrics import Names
+from skymagic.wire.metrics import Names, Rows
 
 RESERVED = frozenset({"rank", "cell", "seconds"})
 """Columns of the table that these names would hide."""
@@ -26,8 +26,6 @@ LONGEST_NAME = 100
 MOST_BYTES = 8 << 20
 """Of rows that nobody has taken: a thread that reports between cells goes on for ever."""
 NOWHERE = "sky.report: this process is no rank of a pool, so what it reports is not kept"
-
-Rows = dict[Names, "array[float]"]
 
 
 def number(name: str, value: Any) -> float:

@@ -8,7 +8,7 @@ files        messages of copying files
 check        messages of checking a node
 terminal     messages of a terminal on a node
 notebook     messages of a notebook that is a job on the head
-metrics      numbers that ranks report, packed and thinned out
+metrics      numbers that ranks report, packed
 order        what notebook and rank agree on besides: the orders in a run's code
 processes    the modules that one process starts in another
 pids         processes that are known by their number, and signals to them

@@ -1,4 +1,4 @@
-"""Numbers that ranks report, as rows of doubles: packed for the wire, and thinned out where memory is bounded.
+"""Numbers that ranks report, as rows of doubles, packed for the wire.
 
 Each set of names has rows of its own: ``seconds`` since the cell began on its rank, ``step``, ``total`` (NaN where it was not
 given), then a double for each name.
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 Names = tuple[str, ...]
+Rows = dict[Names, "array[float]"]
 SECONDS, STEP, TOTAL = range(3)
 FIXED = 3
 """Columns before those of the names."""
@@ -34,13 +35,3 @@ def unpacked(batches: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Names, arra
         rows = array("d")
         rows.frombytes(base64.b64decode(batch["rows"]))
         yield tuple(batch["names"]), rows
-
-
-def thinned(names: Names, rows: array[float]) -> array[float]:
-    """Every second row, the newest among them."""
-    width = FIXED + len(names)
-    count = len(rows) // width
-    kept = array("d")
-    for index in range((count + 1) % 2, count, 2):
-        kept.extend(rows[index * width : (index + 1) * width])
-    return kept

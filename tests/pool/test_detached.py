@@ -30,6 +30,20 @@ while not os.path.exists(GATE): time.sleep(0.02)
 print('after')
 int(os.environ['RANK'])"""
 
+REPORTS = """%%sky_broadcast -o value
+import os, time
+import skymagic as sky
+rank = int(os.environ['RANK'])
+sky.report(step=0, loss=rank)
+print('before', flush=True)
+while not os.path.exists(FIRST): time.sleep(0.02)
+sky.report(step=1, loss=rank + 0.5)
+while not os.path.exists(GATE): time.sleep(0.02)
+sky.report(step=2, loss=rank + 0.25)
+print('after')
+rank"""
+"""Like `WAITS`, and reports at three times: while its notebook is there, when it is gone, and when another one is there."""
+
 DIES_AMIDST = """import os, signal, time
 from skymagic.display.screen import NotebookScreen
 def dies(*_):
@@ -46,11 +60,12 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 
 def test_a_pool_of_this_machine_goes_on_without_its_notebook(desk: Desk) -> None:
-    gate = desk.folder / "gate"
+    gone, gate = desk.folder / "gone", desk.folder / "gate"
     with desk.notebook(desk.made) as first:
-        cell = first.start(WAITS.replace("GATE", repr(str(gate))))
+        cell = first.start(REPORTS.replace("FIRST", repr(str(gone))).replace("GATE", repr(str(gate))))
         first.watch(cell, lambda seen: "before" in seen.stdout)
         killed(first)
+    gone.write_text("")
     with desk.notebook() as second:
         left = f"pool {desk.pool!r} was left on "
         assert left in second.run("%reload_ext skymagic").text
@@ -61,6 +76,8 @@ def test_a_pool_of_this_machine_goes_on_without_its_notebook(desk: Desk) -> None
         second.finish(cell)
         assert cell.error is None, cell.error
         assert cell.stdout.count("after") == 1
+        reported = second.value("__import__('skymagic').find().metrics.loss.to_dict()")
+        assert reported == {(0, 0): 0, (1, 0): 0.5, (2, 0): 0.25, (0, 1): 1, (1, 1): 1.5, (2, 1): 1.25}
         second.run("%%sky_broadcast -o kept\nvalue = [3] * 200_000\nlen(value)")
         assert second.value("value, kept") == ([0, 1], [200_000, 200_000])
         killed(second)

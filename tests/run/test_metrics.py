@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from skymagic.kernels.agent.away import MAX_NUMBERS_BYTES, KeptNumbers
+from skymagic.kernels.agent.away import MAX_NUMBERS_BYTES, KeptNumbers, Sampled
 from skymagic.kernels.agent.output import RankOutput
 from skymagic.run import metrics as module
 from skymagic.run.metrics import Metrics, kept, records, table
 from skymagic.wire.agent import BeginOutput, Reported
-from skymagic.wire.metrics import packed, thinned, unpacked
+from skymagic.wire.metrics import USAGE, packed, unpacked
 
 NAN = math.nan
 
@@ -173,23 +173,35 @@ def test_the_head_alone_and_ranks_that_are_over_do_not_lag() -> None:
 # ------------------------------------------------------------------------------------------ while the notebook is away
 
 
-def test_every_second_row_is_left_and_the_newest() -> None:
-    rows = array("d", [value for step in range(5) for value in (0.0, step, NAN, step)])
-    assert list(thinned(("loss",), rows)[1::4]) == [0, 2, 4]
-    assert list(thinned(("loss",), rows[:16])[1::4]) == [1, 3]
+@pytest.mark.parametrize(("count", "kept"), [(5, [0, 4]), (7, [0, 4, 6]), (9, [0, 4, 8])])
+def test_every_fourth_row_is_left_and_the_newest(count: int, kept: list[int]) -> None:
+    before, meanwhile = Sampled(("loss",)), Sampled(("loss",))
+    for number in range(count):
+        for sampled in (before, meanwhile):
+            sampled.add(array("d", (0.0, number, NAN, number)))
+        if number in (2, 4):
+            meanwhile.thin()
+    before.thin()
+    before.thin()
+    assert list(before.rows[1::4]) == list(meanwhile.rows[1::4]) == kept
 
 
-def test_away_memory_is_bounded_and_all_steps_are_spanned() -> None:
+def test_what_is_kept_is_bounded_and_spans_all_steps_evenly() -> None:
     numbers = KeptNumbers()
-    steps = 2 * MAX_NUMBERS_BYTES // 32
+    steps = 10 * MAX_NUMBERS_BYTES // 32
     for start in range(0, steps, 1000):
-        numbers.add(loop("loss", range(start, start + 1000), steps))
-    every, batches = numbers.take()
-    ((_, rows),) = unpacked(batches)
-    assert len(rows) * 8 <= MAX_NUMBERS_BYTES
-    assert every > 1
-    assert rows[1] <= every
-    assert rows[-3] >= steps - 1
+        numbers.add(loop("loss", range(start, min(start + 1000, steps)), steps))
+    numbers.add(loop("accuracy", range(10)))  # of those that are few, none is lost
+    numbers.add(loop(" ".join(USAGE), range(3)))
+    every, batches = numbers.kept
+    found = dict(unpacked(batches))
+    loss = list(found["loss",][1::4])
+    assert every == 16
+    assert loss == [*range(0, steps, every), steps - 1]
+    assert len(loss) * 32 <= MAX_NUMBERS_BYTES
+    assert len(found["accuracy",]) == 40
+    assert found[USAGE][-1] == 2
+    assert numbers.take() == (every, batches)
     assert numbers.take() == (1, ())
 
 
@@ -213,3 +225,32 @@ def test_on_return_the_notebook_gets_what_was_kept(tmp_path: Path) -> None:
     assert [(row["step"], row["loss"]) for row in records([of(*((3, one["batches"]) for one in sent[:2]))])] == [
         (step, step) for step in range(4)
     ]
+
+
+def test_another_notebook_gets_all_that_was_reported(tmp_path: Path) -> None:
+    sent: list[dict[str, Any]] = []
+    output = RankOutput(3, tmp_path / "log", {}, lambda parent, content: None, print)
+    try:
+        output.begin(BeginOutput(3, {"msg_id": "1"}, False, 100), 0.0)
+        output.report(Reported(3, loop("loss", range(9))))
+        output.begin(BeginOutput(3, {"msg_id": "2"}, False, 100), 1.0)
+        output.report(Reported(3, loop("loss", range(1))))  # while the first notebook was there
+        output.detach()
+        output.report(Reported(3, loop("loss", range(1, 2))))
+        output.replaced()
+        output.report(Reported(3, loop("loss", range(2, 3))))  # as the second has not asked yet
+        output.follow(0, lambda content: None)  # it is killed
+        output.detach()
+        output.report(Reported(3, loop("loss", range(3, 4))))
+        output.replaced()
+        output.follow(0, sent.append)
+        output.report(Reported(3, loop("loss", range(4, 5))))
+        output.end(2.0)
+        told = len(sent)
+        output.follow(0, sent.append)  # it had ended meanwhile
+    finally:
+        output.close()
+    for contents in (sent[:told], sent[told:]):
+        assert contents[-1]["kind"] == "end"
+        found = records([of(*((3, one["batches"]) for one in contents if one["kind"] == "numbers"))])
+        assert [(row["step"], row["loss"]) for row in found] == [(step, step) for step in range(5)]

@@ -18,7 +18,7 @@ forkserver    what runs as the forkserver
 orphans       what ranks have started, ended with them
 discovery     by which addresses the nodes reach each other
 output        a rank's output: pipes → complete log → what the screen may see
-away          what ranks display while the notebook is away
+away          what ranks display while the notebook is away, and what they report
 kept          what ranks have shown in their last run, for a notebook that takes over
 unattended    the end of a run whose notebook has been away for too long
 ending        the end by a signal: hooks of ranks run first

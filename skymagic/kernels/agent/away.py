@@ -1,4 +1,4 @@
-"""What a rank displays and reports while the notebook is away: bounded, for nobody would take it and a live plot never ends.
+"""What a rank displays while the notebook is away, and what it reports: bounded, for nobody would take it and a live plot never ends.
 
 Of displays the newest are kept. Numbers are thinned out when they are too many, so that what is kept spans all steps.
 """
@@ -56,25 +56,78 @@ class KeptDisplays:
         return kept
 
 
+class Sampled:
+    """Rows under one set of names: all of them, or of too many every second, then every fourth, …, and the newest in any case."""
+
+    def __init__(self, names: metrics.Names) -> None:
+        self._width = metrics.FIXED + len(names)
+        self._rows, self._newest = array("d"), array("d")
+        """Those that are kept; the newest, where it is not among them."""
+        self._count = 0
+        """Rows that came."""
+        self.every = 1
+        """Of how many in a row the first is kept."""
+
+    def __len__(self) -> int:
+        """Rows that are kept."""
+        return len(self._rows) // self._width
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of them."""
+        return self._rows.itemsize * len(self._rows)
+
+    @property
+    def rows(self) -> array[float]:
+        """All that is kept."""
+        return self._rows + self._newest
+
+    def add(self, rows: array[float]) -> None:
+        """Take the rows of a batch."""
+        self._take(rows, -self._count % self.every, self.every)
+        self._count += len(rows) // self._width
+        self._newest = rows[-self._width :] if (self._count - 1) % self.every else array("d")
+
+    def thin(self) -> None:
+        """Keep every second one of what is kept, and of what comes."""
+        rows, newest = self._rows, self.rows[-self._width :]
+        self._rows, self.every = array("d"), 2 * self.every
+        self._take(rows, 0, 2)
+        self._newest = newest if (self._count - 1) % self.every else array("d")
+
+    def _take(self, rows: array[float], first: int, every: int) -> None:
+        for index in range(first, len(rows) // self._width, every):
+            self._rows.extend(rows[index * self._width : (index + 1) * self._width])
+
+
 class KeptNumbers:
-    """The numbers that one rank has reported; of too many every second step, then every fourth, …"""
+    """The numbers that one rank has reported; where they are too many, those with the most rows are thinned out evenly."""
 
     def __init__(self) -> None:
-        self._rows: dict[metrics.Names, array[float]] = {}
-        self._every = 1
+        self._sampled: dict[metrics.Names, Sampled] = {}
+        self._usage: metrics.Rows = {}
 
     def add(self, batches: Iterable[Mapping[str, Any]]) -> None:
-        """Keep rows that the notebook would have got."""
+        """Keep rows that the notebook would have got. What a rank says of itself is summed up in its newest row."""
         for names, rows in metrics.unpacked(batches):
-            self._rows.setdefault(names, array("d")).extend(rows)
-        while sum(len(rows) for rows in self._rows.values()) * 8 > MAX_NUMBERS_BYTES:
-            thinned = {names: metrics.thinned(names, rows) for names, rows in self._rows.items()}
-            if all(len(rows) == len(self._rows[names]) for names, rows in thinned.items()):
-                break  # one row each
-            self._every, self._rows = 2 * self._every, thinned
+            if names == metrics.USAGE:
+                self._usage = {names: rows}
+            else:
+                self._sampled.setdefault(names, Sampled(names)).add(rows)
+        while sum(one.nbytes for one in self._sampled.values()) > MAX_NUMBERS_BYTES:
+            longest = max(self._sampled.values(), key=len)
+            if len(longest) == 1:
+                break
+            longest.thin()
+
+    @property
+    def kept(self) -> tuple[int, tuple[dict[str, Any], ...]]:
+        """(one row of how many is kept at least, all that is kept)."""
+        every = max((one.every for one in self._sampled.values()), default=1)
+        return every, metrics.packed({names: one.rows for names, one in self._sampled.items()} | self._usage)
 
     def take(self) -> tuple[int, tuple[dict[str, Any], ...]]:
-        """(one row of how many is kept of the oldest, all that is kept), which is forgotten here."""
-        every, batches = self._every, metrics.packed(self._rows)
-        self._every, self._rows = 1, {}
-        return every, batches
+        """The same, which is forgotten here."""
+        kept = self.kept
+        self._sampled, self._usage = {}, {}
+        return kept

@@ -124,6 +124,8 @@ class RankOutput:
         """What is displayed while the notebook is away."""
         self._numbers = KeptNumbers()
         """What is reported meanwhile."""
+        self._reported = KeptNumbers()
+        """What the present request has reported, or the one before, for another notebook that takes over."""
         self._kept = KeptOutput(rank)
         """What the present request has shown, or the one before, for another notebook that takes over."""
         self._follower: Callable[[dict[str, Any]], None] | None = None
@@ -144,7 +146,7 @@ class RankOutput:
         self._heading = f"── cell {message.cell},{run} {clock} ──" if message.cell else None
         self._spans.begin(message.run, self._since, message.cell)
         self._parent, self._run = message.parent, message.run
-        self._kept, self._follower = KeptOutput(self.rank), None
+        self._kept, self._reported, self._follower = KeptOutput(self.rank), KeptNumbers(), None
         self._bucket = TokenBucket(message.limit, now) if message.visible else None
 
     def publish(self, message: Publish, now: float) -> None:
@@ -169,17 +171,21 @@ class RankOutput:
         """Numbers of the request, from ranks that are not shown too."""
         if self._parent is None:
             return
+        self._reported.add(message.batches)
         if self._away is not None:
             self._numbers.add(message.batches)
         else:
             self._send_numbers(message.batches)
 
     def _send_numbers(self, batches: Sequence[Mapping[str, Any]], every: int = 1) -> None:
-        content = {"rank": self.rank, "kind": "numbers", "batches": list(batches), "every": every}
+        content = self._numbers_content(batches, every)
         if self._follower is not None:
             self._follower(content)
         else:
             self._send(self._parent or {}, content)
+
+    def _numbers_content(self, batches: Sequence[Mapping[str, Any]], every: int) -> dict[str, Any]:
+        return {"rank": self.rank, "kind": "numbers", "batches": list(batches), "every": every}
 
     def detach(self) -> None:
         """The notebook is away: from now on, only the newest displays are kept for it, and its numbers in bounded memory."""
@@ -208,8 +214,11 @@ class RankOutput:
         self.attach()
 
     def follow(self, shown: int, tell: Callable[[dict[str, Any]], None]) -> None:
-        """Tell what the request has shown after the first `shown` contents, and what it shows from now on. Its end is told in any case: the
-        notebook that has seen it may have been killed before it had the values."""
+        """Tell all that the request has reported, what it has shown after the first `shown` contents, and both from now on. Its end is told in
+        any case: the notebook that has seen it may have been killed before it had the values."""
+        every, batches = self._reported.kept
+        if batches:  # before its end, after which nobody listens
+            tell(self._numbers_content(batches, every))
         for content in self._kept.after(shown):
             tell(content)
         if self._kept.end is not None and self._kept.end["seq"] <= shown:
