@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.lab.notebook import ANSI, ROOT, Notebook, opened
+from tests.lab.desk import killed, nothing_left
+from tests.lab.notebook import ANSI, ROOT, Notebook, opened, own_folders
 
 pytest.importorskip("torch")
 
@@ -23,11 +25,16 @@ PAGES = [
 
 @dataclass
 class Example:
-    """A cell, the error that it is to end with, and what the page shows of its output."""
+    """A cell, the error that it is to end with, and what the page shows of its output.
+
+    Attributes:
+        killed: its kernel is killed when it has shown so much; what follows on the page runs in another one.
+    """
 
     source: str
     fails: str = ""
     shown: str = ""
+    killed: bool = False
 
 
 def examples(page: Path, *, on_hosts: bool = False) -> list[Example]:
@@ -47,32 +54,41 @@ def examples(page: Path, *, on_hosts: bool = False) -> list[Example]:
         if mark.startswith("tested: "):  # tests/programs/test_launchers.py runs them, with their files
             continue
         if block["kind"] == "python" and mark != "not run":
-            found.append(Example(block["text"], mark.removeprefix("fails: ") if mark.startswith("fails: ") else ""))
+            fails = mark.removeprefix("fails: ") if mark.startswith("fails: ") else ""
+            found.append(Example(block["text"], fails, killed=mark == "killed"))
         elif block["kind"] == "text" and found and mark != "not compared":
             found[-1].shown = block["text"]
     return found
 
 
 def shape(text: str) -> list[str]:
-    """The lines without what differs between runs and machines: numbers, host names, paths, dashes."""
+    """The lines without what differs between runs and machines: numbers, host names, paths, dashes, whether a run has ended yet."""
     lines = [
         re.sub(r"\S*…?/[\w./-]+", "PATH", re.sub(r"on \S+", "on HOST", line.rstrip()))
         for line in ANSI.sub("", text).splitlines()
     ]
-    lines = [re.sub(r"\d+(\.\d+)?", "0", line) for line in lines]
+    lines = [re.sub(r"-[0-9a-f]{8}\b|\d+(\.\d+)?", "0", line).replace("had ended]", "goes on]") for line in lines]
     return [" ".join(line.split()) for line in lines if line.strip() and not set(line) <= set("- ")]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if examples(page)], ids=lambda page: page.name)
 def test_page(page: Path, tmp_path: Path) -> None:
-    with opened(tmp_path) as notebook:
-        for example in examples(page):
+    cells = examples(page)
+    outlives = any(cell.killed for cell in cells)
+    with nothing_left(own_folders(tmp_path)) if outlives else contextlib.nullcontext(), opened(tmp_path) as notebook:
+        for example in cells:
             follow(notebook, example)
 
 
 def follow(notebook: Notebook, example: Example) -> str:
     """Run a cell, hold what it shows against the page, and tell it."""
-    cell = notebook.finish(notebook.start(example.source))
+    cell = notebook.start(example.source)
+    if example.killed:
+        notebook.watch(cell, lambda seen: seen.stdout.count("\n") >= example.shown.count("\n"))
+        killed(notebook)
+        notebook.restart()
+    else:
+        notebook.finish(cell)
     ename = cell.error.ename if cell.error else ""
     assert ename == example.fails, f"{example.source}\n{cell.text}{cell.error.text if cell.error else ''}"
     rich = "\n".join(data.get("text/plain", "") for data in cell.rich)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -101,6 +102,16 @@ class Desk:
         folder = self.folder / f"notebook-{self.notebooks}"
         folder.mkdir()
         return folder
+
+    def elsewhere(self) -> Desk:
+        """The user's desk on another machine, from which he reaches the same hosts, and to which he has copied the keys of his pools."""
+        folder = self.folder / "elsewhere"
+        other = Desk(folder, self.made, {**self.more, "HOME": str(folder / "home")}, self.hosts)
+        shutil.copytree(Path(self.more["HOME"]) / ".ssh", folder / "home" / ".ssh")
+        shutil.copytree(self.records, other.records)
+        for record in other.records.glob("*.json"):  # both are this machine, and have its name
+            record.write_text(json.dumps({**json.loads(record.read_text()), "machine": "the-first-desk"}))
+        return other
 
     def gate(self) -> Path:
         """A named pipe: a cell that reads it goes on when it is opened."""

@@ -154,6 +154,37 @@ def test_a_notebook_that_is_alive_keeps_its_pool_unless_it_is_taken_away(desk: D
         second.run("%sky_down lab")
 
 
+def test_another_machine_that_was_given_the_key_goes_on_with_it(desk: Desk) -> None:
+    gate = desk.gate()
+    with desk.notebook(desk.made) as first:
+        cell = first.start(
+            GATED.format(way=repr(str(gate)), over=repr(os.devnull)) + "name = [rank]\nprint('after')\nrank"
+        )
+        first.watch(cell, lambda seen: "before" in seen.stdout)
+        laptop = desk.elsewhere()
+        for shown in laptop.records.glob("*.shown"):
+            shown.unlink()  # how far the first one has shown it need not be known
+        with laptop.notebook() as second:
+            reading = second.start("%sky_attach lab")
+            second.watch(reading, lambda seen: "before" in seen.stdout)
+            assert f"(process {first.pid} on the-first-desk)" in reading.text
+            second.interrupt()
+            assert second.finish(reading).error is None
+            assert "--take-over" in second.fail("%%sky_broadcast\n1").evalue
+            killed(first)
+            taking = second.start("%sky_attach lab --take-over")
+            second.watch(taking, lambda seen: "before" in seen.stdout)
+            gate.write_text("go")
+            second.finish(taking)
+            assert taking.error is None, taking.error
+            assert [line for line in taking.lines if line in ("before", "after")] == ["before", "after"]
+            assert second.value("value, name") == ([0, 1], [[0], [1]])
+            second.run("%%sky_broadcast -o still\nname")
+            assert second.value("still") == [[0], [1]]
+            second.run("%sky_down lab")
+    assert [*laptop.records.iterdir()] == []
+
+
 def test_a_cell_that_nobody_comes_back_for_is_stopped(desk: Desk) -> None:
     said = desk.folder / "said"
     body = f"""%%sky_broadcast
