@@ -14,7 +14,8 @@ import pytest
 
 import skymagic as sky
 from skymagic.runtime import reporting
-from skymagic.runtime.reporting import MOST_NAMES, Recorder, Rows
+from skymagic.runtime.reporting import MOST_NAMES, Recorder
+from skymagic.wire.metrics import Rows
 
 
 @pytest.fixture
