@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from skymagic.pool.following import Following
 from skymagic.pool.resources import Resources
 from skymagic.pool.status import Status, now
 from skymagic.run.report import Limits, Report
@@ -18,12 +19,6 @@ from skymagic.wire.order import Order
 
 SEEN = ("stream", "display_data", "update_display_data")
 """Kinds of what can be seen twice."""
-RECALL_TIMEOUT = 10.0
-"""Seconds in which a rank tells how a run has ended."""
-LOOK_INTERVAL = 5.0
-"""Seconds after which an order of a notebook that was killed is not on its way to a rank any more; and between further looks."""
-_NOT_SENT = "this rank did not get the cell, for its notebook was killed while it sent it: run the cell again"
-UNSENT = {"status": "error", "ename": "CellNotSent", "evalue": _NOT_SENT, "traceback": [_NOT_SENT]}
 
 
 @dataclass(eq=False, repr=False)
@@ -37,6 +32,8 @@ class Dispatch:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held for moments, while what follows is changed."""
     _under_way: set[Submission] = field(default_factory=set)
+    _following: dict[Submission, Following] = field(default_factory=dict)
+    """Of those under way, the ones that another notebook began."""
 
     def send(self, submission: Submission, order: Order, source: str, screen: Screen, limits: Limits) -> Report:
         """Have an order carried out by ranks that are reserved for it; waits for them."""
@@ -49,33 +46,12 @@ class Dispatch:
         submission.begun = {rank: begun for rank, (_, begun) in shown.items()}
         agents = self._resources.agents
         places = {rank: max(0, shown.get(rank, (0, 0))[0]) for rank in submission.ranks}
-        over = threading.Event()
-
-        def begin() -> None:
-            agents.follow(places)
-            threading.Thread(
-                target=self._look_after, args=(submission, over), name="skymagic-follow", daemon=True
-            ).start()
-
-        try:
-            return self._run(submission, begin, screen, limits)
-        finally:
-            over.set()
-
-    def _look_after(self, submission: Submission, over: threading.Event) -> None:
-        """Tell the run how ranks have ended that do not tell it themselves: those to which its notebook was killed before it sent the cell,
-        and any whose last output is lost."""
-        told = set[int]()
-        while not over.wait(LOOK_INTERVAL):
-            found = self._resources.agents.ask({*submission.ranks} - told, "recall", RECALL_TIMEOUT)
-            for rank, kept in found.items():
-                number = kept["order"]["run"] if kept and kept["order"] else 0
-                if kept is None or number > submission.number or (number and kept["outcome"] is None):
-                    continue  # it is at work
-                told.add(rank)
-                if number < submission.number:
-                    submission.put("output", rank, {"kind": "end"})
-                submission.put("outcome", rank, kept["outcome"] if number == submission.number else UNSENT)
+        with Following(submission, agents) as following:
+            self._following[submission] = following
+            try:
+                return self._run(submission, lambda: agents.follow(places), screen, limits)
+            finally:
+                del self._following[submission]
 
     def _run(self, submission: Submission, begin: Callable[[], object], screen: Screen, limits: Limits) -> Report:
         agents = self._resources.agents
@@ -115,17 +91,9 @@ class Dispatch:
         if content["kind"] in SEEN and content.get("seq", 0) <= current.begun.get(rank, 0):
             content = {**content, "maybe_seen": True}
         current.put("output", rank, content)
-        if content["kind"] == "end":  # its outcome went to the other notebook, and the rank has kept it
-            threading.Thread(target=self._recall, args=(current, rank), name="skymagic-recall", daemon=True).start()
-
-    def _recall(self, submission: Submission, rank: int) -> None:
-        """Ask a rank how the run has ended there; one that dies is told of otherwise."""
-        agents = self._resources.agents
-        while submission in self._under_way and agents.ranks[rank].exited is None:
-            kept = agents.ask([rank], "recall", RECALL_TIMEOUT).get(rank) or {}
-            if kept.get("outcome") is not None and kept["order"]["run"] == submission.number:
-                submission.put("outcome", rank, kept["outcome"])
-                return
+        following = self._following.get(current)
+        if content["kind"] == "end" and following is not None:
+            following.ended(rank)
 
     def rank_died(self, exited: wire.RankExited) -> bool:
         """Report a rank's death to the run that waits for it; False if there is none."""
