@@ -7,7 +7,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from skymagic.cluster import Agents, logs
@@ -33,6 +33,7 @@ class LogsRequest:
         run: the number of one run; cell: of a notebook's cell, which may have had several.
         grep: a regular expression that lines must have.
         output: the variable that keeps them.
+        coming: whether the cell, of which the log has nothing yet, is on its way to the ranks.
     """
 
     rank: Selection | None = None
@@ -43,6 +44,7 @@ class LogsRequest:
     cell: int | None = None
     grep: str | None = None
     output: str | None = None
+    coming: Callable[[], bool] = lambda: False
 
 
 class Readable(Protocol):
@@ -135,7 +137,7 @@ def _ended_elsewhere(request: LogsRequest) -> kept_logs.KeptLog | None:
 
 def _collected(pool: Readable | None, texts: Mapping[int, str], request: LogsRequest) -> Logs:
     if pool is not None:
-        chosen = _chosen(request, range(pool.world_size), lambda ranks: logs.runs(pool.agents, ranks))
+        chosen = _chosen_of(pool, request)
         lines = {rank: _last(pool.agents, rank, chosen, request.lines)[0] for rank in chosen.ranks}
     else:
         lines = _lines_of(texts, request)[1]
@@ -159,17 +161,42 @@ def _outside(request: LogsRequest) -> Iterator[tuple[Mapping[int, str], Reader |
 
 def live(pool: Readable, request: LogsRequest, write: Write) -> None:
     """The same of a pool that runs. Raises as `show` does."""
-    chosen = _chosen(request, range(pool.world_size), lambda ranks: logs.runs(pool.agents, ranks))
+    if not request.follow:
+        _show_last(pool, _chosen_of(pool, request), request, write)
+        return
+    with contextlib.suppress(KeyboardInterrupt):  # the stop button
+        chosen = _awaited(pool, request)
+        ends = _show_last(pool, chosen, request, write)
+        follow = _follow if chosen.runs is None else _follow_run
+        follow(pool.agents, chosen, ends, write)
+
+
+def _show_last(pool: Readable, chosen: Chosen, request: LogsRequest, write: Write) -> dict[int, int]:
+    """Write the last lines that are asked for; where they end, in bytes, by rank."""
     ends = {}
     for rank in chosen.ranks:
         lines, ends[rank] = _last(pool.agents, rank, chosen, request.lines)
         write(_labelled(lines, chosen.label(rank)))
-    if request.follow:
-        with contextlib.suppress(KeyboardInterrupt):  # the stop button
-            if chosen.runs is None:
-                _follow(pool.agents, chosen, ends, write)
-            else:
-                _follow_run(pool.agents, chosen, ends, write)
+    return ends
+
+
+def _chosen_of(pool: Readable, request: LogsRequest) -> Chosen:
+    """What is asked for of this pool. Raises RequestError with all mistakes."""
+    return _chosen(request, range(pool.world_size), lambda ranks: logs.runs(pool.agents, ranks))
+
+
+def _awaited(pool: Readable, request: LogsRequest) -> Chosen:
+    """The same; waits for a cell that is on its way to the ranks."""
+    ranks = _chosen_of(pool, replace(request, run=None, cell=None)).ranks
+    while True:
+        coming = request.coming()
+        end = logs.last(pool.agents, ranks[0], 1)[1]
+        try:
+            return _chosen_of(pool, request)
+        except RequestError:
+            if not coming:
+                raise
+        logs.since(pool.agents, ranks[0], end, 1.0)
 
 
 def _last(agents: Agents, rank: int, chosen: Chosen, lines: int) -> tuple[list[str], int]:

@@ -22,7 +22,7 @@ from skymagic.display.screen import Copying, print_note, show_object
 from skymagic.errors import CloudError, PoolError
 from skymagic.files.messages import summary
 from skymagic.jobs import clone
-from skymagic.magics import auto, completion, debugging, inspection, rendering, terminal
+from skymagic.magics import auto, beside, completion, debugging, inspection, rendering, terminal
 from skymagic.magics.arguments import cell_magics, line_magics, pool_magic
 from skymagic.magics.arguments.help import help_alone, with_help
 from skymagic.magics.config import SkyMagic
@@ -143,6 +143,8 @@ class SkyMagics(Magics):
     @line_magic
     def sky_logs(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_logs(line))
+        cell = self.shell.user_ns.get("Out", {}).get(request.cell)
+        request = replace(request, coming=lambda: isinstance(cell, beside.Run) and not cell.done())
         usage(lambda: logs.show(request, lambda text: print(text, end="", flush=True)))
         if request.output:
             self._name(request.output, logs.collected(request))

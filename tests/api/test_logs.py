@@ -98,6 +98,19 @@ def test_a_run_is_followed_to_its_end(notebook: Notebook) -> None:
     assert notebook.run(f"%sky_logs --cell {cell} --grep other -f").lines == ["[0] other", "[1] other"]
 
 
+def test_one_that_waits_for_its_ranks_is_followed_when_it_has_begun(notebook: Notebook) -> None:
+    gate = notebook.folder / "before"
+    os.mkfifo(gate)
+    notebook.run(f"%%sky_broadcast -a --only 1\nif os.environ['RANK'] == '0': open({str(gate)!r}).read()")
+    notebook.run("number = number_in(get_ipython())")
+    cell = notebook.value("number") + 1
+    notebook.run("%%sky_broadcast -a --only 1\nprint('begun')")
+    assert f"the log has no run of cell {cell}" in notebook.fail(f"%sky_logs --cell {cell}").evalue
+    following = notebook.start(f"%sky_logs --rank 0 --cell {cell} -f")
+    gate.write_text("go")
+    assert notebook.finish(following).lines == ["begun"]
+
+
 def test_what_stays_of_a_pool_that_has_ended(notebook: Notebook) -> None:
     first, _ = numbers(notebook)
     job = notebook.value("pool.job_id")

@@ -192,9 +192,10 @@ class Notebook:
         return prompt
 
     def watch(self, shown: Shown, until: Callable[[Shown], bool]) -> Shown:
-        """Wait until a cell shows what is asked for; fails when nothing new comes for DEADLINE seconds."""
+        """Wait until a cell shows what is asked for; fails when it has failed, or nothing new comes for DEADLINE seconds."""
         try:
             while not until(shown):
+                assert not (shown.done and shown.error), f"it has failed before:\n{shown.text}\n{shown.error}"
                 self._take(self._client.get_iopub_msg(timeout=DEADLINE))
         except Empty:
             self._tell_where()
