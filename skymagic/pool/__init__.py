@@ -16,6 +16,7 @@ cloning       names of one rank copied to others
 debugging     commands of a debugger to a rank whose cell has failed
 kept_logs     what rank 0 of pools that have ended wrote last, on disk
 dispatch      orders on their way to ranks, and who waits for them
+following     how the ranks of a run end that another notebook began
 hanging       ranks for which others would wait in vain while a process group is formed anew
 keys          what another notebook must know of a pool, and how far this one has shown its runs, on disk
 messages      what is shown of its ranks
