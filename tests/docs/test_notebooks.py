@@ -39,7 +39,7 @@ def call(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
         "PYTHONWARNINGS": "default",
     }
     return subprocess.run(
-        [sys.executable, *map(str, words)], cwd=folder, env=env, capture_output=True, text=True, timeout=110
+        [sys.executable, *map(str, words)], cwd=folder, env=env, capture_output=True, text=True, timeout=270
     )
 
 
@@ -123,7 +123,7 @@ def test_every_notebook_runs(path: Path, tmp_path: Path) -> None:
         result = call("-m", *tool, path, *([saved] if "papermill" in tool else []), folder=tmp_path)
         assert result.returncode == 0, result.stdout + result.stderr
     else:
-        result = call(ROOT / "notebooks" / "show.py", path, "--save", saved, "--timeout", "100", folder=tmp_path)
+        result = call(ROOT / "notebooks" / "show.py", path, "--save", saved, "--timeout", "250", folder=tmp_path)
         assert result.returncode == 0, result.stdout + result.stderr
         assert IPYKERNEL_ENDS.sub("", result.stderr) == ""
         assert re.search("%%sky_(broadcast|sh)", result.stdout)

@@ -195,7 +195,7 @@ class Notebook:
         """Wait until a cell shows what is asked for; fails when it has failed, or nothing new comes for DEADLINE seconds."""
         try:
             while not until(shown):
-                assert not (shown.done and shown.error), f"it has failed before:\n{shown.text}\n{shown.error}"
+                assert not (shown.done and self._has_failed(shown)), f"it has failed:\n{shown.text}\n{shown.error}"
                 self._take(self._client.get_iopub_msg(timeout=DEADLINE))
         except Empty:
             self._tell_where()
@@ -246,19 +246,27 @@ class Notebook:
     def finish(self, shown: Shown) -> Shown:
         """Wait for the end of a cell, and look whether it failed."""
         self.watch(shown, lambda cell: cell.done)
-        reply = self._reply(next(number for number, cell in self._cells.items() if cell is shown))
+        reply = self._reply_to(shown)
         if reply["status"] == "error" and shown.error is None:  # misuse is a line of stderr, not a traceback
             shown.error = Failed(reply["ename"], reply["evalue"], shown.stderr)
         assert reply["status"] == ("ok" if shown.error is None else "error")
         return shown
 
+    def _has_failed(self, shown: Shown) -> bool:
+        """Whether a cell that is over has failed; misuse is a line of stderr, not a traceback."""
+        return self._reply_to(shown)["status"] == "error"
+
+    def _reply_to(self, shown: Shown) -> dict[str, Any]:
+        return self._reply(next(number for number, cell in self._cells.items() if cell is shown))
+
     def _reply(self, number: str) -> dict[str, Any]:
-        """The kernel's reply to a request; those to others that come first are kept."""
+        """The kernel's reply to a request; all are kept."""
+        assert not self._ended or number in self._replies, "its kernel hung in an earlier cell, and was ended"
         deadline = time.monotonic() + DEADLINE
         while number not in self._replies:
             reply = self._client.get_shell_msg(timeout=max(0.0, deadline - time.monotonic()))
             self._replies[reply["parent_header"].get("msg_id", "")] = reply["content"]
-        return self._replies.pop(number)
+        return self._replies[number]
 
     def run(self, source: str) -> Shown:
         """Run a cell that ends well."""
