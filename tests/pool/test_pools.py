@@ -531,14 +531,21 @@ def test_what_a_rank_has_started_ends_with_the_pool(notebook: Notebook) -> None:
 
 
 def test_extension_is_loaded_again_and_unloaded(tmp_path: Path) -> None:
-    """Nothing is lost by it: pools, what ranks hold, settings."""
+    """Nothing is lost by it: pools, what ranks hold, settings, a cell that goes on."""
+    gate = tmp_path / "gate"
     with opened(tmp_path, "%sky_pool --nodes 1", "%config SkyMagic.view_after = 123.0") as one:
-        one.run("%%sky_broadcast\nkept = 7")
+        one.run("%%sky_broadcast\nimport os, time\nkept = 7")
         processes = family(one)
         assert processes
+        late = f"while not os.path.exists({str(gate)!r}): time.sleep(0.02)\nprint('not lost')\nkept + 5"
+        beside = one.run(f"%%sky_broadcast -a -o late\n{late}")
+        one.run("run = _")
         one.run("%load_ext skymagic")
         one.run("%reload_ext skymagic")
         assert "still there" in one.run("%unload_ext skymagic").text
+        gate.touch()
+        assert one.value("run.wait(60), late") == (True, [12])
+        one.watch(beside, lambda seen: "not lost" in seen.text)
         one.run("%%sky_broadcast -o found\nkept")
         one.run("%load_ext skymagic")
         one.run("%%sky_broadcast -o found\nkept + 1")
