@@ -12,6 +12,7 @@ is compared with those that ZeroMQ was given. Elsewhere it is taken for sent aft
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import struct
@@ -36,49 +37,6 @@ LOOKS, LOOK_SECONDS, POLL_SECONDS = 4, 50e-6, 2e-3
 SCAN_SECONDS = 5.0
 """How often new connections are looked for."""
 TCP_ESTABLISHED = 1
-_local = threading.local()
-
-
-def write(name: str, text: str) -> None:
-    """Put text on the notebook's own standard output or error; within a `content` in one piece with what follows there."""
-    parts: list[tuple[str, str]] | None = getattr(_local, "parts", None)
-    if not text:
-        return
-    if parts is None:
-        _put(name, text, last=True)
-    elif parts and parts[-1][0] == name:
-        parts[-1] = name, parts[-1][1] + text
-    else:
-        parts.append((name, text))
-
-
-def _put(name: str, text: str, *, last: bool) -> None:
-    """Send text.
-
-    Args:
-        last: whether it ends what was begun.
-    """
-    stream = sys.stderr if name == "stderr" else sys.stdout
-    thread = getattr(stream, "pub_thread", None)
-    _begin()
-    stream.write(text)
-    begun = _take_begun() if last else []
-    if begun and thread is not None:
-        thread.schedule(partial(_send, stream, begun))
-    stream.flush()
-    if thread is None:
-        for one in begun:
-            one.has_left()
-
-
-@contextlib.contextmanager
-def showing() -> Iterator[None]:
-    """What is shown within goes the same way, though not through a stream; what was written before goes first."""
-    _put_parts(last=False)
-    _begin()
-    yield
-    if getattr(_local, "parts", None) is None:
-        _end()
 
 
 @dataclass
@@ -101,6 +59,84 @@ class Due:
         self.left.set()
 
 
+class UnderWay(threading.local):
+    """What the present thread shows.
+
+    Attributes:
+        parts: (stream's name, text) of what was written within a `content` or `together`, and not sent yet; None outside one.
+        content: the one within which this thread is.
+        due: by source the contents of which nothing was sent yet; begun: of which something was; sent: all of it.
+        no_wait_until: until when no content waits for the one before, as it was waited for in vain.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[str, str]] | None = None
+        self.content: Due | None = None
+        self.due: dict[Hashable, Due] = {}
+        self.begun: dict[Hashable, Due] = {}
+        self.sent: dict[Hashable, Due] = {}
+        self.no_wait_until = -math.inf
+
+    def begin(self) -> None:
+        """Something is about to be sent: with it begins what is due."""
+        due, self.due = self.due, {}
+        for one in due.values():
+            one.before()
+        self.begun |= due
+
+    def take_begun(self) -> list[Due]:
+        """What was begun, and is sent now; without what is held back."""
+        sent = {source: one for source, one in self.begun.items() if not one.held()}
+        self.begun = {source: one for source, one in self.begun.items() if source not in sent}
+        self.sent |= sent
+        return [*sent.values()]
+
+
+_here = UnderWay()
+
+
+def write(name: str, text: str) -> None:
+    """Put text on the notebook's own standard output or error; within a `content` in one piece with what follows there."""
+    parts = _here.parts
+    if not text:
+        return
+    if parts is None:
+        _put(name, text, last=True)
+    elif parts and parts[-1][0] == name:
+        parts[-1] = name, parts[-1][1] + text
+    else:
+        parts.append((name, text))
+
+
+def _put(name: str, text: str, *, last: bool) -> None:
+    """Send text.
+
+    Args:
+        last: whether it ends what was begun.
+    """
+    stream = sys.stderr if name == "stderr" else sys.stdout
+    thread = getattr(stream, "pub_thread", None)
+    _here.begin()
+    stream.write(text)
+    begun = _here.take_begun() if last else []
+    if begun and thread is not None:
+        thread.schedule(partial(_send, stream, begun))
+    stream.flush()
+    if thread is None:
+        for one in begun:
+            one.has_left()
+
+
+@contextlib.contextmanager
+def showing() -> Iterator[None]:
+    """What is shown within goes the same way, though not through a stream; what was written before goes first."""
+    _put_parts(last=False)
+    _here.begin()
+    yield
+    if _here.parts is None:
+        _end()
+
+
 @contextlib.contextmanager
 def content(source: Hashable, before: Callable[[], object], after: Callable[[], object]) -> Iterator[None]:
     """What this thread writes and shows within is one content of a source: `before` is called just before its first part is sent, and `after`
@@ -113,92 +149,66 @@ def content(source: Hashable, before: Callable[[], object], after: Callable[[], 
         source: whose content it is; what was said before of the same source, and nothing was sent for, is not called any more.
     """
     _wait_for(source)
-    due = _take_due()
-    due.pop(source, None)  # it comes last now
-    _local.content = Due(before, after)
-    _local.due = {**due, source: _local.content}
+    _here.due.pop(source, None)  # it comes last now
+    _here.content = _here.due[source] = Due(before, after)
     try:
         with together():
             yield
     finally:
-        _local.content = None
+        _here.content = None
 
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
     """What this thread writes and shows within has left when its last part has."""
-    if getattr(_local, "parts", None) is not None:
+    if _here.parts is not None:
         yield
         return
-    _local.parts = []
+    _here.parts = []
     try:
         yield
     finally:
         _put_parts(last=True)
-        _local.parts = None
+        _here.parts = None
         _end()
 
 
 def kept_back(held: Callable[[], bool]) -> None:
     """Some of the present content may be shown later, such as a line that has not ended: it has left when that is no longer so too."""
-    if (present := getattr(_local, "content", None)) is not None:
-        present.held = held
+    if _here.content is not None:
+        _here.content.held = held
 
 
 def forget() -> None:
     """What this thread has shown so far is complete: what waits to be called still had nothing to show."""
-    _take_due()
-    _local.begun, _local.sent = {}, {}
+    _here.due, _here.begun, _here.sent = {}, {}, {}
 
 
 def _wait_for(source: Hashable) -> None:
     """Wait until what was sent of a source has left."""
-    before: Due | None = getattr(_local, "sent", {}).pop(source, None)
+    before = _here.sent.pop(source, None)
     thread = getattr(sys.stdout, "pub_thread", None)
     now = time.monotonic()
-    if before is None or thread is None or not _outbox(thread).tells or now < getattr(_local, "in_vain", now):
+    if before is None or thread is None or not _outbox(thread).tells or now < _here.no_wait_until:
         return
     before.left.wait(2 * DEADLINE)  # which is set after DEADLINE in any case
     if (waited_until := time.monotonic()) > now + DEADLINE:
-        _local.in_vain = waited_until + SCAN_SECONDS
+        _here.no_wait_until = waited_until + SCAN_SECONDS
 
 
 def _put_parts(*, last: bool) -> None:
     """Send what was written in the present content."""
-    parts: list[tuple[str, str]] = getattr(_local, "parts", None) or []
+    parts = _here.parts or []
     for number, (name, text) in enumerate(parts, 1):
         _put(name, text, last=last and number == len(parts))
     parts.clear()
 
 
-def _begin() -> None:
-    """Something is about to be sent."""
-    due = _take_due()
-    for one in due.values():
-        one.before()
-    _local.begun = {**getattr(_local, "begun", {}), **due}
-
-
 def _end() -> None:
     """All of what was begun was sent."""
     thread = getattr(sys.stdout, "pub_thread", None)
-    for one in _take_begun():
+    for one in _here.take_begun():
         one.has_left() if thread is None else thread.schedule(partial(_outbox(thread).after, one.has_left))
-
-
-def _take_begun() -> list[Due]:
-    """What was begun, except for what is held back."""
-    begun: dict[Hashable, Due] = getattr(_local, "begun", {})
-    sent = {source: one for source, one in begun.items() if not one.held()}
-    _local.begun = {source: one for source, one in begun.items() if source not in sent}
-    _local.sent = {**getattr(_local, "sent", {}), **sent}
-    return [*sent.values()]
-
-
-def _take_due() -> dict[Hashable, Due]:
-    due: dict[Hashable, Due] = getattr(_local, "due", {})
-    _local.due = {}
-    return due
 
 
 def _send(stream: Any, due: Sequence[Due]) -> None:

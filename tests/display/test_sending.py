@@ -34,14 +34,16 @@ def test_a_flood_is_told_of_in_order(notebook: Notebook) -> None:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the system does not tell what was sent")
 def test_bytes_are_counted_as_they_leave(notebook: Notebook) -> None:
     notebook.run(
-        "at = []\n"
+        "import threading\n"
+        "at, last = [], threading.Event()\n"
         "def told():\n"
         "    box, = sending._outboxes.values()\n"
         "    at.append([(box.given, one.left(box.given)) for one in box._connections.values()])\n"
         "with sending.content(0, lambda: None, told):\n"
         "    live.show({'data': {'text/plain': 'x' * 500_000}})\n"
-        "with sending.content(0, lambda: None, told):\n"
-        "    sending.write('stderr', 'short\\n')"
+        "with sending.content(0, lambda: None, lambda: (told(), last.set())):\n"
+        "    sending.write('stderr', 'short\\n')\n"
+        "last.wait(30)"  # else the cell's end is given to ZeroMQ too, and may not have left yet
     )
     counted = notebook.value("at")
     assert [len(connections) for connections in counted] == [1, 1]
