@@ -3,6 +3,7 @@
 text      labels, tables and stacks; pure
 sending   writing to the notebook, and knowing when it has left
 inspection  what ranks do and hold: stacks and variables, those that are alike together
+keyed     what objects with keys have in common
 logs      what ranks wrote, as an object with text and HTML; pure
 results   values by rank as a small table: type, shape or value; pure
 labels    lines of several ranks: labelled, in order, and open ones redrawn in their place

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from skymagic.display.keyed import Keyed
 from skymagic.display.panel import folded
 from skymagic.plan.units import count
 
 
 @dataclass(frozen=True, repr=False)
-class Logs(Mapping[int, str]):
+class Logs(Keyed[int, str]):
     """By rank the lines that were asked for, a bar as it was last: ``logs[3]`` is rank 3's text.
 
     Attributes:
@@ -19,17 +20,12 @@ class Logs(Mapping[int, str]):
 
     lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
+    @property
+    def _held(self) -> Mapping[int, Sequence[str]]:
+        return self.lines
+
     def __getitem__(self, rank: int) -> str:
         return "\n".join(self.lines[rank])
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.lines)
-
-    def __len__(self) -> int:
-        return len(self.lines)
-
-    def _ipython_key_completions_(self) -> list[int]:
-        return list(self.lines)
 
     def _repr_html_(self) -> str:
         return "".join(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
 
 from skymagic.display import text
+from skymagic.display.keyed import Keyed
 from skymagic.display.panel import folded
 from skymagic.display.use import RankUse, words
 
@@ -35,7 +36,7 @@ class RankStatus:
 
 
 @dataclass(frozen=True, repr=False)
-class PoolStatus(Mapping[int, RankStatus]):
+class PoolStatus(Keyed[int, RankStatus]):
     """How a pool is, by rank: ``status["main"][3].state``.
 
     Attributes:
@@ -48,17 +49,9 @@ class PoolStatus(Mapping[int, RankStatus]):
     ranks: Mapping[int, RankStatus] = field(default_factory=dict)
     panel: str = ""
 
-    def __getitem__(self, rank: int) -> RankStatus:
-        return self.ranks[rank]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.ranks)
-
-    def __len__(self) -> int:
-        return len(self.ranks)
-
-    def _ipython_key_completions_(self) -> list[int]:
-        return list(self.ranks)
+    @property
+    def _held(self) -> Mapping[int, RankStatus]:
+        return self.ranks
 
     @property
     def table(self) -> str:
@@ -74,7 +67,7 @@ class PoolStatus(Mapping[int, RankStatus]):
 
 
 @dataclass(frozen=True, repr=False)
-class Status(Mapping[str, PoolStatus]):
+class Status(Keyed[str, PoolStatus]):
     """How pools are, by name: ``%sky_status -o status``, ``status["main"]``.
 
     Attributes:
@@ -84,17 +77,9 @@ class Status(Mapping[str, PoolStatus]):
     pools: Mapping[str, PoolStatus] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def __getitem__(self, name: str) -> PoolStatus:
-        return self.pools[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.pools)
-
-    def __len__(self) -> int:
-        return len(self.pools)
-
-    def _ipython_key_completions_(self) -> list[str]:
-        return list(self.pools)
+    @property
+    def _held(self) -> Mapping[str, PoolStatus]:
+        return self.pools
 
     def __repr__(self) -> str:
         return "\n\n".join([*map(repr, self.pools.values()), *self.notes])

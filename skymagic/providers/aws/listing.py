@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from skymagic.display.keyed import Keyed
 from skymagic.display.text import html_table, table
 from skymagic.plan.renting import Rental
 from skymagic.providers.aws.market import Market
@@ -20,7 +21,7 @@ LEAST_DOLLARS = 0.005
 
 
 @dataclass(frozen=True, repr=False)
-class OfferTable(Mapping[str, tuple[Offer, ...]]):
+class OfferTable(Keyed[str, tuple[Offer, ...]]):
     """Offers of a market for a pool of so many nodes: a notebook shows it as a table, a terminal as text.
 
     By type of machine the offers of it, the best first: ``offers["p4d.24xlarge"][0].price``.
@@ -33,19 +34,12 @@ class OfferTable(Mapping[str, tuple[Offer, ...]]):
     nodes: int = 1
     most: int | None = MOST_ROWS
 
-    def __getitem__(self, instance_type: str) -> tuple[Offer, ...]:
-        if found := tuple(one for one in self.market.offers if one.instance_type == instance_type):
-            return found
-        raise KeyError(instance_type)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(one.instance_type for one in self.market.offers))
-
-    def __len__(self) -> int:
-        return len({one.instance_type for one in self.market.offers})
-
-    def _ipython_key_completions_(self) -> list[str]:
-        return list(self)
+    @property
+    def _held(self) -> Mapping[str, tuple[Offer, ...]]:
+        found: dict[str, tuple[Offer, ...]] = {}
+        for one in self.market.offers:
+            found[one.instance_type] = (*found.get(one.instance_type, ()), one)
+        return found
 
     def rows(self) -> list[tuple[str, ...]]:
         """A row for each type in each region, as cells; zones of one price share one."""
