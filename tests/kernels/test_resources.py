@@ -4,25 +4,85 @@ from __future__ import annotations
 
 import math
 import os
+import sys
+import threading
 import time
-from pathlib import Path
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from types import SimpleNamespace
 
 import pytest
 
 from skymagic.cluster.resources import rate
+from skymagic.display.use import RankUse, words
+from skymagic.kernels.agent import resources
 from skymagic.kernels.agent.resources import Gpus, Resources, of_devices, process
 from skymagic.wire import agent as wire
 
-NVML = """
-from types import SimpleNamespace as Of
-class NVMLError(Exception): pass
-def nvmlInit(): pass
-def nvmlDeviceGetHandleByIndex(index):
-    if index > 1: raise NVMLError("no such GPU")
-    return index
-def nvmlDeviceGetMemoryInfo(index): return Of(used=(index + 1) * 10**9, total=80 * 10**9)
-def nvmlDeviceGetUtilizationRates(index): return Of(gpu=40 + index)
-"""
+
+class Nvml:
+    """Stands for nvidia-ml-py's module on a machine with two GPUs and a third that is partitioned; its driver may go."""
+
+    __spec__ = ModuleSpec("pynvml", None)
+
+    class NVMLError(Exception):
+        """As NVML's own."""
+
+    def __init__(self) -> None:
+        self.starts = True
+        self.lost = set[int]()
+        self.asked = 0
+        """How often a GPU was asked."""
+        self.answers = threading.Event()
+        """Whether the driver answers, or hangs."""
+        self.answers.set()
+
+    def nvmlInit(self) -> None:
+        if not self.starts:
+            raise self.NVMLError("Driver Not Loaded")
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        self.asked += 1
+        self.answers.wait(60)
+        if index > 2 or index in self.lost:
+            raise self.NVMLError("GPU is lost")
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+        """In bytes."""
+        return SimpleNamespace(used=(handle + 1) * 10**9, free=1, total=80 * 10**9)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
+        """In percent."""
+        if handle == 2:
+            raise self.NVMLError("Not Supported")
+        return SimpleNamespace(gpu=40 + handle, memory=90)
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
+    module = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    return module
+
+
+@pytest.fixture
+def gpus(nvml: Nvml) -> Iterator[Gpus]:
+    gpus = Gpus()
+    yield gpus
+    nvml.answers.set()
+    gpus.close()
+    gpus._thread.join(10)
+    assert not gpus._thread.is_alive()
+
+
+def until(gpus: Gpus, devices: list[int], told: list[int]) -> dict[int, tuple[float, float, float]]:
+    """Ask until so many devices tell; what they tell. A thread asks: what it has found is there at a later look."""
+    deadline = time.monotonic() + 30
+    while list(found := gpus.latest(devices)) != told:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.01)
+    return found
 
 
 def test_a_process_uses_processor_time_and_memory() -> None:
@@ -35,19 +95,58 @@ def test_a_process_uses_processor_time_and_memory() -> None:
     assert process(2**22 + 1) is None, "no process has this number"
 
 
-def test_gpus_are_asked_where_there_is_a_driver_to_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pynvml.py").write_text(NVML)
-    monkeypatch.syspath_prepend(tmp_path)
-    gpus = Gpus()
-    deadline = time.monotonic() + 30
-    while not (found := gpus.latest([0, 1, 7])) and time.monotonic() < deadline:
-        time.sleep(0.01)  # a thread asks; what it has found is there at the next look
-    assert found == {0: (0.4, 1e9, 80e9), 1: (0.41, 2e9, 80e9)}
+def test_gpus_are_asked_where_there_is_a_driver_to_ask(gpus: Gpus) -> None:
+    found = until(gpus, [0, 1, 2, 7], [0, 1])
+    assert found == {0: (0.4, 1e9, 80e9), 1: (0.41, 2e9, 80e9)}, "parts of a GPU do not tell"
     assert of_devices([0, 1], found) == [pytest.approx(0.405), 3e9, 160e9]
     assert of_devices([7], found) == []
-    gpus.close()
+
+
+def test_a_gpu_that_is_lost_is_not_told_of_any_more(nvml: Nvml, gpus: Gpus) -> None:
+    until(gpus, [0, 1], [0, 1])
+    nvml.lost.add(0)
+    assert until(gpus, [0, 1], [1]) == {1: (0.41, 2e9, 80e9)}
+    nvml.lost.clear()
+    until(gpus, [0, 1], [0, 1])
+
+
+def test_what_a_driver_has_told_before_it_hangs_is_not_told_for_ever(
+    nvml: Nvml, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until(gpus, [0], [0])
+    nvml.answers.clear()
+    monkeypatch.setattr(resources, "OLDEST", 0.0)  # as if that time had gone by
+    assert gpus.latest([0]) == {}
+
+
+def test_without_a_driver_there_are_no_gpus(nvml: Nvml) -> None:
+    nvml.starts = False
+    gpus = Gpus()
     gpus._thread.join(10)
-    assert not gpus._thread.is_alive()
+    assert gpus.latest([0]) == {}
+    assert nvml.asked == 0
+    gpus.close()
+
+
+def test_ranks_with_gpus_are_told_of_with_them(nvml: Nvml) -> None:
+    """From the module of NVIDIA's to the words that are shown."""
+    node = Resources()
+    message = wire.Measure((0, 1, 2), {"0": (0, 1), "1": (2,)}, 3)
+    deadline = time.monotonic() + 30
+    while len((reply := node.reply(message, dict.fromkeys(range(3), os.getpid()))).value["ranks"]["0"]) < 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert wire.decode(wire.encode(reply)) == reply
+    ranks = reply.value["ranks"]
+    assert [len(ranks[rank]) for rank in "012"] == [5, 2, 2], "one with parts of a GPU is as one without"
+    seconds, memory, *gpu = ranks["0"]
+    use = RankUse(math.nan, memory, 64e9, *gpu)
+    assert words(use).startswith("GPU 40%, 3.0 GB of 160.0 GB; memory ")
+    assert seconds >= 0
+    node.close()
+    assert node._gpus is not None
+    node._gpus._thread.join(10)
+    assert not node._gpus._thread.is_alive()
 
 
 def test_a_node_replies_once_and_without_gpus_asks_nobody() -> None:

@@ -1,7 +1,7 @@
 """What the ranks of a node use: processor time, memory, and their GPUs by nvidia-ml-py; measured when the notebook asks.
 
 The kernel's files are read at once. A driver's answer may take long, or never come: GPUs are asked on a thread of their own, which
-sleeps until a measurement is asked for; a reply has what the thread has found before.
+sleeps until a measurement is asked for; a reply has what the thread has found before, as long as that is not old.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import math
 import os
 import threading
 import time
@@ -21,6 +22,8 @@ from skymagic.wire import agent as wire
 
 UTIME, STIME, RSS = 11, 12, 21
 """Places in /proc/PID/stat, counted from the state, which follows the name."""
+OLDEST = 10.0
+"""Seconds for which what a driver has answered is told: a GPU may fall off its bus, a driver hang or be unloaded."""
 TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
@@ -82,7 +85,8 @@ class Gpus:
 
     def __init__(self) -> None:
         self._wanted: set[int] = set()
-        self._found: dict[int, tuple[float, float, float]] = {}
+        self._found: tuple[dict[int, tuple[float, float, float]], float] = {}, -math.inf
+        """What was found last, and when: replaced as one, for another thread reads it."""
         self._asked = threading.Event()
         self._over = False
         self._thread = threading.Thread(target=self._run, name="skymagic-gpus", daemon=True)
@@ -90,10 +94,11 @@ class Gpus:
             self._thread.start()
 
     def latest(self, devices: Iterable[int]) -> dict[int, tuple[float, float, float]]:
-        """By device what was found last: share of time in use, bytes in use, bytes there."""
+        """By device what was found last: share of time in use, bytes in use, bytes there. Without those that do not tell any more."""
         self._wanted.update(devices)
         self._asked.set()
-        return dict(self._found)
+        found, at = self._found
+        return found if time.monotonic() - at < OLDEST else {}
 
     def close(self) -> None:
         """End the thread, once the driver has answered; twice is safe."""
@@ -106,7 +111,8 @@ class Gpus:
             pynvml.nvmlInit()
             while self._asked.wait() and not self._over:
                 self._asked.clear()
-                self._found |= {device: found for device in set(self._wanted) if (found := _look(pynvml, device))}
+                found = {device: known for device in set(self._wanted) if (known := _look(pynvml, device))}
+                self._found = found, time.monotonic()
 
 
 def _look(nvml: Any, device: int) -> tuple[float, float, float] | None:
