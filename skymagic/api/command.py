@@ -71,6 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     down.add_argument(
         "--all", action="store_true", help="every pool of yours there; without --hosts all that you have rented"
     )
+    down.add_argument("--stop", action="store_true", help="of a rented pool: stop its machines, and keep their disks")
+    down.add_argument("-y", "--yes", action="store_true", help="go ahead without a question")
     logs = commands.add_parser("logs", help="what ranks of a pool wrote, also when it has ended")
     logs.add_argument("pool", metavar="POOL", help="its name or job id")
     logs.add_argument("--rank", metavar="R", help="one rank, or several: 0,2 or 0:4")
@@ -157,15 +159,33 @@ def _down(line: argparse.Namespace) -> int:
 
     if line.name and line.all:
         raise RequestError(f"say {line.name} or --all, not both")
+    if line.stop:
+        return _stop_machines(line)
+    if not line.hosts and line.name and (record := rented.left(line.name)) is not None:
+        _say(rented.stop_left(record, _progress), line.json)
+        return 0
     if not line.hosts and not line.name:
         if not line.all:
             raise RequestError(
                 "say which pool of this machine, or where: --hosts gpu1,gpu2; or --all for all that you have rented from EC2"
             )
-        _say(rented.stop(lambda text: print(text, file=sys.stderr)), line.json)
+        _say(rented.stop(_progress), line.json)
         return 0
     _say(running.stop(line.hosts, line.name, line.all), line.json)
     return 0
+
+
+def _stop_machines(line: argparse.Namespace) -> int:
+    from skymagic.api import stopping
+
+    if line.hosts or not line.name:
+        raise RequestError("--stop: say which pool of rented machines, as in skymagic down NAME --stop")
+    _say(stopping.stop(line.name, line.yes, _progress), line.json)
+    return 0
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _say(done: Sequence[str], as_json: bool) -> None:

@@ -24,8 +24,12 @@ def stop_with_the_rest(say: Callable[[str], None], settings: CloudSettings) -> l
 
 
 def left(name: str | None) -> PoolRecord | None:
-    """The record of a rented pool, by its name or job id, that a notebook has left which is gone; None where there is none."""
-    found = (one for one in records.every() if one.provider in reuse.RENTED and name in (one.name, one.job_id))
+    """The record of a rented pool, by its name or job id, that a notebook has left which is gone; None where there is none.
+
+    One whose machines are stopped must be named.
+    """
+    rented = (one for one in records.every() if one.provider in reuse.RENTED)
+    found = (one for one in rented if name in (one.name, one.job_id) or (name is None and not one.stopped))
     return next((one for one in found if records.left(one)), None)
 
 
@@ -47,7 +51,8 @@ def stop_left(record: PoolRecord, say: Callable[[str], None]) -> list[str]:
     except PoolError:  # it was never ready, or another version has made it: it may be anywhere
         settings, places = CloudSettings(), []
     clients = Clients(settings.profile, settings.endpoint_url, settings.deadline_factor)
-    say(f"ending pool {record.name!r} ({record.job_id}), which another notebook has left …")
+    which = "whose machines are stopped" if record.stopped else "which another notebook has left"
+    say(f"ending pool {record.name!r} ({record.job_id}), {which} …")
     if problems := sweep.release_job(clients, record.job_id, places or regions.used(clients)):
         raise PoolError(f"not everything of pool {record.name!r} was ended:\n  " + "\n  ".join(problems))
     records.remove(record.job_id)
@@ -63,7 +68,7 @@ def stop(say: Callable[[str], None], settings: CloudSettings = CloudSettings()) 
     Raises:
         PoolError: something is left, or nobody could be asked; names it.
     """
-    from skymagic.providers.aws import sweep
+    from skymagic.providers.aws import ledger, sweep
     from skymagic.providers.aws.clients import Clients
 
     clients = Clients(settings.profile, settings.endpoint_url, settings.deadline_factor)
@@ -76,4 +81,8 @@ def stop(say: Callable[[str], None], settings: CloudSettings = CloudSettings()) 
     problems = sweep.release_everything(clients, heard)
     if problems:
         raise PoolError("not everything that is rented was ended:\n  " + "\n  ".join(problems))
+    going_on = {one.job for one in ledger.every() if one.ended is None}
+    for record in records.every():
+        if record.provider in reuse.RENTED and records.left(record) and record.job_id not in going_on:
+            records.remove(record.job_id)
     return ["all of it is terminated"] if ended else ["nothing is rented from EC2"]

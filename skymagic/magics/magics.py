@@ -13,7 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
 from skymagic import plugins, providers
-from skymagic.api import costs, disk, executing, logs, rented, running
+from skymagic.api import costs, disk, executing, logs, rented, running, stopping
 from skymagic.api.compute import Compute
 from skymagic.api.offers import offers, rentable
 from skymagic.data.capture import installed
@@ -74,6 +74,9 @@ class SkyMagics(Magics):
     @line_magic
     def sky_down(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_down(line))
+        if request.stop:
+            print("\n".join(usage(lambda: stopping.stop(request.name, request.yes, print_note))))
+            return
         if request.hosts:
             own = self._own_jobs()
             print("\n".join(usage(lambda: running.stop(request.hosts, request.name, request.all, own))))

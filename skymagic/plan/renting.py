@@ -92,7 +92,12 @@ def question(request: PoolRequest, machines: str, rental: Rental) -> str:
     cost = cost_words(rental.price, rental.priced)
     if rental.price is not None and rental.most is not None and rental.most > rental.price + 0.005:
         cost += f", elsewhere up to ${rental.most:.2f}"
-    return f"{machines}: {cost}, {f'for {duration_text(request.max_lifetime)} at most' if request.max_lifetime else 'without an end'}"
+    return f"{machines}: {cost}, {until(request)}"
+
+
+def until(request: PoolRequest) -> str:
+    """How long a pool is paid for, in words."""
+    return f"for {duration_text(request.max_lifetime)} at most" if request.max_lifetime else "without an end"
 
 
 def _unused(request: PoolRequest, rental: Rental) -> list[str]:

@@ -56,7 +56,7 @@ class Pool(Status):
         namespace: the notebook's variables.
         defaults: limits and such.
         gone: called when nothing of it is left, and nobody need hear why.
-        job_id: of one that another notebook has made; a new one unless given.
+        job_id: of one that another notebook has made, or whose machines are stopped; a new one unless given.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Pool(Status):
     ) -> None:
         super().__init__(name, survey.plan, defaults, job_id)
         self.namespace = namespace
-        self.attached = bool(job_id)
+        self.attached = False
         """Whether another notebook has made it."""
         self.started_at = 0.0
         self.start_seconds = 0.0
@@ -128,6 +128,7 @@ class Pool(Status):
         self.started_at = now()
         self.start_seconds = time.monotonic() - begun
         self._enter_plugins()
+        self._resources.ready()
 
     def declare(self) -> None:
         """Make nothing of it yet: a pool of this plan is made at its first cell."""
@@ -147,6 +148,7 @@ class Pool(Status):
             ProvisionError: a machine is gone, or does not answer; what runs there is left as it is.
         """
         begun = time.monotonic()
+        self.attached = True
         found = self._attaching.attach(nodes, self._events.connect, key)
         self.started_at, self.start_seconds = now(), time.monotonic() - begun
         self._enter_plugins()
@@ -210,6 +212,23 @@ class Pool(Status):
             kept_logs.write(self.name, self.job_id, self.last_lines.get(0, ""))
             if self.ended is None:
                 self._gone(self)
+
+    def stopping(self) -> str:
+        """What it means to stop its machines with their disks instead of giving them back, as a question.
+
+        Raises:
+            RequestError: that cannot be done, with all reasons.
+        """
+        return self._resources.stopping()
+
+    def keep(self) -> None:
+        """Have `close` stop its machines with their disks."""
+        self._resources.keep()
+
+    @property
+    def monthly(self) -> float | None:
+        """Dollars a month for machines that `close` stops, or has stopped, with their disks; None where it gives them back."""
+        return self._resources.monthly
 
     def stays(self, restart: bool) -> bool:
         """Whether an orderly end of its notebook leaves it: it was made for that, or a run of it goes on, and another can attach.

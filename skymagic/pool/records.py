@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from skymagic.errors import PoolError
+from skymagic.plan.plans import monthly_words
 from skymagic.wire.record import answers, identity
 
 
@@ -28,6 +29,7 @@ class PoolRecord:
         started: seconds since 1970.
         folder: where the notebook ran. machine: on which machine; several may share a home.
         process: the notebook's, as `wire.record.identity` tells it from later ones. held: since when it has the pool.
+        stopped: since when its machines are stopped with their disks; 0 where they are not. monthly: dollars that these cost a month.
     """
 
     name: str
@@ -39,6 +41,8 @@ class PoolRecord:
     started: float = field(default_factory=time.time)
     process: str = field(default_factory=identity)
     held: float = field(default_factory=time.time)
+    stopped: float = 0.0
+    monthly: float = 0.0
 
 
 def folder() -> Path:
@@ -82,7 +86,18 @@ def locked(name: str, waits: Callable[[], object] = lambda: None) -> Iterator[No
 
 def taken(record: PoolRecord) -> PoolRecord:
     """The record of a pool that this process has from now on."""
-    return replace(record, machine=socket.gethostname(), process=identity(), folder=str(Path.cwd()), held=time.time())
+    return replace(
+        record, machine=socket.gethostname(), process=identity(), folder=str(Path.cwd()), held=time.time(), stopped=0.0
+    )
+
+
+def stop(job_id: str, monthly: float) -> None:
+    """The machines of a pool are stopped with their disks, which cost so many dollars a month; nobody has the pool from now on."""
+    for one in every():
+        if one.job_id == job_id:
+            write(replace(one, stopped=time.time(), monthly=monthly))
+            with contextlib.suppress(OSError):
+                _path(job_id).with_suffix(".shown").unlink(missing_ok=True)  # its next ranks count their runs anew
 
 
 def remove(job_id: str) -> None:
@@ -114,7 +129,9 @@ def every() -> list[PoolRecord]:
 
 
 def left(record: PoolRecord) -> bool:
-    """Whether the notebook that started it has ended; never so of one on another machine."""
+    """Whether nobody has it: the notebook that started it has ended (never so of one on another machine), or its machines are stopped."""
+    if record.stopped:
+        return True
     if record.machine != socket.gethostname():
         return False
     pid, _, _ = record.process.partition(" ")
@@ -143,9 +160,21 @@ def left_here(name: str | None) -> list[PoolRecord]:
 
 def words(record: PoolRecord) -> str:
     """A record in a line."""
+    if record.stopped:
+        return f"{record.name} ({record.job_id}): {stopped_words(record)}"
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
     whose = "which has ended" if left(record) else f"process {record.process.partition(' ')[0]} on {record.machine}"
     return f"{record.name} ({record.job_id}) on {','.join(record.hosts)}, since {when}, by a notebook in {record.folder}, {whose}"
+
+
+def stopped_words(record: PoolRecord) -> str:
+    """That the machines of a pool are stopped, what that costs, and who ends it."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.stopped))
+    name = record.name
+    return (
+        f"{', '.join(record.hosts)}, stopped since {when}: the disks cost {monthly_words(record.monthly)} until you end them "
+        f"(%sky_down {name}); %sky_pool {name} starts the machines again"
+    )
 
 
 def holder(record: PoolRecord) -> str:
@@ -162,6 +191,8 @@ def reminders(records: Sequence[PoolRecord]) -> list[str]:
 
 
 def _reminder(one: PoolRecord) -> str:
+    if one.stopped:
+        return f"pool {one.name!r}: {stopped_words(one)}"
     was_left = f"pool {one.name!r} was left on {', '.join(one.hosts)} by a notebook that is gone"
     if one.provider == "aws":
         return f"{was_left}: %sky_attach {one.name} goes on with it, %sky_down {one.name} ends it, and it ends itself at its --idle"

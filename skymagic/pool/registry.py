@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from skymagic.display.screen import print_note
 from skymagic.errors import CloudError, PoolError, ProvisionError, RequestError
 from skymagic.plan.planning import fits
 from skymagic.plan.plans import cost_words
-from skymagic.plan.requests import Defaults, PoolRequest
+from skymagic.plan.requests import Defaults, PoolRequest, missing_secrets
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import count
 from skymagic.pool import Pool, keys, readers, records, reuse, surveys, view
@@ -48,6 +49,8 @@ def find(name: str | None = None, *, ended: bool = False) -> Pool:
         return pool
     if reader := readers.find(name):
         raise PoolError(reader.refusal())
+    if stopped := reuse.stopped(name):
+        raise PoolError(f"pool {name!r}: {records.stopped_words(stopped)}")
     there = f"there are {', '.join(_pools)}" if _pools else "there is none"
     wanted = f"there is no pool {name!r}; {there}" if name else "there is no pool yet"
     if name and (nearest := did_you_mean(name, _pools)):
@@ -116,9 +119,10 @@ def ensure(
         others = replace(request, nodes=None, hosts=(), stated=request.given() - {"nodes", "hosts"})
         if not fits(others, there.plan):
             return resized(there, request, tell)
+    by_name = not request.given() and reuse.stopped(request.name) is not None  # which says all else
     request = surveys.with_imports(providers.placed(request), namespace, defaults)
-    if there is None and request.provider in reuse.RENTED:
-        found = _found_again(request, name, namespace, defaults, tell)
+    if there is None and (request.provider in reuse.RENTED or by_name):
+        found = _found_again(request, name, namespace, defaults, tell, start)
         if found is not None:
             for run in found[1]:
                 resume(found[0], run)
@@ -222,19 +226,60 @@ def _picture(pool: Pool, steps: Mapping[str, starting.StartStep]) -> PoolView:
 
 
 def _found_again(
-    request: PoolRequest, name: str, namespace: dict[str, Any], defaults: Defaults, tell: Callable[[str], None]
+    request: PoolRequest,
+    name: str,
+    namespace: dict[str, Any],
+    defaults: Defaults,
+    tell: Callable[[str], None],
+    start: bool,
 ) -> tuple[Pool, list[Unfinished]] | None:
-    """A rented pool that another notebook has left, attached to; None where there is none. Raises as `ensure`."""
+    """A rented pool that another notebook has left, attached to, or one that was stopped, started again; None where there is none.
+    Raises as `ensure`."""
     record = reuse.left(request, name, {pool.job_id for pool in _pools.values()})
-    if record is None:
+    if record is None or (record.stopped and request.lazy and not start):
         return None
     try:
+        if record.stopped:
+            return _started_again(record, request, namespace, defaults, tell), []
         return attach(record.job_id, namespace, defaults, tell)
     except PoolError as problem:
-        if isinstance(problem.__cause__, CloudError) and problem.__cause__.kind == "missing":
+        kind = next((one.kind for one in (problem, problem.__cause__) if isinstance(one, CloudError)), "")
+        if kind == "missing" and request.given():
             tell(f"{problem}: it is rented anew")
             return None
+        if kind == "stopped":  # by who was killed then, or in the console
+            return _started_again(record, request, namespace, defaults, tell), []
+        if record.stopped:
+            raise
         raise PoolError(f"{problem}\n  %sky_down {record.name} ends it; the same line rents it anew then") from problem
+
+
+def _started_again(
+    record: records.PoolRecord,
+    request: PoolRequest,
+    namespace: dict[str, Any],
+    defaults: Defaults,
+    tell: Callable[[str], None],
+) -> Pool:
+    """A pool whose machines are stopped, started again under the name of its job: by that its machines know their agents.
+
+    Raises:
+        RequestError: the user does not want to pay for it, or there is nobody to ask.
+        ProvisionError: it does not start; its machines are stopped as they were.
+    """
+    key = keys.read(record.job_id)
+    wanted = surveys.with_imports(replace(key.plan.request, yes=request.yes), namespace, defaults)
+    if mistakes := missing_secrets(wanted.secrets, os.environ):
+        raise RequestError(mistakes)
+    provider = readers.startable(key)
+    try:
+        survey = provider.again(replace(key.plan, request=wanted), key.accesses, tell)
+    except CloudError as problem:
+        if problem.kind == "missing":
+            records.remove(record.job_id)
+        raise
+    surveys.confirm(survey.plan)
+    return _make(Pool(key.name, provider, survey, namespace, defaults, drop, key.job_id), tell)
 
 
 def attach(
@@ -331,7 +376,9 @@ def drop(pool: Pool) -> None:
         _last_lines[pool.name] = pool.last_lines
         for name in list(_last_lines)[:-KEPT_POOLS]:
             del _last_lines[name]
-    if pool.plan.outlives and not pool.unreached and records.own(pool.job_id):
+    if pool.monthly is not None:
+        records.stop(pool.job_id, pool.monthly)
+    elif pool.plan.outlives and not pool.unreached and records.own(pool.job_id):
         records.remove(pool.job_id)
     forget(pool)
 

@@ -44,11 +44,17 @@ def left(request: PoolRequest, name: str, known: Collection[str]) -> PoolRecord 
         if not differences:
             return record
         if named:
+            how = "is stopped" if record.stopped else "which another notebook has left, runs already"
             raise RequestError(
-                [f"pool {name!r}, which another notebook has left, runs already and {each}" for each in differences]
+                [f"pool {name!r}{'' if record.stopped else ','} {how} and {each}" for each in differences]
                 + [f"end it first (%sky_down {name}), or give the new one another name (%sky_pool NAME …)"]
             )
     return None
+
+
+def stopped(name: str | None) -> PoolRecord | None:
+    """The record of a pool of this name whose machines are stopped; None where there is none."""
+    return next((one for one in records.every() if one.name == name and one.stopped), None)
 
 
 def _plan(record: PoolRecord) -> Plan:
@@ -72,7 +78,7 @@ def claim(record: PoolRecord) -> None:
     """
     with records.locked("rented"):
         for other in records.every():
-            rival = other.provider in RENTED and other.name == record.name and other.job_id != record.job_id
+            rival = other.provider in RENTED and other.name == record.name
             if rival and other.process != record.process and not records.left(other):
                 raise PoolError(taken(other))
         records.write(record)

@@ -81,6 +81,31 @@ class Machines:
                 self.end(value)
         return answer
 
+    def on_stop(self, call: Call, carry_out: CarryOut) -> Answer:
+        """The effect of StopInstances: what runs there ends, and what lies on the disks stays."""
+        answer = carry_out()
+        for instance in self._named(call, answer):
+            self._cut(instance.id)
+        return answer
+
+    def on_start(self, call: Call, carry_out: CarryOut) -> Answer:
+        """The effect of StartInstances: they boot from their disks; of the user data only what cloud-init does at each boot counts."""
+        answer = carry_out()
+        for instance in self._named(call, answer):
+            host = self.hosts[instance.id]
+            config = json.loads(base64.b64decode(str(instance.user_data)).decode().partition("\n")[2])
+            shutil.rmtree(host.folder / "watchdog", ignore_errors=True)  # /run
+            host.start()
+            unit = next(one["content"] for one in config["write_files"] if one["path"].endswith(".service"))
+            if ["systemctl", "enable", "--now", watchdog.UNIT] in config["runcmd"] and "\nWantedBy=multi-user.target\n" in unit:
+                self._watch(instance, host, config)
+        return answer
+
+    def _named(self, call: Call, answer: Answer) -> list[Any]:
+        """The instances that a call names, where it was carried out."""
+        ids = {value for key, value in call.fields.items() if key.startswith("InstanceId.")}
+        return [each for each in lab.instances(call.region) if each.id in ids] if answer.status == 200 else []
+
     def _boot(self, instance: Any, config: dict[str, Any], number: int) -> None:
         self._jobs.add(next(each["value"] for each in instance.get_tags() if each["key"] == tags.JOB))
         folder = self.folder / instance.id
@@ -114,7 +139,7 @@ class Machines:
                 )
                 self.end(instance.id)
 
-        self._threads.append(threading.Thread(target=wait, daemon=True))
+        self._threads.append(threading.Thread(target=wait, name=instance.id, daemon=True))
         self._threads[-1].start()
 
     def end(self, instance: str) -> None:
@@ -123,11 +148,21 @@ class Machines:
             if instance in self._ended:
                 return
             self._ended.add(instance)
+        self._cut(instance)
+
+    def _cut(self, instance: str) -> None:
         if (dog := self._watchdogs.get(instance)) is not None:
             dog.kill()
             dog.wait()
         if (host := self.hosts.get(instance)) is not None:
             host.power_cut()
+        for thread in self._threads:
+            if thread.name == instance and thread is not threading.current_thread():
+                thread.join()  # it looks at the instance's state once more
+
+    def watched(self, instance: str) -> bool:
+        """Whether a watchdog runs there."""
+        return instance in self._watchdogs and self._watchdogs[instance].poll() is None
 
     def wait_ended(self, seconds: float) -> None:
         """Wait until all watchdogs have ended, and what they end."""
@@ -177,6 +212,8 @@ def booting_rules(machines: Machines) -> None:
     """Have launches boot machines, after all faults that were scripted before."""
     machines.cloud.on("RunInstances", machines.on_launch, times=1 << 30)
     machines.cloud.on("TerminateInstances", machines.on_terminate, times=1 << 30)
+    machines.cloud.on("StopInstances", machines.on_stop, times=1 << 30)
+    machines.cloud.on("StartInstances", machines.on_start, times=1 << 30)
 
 
 @contextmanager

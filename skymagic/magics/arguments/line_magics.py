@@ -84,11 +84,14 @@ class RestartRequest:
 
 @dataclass(frozen=True)
 class DownRequest:
-    """%sky_down: one pool by name, the current one (None), or all of them; of those on hosts where any are named."""
+    """%sky_down: one pool by name, the current one (None), or all of them; of those on hosts where any are named. Whether its machines are
+    stopped with their disks, and whether that is agreed to."""
 
     name: str | None = None
     all: bool = False
     hosts: tuple[str, ...] = ()
+    stop: bool = False
+    yes: bool = False
 
 
 @dataclass(frozen=True)
@@ -281,12 +284,15 @@ def parse_pip(line: str) -> PipRequest:
 
 
 def parse_down(line: str) -> DownRequest:
-    """``%sky_down [NAME | --all] [--hosts HOSTS]``. Raises RequestError with all mistakes."""
+    """``%sky_down [NAME | --all] [--hosts HOSTS] [--stop [-y]]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_down", line)
     name = parsed.word("name of a pool", pool_name)
-    parsed.check(name and parsed.values.get("all"), f"say {name} or --all, not both")
+    stop, every, hosts = bool(parsed.values.get("stop")), bool(parsed.values.get("all")), parsed.values.get("hosts", ())
+    parsed.check(name and every, f"say {name} or --all, not both")
+    parsed.check(stop and every, "--stop: say which pool, not --all")
+    parsed.check(stop and hosts, "--stop is for machines that are rented, and --hosts names machines of yours")
     parsed.done()
-    return DownRequest(name, bool(parsed.values.get("all")), parsed.values.get("hosts", ()))
+    return DownRequest(name, every, hosts, stop, bool(parsed.values.get("yes")))
 
 
 def parse_attach(line: str) -> AttachRequest:

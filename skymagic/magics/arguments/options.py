@@ -39,8 +39,7 @@ class Option:
 
 
 REFUSED = {
-    "--stop": "rented machines are ended, not stopped: one that is stopped has no watchdog that ends it, and its disk is paid for, about $8 a "
-    "month for 100 GB, until somebody thinks of it; --lazy rents others at the next cell",
+    "--stop": "an option of %sky_down: %sky_down NAME --stop stops the machines of a rented pool and keeps their disks",
     "--image-id": "a setting of yours, for all pools: %config SkyMagic.aws = {'image_id': 'ami-…'}, or sky.AWS(image_id='ami-…')",
 }
 """Options that people may look for and that there are not on purpose: why, or what is there instead."""
@@ -117,6 +116,8 @@ _CELL = Option(("--cell",), "cell", readers.number(1), "N", "what the runs of on
 _GREP = Option(("--grep",), "grep", str, "RE", "lines that a regular expression is found in")
 _NODE = Option(("--node",), "nodes", Selection, "NODES", "which nodes: all, head, 0,2 or 0:4", choices="ranks")
 _ALL = Option(("--all",), "all", help="every pool of this notebook; with --hosts, every pool of yours there")
+_STOP = Option(("--stop",), "stop", help="stop rented machines and keep their disks, which cost until you end them; %%sky_pool NAME starts them again")
+_YES = Option(("-y", "--yes"), "yes", help="go ahead without a question")
 _AT_HOSTS = Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "pools of yours on these machines, whoever started them", "list", "hosts")
 _DISK = Option(("--disk",), "disk", help="with --hosts: what skymagic keeps on their disks instead")
 _TO_RENT: tuple[Option, ...] = (
@@ -195,7 +196,7 @@ MAGICS: dict[str, Magic] = {
     "sky_cost": Magic("Show what pools cost now, and what those rented within a month have cost, disks and addresses included.", (), "[NAME]", "pools", ("%sky_cost",)),
     "sky_check": Magic("Check the nodes of a pool: GPUs, errors of theirs, disks, clocks, and how fast the links among them are.", (_QUICK,), "[NAME]", "pools", ("%sky_check", "%sky_check train --quick")),
     "sky_restart": Magic("Start ranks again; their variables are gone.", (_RANK, _POOL_NAME), examples=("%sky_restart", "%sky_restart --rank 2")),
-    "sky_down": Magic("Stop a pool and release its machines.", (_ALL, _AT_HOSTS), "[NAME]", "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone")),
+    "sky_down": Magic("Stop a pool and release its machines.", (_ALL, _AT_HOSTS, _STOP, _YES), "[NAME]", "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down train --stop              # rented: started again by %sky_pool train", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone")),
     "sky_attach": Magic("Go on with a pool whose notebook was killed, and show what its cell has printed since; read one whose notebook is alive; alone: which there are.", (_TAKE_OVER,), "[NAME]", "left", ("%sky_attach", "%sky_attach lab")),
     "sky_clean": Magic("Remove what skymagic keeps on the disks of hosts, and no pool has used for 30 days.", (_AT_HOSTS, _CLEAN_ALL, DRY_RUN), examples=("%sky_clean --hosts gpu1,gpu2", "%sky_clean --hosts gpu1,gpu2 --all --dry-run")),
     "sky_auto": Magic("Run every plain cell on the ranks, or no longer; cells that begin with a magic or %%local stay here.", (), "on|off", "switch", ("%sky_auto on",)),

@@ -34,6 +34,7 @@ keys            a pool's SSH keys: the user's, and the hosts' own
 userdata        what they are told at their first boot
 watchdog        ends a machine that nobody uses, without AWS and without us
 way             to machines without public addresses: a jump host, or AWS Systems Manager
+stopping        machines stopped with their disks, and started again
 machine         from machines that run to connections
 sweep           what was rented, found by its tags alone and given back
 tags            the tags of all that is rented

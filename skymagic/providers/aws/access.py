@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from skymagic.cluster import Node
 from skymagic.errors import CloudError
 from skymagic.providers import ssh
-from skymagic.providers.aws import launch
+from skymagic.providers.aws import launch, stopping
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.lease import Lease
 from skymagic.providers.aws.offer import Offer
@@ -78,11 +78,27 @@ def taken_up(accesses: Sequence[RentedAccess], lease: Lease) -> tuple[list[ssh.M
     ]
 
 
-def ended(clients: Clients, accesses: Sequence[RentedAccess]) -> list[str]:
-    """Those of the machines that run no more. Raises CloudError where EC2 does not say."""
+def ended(
+    clients: Clients, accesses: Sequence[RentedAccess], running: Collection[str] = ("pending", "running")
+) -> list[str]:
+    """Those of the machines that run no more.
+
+    Args:
+        running: states of those that do.
+
+    Raises:
+        CloudError: some are stopped with their disks (``stopped``), or EC2 does not say.
+    """
     ids = [one.instance for one in accesses]
     found = launch.describe(clients, accesses[0].region, ids)
-    return [one for one in ids if one not in found or found[one]["State"]["Name"] not in ("pending", "running")]
+    states = {one: found[one]["State"]["Name"] if one in found else "terminated" for one in ids}
+    away = [one for one in ids if states[one] not in running]
+    if any(states[one] in stopping.STOPPED for one in away):
+        pool = accesses[0].label.pool
+        raise CloudError(
+            "stopped", "", "its machines are stopped", f"%sky_pool {pool} starts them, %sky_down {pool} ends them"
+        )
+    return away
 
 
 def gone(ids: Sequence[str], of: int) -> CloudError:

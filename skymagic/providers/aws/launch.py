@@ -125,16 +125,21 @@ def launch(clients: Clients, region: str, asked: Mapping[str, Any]) -> list[str]
         time.sleep(POLL_SECONDS * clients.deadline_factor)
 
 
-def wait_running(clients: Clients, region: str, ids: Sequence[str]) -> list[Instance]:
+def wait_running(clients: Clients, region: str, ids: Sequence[str], *, again: bool = False) -> list[Instance]:
     """Wait until all of them run and have addresses. An instance that EC2 does not know yet is not gone.
+
+    Args:
+        again: they were stopped until a moment ago, and EC2 may call them that still.
 
     Raises:
         CloudError: one has ended while it was starting, with EC2's reason; or they do not start in time.
     """
-    end = time.monotonic() + RUNNING_SECONDS * clients.deadline_factor
+    begun = time.monotonic()
+    end, settled = (begun + seconds * clients.deadline_factor for seconds in (RUNNING_SECONDS, SETTLE_SECONDS))
     while True:
         found = describe(clients, region, ids)
-        check(found.values(), region)
+        old = ("stopped",) if again and time.monotonic() < settled else ()
+        check([each for each in found.values() if each["State"]["Name"] not in old], region)
         if len(found) == len(ids) and all(each["State"]["Name"] == "running" for each in found.values()):
             return [_instance(found[one], region) for one in ids]
         if time.monotonic() >= end:

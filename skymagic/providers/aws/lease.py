@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from skymagic.display.starting import StartStep
 from skymagic.errors import CloudError
 from skymagic.plan.cloud import CloudSettings
-from skymagic.providers.aws import images, keys, launch, ledger, network, placement
+from skymagic.plan.units import agreeing
+from skymagic.providers.aws import images, keys, launch, ledger, network, placement, stopping, tags
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.errors import ELSEWHERE, UNCERTAIN, Kind
 from skymagic.providers.aws.launch import Instance
@@ -67,6 +68,7 @@ class Lease:
     def take_up(self, region: str, ids: Sequence[str]) -> None:
         """Own machines that another notebook has rented."""
         self._regions[region] = Region(set(ids))
+        self._launches = ledger.launches(self.label.job)  # the token of the next one must be new
 
     def acquire(self, offers: Sequence[Offer], count: int) -> tuple[Offer, list[Instance]]:
         """So many machines of the first offer that gives them all: in one zone, of one type.
@@ -239,10 +241,59 @@ class Lease:
         ledger.end(self.label.job, exact=exact)
         keys.remove(self.label.job)
 
-    def _release(self) -> list[str]:
+    def stop(self, offer: Offer) -> None:
+        """Stop the machines of an offer with their disks, instead of giving them back, and wait until EC2 says so; what else was made for them
+        stays, but for what is left of launches elsewhere. Interrupts are heard as by `release`.
+
+        Raises:
+            CloudError: not all are stopped; names what is not, and what becomes of it.
+        """
+        if self._released:
+            return
+        self._closing = True
+        ids = sorted(self._regions[offer.region].known - self._ended)
+        problems: list[str] = []
+
+        def run() -> None:
+            text = f"stopped {tags.moment(time.time())} by {self.label.client}: until somebody ends it"
+            problems.extend(stopping.stop(self.clients, offer.region, ids, text))
+            problems.extend(self._release(besides=offer.region))
+
+        self._say(f"stopping {', '.join(ids)} …")
+        uninterrupted(run)
+        if problems:
+            listed = "\n  ".join(problems)
+            raise CloudError(
+                "internal", "", f"not everything of {self.label.job} could be stopped:\n  {listed}",
+                "machines that run on end themselves within minutes, for nothing uses them; skymagic down --all ends all",
+            )  # fmt: skip
+        self._released = True
+        ledger.stop(offer, len(ids), self.settings, self.label)
+        self._say(
+            f"{', '.join(ids)} {agreeing(len(ids), 'is', 'are')} stopped with {agreeing(len(ids), 'its disk', 'their disks')}"
+        )
+
+    def start(self, offer: Offer, ids: Sequence[str]) -> list[Instance]:
+        """Start machines that were stopped and taken up, all of them or none; this machine is let in from its address of now.
+
+        Raises:
+            CloudError: EC2 does not start them; `stop` stops again what it did start.
+        """
+        self._say(StartStep(f"starting {', '.join(ids)} in {offer.zone} again …", "requested", ids))
+        subnet = network.subnet(self.clients, offer.region, offer.zone, self.settings)
+        source = network.caller_range(subnet, self.settings)
+        network.group(self.clients, offer.region, subnet.vpc, source, self.settings, self.label)
+        self._check_wanted()
+        ledger.start(offer, len(ids), self.settings, self.label)
+        self._launches = ledger.launches(self.label.job)
+        return stopping.start(self.clients, offer.region, ids, tags.moment(self.label.ends))
+
+    def _release(self, besides: str = "") -> list[str]:
+        """Give back what there is, but for one region; what could not be."""
         return [
             problem
             for name, there in self._regions.items()
+            if name != besides
             for problem in Release(self.clients, name, self._filters(), there.known, there.uncertain).run()
         ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -46,6 +47,10 @@ class Rent:
     exact: bool = True
     part: int = 0
     """Counts those of a launch that ended before the others."""
+    disks: float = 0.0
+    """Of `beside`, what their disks cost; 0 where an earlier version has written it."""
+    stopped: bool = False
+    """Whether the machines are stopped: then their disks are paid for, and an Elastic IP, without a bound."""
 
     def seconds(self, now: float) -> float:
         """How long they have been there, at most."""
@@ -62,11 +67,63 @@ def rent(offer: Offer, count: int, settings: CloudSettings, label: Label, number
     Args:
         disk: GB of each machine's.
     """
+    disks = count * disk * DISK_PRICE
+    return _running(offer, count, settings, label, number, disks)
+
+
+def _running(offer: Offer, count: int, settings: CloudSettings, label: Label, number: int, disks: float) -> Rent:
     # those with several network cards take one address, the head's
     addresses = 0 if settings.use_private_ips else count if offer.cards == 1 else 1
-    beside = count * disk * DISK_PRICE + addresses * ADDRESS_PRICE
     price = None if offer.price is None else offer.price * count
-    return Rent(label.job, number, label.pool, offer.instance_type, count, price, beside, time.time(), label.ends)
+    return Rent(
+        label.job, number, label.pool, offer.instance_type, count, price, disks + addresses * ADDRESS_PRICE, time.time(),
+        label.ends, disks=disks,
+    )  # fmt: skip
+
+
+def beside_stopped(job: str, offer: Offer, count: int, settings: CloudSettings) -> float:
+    """Dollars per hour that go on while the machines of a pool are stopped: of their disks, and of the head's Elastic IP, about."""
+    elastic = 1 if offer.cards > 1 and not settings.use_private_ips else 0
+    return _disks(job, count, settings) + elastic * ADDRESS_PRICE
+
+
+def _disks(job: str, count: int, settings: CloudSettings) -> float:
+    known = math.fsum(one.disks for one in every() if one.job == job and one.ended is None)
+    return known or count * settings.disk * DISK_PRICE
+
+
+def stop(offer: Offer, count: int, settings: CloudSettings, label: Label) -> None:
+    """The machines of a pool are stopped from now on; twice is safe."""
+    beside, disks = beside_stopped(label.job, offer, count, settings), _disks(label.job, count, settings)
+    number = 1 + launches(label.job)
+    end(label.job)
+    write(
+        Rent(
+            label.job,
+            number,
+            label.pool,
+            offer.instance_type,
+            count,
+            0.0,
+            beside,
+            time.time(),
+            math.inf,
+            disks=disks,
+            stopped=True,
+        )  # fmt: skip
+    )
+
+
+def start(offer: Offer, count: int, settings: CloudSettings, label: Label) -> None:
+    """The machines of a pool that were stopped run again from now on."""
+    disks, number = _disks(label.job, count, settings), 1 + launches(label.job)
+    end(label.job)
+    write(_running(offer, count, settings, label, number, disks))
+
+
+def launches(job: str) -> int:
+    """The highest number among the launches of a pool; 0 without any."""
+    return max((one.number for one in every() if one.job == job), default=0)
 
 
 def folder() -> Path:
@@ -94,7 +151,7 @@ def lose(job: str, count: int) -> None:
     """So many machines of a pool have ended, and the others go on: of its oldest launches, for they all are of one price."""
     now = time.time()
     for one in every():
-        if one.job != job or one.ended is not None or not count:
+        if one.job != job or one.ended is not None or one.stopped or not count:
             continue
         gone, parts = (
             min(count, one.machines),
@@ -111,7 +168,7 @@ def lose(job: str, count: int) -> None:
 def _share(one: Rent, machines: int) -> Rent:
     part = machines / one.machines
     price = None if one.price is None else one.price * part
-    return replace(one, machines=machines, price=price, beside=one.beside * part)
+    return replace(one, machines=machines, price=price, beside=one.beside * part, disks=one.disks * part)
 
 
 def end(job: str, *, exact: bool = True) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from skymagic.errors import CloudError
@@ -54,10 +55,10 @@ def _refused(clients: Clients, offer: Offer, count: int, settings: CloudSettings
         }  # fmt: skip
     if offer.cards > 1 and not settings.use_private_ips:
         calls["AllocateAddress"] = {"Domain": "vpc", "TagSpecifications": label.specifications("elastic-ip")}
-    return [words for operation, asked in calls.items() if (words := _said(clients, offer.region, operation, asked))]
+    return [words for operation, asked in calls.items() if (words := said(clients, offer.region, operation, asked))]
 
 
-def _said(clients: Clients, region: str, operation: str, asked: dict[str, Any]) -> str:
+def said(clients: Clients, region: str, operation: str, asked: Mapping[str, Any]) -> str:
     """Why a call would be refused; "" where it would not."""
     try:
         clients.call("ec2", region, operation, **asked, DryRun=True)

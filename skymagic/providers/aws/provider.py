@@ -14,10 +14,10 @@ from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
 from skymagic.display.question import confirmed
 from skymagic.display.starting import StartStep
-from skymagic.errors import CloudError, RequestError
+from skymagic.errors import CloudError, PoolError, RequestError
 from skymagic.plan.planning import plan_over
-from skymagic.plan.plans import Plan, cost_words, topology
-from skymagic.plan.renting import bounded, plan_rented
+from skymagic.plan.plans import Plan, cost_words, monthly_words, topology
+from skymagic.plan.renting import bounded, plan_rented, until
 from skymagic.plan.requests import PoolRequest
 from skymagic.providers import ssh
 from skymagic.providers.aws import (
@@ -29,6 +29,7 @@ from skymagic.providers.aws import (
     replacing,
     reservations,
     scores,
+    stopping,
     sweep,
     tags,
     userdata,
@@ -74,6 +75,8 @@ class AWS:
         """Rent them all together, connect to them by the keys that they were given, and set them up side by side."""
         plan, held, settings = survey.plan, survey.held, survey.plan.request.cloud
         way.check(settings)
+        if survey.stopped:
+            return _started(survey, say)
         limits = bounds(plan.request)
         label = _label(survey, job_id, limits)
         made = held.keys = keys.make(job_id)
@@ -92,6 +95,22 @@ class AWS:
         """Others in the place of machines that are gone, of the same type and in the same zone, as soon as EC2 has them."""
         return replacing.lost_replaced(survey, lost, bounds(survey.plan.request), say, stop)
 
+    def again(self, plan: Plan, accesses: Sequence[RentedAccess], say: Say) -> Rented:
+        """Find out whether machines that were stopped can be started again; nothing is started."""
+        settings, first = plan.request.cloud, accesses[0]
+        clients = Clients(settings.profile, settings.endpoint_url, settings.deadline_factor)
+        if gone := access.ended(clients, accesses, ("pending", "running", *stopping.STOPPED)):
+            raise access.gone(gone, len(accesses))
+        if not (keys.folder(first.label.job) / "key").exists():
+            raise PoolError(
+                f"the SSH key of {first.label.job} is not here any more, so that nobody can connect to its machines"
+            )
+        image, requirements = ssh.needs(plan.request, plan.topology, say)
+        machines = listing.machines(first.offer, len(accesses))
+        words = f"{machines}, started again: {cost_words(plan.price, plan.priced)}, {until(plan.request)}"
+        asked = replace(plan, image=image, hosts=(machines,), question="" if plan.request.yes else words)
+        return Rented(asked, clients, (), requirements, stopped=tuple(accesses))
+
     def attach(self, plan: Plan, accesses: Sequence[RentedAccess]) -> tuple[Rented, Sequence[Node]]:
         """The machines of a pool that another notebook has rented from this plan; nothing is rented, or connected to yet."""
         settings, first = plan.request.cloud, accesses[0]
@@ -107,6 +126,35 @@ class AWS:
         return Rented(plan, clients, (), first.agent.installation.requirements, held), nodes
 
 
+def _started(survey: Rented, say: Say) -> Sequence[Node]:
+    """The machines of a pool that were stopped, started again and set up as new ones are; whatever fails, they are stopped as they were.
+
+    Raises:
+        CloudError: EC2 does not start them.
+    """
+    plan, held, settings, first = survey.plan, survey.held, survey.plan.request.cloud, survey.stopped[0]
+    limits, offer = bounds(plan.request), first.offer
+    label = replace(first.label, client=_client(), ends=time.time() + limits.lifetime)
+    made = held.keys = keys.again(label.job)
+    user_data = userdata.cloud_config(made, label.job, settings.user, settings.ssh_port, limits)
+    ids = [one.instance for one in survey.stopped]
+    lease = Lease(survey.clients, settings, label, user_data, say)
+    lease.take_up(offer.region, ids)
+    survey.keep()
+    held.lease, held.offer = lease, offer
+    try:
+        instances = lease.start(offer, ids)
+    except CloudError as problem:
+        cost = f"{monthly_words(survey.monthly or 0.0)}: %sky_down {label.pool} ends them"
+        raise CloudError(
+            problem.kind, problem.code, f"{problem.reason}; {', '.join(ids)} stay stopped with their disks, for {cost}",
+            "the same line tries it again",
+        ) from problem  # fmt: skip
+    replacing.acquired(survey, offer, instances, made, say)
+    check(plan, held.machines, survey.requirements)
+    return access.nodes(held.machines, offer, lease)
+
+
 def used_elsewhere(survey: Rented, label: Label, say: Say) -> None:
     """Look for a pool of this name by its tags, whatever is kept here: of somebody with these credentials on another machine it is
     said that it is there.
@@ -118,7 +166,7 @@ def used_elsewhere(survey: Rented, label: Label, say: Say) -> None:
     for region in dict.fromkeys(one.region for one in survey.offers):
         there = sweep.clients_of(survey.clients, region, filters)
         for client, jobs in there.items():
-            listed = f"pool {label.pool!r} runs in {region} already ({', '.join(sorted(jobs))}, rented by {client})"
+            listed = f"pool {label.pool!r} is in {region} already ({', '.join(sorted(jobs))}, rented by {client})"
             if client != label.client:
                 say(listed)
                 continue
@@ -189,6 +237,9 @@ def check(plan: Plan, machines: Sequence[ssh.Machine], requirements: Requirement
 
 
 def _label(survey: Rented, job: str, limits: Bounds) -> Label:
-    client = f"{getpass.getuser()}@{socket.gethostname()}"
     pool = job.rpartition("-")[0] or job
-    return Label(pool, job, sweep.caller(survey.clients), client, time.time() + limits.lifetime)
+    return Label(pool, job, sweep.caller(survey.clients), _client(), time.time() + limits.lifetime)
+
+
+def _client() -> str:
+    return f"{getpass.getuser()}@{socket.gethostname()}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from skymagic.bootstrap.requirements import Requirements
-from skymagic.plan.plans import Plan
+from skymagic.errors import RequestError
+from skymagic.plan.plans import Plan, monthly_words
 from skymagic.providers import ssh
-from skymagic.providers.aws import listing
+from skymagic.providers.aws import ledger, listing, stopping
+from skymagic.providers.aws.access import RentedAccess
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.keys import PoolKeys
 from skymagic.providers.aws.lease import Lease
@@ -27,6 +29,8 @@ class Held:
     keys: PoolKeys | None = None
     connections: list[Connection] = field(default_factory=list)
     machines: list[ssh.Machine] = field(default_factory=list)
+    keeps: bool = False
+    """Whether closing stops the machines with their disks, instead of ending them."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class Rented(Survey):
     offers: tuple[Offer, ...]
     requirements: Requirements
     held: Held = field(default_factory=Held)
+    stopped: tuple[RentedAccess, ...] = ()
+    """Machines that are stopped, and that acquiring starts again instead of renting others."""
 
     def outcome(self) -> Plan:
         """The plan with the machines that were had, and their price."""
@@ -53,12 +59,51 @@ class Rented(Survey):
             memory_gb=offer.memory or self.plan.memory_gb,
         )
 
+    def stopping(self) -> str:
+        """What goes on to cost when the machines are stopped, who has to end them, and what is lost.
+
+        Raises:
+            RequestError: they cannot be stopped, or not now, with all reasons.
+            CloudError: EC2 does not say whether they can.
+        """
+        held, request = self.held, self.plan.request
+        if held.lease is None or held.offer is None:
+            raise RequestError("--stop: nothing of it is rented yet")
+        offer, ids = held.offer, [one.name for one in held.machines]
+        found = stopping.mistakes(request, offer) or stopping.forbidden(self.clients, offer.region, ids)
+        if found:
+            raise RequestError(found)
+        cost = f"their disks cost {monthly_words(self._monthly)} until you end them, for nothing ends them by itself any more"
+        return f"{listing.machines(offer, len(ids))}, stopped: {cost}; {stopping.lost(offer)}"
+
+    def keep(self) -> None:
+        """Have `close` stop the machines with their disks."""
+        self.held.keeps = True
+
+    def ready(self) -> None:
+        """What was stopped runs again: `close` ends it from now on."""
+        self.held.keeps = False
+
+    @property
+    def monthly(self) -> float | None:
+        """Dollars a month for machines that closing stops, or has stopped; None where it ends them."""
+        return self._monthly if self.held.keeps and self.held.lease is not None else None
+
+    @property
+    def _monthly(self) -> float:
+        lease, offer = self.held.lease, self.held.offer
+        assert lease is not None and offer is not None
+        beside = ledger.beside_stopped(lease.label.job, offer, self.plan.topology.nodes, lease.settings)
+        return beside * stopping.MONTH_HOURS
+
     def close(self) -> None:
-        """Close all connections, end the machines, and wait until EC2 says that they are terminated; twice is safe."""
+        """Close all connections, end the machines, or stop them where `keep` was called, and wait until EC2 says so; twice is safe."""
         held = self.held
         try:
             ssh.side_by_side(ssh.Machine.close, held.machines)
             ssh.side_by_side(Connection.close, held.connections)
         finally:
-            if held.lease is not None:
+            if held.lease is not None and held.keeps and held.offer is not None:
+                held.lease.stop(held.offer)
+            elif held.lease is not None:
                 held.lease.release()

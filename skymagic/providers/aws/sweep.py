@@ -49,8 +49,8 @@ def instances(clients: Clients, region: str, filters: Filters) -> dict[str, str]
 
 
 def clients_of(clients: Clients, region: str, filters: Filters) -> dict[str, set[str]]:
-    """Who has started the machines with these tags that run, or are about to: ``ann@laptop`` → jobs. Raises CloudError."""
-    wanted = [*filters, {"Name": "instance-state-name", "Values": ["pending", "running"]}]
+    """Who has started the machines with these tags that run, are about to, or are stopped: ``ann@laptop`` → jobs. Raises CloudError."""
+    wanted = [*filters, {"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]}]
     found: dict[str, set[str]] = {}
     for one in clients.pages("ec2", region, "DescribeInstances", "Reservations", Filters=wanted):
         for each in one["Instances"]:

@@ -27,15 +27,24 @@ class Label:
 
     def tags(self) -> list[dict[str, str]]:
         """As EC2 takes them; values of 256 letters at most."""
-        ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.ends))
         values = {
-            "Name": f"skymagic {self.pool}", POOL: self.pool, JOB: self.job, OWNER: self.owner, CLIENT: self.client, ENDS: ends,
+            "Name": f"skymagic {self.pool}", POOL: self.pool, JOB: self.job, OWNER: self.owner, CLIENT: self.client,
+            ENDS: moment(self.ends),
         }  # fmt: skip
         return [{"Key": key, "Value": value[:256]} for key, value in values.items()]
 
     def specifications(self, *kinds: str) -> list[dict[str, Any]]:
         """``TagSpecifications`` of a call that makes things of these kinds: they are tagged from their first moment."""
         return [{"ResourceType": kind, "Tags": self.tags()} for kind in kinds]
+
+
+def moment(seconds: float) -> str:
+    """A time as tags say it: ``2026-11-23T08:00:00Z``.
+
+    Args:
+        seconds: since 1970.
+    """
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def job_filter(job: str) -> list[dict[str, Any]]:
