@@ -261,6 +261,7 @@ class EC2:
                 if each.id not in before:  # EC2 gives none to a machine with several network cards
                     each.nics[0].stop()
                     each.nics[0].public_ip = None
+                    each.nics[0].public_ip_auto_assign = False  # nor when it is started again
         if token and answer.status == 200:
             self._launches[key] = (call.fields, answer)
         return answer

@@ -97,7 +97,9 @@ class Machines:
             shutil.rmtree(host.folder / "watchdog", ignore_errors=True)  # /run
             host.start()
             unit = next(one["content"] for one in config["write_files"] if one["path"].endswith(".service"))
-            if ["systemctl", "enable", "--now", watchdog.UNIT] in config["runcmd"] and "\nWantedBy=multi-user.target\n" in unit:
+            if ["systemctl", "enable", "--now", watchdog.UNIT] in config[
+                "runcmd"
+            ] and "\nWantedBy=multi-user.target\n" in unit:
                 self._watch(instance, host, config)
         return answer
 

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from skymagic.errors import CloudError
 from skymagic.plan.cloud import CloudSettings
-from skymagic.providers.aws import keys, sweep, tags, userdata, watchdog
+from skymagic.plan.requests import PoolRequest
+from skymagic.providers.aws import keys, ledger, stopping, sweep, tags, userdata, watchdog
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.lease import Lease
 from skymagic.providers.aws.offer import Offer
@@ -63,6 +64,9 @@ EFFECTS: dict[str, Effect] = {
     "not near": _only("RunInstances", error("InsufficientInstanceCapacity", "not into Placement Group 'x'")),
     "ended": _only("RunInstances", lab.state("terminated", "Server.InsufficientInstanceCapacity")),
     "pending": _only("RunInstances", lab.state("pending")),
+    "no room again": _only("StartInstances", error("InsufficientInstanceCapacity")),
+    "still stopping": _only("StartInstances", error("IncorrectInstanceState")),
+    "not stoppable yet": _only("StopInstances", error("IncorrectInstanceState")),
 }
 
 
@@ -75,6 +79,8 @@ class History:
         offers: which of them are tried. count: machines.
         interrupted: the call of the client's at which the user interrupts, while acquiring.
         dies: the call of the client's at which it is killed; nothing of it runs any more. after: once the call was carried out.
+        stops: 1 where the user has machines that run stopped with their disks instead of given back, 2 where they are then started again, and
+            given back.
     """
 
     effects: Sequence[str]
@@ -83,6 +89,7 @@ class History:
     interrupted: int | None = None
     dies: int | None = None
     after: bool = False
+    stops: int = 0
 
 
 def histories() -> st.SearchStrategy[History]:
@@ -92,7 +99,7 @@ def histories() -> st.SearchStrategy[History]:
     call = st.none() | st.integers(1, 45)
     return st.builds(
         History, effects=effects, offers=st.integers(1, len(OFFERS)), count=st.integers(1, 3), interrupted=call, dies=call,
-        after=st.booleans(),
+        after=st.booleans(), stops=st.sampled_from([0, 0, 1, 2]),
     )  # fmt: skip
 
 
@@ -139,28 +146,28 @@ def live(cloud: EC2, history: History, shared: Clients) -> None:
     job = f"history-{next(JOBS)}"
     client = Mortal(cloud.url, history)
     client._session, client._clients = shared._session, shared._clients
-    owner = "arn:aws:sts::123456789012:user/moto"
-    made = keys.make(job)
-    user_data = userdata.cloud_config(made, job, "ubuntu", 22, Bounds(1800, 86400))
-    lease = Lease(
-        client, SETTINGS, Label("history", job, owner, "ann@laptop", time.time() + 86400), user_data, lambda text: None
-    )
+    life = Life(client, job)
     problem: CloudError | None = None
     try:
         try:
-            lease.acquire(OFFERS[: history.offers], history.count)
+            life.acquire()
         except (CloudError, KeyboardInterrupt):
             pass
         finally:
             client.acquiring = False
         try:
-            lease.release()
+            life.end()
         except CloudError as left:
             problem = left
     except Killed:
         problem = CloudError("killed", "", "")
     there = lab.left(*REGIONS)
-    if problem is None:
+    if problem is None and life.stopped:
+        assert {one.state for region in REGIONS for one in lab.instances(region)} <= {"stopped", "terminated"}
+        (row,) = [one for one in ledger.every() if one.job == job and one.ended is None]
+        assert row.stopped
+        assert row.beside > 0
+    elif problem is None:
         assert there == {}, "all was said to be given back"
     elif problem.kind != "killed":
         missing = [
@@ -168,22 +175,84 @@ def live(cloud: EC2, history: History, shared: Clients) -> None:
             for each in there.get("instances", ())
             if each not in str(problem) and "cannot be seen" not in str(problem)
         ]
+        kept = {
+            one.id for region in REGIONS for one in lab.instances(region) if one.state == "stopped" and life.stopped
+        }
+        missing = [each for each in missing if each not in kept]
         assert not missing, f"{missing} is left and not named: {problem}"
-    bounded()
+    bounded(life.agreed)
     found_and_ended(cloud, shared)
 
 
-def bounded() -> None:
-    """Each machine that is left can be found, and ends itself."""
+class Life:
+    """The machines of a pool, from one notebook to the next one.
+
+    Attributes:
+        agreed: whether the user was told what machines cost that are stopped. stopped: whether they are meant to be that.
+    """
+
+    def __init__(self, client: Mortal, job: str) -> None:
+        self.client, self.history = client, client.history
+        owner = "arn:aws:sts::123456789012:user/moto"
+        self.label = Label("history", job, owner, "ann@laptop", time.time() + 86400)
+        self.user_data = userdata.cloud_config(keys.make(job), job, "ubuntu", 22, Bounds(1800, 86400))
+        self.lease = self._new()
+        self.ids: list[str] = []
+        self.agreed = self.stopped = False
+
+    def _new(self) -> Lease:
+        return Lease(self.client, SETTINGS, self.label, self.user_data, lambda text: None)
+
+    def acquire(self) -> None:
+        self.offer, found = self.lease.acquire(OFFERS[: self.history.offers], self.history.count)
+        self.ids = [one.id for one in found]
+
+    def end(self) -> None:
+        """As the user has it."""
+        if self.history.stops and self.ids and self._stoppable():
+            self.agreed = self.stopped = True
+            self.lease.stop(self.offer)
+        if self.stopped and self.history.stops == 2:
+            self.lease = self._new()
+            self.lease.take_up(self.offer.region, self.ids)
+            self.client.acquiring = True
+            try:
+                self.lease.start(self.offer, self.ids)
+                self.stopped = False
+            except (CloudError, KeyboardInterrupt):
+                self.lease.stop(self.offer)
+            finally:
+                self.client.acquiring = False
+        if not self.stopped:
+            self.lease.release()
+
+    def _stoppable(self) -> bool:
+        try:
+            return not (
+                stopping.mistakes(PoolRequest(), self.offer)
+                or stopping.forbidden(self.client, self.offer.region, self.ids)
+            )
+        except CloudError:
+            return False
+
+
+def bounded(agreed: bool) -> None:
+    """Each machine that is left can be found, and ends itself, or was stopped by a user who was told what it costs.
+
+    Args:
+        agreed: whether that was said.
+    """
     for region in REGIONS:
         for one in lab.instances(region):
             if one.state == "terminated":
                 continue
+            assert agreed or one.state != "stopped"
             named = {each["key"]: each["value"] for each in one.get_tags()}
             assert {tags.JOB, tags.OWNER, tags.ENDS} <= set(named)
             assert one.instance_initiated_shutdown_behavior == "terminate"
             config = json.loads(b64decode(str(one.user_data)).decode().partition("\n")[2])
             assert watchdog.PATH in [each["path"] for each in config["write_files"]]
+            assert ["systemctl", "enable", "--now", watchdog.UNIT] in config["runcmd"], "at each boot"
             assert config["bootcmd"][0][0] == "systemd-run"
 
 

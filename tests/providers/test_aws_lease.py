@@ -19,7 +19,19 @@ from skymagic.errors import CloudError, RequestError
 from skymagic.plan.cloud import CloudSettings
 from skymagic.plan.renting import Rental, plan_rented
 from skymagic.plan.requests import PoolRequest
-from skymagic.providers.aws import keys, launch, lease, ledger, network, permission, reservations, sweep, tags, userdata
+from skymagic.providers.aws import (
+    keys,
+    launch,
+    lease,
+    ledger,
+    network,
+    permission,
+    reservations,
+    stopping,
+    sweep,
+    tags,
+    userdata,
+)
 from skymagic.providers.aws.access import RentedAccess
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.images import Image
@@ -517,6 +529,66 @@ def test_a_pool_whose_machines_are_gone_is_not_attached_to_and_nothing_of_it_sta
     assert failed.value.kind == "missing"
     assert lab.left() == {}
     assert not case.keys.folder.exists()
+
+
+def test_what_cannot_be_stopped_and_why(cloud: EC2, case: Case, server: tuple[EC2, Clients]) -> None:
+    request = PoolRequest(provider="aws")
+    assert stopping.mistakes(request, A) == []
+    assert "spot" in stopping.mistakes(request, replace(A, spot=True))[0]
+    assert "capacity block" in stopping.mistakes(request, replace(A, block=True))[0]
+    assert "--replace" in stopping.mistakes(replace(request, replace=True), A)[0]
+    assert "NVMe" in stopping.lost(replace(A, nvme=3800.0))
+    ids = [one.id for one in case.lease.acquire([A], 2)[1]]
+    assert stopping.forbidden(server[1], REGION, ids) == []
+    cloud.on("StartInstances", error("UnauthorizedOperation", "You are not authorized", 403))
+    (denied,) = stopping.forbidden(server[1], REGION, ids)
+    assert "may not call ec2:StartInstances" in denied
+    lab.set_state(next(one for one in lab.instances() if one.id == ids[1]), "terminated")
+    assert f"{ids[1]} of its 2 machines do not run" in stopping.forbidden(server[1], REGION, ids)[0]
+    assert {one.state for one in lab.instances()} == {"running", "terminated"}, "only asked"
+    case.lease.release()
+
+
+def test_machines_that_are_stopped_are_nobodys_to_end_by_accident(cloud: EC2, case: Case) -> None:
+    """By whom ever: in the console too. Attaching ends what is left of pools that are gone, and these are not."""
+    _, instances = case.lease.acquire([A], 2)
+    case.lease.stop(A)
+    assert {one.state for one in lab.instances()} == {"stopped"}
+    assert {
+        each["value"].partition(" ")[0]
+        for one in lab.instances()
+        for each in one.get_tags()
+        if each["key"] == tags.ENDS
+    } == {"stopped"}
+    request = PoolRequest(provider="aws", cloud=replace(SETTINGS, endpoint_url=cloud.url))
+    plan = plan_rented(request, Rental("aws", "m5.large", "us-east-1a", REGION, 2, 8.0))
+    nothing: Any = None
+    accesses = [RentedAccess(nothing, nothing, REGION, one.id, case.lease.label, A) for one in instances]
+    with pytest.raises(CloudError, match="%sky_pool train starts them, %sky_down train ends them"):
+        AWS().attach(plan, accesses)
+    assert {one.state for one in lab.instances()} == {"stopped"}
+    again = Lease(case.lease.clients, SETTINGS, replace(case.lease.label, ends=0.0), "", case.said.append)
+    again.take_up(REGION, [one.id for one in instances])
+    cloud.on("StartInstances", error("IncorrectInstanceState"))  # EC2 takes them for stopping still
+    assert [one.id for one in again.start(A, [one.id for one in instances])] == [one.id for one in instances]
+    assert {each["value"] for one in lab.instances() for each in one.get_tags() if each["key"] == tags.ENDS} == {
+        tags.moment(0.0)
+    }
+    again.release()
+    assert lab.left() == {}
+
+
+def test_the_head_keeps_its_elastic_ip_while_it_is_stopped(cloud: EC2, server: tuple[EC2, Clients]) -> None:
+    several = replace(A, instance_type="p4d.24xlarge", gpu="A100", gpus=8, cards=4)
+    case = Case(server[1])
+    before = case.lease.acquire([several], 2)[1]
+    case.lease.stop(several)
+    assert [one.beside for one in ledger.every() if one.ended is None] == [pytest.approx(200 * 0.08 / 730 + 0.005)]
+    again = Lease(case.lease.clients, SETTINGS, case.lease.label, "", case.said.append)
+    again.take_up(REGION, [one.id for one in before])
+    assert [one.public for one in again.start(several, [one.id for one in before])] == [before[0].public, ""]
+    again.release()
+    assert lab.left() == {}
 
 
 def test_one_pool_of_several_is_given_back_by_its_job(cloud: EC2, server: tuple[EC2, Clients]) -> None:

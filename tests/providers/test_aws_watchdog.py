@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import uuid
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.kernels.daemon.rundir import make
-from skymagic.providers.aws import watchdog
+from skymagic.providers.aws import keys, userdata, watchdog
 from skymagic.providers.aws.watchdog import Bounds
 from skymagic.wire.record import RECORD, AgentRecord, identity
 from tests.lab.hosts import Host, closing
@@ -140,6 +141,29 @@ def test_time_goes_on_when_the_script_is_started_anew(watched: Watched) -> None:
     finally:
         again.kill()
     assert (state / "begun").read_text() == begun
+
+
+def test_all_limits_count_anew_from_a_second_boot(watched: Watched) -> None:
+    """A machine that was stopped boots again: its files are there, but for /run, and its agent is not."""
+    agent = watched.agent(busy_since=5.0)
+    dog = watched.start(replace(NEVER, lifetime=2, gone=1))
+    dog.wait(END)
+    path = Path(watched.directory.record)
+    path.write_text(path.read_text().replace(identity(agent.pid).split()[2], "another-boot"))
+    shutil.rmtree(watched.host.folder / "watchdog")
+    again = watched.start(replace(NEVER, lifetime=30, bootstrap=3, gone=1))
+    again.wait(END)
+    assert "no agent within 3 s" in watched.reason(), "neither what the first boot saw counts nor its time"
+
+
+def test_the_unit_is_enabled_and_the_timer_is_of_each_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cloud-init carries out ``runcmd`` at the first boot alone, and ``bootcmd`` at each."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    text = userdata.cloud_config(keys.make("boots-1"), "boots-1", "ubuntu", 22, Bounds(1800, 7200))
+    config = json.loads(text.partition("\n")[2])
+    assert ["systemctl", "enable", "--now", watchdog.UNIT] in config["runcmd"]
+    assert "[Install]\nWantedBy=multi-user.target\n" in watchdog.unit()
+    assert config["bootcmd"][0] == ["systemd-run", "--on-active=7200s", "systemctl", "poweroff"]
 
 
 def test_the_text_is_safe_and_small() -> None:
