@@ -311,7 +311,7 @@ def test_nothing_is_evaluated() -> None:
         ("--pool 'a b'", "--pool: 'a b' is not a name for a pool"),
         ("--pool ../x", "is not a name for a pool"),
         ("--region 'eu; rm'", "is not a region"),
-        ("--nodes 2 --stop", "--stop: rented machines are ended, not stopped"),
+        ("--nodes 2 --stop", "--stop: an option of %sky_down"),
         ("--image-id=ami-1", "--image-id: a setting of yours, for all pools: %config SkyMagic.aws = {'image_id'"),
         ("--hosts a;b", "--hosts: 'a;b' is not a host"),
         ("--hosts '-oProxyCommand=id'", "is not a host"),
@@ -780,6 +780,11 @@ def test_lifecycle() -> None:
     assert parse_down("train") == DownRequest("train")
     assert parse_down("--all;") == DownRequest(None, True)
     assert mistakes(parse_down, "train --all") == ["say train or --all, not both"]
+    assert parse_down("train --stop -y") == DownRequest("train", stop=True, yes=True)
+    assert mistakes(parse_down, "--all --stop") == ["--stop: say which pool, not --all"]
+    assert mistakes(parse_down, "lab --hosts gpu1 --stop") == [
+        "--stop is for machines that are rented, and --hosts names machines of yours"
+    ]
     assert mistakes(parse_down, "--al") == ["--al: no such option; did you mean '--all'?"]
     assert "one name of a pool" in mistakes(parse_status, "a b")[0]
 
@@ -880,7 +885,7 @@ NOW = CompletionNames(
         ("sky_pool", "--provider a", ["auto"]),
         ("sky_pool", "--nodes 2 tr", ["train"]),
         ("sky_pool", "--spot tr", ["train"]),
-        ("sky_down", "-", ["--all", "--hosts"]),
+        ("sky_down", "--", ["--all", "--hosts", "--stop", "--yes"]),
         ("sky_down", "te", ["test"]),
         ("sky_auto", "o", ["off", "on"]),
         ("sky_gpus", "h", ["H100", "H200"]),

@@ -47,6 +47,7 @@ def calls_of_a_whole_life(server: tuple[EC2, Clients], stops: int) -> range:
 @pytest.mark.parametrize("what", ["interrupted", "dies"])
 def test_an_interrupt_and_a_death_at_each_call(server: tuple[EC2, Clients], what: str, after: bool, stops: int) -> None:
     """Ctrl-C, and kill -9, at every call of a whole life: before it is made, and once it was carried out."""
+    server[0].forget()  # moto keeps all that was ever launched, and is slower for it
     for number in calls_of_a_whole_life(server, stops):
         live(server[0], History([], 1, 2, after=after, stops=stops, **{what: number}), server[1])
 

@@ -38,8 +38,10 @@ from skymagic.providers.aws.images import Image
 from skymagic.providers.aws.lease import Lease
 from skymagic.providers.aws.offer import Offer
 from skymagic.providers.aws.provider import AWS
+from skymagic.providers.aws.survey import Rented
 from skymagic.providers.aws.tags import Label, owner
 from skymagic.providers.aws.watchdog import Bounds
+from skymagic.providers.provider import Survey
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, REGION, ec2, error, zone
 
@@ -538,6 +540,11 @@ def test_what_cannot_be_stopped_and_why(cloud: EC2, case: Case, server: tuple[EC
     assert "capacity block" in stopping.mistakes(request, replace(A, block=True))[0]
     assert "--replace" in stopping.mistakes(replace(request, replace=True), A)[0]
     assert "NVMe" in stopping.lost(replace(A, nvme=3800.0))
+    plan = plan_rented(request, Rental("aws", "m5.large", "us-east-1a", REGION, 2, 8.0))
+    with pytest.raises(RequestError, match="only where they are rented"):
+        Survey(plan).stopping()
+    with pytest.raises(RequestError, match="nothing of it is rented yet"):
+        Rented(plan, server[1], (), case.said).stopping()  # type: ignore[arg-type]
     ids = [one.id for one in case.lease.acquire([A], 2)[1]]
     assert stopping.forbidden(server[1], REGION, ids) == []
     cloud.on("StartInstances", error("UnauthorizedOperation", "You are not authorized", 403))

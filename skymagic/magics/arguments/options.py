@@ -116,7 +116,7 @@ _CELL = Option(("--cell",), "cell", readers.number(1), "N", "what the runs of on
 _GREP = Option(("--grep",), "grep", str, "RE", "lines that a regular expression is found in")
 _NODE = Option(("--node",), "nodes", Selection, "NODES", "which nodes: all, head, 0,2 or 0:4", choices="ranks")
 _ALL = Option(("--all",), "all", help="every pool of this notebook; with --hosts, every pool of yours there")
-_STOP = Option(("--stop",), "stop", help="stop rented machines and keep their disks, which cost until you end them; %%sky_pool NAME starts them again")
+_STOP = Option(("--stop",), "stop", help="stop rented machines and keep their disks, which cost until you end them; %sky_pool NAME starts them again")
 _YES = Option(("-y", "--yes"), "yes", help="go ahead without a question")
 _AT_HOSTS = Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "pools of yours on these machines, whoever started them", "list", "hosts")
 _DISK = Option(("--disk",), "disk", help="with --hosts: what skymagic keeps on their disks instead")
