@@ -42,8 +42,9 @@ def calls_of_a_whole_life(server: tuple[EC2, Clients], stops: int) -> range:
     return range(1 + (actions.index("StopInstances") if stops else 0), actions.index("DeleteSecurityGroup") + 3)
 
 
-@pytest.mark.parametrize("stops", [0, 2], ids=["ended", "stopped"])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("after", "stops"), [(False, 0), (True, 0), (True, 2)], ids=["before", "after", "after-with-a-stop"]
+)
 @pytest.mark.parametrize("what", ["interrupted", "dies"])
 def test_an_interrupt_and_a_death_at_each_call(server: tuple[EC2, Clients], what: str, after: bool, stops: int) -> None:
     """Ctrl-C, and kill -9, at every call of a whole life: before it is made, and once it was carried out."""
