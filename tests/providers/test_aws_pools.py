@@ -95,7 +95,8 @@ def test_from_a_line_to_terminated(aws: tuple[Machines, Notebook]) -> None:
     assert not notebook.value("[name for _, _, env in found for name in env if name.startswith('AWS_')]")
     # the connection was verified by the key that was put there: nobody was asked, and no file of the user's has it
     assert not list((Path(notebook.value("__import__('os').environ['HOME']"))).glob(".ssh/*"))
-    assert re.search(r"\$\d+\.\d\d per hour, about \$\d+\.\d\d so far", notebook.run("%sky_status").said)
+    ticker = notebook.run("%sky_status").rich[0]["text/html"]
+    assert re.search(r"\$\d+\.\d\d per hour, about \$\d+\.\d\d so far", ticker)
     notebook.run("%sky_cost")
     notebook.run("import sys, traceback")
     assert notebook.value(ASKING) == [], "no thread is there to ask EC2 from time to time"
