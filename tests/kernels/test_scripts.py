@@ -10,6 +10,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import pytest
 
 from skymagic.jobs.script import ScriptEnd, script_error, too_many_nodes
 from skymagic.kernels.agent import oom
-from skymagic.kernels.script import environment
+from skymagic.kernels.script import environment, supervisor
 from skymagic.runtime.info import InstanceInfo, Peer
 from tests.lab.notebook import Notebook, Shown, opened
 from tests.lab.places import LOCAL, PLACES, pooled
@@ -524,6 +526,20 @@ def test_a_rank_that_is_just_done_with_stopping_its_script_is_not_killed(noteboo
     assert shown.error is not None
     assert "took longer than 1 s and was stopped on node 0\nnode 0's last lines:" in shown.error.text
     assert pids(notebook) == before
+
+
+def test_a_stop_that_comes_with_the_order_is_obeyed() -> None:
+    """A script may be stopped while its supervisor starts, which then reads both at once."""
+    order = {"argv": ["sleep", "600"], "cwd": "/", "env": dict(os.environ), "grace": 30.0}
+    link, theirs = socket.socketpair()
+    link.settimeout(60)
+    link.sendall(json.dumps(order).encode() + b"\nstop\n")
+    words = [sys.executable, "-I", "-S", supervisor.__file__, str(theirs.fileno())]
+    with subprocess.Popen(words, pass_fds=[theirs.fileno()], start_new_session=True), link, link.makefile() as said:
+        theirs.close()
+        started, ended = map(json.loads, said)
+    assert started.keys() == {"started"}
+    assert ended == {"status": -signal.SIGTERM, "left": []}
 
 
 def test_a_supervisor_that_is_killed_takes_all_of_it_along(notebook: Notebook) -> None:

@@ -135,6 +135,7 @@ class Supervisor:
         with selectors.DefaultSelector() as ready:
             ready.register(self.link, selectors.EVENT_READ)
             ready.register(wake, selectors.EVENT_READ)
+            self.obey()  # of a rank that was stopped while this process started, it has come with the order
             while not self.finished():
                 timeout = max(0.0, self.deadlines[0][0] - time.monotonic()) if self.deadlines else None
                 for key, _ in ready.select(timeout):
@@ -167,10 +168,14 @@ class Supervisor:
         self.received += piece
         if not piece:
             self.kill()
-        elif b"stop\n" in self.received:
+        self.obey()
+        return bool(piece)
+
+    def obey(self) -> None:
+        """End the command if the rank has said so."""
+        if b"stop\n" in self.received:
             self.received = b""
             self.end()
-        return bool(piece)
 
     def reap(self) -> None:
         """Wait for children that have ended, adopted ones too."""
