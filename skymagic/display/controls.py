@@ -2,6 +2,9 @@
 
 Buttons appear with the front end's first message, that it shows them: it comes the way on which presses will come. Where there
 are no widgets, or nobody handles their messages, there is the line alone, and no button that does nothing.
+
+At the end text and HTML take their place in the notebook. A page that was loaded anew amid the run does not hear of that (it knows
+no displays of before), but asks the kernel for its widgets: those of the last runs are kept, each with the line that stays.
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ import contextlib
 import html
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +27,8 @@ RANKS_INTERVAL = 1.0
 """Seconds between two measurements of what ranks use."""
 DEADLINE = 10.0
 """Seconds in which a front end says that it shows them; its first widget takes a while to load."""
+MAX_ENDED = 16
+"""Runs that have ended whose line is kept as a widget."""
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
@@ -74,7 +80,7 @@ class Controls:
         self._panel = ipywidgets.HTML()
         self._looked: Looked | None = None
         self._box = ipywidgets.VBox([self._row, self._below], _view_count=0)  # None, the default, is not counted
-        self._all = (self._box, self._row, self._line, self._below, self._panel, self._stop, self._where, self._ranks)
+        self._all = [self._box, self._row, self._line, self._below, self._panel, self._stop, self._where, self._ranks]
         self._buttons = buttons
         channel.add(self._box.model_id, self._shown)
         channel.add(self._stop.model_id, _clicked(self._pressed))
@@ -97,7 +103,7 @@ class Controls:
             self._show([] if deaf and not self._channel.threaded else self._buttons)
 
     def _show(self, buttons: list[Any]) -> None:
-        if list(self._row.children[1:]) != buttons:
+        if not self._closed and list(self._row.children[1:]) != buttons:
             self._row.children = (self._line, *buttons)
 
     def _shown(self, data: Mapping[str, Any]) -> None:
@@ -150,19 +156,44 @@ class Controls:
             self._panel.value = ""
             self._box.children = (self._row, self._below)
 
+    def end(self, line: str) -> None:
+        """Leave this line alone, for pages that still show it as a widget; of the earliest run that has ended, leave nothing."""
+        self._release()
+        self._line.value = line
+        self._row.children, self._box.children = (self._line,), (self._row,)
+        kept = [self._box, self._row, self._line]
+        _close([widget for widget in self._all if widget not in kept])
+        self._all = kept
+        _ended.append(self)
+        while len(_ended) > MAX_ENDED:
+            _ended.popleft().close()
+
     def close(self) -> None:
         """They are of no use any more: presses do nothing from now on; twice is safe."""
+        self._release()
+        _close(self._all)
+        self._all = []
+
+    def _release(self) -> None:
+        """Take no messages any more."""
         with self._lock:
             self._closed = True
             with contextlib.suppress(Exception):
                 self._hide()
         for widget in self._all:
             self._channel.remove(widget.model_id or "")
-        for widget in self._all:
-            for part in (getattr(widget, "style", None), getattr(widget, "layout", None), widget):
-                with contextlib.suppress(Exception):
-                    if part is not None:
-                        part.close()
+
+
+_ended: deque[Controls] = deque()
+"""Those that are kept."""
+
+
+def _close(widgets: Sequence[Any]) -> None:
+    for widget in widgets:
+        for part in (getattr(widget, "style", None), getattr(widget, "layout", None), widget):
+            with contextlib.suppress(Exception):
+                if part is not None:
+                    part.close()
 
 
 def _clicked(call: Callable[[], None]) -> Callable[[Mapping[str, Any]], None]:

@@ -60,12 +60,17 @@ class LiveLine:
         if self._controls is None:
             self.area.draw(text + self._said, html)
         elif not self._controls.answered:  # else the widget alone moves: drawn anew it would flicker
-            self.area.draw(text, html, self._controls.bundle())
+            # this is what is saved amid the run, and it does not move any more
+            dated = f"{text}{SEPARATOR}as of {time.strftime('%Y-%m-%d %H:%M:%S %Z')}"
+            self.area.draw(dated, as_html(dated, share), self._controls.bundle())
 
     def end(self, text: str) -> None:
         """Put this in its place, for good."""
         self._actions = None
         self.say(text)
+        if self._controls is not None and self._controls.answered:
+            self._controls.end(as_html(text))
+            self._controls = None
         self._withdraw()
 
     def _withdraw(self) -> None:

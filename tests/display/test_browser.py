@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import expect
 
-from tests.lab.browser import DEADLINE, Browser, opened
+from tests.lab.browser import DEADLINE, IDLE, Browser, opened
 
 pytestmark = pytest.mark.needs("chromium")
 
@@ -67,8 +67,10 @@ CELLS = {
     "busy": "%%sky_broadcast -a\nwhile rank == 1:\n    pass\nopen('gate').read()",
     "measured": COUNTS.format(rest=False, words="measured"),
     "at rest": COUNTS.format(rest=True, words="at rest"),
+    "typed": "%sky_pool x --pro",
     "again": "%load_ext skymagic\n%sky_pool --ranks 2",
     "after": "%%sky_broadcast --only all\nprint('ready')",
+    "loaded anew": "%%sky_broadcast -a\nopen('gate').read()",
     "plain": "%config SkyMagic.buttons = False\n%config SkyMagic.view_after = 0.3",
     "amid": BLOCKS.replace("\n", "\nimport time\n", 1),
 }
@@ -223,6 +225,38 @@ def test_what_ranks_use_is_measured_while_somebody_looks_at_it(browser: Browser)
     browser.page.evaluate(CLEAR)
     expect(busy).to_have_count(0)
     expect(browser.run(INDEX["at rest"])).to_contain_text("at rest")
+
+
+def test_tab_completes_an_option_and_its_value(browser: Browser) -> None:
+    browser.page.wait_for_function(IDLE)
+    line = browser.page.locator(".jp-Notebook .jp-CodeCell").nth(INDEX["typed"]).locator(".cm-content")
+    line.click()
+    line.press("End")
+    offered = browser.page.locator(".jp-Completer")
+    line.press("Tab")
+    expect(offered.get_by_text("--procs-per-node", exact=True)).to_be_visible()
+    browser.shot("completer")
+    offered.get_by_text("--provider", exact=True).click()
+    expect(line).to_have_text("%sky_pool x --provider")
+    line.press_sequentially(" ")
+    line.press("Tab")
+    offered.get_by_text("local", exact=True).click()
+    expect(line).to_have_text("%sky_pool x --provider local")
+
+
+def test_a_page_that_is_loaded_anew_amid_a_cell_shows_its_line_and_its_end(browser: Browser) -> None:
+    button = browser.run(INDEX["loaded anew"]).get_by_role("button", name="stop")
+    expect(button).to_be_visible()
+    browser.save()
+    browser.open()
+    expect(button).to_be_visible()
+    button.click()
+    shown = browser.outputs(INDEX["loaded anew"])
+    expect(shown).to_contain_text(re.compile(r"cell \d+ on ranks 0–3: stopped after"))
+    expect(button).to_have_count(0)
+    gone(browser)
+    browser.page.evaluate(SELECT, INDEX["loaded anew"])
+    browser.page.evaluate(CLEAR)  # to this page it is a widget for good
 
 
 def test_a_kernel_that_is_restarted_amid_a_cell_starts_a_pool_anew(browser: Browser) -> None:

@@ -374,6 +374,11 @@ def buttons(notebook: Notebook, cell: Shown) -> dict[str, str]:
     return {notebook.widgets[button]["description"]: button for button in ids}
 
 
+def has_buttons(notebook: Notebook) -> bool:
+    """Whether there is any: of a line that has ended its text alone is kept."""
+    return any(state["_model_name"] == "ButtonModel" for state in notebook.widgets.values())
+
+
 def seen(notebook: Notebook, cell: str) -> Any:
     """The values of a broadcast cell's last expression, by rank: plain literals and containers of them."""
     notebook.run(f"%%sky_broadcast -o seen\n{cell}")

@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 from skymagic.display.bars import Bars, bar
 from skymagic.display.labels import Terminal
 from skymagic.display.run_line import Number, Progress, RunEnd, RunState, as_html, end_line, line, sparkline
-from tests.lab.notebook import ROOT, WIDGET_VIEW, Notebook, Shown, buttons, opened
+from tests.lab.notebook import ROOT, WIDGET_VIEW, Notebook, Shown, buttons, has_buttons, opened
 
 WIDGETS = "application/vnd.jupyter.widget"
 
@@ -283,7 +283,10 @@ def test_buttons_are_heard_while_the_cell_holds_the_main_thread(notebook: Notebo
     assert cell.error.ename == "RunInterrupted"
     assert re.fullmatch(r"2 ranks · \d+\.\d s · interrupted", view(cell))
     assert WIDGETS not in str(cell.rich), "the line that stays is none"
-    assert not notebook.widgets
+    assert not has_buttons(notebook)
+    assert any("s · interrupted" in str(each.get("value")) for each in notebook.widgets.values()), (
+        "for a page loaded anew"
+    )
     notebook.click(found["stop"])  # too late: the next cell is not stopped
     assert notebook.run("%%sky_broadcast\nprint(rank)").stdout == "0\n"
 
@@ -292,10 +295,10 @@ def test_buttons_that_no_front_end_shows_are_withdrawn(notebook: Notebook) -> No
     notebook.run("from skymagic.display import controls\ncontrols.DEADLINE = 0.5")
     cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
     notebook.watch(cell, lambda shown: WIDGET_VIEW in str(shown.rich))
-    assert notebook.widgets
+    assert has_buttons(notebook)
     notebook.watch(cell, lambda shown: view(shown).endswith(" · press ■ to stop"))
     assert WIDGETS not in str(cell.rich), "the line moves on as text and HTML"
-    notebook.watch(cell, lambda _: not notebook.widgets)
+    notebook.watch(cell, lambda _: not has_buttons(notebook))
     notebook.interrupt()
     notebook.finish(cell)
     notebook.run("controls.DEADLINE = 10.0")
@@ -312,7 +315,7 @@ def test_a_line_without_buttons_is_whole_at_every_moment(notebook: Notebook) -> 
     notebook.finish(beside)
     notebook.run("Out[max(Out)].result()")
     assert re.fullmatch(r"2 ranks · \d+\.\d s · interrupted", view(cell))
-    assert not notebook.widgets
+    assert not has_buttons(notebook)
     assert WIDGETS not in str([cell.rich, beside.rich])
     notebook.run("%config SkyMagic.buttons = True")
 
@@ -355,7 +358,8 @@ def test_a_cell_beside_the_notebook_is_looked_into_and_its_numbers_stay(notebook
     assert re.search(r"done after \d+\.\d s> · loss 0\.5$", cell.rich[0]["text/plain"])
 
 
-def test_its_button_stops_a_cell_beside_the_notebook(notebook: Notebook) -> None:
+def test_its_button_stops_a_cell_beside_the_notebook_and_earlier_lines_are_let_go(notebook: Notebook) -> None:
+    notebook.run("from skymagic.display import controls\ncontrols.MAX_ENDED = 0")
     cell = notebook.finish(notebook.start("%%sky_broadcast -a\ntime.sleep(600)"))
     notebook.click(buttons(notebook, cell)["stop"])
     notebook.watch(cell, lambda shown: ": stopped after " in shown.rich[0]["text/plain"])
