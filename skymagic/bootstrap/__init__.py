@@ -18,10 +18,11 @@ builds        which builds a host gets: CPU, or for its GPUs
 disk          sh that lists and removes what skymagic keeps on a host, and what of it may go
 additions     more packages for an environment that is in use
 facts         a probe's answer as a value
-fetching      the script by which one host fetches wheels for several
+fetching      the script by which one host chooses packages for several, and finds their wheels
 indexes       what a host's package indexes answer and have, asked by its own Python
 install       prepare.sh and install.sh
 listing       what a new environment will hold, for a plan
+mirror        a host's mirror of wheels, fed by an index or another host's
 messages      why a host cannot be set up, and what to do
 origins       what the notebook's own distributions are installed from, and digests of their sources
 own           the notebook's own distributions as wheels

@@ -5,21 +5,25 @@ from __future__ import annotations
 ANSWER_SECONDS = 8
 """How long all indexes of a host together have to answer; one that does not is left out."""
 
-INDEX_PROBE = r'''
-import base64, json, os, re, ssl, sys, threading, time, zipfile
+INDEX_READER = r'''
+import base64, json, os, re, ssl, sys, threading, time, zipfile, zlib
 from urllib import error, parse, request
 
 seconds, minor, machine = float(sys.argv[1]), sys.argv[2], sys.argv[3]
-wanted = [text.partition('==')[::2] for text in sys.argv[4:]]
-indexes = list(dict.fromkeys(os.environ.get('SKY_INDEXES', '').split()))
-links = os.environ.get('SKY_LINKS', '').replace(',', ' ').split()
-begun = time.time()
-silent, answered, offers = {}, set(), set()
 tag = 'cp' + minor.replace('.', '')
+answered = set()
 
 def bare(url):
     parts = parse.urlsplit(url)
     return parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition('@')[2])).rstrip('/')
+
+def authorization(url, index):
+    """What an index's own URL says of who asks, where this one is of the same host."""
+    known = parse.urlsplit(index)
+    if not known.username or known.hostname != parse.urlsplit(url).hostname:
+        return ''
+    words = parse.unquote(known.username) + ':' + parse.unquote(known.password or '')
+    return 'Basic ' + base64.b64encode(words.encode()).decode()
 
 def get(url, base=None):
     if url.startswith('file:'):
@@ -32,23 +36,24 @@ def get(url, base=None):
     asked = request.Request(bare(url) + ('/' if url.endswith('/') else ''))
     asked.add_header('Accept', 'application/vnd.pypi.simple.v1+json, text/html;q=0.5')
     asked.add_header('User-Agent', 'pip (skymagic)')
-    known = parse.urlsplit(base or url)
-    if known.username and known.hostname == parse.urlsplit(url).hostname:
-        words = parse.unquote(known.username) + ':' + parse.unquote(known.password or '')
-        asked.add_header('Authorization', 'Basic ' + base64.b64encode(words.encode()).decode())
+    asked.add_header('Accept-Encoding', 'gzip')
+    if authorization(url, base or url):
+        asked.add_header('Authorization', authorization(url, base or url))
     with request.urlopen(asked, timeout=seconds) as reply:
         answered.add(base)  # also when the rest takes too long to be read
-        return reply.read()
+        data = reply.read()
+        return zlib.decompress(data, 31) if reply.headers.get('Content-Encoding') == 'gzip' else data
 
 def entries(page, base):
     if page.lstrip()[:1] == b'{':
         for one in json.loads(page.decode())['files']:
             told = bool(one.get('core-metadata') or one.get('data-dist-info-metadata'))
-            yield one['filename'], parse.urljoin(base, one['url']), one.get('size'), told
+            yield one['filename'], parse.urljoin(base, one['url']), one.get('size'), told, one.get('hashes', {}).get('sha256', '')
         return
     for link, more in re.findall(r'<a\s[^>]*?href=["\']([^"\'#]+)([^>]*)>', page.decode('utf-8', 'replace'), re.I):
         url = parse.urljoin(base, link)
-        yield parse.unquote(url.rpartition('/')[2]), url, None, '-metadata' in more
+        digest = re.search('sha256=([0-9a-f]{64})', more)
+        yield parse.unquote(url.rpartition('/')[2]), url, None, '-metadata' in more, digest.group(1) if digest else ''
 
 def fits(name):
     python, abi, platform = (name[:-4].rsplit('-', 3) + ['', '', ''])[1:4]
@@ -56,6 +61,17 @@ def fits(name):
         return False
     here = 'macosx' if sys.platform == 'darwin' else 'linux'
     return platform == 'any' or (here in platform and ('universal' in platform or machine in platform))
+'''
+"""What pages of indexes say, for an interpreter of a host (3.6 or newer). Its arguments are seconds, a minor version, a machine."""
+
+INDEX_PROBE = (
+    INDEX_READER
+    + r'''
+wanted = [text.partition('==')[::2] for text in sys.argv[4:]]
+indexes = list(dict.fromkeys(os.environ.get('SKY_INDEXES', '').split()))
+links = os.environ.get('SKY_LINKS', '').replace(',', ' ').split()
+begun = time.time()
+silent, offers = {}, set()
 
 def cuda(name, url, base, told):
     """Whether a build without a label is one for CUDA, as what it needs says; '-' where nobody tells."""
@@ -73,7 +89,7 @@ def cuda(name, url, base, told):
 
 def offered(name, version, page, base, source):
     normal = re.sub(r'[-_.]+', '_', name).lower()
-    for file, url, size, told in entries(page, base):
+    for file, url, size, told, _ in entries(page, base):
         if not file.endswith('.whl') or re.sub(r'[-_.]+', '_', file.split('-')[0]).lower() != normal or not fits(file):
             continue
         has = file.split('-')[1]
@@ -134,6 +150,7 @@ for one in sorted(list(offers)):
 sys.stdout.flush()
 os._exit(0)  # those who still wait are not waited for
 '''
+)
 """Run by an interpreter of the host (3.6 or newer): says which indexes do not answer, and what the others have.
 
 Arguments: seconds, the minor version that is wanted, the machine, then names, or ``name==version``. URLs come in variables:

@@ -104,7 +104,7 @@ main() {
     unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
     PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_USER=0
     export PIP_NO_INPUT PIP_DISABLE_PIP_VERSION_CHECK PIP_USER
-    half= ticker= held= drop=$folder/incoming/$incoming
+    half= ticker= held= beside= drop=$folder/incoming/$incoming
     trap 'leave 1' HUP INT TERM PIPE
     watch &
     ticker=$!
@@ -132,6 +132,7 @@ watch() {
 
 leave() {
     trap '' HUP INT TERM PIPE
+    if [ -n "$beside" ]; then wait "$beside"; fi
     if [ -n "$half" ]; then rm -rf "$half"; fi
     if [ -n "$held" ]; then rm -rf "$held"; fi
     rm -rf "$drop"
@@ -186,6 +187,7 @@ environment() {
     answering
     if [ -n "$sent_links" ]; then sent_alone; fi
     with_uv || with_pip || fail
+    wait "$beside"
     python=$made/bin/python
     PATH=$made/bin:$PATH VIRTUAL_ENV=$made
     export PATH VIRTUAL_ENV
@@ -198,12 +200,22 @@ environment() {
     half=
 }
 
-# What needs no packages can run from here on, beside their installation.
+# What needs no packages can run from here on: skymagic's code is put there while they are downloaded. What fails of it is
+# tried again afterwards, and then said.
 begun() {
-    maker=$python python=$made/bin/python
+    if [ -n "$beside" ]; then wait "$beside"; fi
+    early &
+    beside=$!
+}
+
+early() {
+    python=$made/bin/python
+    step() {
+        shift
+        "$@" </dev/null >/dev/null 2>&1 || exit 1
+    }
     if [ -n "$wheel" ]; then code; fi
     tell runs "$python"
-    python=$maker
 }
 
 finish() { : >"$made/.making" && mv "$made/.making" "$made/.ready"; }

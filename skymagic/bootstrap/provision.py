@@ -46,14 +46,15 @@ CLOCK_SKEW_SECONDS = 120
 
 @dataclass(frozen=True)
 class Sent:
-    """Wheels that the notebook, or another host, has sent to a host.
+    """Wheels that the notebook has sent to a host, or that its mirror has of other hosts.
 
     Attributes:
-        incoming: name of the folder of uploads, in which they are in ``wheels/``. pins: ``name==version`` of each.
+        incoming: name of the folder of uploads. pins: ``name==version`` of each that is in ``wheels/`` there, all that there
+            is; () where a mirror has them.
     """
 
     incoming: str
-    pins: tuple[str, ...]
+    pins: tuple[str, ...] = ()
 
 
 # ------------------------------------------------------------------------------------ what a node must have

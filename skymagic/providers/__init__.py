@@ -10,7 +10,7 @@ room      what this machine has left for more processes
 ssh       machines of your own
 sending   wheels on their way to hosts that reach no index, once over the notebook's connection
 relay     a few files from one host to others, before anything of ours runs there
-passing   wheels that one host fetched for others of its kind, from host to host
+passing   wheels that one host fetches for others of its kind, from mirror to mirror
 asking    one script on many hosts
 found     the user's pools on such machines, found and ended without knowing of them
 aws/      machines rented from EC2

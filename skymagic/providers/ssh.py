@@ -23,7 +23,7 @@ from skymagic.cluster.tunnel import AgentTunnel
 from skymagic.data.capture import installed
 from skymagic.display.question import asks_secrets
 from skymagic.display.starting import environment_step
-from skymagic.errors import HostError, ProvisionError, RequestError
+from skymagic.errors import ProvisionError, RequestError
 from skymagic.plan import distributions
 from skymagic.plan.image import Image, project
 from skymagic.plan.planning import plan_over
@@ -212,13 +212,7 @@ class Machine:
             self._installation = found
             self.runnable.set()
 
-        try:
-            self._installation = setup(self._connection, requirements, report, self.facts, sent, early)
-        except HostError as problem:
-            if sent is None or self.facts.without_index:
-                raise
-            report(f"the packages that were passed on could not be installed; downloading them ({problem.reason})")
-            self._installation = setup(self._connection, requirements, report, self.facts, early=early)
+        self._installation = setup(self._connection, requirements, report, self.facts, sent, early)
         self.runnable.set()
 
     def target(self, requirements: Requirements) -> Target:

@@ -141,23 +141,6 @@ class RemoteStore(Store):
             self.drop({rest} - before)
         return digests
 
-    def adopt(self, files: Iterable[tuple[str, int]]) -> None:
-        """Let the other nodes get files (name, length) that something else has written into the store of one.
-
-        They are on their way when this returns; `settle` waits for them. A name is 16 hexadecimal digits, ``-``, and the key.
-
-        Raises:
-            PoolError: no node has one of them.
-        """
-        with self._sending:
-            self._replication.connect()
-            adopted = [ReplicatedFile(name.partition("-")[2], name, nbytes, replicated=True) for name, nbytes in files]
-            self._replication.add(adopted)
-            self._replication.query(adopted, self._clients.connected())
-            for file in adopted:
-                self._replication.replicate(file)
-                self._files[file.key] = file
-
     def complete(self) -> frozenset[int]:
         """Nodes that have all files."""
         with self._lock:
