@@ -72,10 +72,15 @@ def passed_on(
             sent |= _passed(group, requirements, mirrors, say)
         yield sent
     except BaseException:
+        _close(mirrors)
         discard_sent(targets, sent)
         raise
     finally:
-        run_all([each.close for each in mirrors], timeout=_END_SECONDS)
+        _close(mirrors)
+
+
+def _close(mirrors: Sequence[Process]) -> None:
+    run_all([each.close for each in mirrors], timeout=_END_SECONDS)
 
 
 def _passed(
@@ -86,13 +91,17 @@ def _passed(
     words = f"{group[0].name} fetches the packages (about {nbytes}), and passes them on to {_names(group[1:])}"
     say(StartStep(words, "environment", [each.name for each in group]))
     sent: dict[str, Sent] = {}
+    made: list[Process] = []
     try:
-        sent = {each.name: Sent(token) for each in _mirrored(group, token, requirements, mirrors)}
+        sent = {each.name: Sent(token) for each in _mirrored(group, token, requirements, made)}
         if left := [each for each in group if each.name not in sent]:
             say(f"{_names(left)}: the packages do not get through from the other hosts; downloading them there")
     except (PoolError, OSError) as problem:
         say(f"{_names(group)}: the packages could not be passed on; each downloads its own ({_short(problem)})")
     finally:
+        mirrors += made
+        if not sent:
+            _close(made)  # they write to what is removed now
         left = [each for each in group if each.name not in sent]
         discard(left, [place_of(each, token) for each in left])
     return sent
@@ -114,28 +123,26 @@ def _mirrored(
     addresses = meeting([each.facts for each in group])
     assert addresses is not None
     pem, prepare = tls.certificate(), prepare_script(requirements, token)
-    over, ended = threading.Event(), threading.Event()
-
-    def chosen() -> None:
-        try:
-            _choose(group[0], token, requirements, over)
-        finally:
-            ended.set()
+    over = threading.Event()
 
     def listening(each: Target, address: str) -> tuple[Process, object]:
         place = prepared(each.host, prepare)
+        if over.is_set():
+            raise KeyboardInterrupt
         process = each.host.open(f"exec {quote(each.python)} -I -c {quote(mirror.program())}")
         mirrors.append(process)
         known = {"pem": pem, "address": address, "folder": each.facts.folder, "place": place}
         return process, _asked(process, known)
 
-    jobs = [partial(listening, each, address) for each, address in zip(group, addresses, strict=True)]
+    mirrored = [partial(listening, each, address) for each, address in zip(group, addresses, strict=True)]
+    calls: list[Callable[[], object]] = [partial(_choose, group[0], token, requirements, over), *mirrored]
+    jobs = [_Job(each, over) for each in calls]
     try:
-        both: list[Callable[[], object]] = [chosen, *jobs]
-        none, *made = run_all(both)
+        none, *made = run_all(jobs)
     finally:
         over.set()
-        ended.wait(_END_SECONDS)  # nothing goes on there any more when this has returned
+        for each in jobs:  # nothing goes on there any more when this has returned
+            each.ended.wait(_END_SECONDS)
     if problems := failures([none, made[0]]):
         raise problems[0]
     names = [wheel.running()[1], *(Path(path).name for path in requirements.uploads)]
@@ -153,6 +160,23 @@ def _mirrored(
     for (n, _, _), lacking in zip(serving, run_all(asked, timeout=_START_SECONDS), strict=True):
         if isinstance(lacking, list) and mirror.PAGES not in lacking:
             yield group[n]
+
+
+class _Job:
+    """A call that is not begun once `over` is set; `ended` is set unless it goes on."""
+
+    def __init__(self, call: Callable[[], object], over: threading.Event) -> None:
+        self._call, self._over, self.ended = call, over, threading.Event()
+        self.ended.set()
+
+    def __call__(self) -> object:
+        self.ended.clear()
+        try:
+            if self._over.is_set():
+                raise KeyboardInterrupt
+            return self._call()
+        finally:
+            self.ended.set()
 
 
 def _asked(process: Process, words: Mapping[str, object]) -> object:
