@@ -334,5 +334,6 @@ def program() -> str:
     """It as text, for a Python without skymagic."""
     import inspect
 
-    text = inspect.getsource(sys.modules[__name__])
-    return text.replace("from skymagic.wire.tls import context\n", inspect.getsource(context)) + "\n\nmain()\n"
+    ours = inspect.getsource(context)
+    lines = inspect.getsource(sys.modules[__name__]).splitlines(keepends=True)
+    return "".join(ours if line.endswith(".tls import context\n") else line for line in lines) + "\n\nmain()\n"
