@@ -122,14 +122,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _pools(line: argparse.Namespace) -> int:
-    from skymagic.pool import notebooks, records
+    from skymagic.pool import keys, notebooks, records
 
     listed, runs = records.every(), notebooks.every()
     if line.json:
         pools = [vars(one) | {"left": records.left(one)} for one in listed]
         print(json.dumps({"pools": pools, "notebooks": [one.plain for one in runs]}))
     else:
-        words = [*map(records.words, listed), *(one.words for one in runs)]
+        words = [*map(keys.words, listed), *(one.words for one in runs)]
         print("\n".join(words) or "no notebook of this machine has a pool that outlives it")
     return 0
 

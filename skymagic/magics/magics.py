@@ -32,7 +32,7 @@ from skymagic.plan.requests import PoolRequest, RunRequest
 from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import rank_words
-from skymagic.pool import notebooks, records, registry, surveys
+from skymagic.pool import keys, notebooks, records, registry, surveys
 from skymagic.pool.status import now
 from skymagic.providers.local import gpus as local_gpus
 from skymagic.run import interrupt
@@ -115,7 +115,7 @@ class SkyMagics(Magics):
     def sky_attach(self, line: str) -> Compute | None:
         request = usage(lambda: line_magics.parse_attach(line))
         if request.name is None:
-            listed = [*map(records.words, records.every()), *(one.words for one in notebooks.every())]
+            listed = [*map(keys.words, records.every()), *(one.words for one in notebooks.every())]
             print("\n".join(listed) or "no pool of other machines was started from here and left")
             return None
         if not request.take_over and executing.elsewhere(request.name):

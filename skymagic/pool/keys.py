@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import skymagic
 from skymagic.errors import PoolError
 from skymagic.plan.plans import Plan
+from skymagic.plan.units import rank_words
 from skymagic.pool import records
 
 T = TypeVar("T")
@@ -45,6 +46,13 @@ class PoolKey:
     accesses: tuple[Any, ...]
     addresses: tuple[tuple[str, str], ...]
     port: int
+
+
+def words(record: records.PoolRecord) -> str:
+    """A pool in a line, with the runs that its notebook had begun to show and not shown to their end."""
+    going = Shown(record.job_id).going()
+    still = f"; {rank_words(going, 'run')} went on when it was last shown" if going else ""
+    return records.words(record) + still
 
 
 def path(job_id: str) -> Path:
@@ -132,6 +140,10 @@ class Shown:
         """Whether the user has the values of this run, or its error."""
         lines = self._lines()
         return all(lines.get(rank, (0, 0, 0))[:2] == (run, DELIVERED) for rank in ranks)
+
+    def going(self) -> list[int]:
+        """Runs of which the user does not have the values yet, or the error."""
+        return sorted({run for run, settled, _ in self._lines().values() if settled != DELIVERED})
 
     def begin(self, run: int, rank: int, seq: int) -> None:
         """This content of a rank is about to be sent to the screen."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,7 +46,9 @@ def test_a_run_goes_on_in_another_notebook_and_no_line_is_lost(desk: Desk) -> No
         killed(first)
         shown.append(first.rest(cell))
     with desk.notebook() as second:
-        assert "lab (lab-" in second.run("%sky_attach").stdout
+        assert re.search(
+            r"lab \(lab-.*, which has ended; run \d+ went on when it was last shown", second.run("%sky_attach").stdout
+        )
         cell = second.start("%sky_attach lab")
         second.watch(cell, lambda seen: "step" in seen.stdout)
         killed(second)

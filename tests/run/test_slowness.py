@@ -110,10 +110,10 @@ class Images(Dataset):
     def __len__(self):
         return 100_000
     def __getitem__(self, index):
-        time.sleep(0.03 if rank == 1 else 0)
+        time.sleep(0.09 if rank == 1 else 0)
         return torch.zeros(4)
 for batch in DataLoader(Images(), batch_size=2):
-    time.sleep(0.02)
+    time.sleep(0.06)
     if os.path.exists({str(stop)!r}):
         break
 """
