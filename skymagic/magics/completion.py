@@ -37,7 +37,7 @@ def register(shell: InteractiveShell) -> None:
             return {"completions": []}
         fragment, words = found
         return {
-            "completions": [SimpleCompletion(text=word, type="magic option") for word in words],
+            "completions": [SimpleCompletion(text=word, type="option") for word in words],
             "matched_fragment": fragment,
             "suppress": True,
         }

@@ -20,6 +20,7 @@ from tests.lab.notebook import ROOT, own_folders
 
 DEADLINE = 60.0
 """Seconds that anything may take before it counts as hanging."""
+expect.set_options(timeout=DEADLINE * 1000)  # five seconds, its own, are little on a busy machine
 SHOTS = "SKYMAGIC_SHOTS"
 """A variable of the environment: the folder for pictures; without it none are taken."""
 PICTURES = "SKYMAGIC_PICTURES"
