@@ -585,6 +585,23 @@ def test_machines_that_are_stopped_are_nobodys_to_end_by_accident(cloud: EC2, ca
     assert lab.left() == {}
 
 
+def test_what_could_not_be_stopped_is_named_and_tried_again(cloud: EC2, case: Case) -> None:
+    ids = [one.id for one in case.lease.acquire([A], 2)[1]]
+    cloud.on("StopInstances", error("UnauthorizedOperation", "You are not authorized", 403), times=2)
+    with pytest.raises(CloudError, match="could be stopped") as failed:
+        case.lease.stop(A)
+    assert all(
+        f"instance {one} in {REGION}: these AWS credentials may not call ec2:StopInstances" in str(failed.value)
+        for one in ids
+    )
+    assert {one.state for one in lab.instances()} == {"running"}
+    assert not [one for one in ledger.every() if one.stopped], "the machines cost as before"
+    case.lease.stop(A)
+    assert {one.state for one in lab.instances()} == {"stopped"}
+    assert sweep.release_job(case.lease.clients, case.lease.label.job, [REGION]) == []
+    assert lab.left() == {}
+
+
 def test_the_head_keeps_its_elastic_ip_while_it_is_stopped(cloud: EC2, server: tuple[EC2, Clients]) -> None:
     several = replace(A, instance_type="p4d.24xlarge", gpu="A100", gpus=8, cards=4)
     case = Case(server[1])
