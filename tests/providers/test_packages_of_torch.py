@@ -26,6 +26,7 @@ round(float(fit.coef_[0]), 3), tinyedited.state, torch.cuda.is_available(), [met
 
 
 @pytest.mark.needs("sshd")
+@pytest.mark.timeout(600)  # torch is downloaded and installed, on two machines that share busy cores
 def test_two_fresh_hosts_have_what_the_notebook_has(tmp_path: Path) -> None:
     """The same versions, no CUDA where there is no GPU, a class, a helper module, an editable package; nobody has listed any."""
     shelf = Shelf(tmp_path / "shelf")
