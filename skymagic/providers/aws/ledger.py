@@ -97,21 +97,10 @@ def stop(offer: Offer, count: int, settings: CloudSettings, label: Label) -> Non
     beside, disks = beside_stopped(label.job, offer, count, settings), _disks(label.job, count, settings)
     number = 1 + launches(label.job)
     end(label.job)
-    write(
-        Rent(
-            label.job,
-            number,
-            label.pool,
-            offer.instance_type,
-            count,
-            0.0,
-            beside,
-            time.time(),
-            math.inf,
-            disks=disks,
-            stopped=True,
-        )  # fmt: skip
-    )
+    rent = Rent(
+        label.job, number, label.pool, offer.instance_type, count, 0.0, beside, time.time(), math.inf, disks=disks, stopped=True
+    )  # fmt: skip
+    write(rent)
 
 
 def start(offer: Offer, count: int, settings: CloudSettings, label: Label) -> None:
