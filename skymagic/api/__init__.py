@@ -2,6 +2,7 @@
 
 compute    Compute, @function, gather, find
 rented     what is rented, and its end
+tagged     the same by its tags alone, from any machine
 stopping   rented machines stopped with their disks
 running    what of the user's pools runs on hosts, and its end
 costs      what pools cost, and have cost

@@ -65,6 +65,12 @@ def _parser() -> argparse.ArgumentParser:
             metavar="HOSTS",
             help="as in gpu1,user@gpu2 or gpu[1-4]; this machine unless said",
         )
+    for one in (status, down):
+        one.add_argument(
+            "--provider",
+            choices=["aws"],
+            help="what you have rented there, found by its tags, whichever machine has rented it",
+        )
     clean.add_argument("--all", action="store_true", help="all of it that no pool uses now")
     clean.add_argument("--dry-run", action="store_true", help="say what would be removed")
     status.add_argument("--disk", action="store_true", help="what skymagic keeps on their disks instead")
@@ -145,6 +151,8 @@ def _cost(line: argparse.Namespace) -> int:
 def _status(line: argparse.Namespace) -> int:
     from skymagic.api import disk, running
 
+    if line.provider:
+        return _status_rented(line)
     if line.disk:
         disks = disk.look(line.hosts)
         print(json.dumps(disk.plain(disks)) if line.json else disk.text(disks))
@@ -154,11 +162,24 @@ def _status(line: argparse.Namespace) -> int:
     return 1 if found.unreached else 0
 
 
+def _status_rented(line: argparse.Namespace) -> int:
+    from skymagic.api import tagged
+    from skymagic.plan.cloud import CloudSettings
+
+    if line.hosts or line.disk:
+        raise RequestError("--provider shows what is rented: leave --hosts and --disk out")
+    found = tagged.look(CloudSettings(), line.name)
+    print(json.dumps(tagged.plain(found)) if line.json else tagged.status_text(found))
+    return 1 if found.unreached else 0
+
+
 def _down(line: argparse.Namespace) -> int:
     from skymagic.api import rented, running
 
     if line.name and line.all:
         raise RequestError(f"say {line.name} or --all, not both")
+    if line.provider:
+        return _down_rented(line)
     if line.stop:
         return _stop_machines(line)
     if not line.hosts and line.name and (record := rented.left(line.name)) is not None:
@@ -172,6 +193,16 @@ def _down(line: argparse.Namespace) -> int:
         _say(rented.stop(_progress), line.json)
         return 0
     _say(running.stop(line.hosts, line.name, line.all), line.json)
+    return 0
+
+
+def _down_rented(line: argparse.Namespace) -> int:
+    from skymagic.api import tagged
+    from skymagic.plan.cloud import CloudSettings
+
+    if line.hosts or line.all or line.stop:
+        raise RequestError("--provider ends one pool by its tags: leave --hosts, --all and --stop out")
+    _say(tagged.stop(line.name, _progress, CloudSettings()), line.json)
     return 0
 
 

@@ -13,7 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
 from skymagic import plugins, providers
-from skymagic.api import costs, disk, executing, logs, rented, running, stopping
+from skymagic.api import costs, disk, executing, logs, rented, running, stopping, tagged
 from skymagic.api.compute import Compute
 from skymagic.api.offers import offers, rentable
 from skymagic.data.capture import installed
@@ -81,6 +81,10 @@ class SkyMagics(Magics):
             own = self._own_jobs()
             print("\n".join(usage(lambda: running.stop(request.hosts, request.name, request.all, own))))
             return
+        if request.provider:
+            aws, own = self.settings.defaults().aws, self._own_jobs()
+            print("\n".join(usage(lambda: tagged.stop(request.name, print_note, aws, own))))
+            return
         there = registry.every() + registry.ended()
         if (left := rented.left(request.name)) is not None and left.name not in [one.name for one in there]:
             print("\n".join(rented.stop_left(left, print_note)))
@@ -138,6 +142,10 @@ class SkyMagics(Magics):
         if request.hosts:
             found = usage(lambda: running.look(request.hosts, request.name))
             print(running.status_text(found, self._own_jobs()))
+            return
+        if request.provider:
+            rented_pools = tagged.look(self.settings.defaults().aws, request.name)
+            print(tagged.status_text(rented_pools, self._own_jobs()))
             return
         status = inspection.pools(request.name)
         show_object(status)

@@ -120,6 +120,8 @@ def test_the_command_is_installed() -> None:
     [
         (["down", "--hosts", "gpu1", "lab", "--all"], "say lab or --all, not both"),
         (["status", "--hosts", "gpu1;touch x"], "gpu1;touch x"),
+        (["status", "--provider", "aws", "--hosts", "gpu1"], "leave --hosts and --disk out"),
+        (["down", "--provider", "aws", "--all"], "leave --hosts, --all and --stop out"),
     ],
 )
 def test_misuse_of_the_command(line: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -785,6 +785,8 @@ def test_lifecycle() -> None:
     assert mistakes(parse_down, "lab --hosts gpu1 --stop") == [
         "--stop is for machines that are rented, and --hosts names machines of yours"
     ]
+    assert parse_down("train --provider aws") == DownRequest("train", provider="aws")
+    assert len(mistakes(parse_down, "--all --stop --hosts gpu1 --provider aws")) == 5
     assert mistakes(parse_down, "--al") == ["--al: no such option; did you mean '--all'?"]
     assert "one name of a pool" in mistakes(parse_status, "a b")[0]
 
@@ -793,6 +795,9 @@ def test_looking() -> None:
     assert (parse_status("# all"), parse_status("train")) == (StatusRequest(), StatusRequest("train"))
     assert parse_status("lab --hosts gpu1,gpu2") == StatusRequest("lab", ("gpu1", "gpu2"))
     assert parse_status("--hosts gpu[1-2] --disk") == StatusRequest(None, ("gpu[1-2]",), True)
+    assert parse_status("lab --provider aws") == StatusRequest("lab", provider="aws")
+    assert len(mistakes(parse_status, "-o s --hosts gpu1 --provider aws")) == 3
+    assert "'gcp'" in mistakes(parse_status, "--provider gcp")[0]
     assert parse_down("lab --hosts gpu1,gpu2") == DownRequest("lab", hosts=("gpu1", "gpu2"))
     assert parse_check("train --quick") == CheckRequest("train", True)
     assert parse_clean("--hosts gpu1 --all --dry-run") == CleanRequest(("gpu1",), True, True)
@@ -885,7 +890,7 @@ NOW = CompletionNames(
         ("sky_pool", "--provider a", ["auto"]),
         ("sky_pool", "--nodes 2 tr", ["train"]),
         ("sky_pool", "--spot tr", ["train"]),
-        ("sky_down", "--", ["--all", "--hosts", "--stop", "--yes"]),
+        ("sky_down", "--", ["--all", "--hosts", "--provider", "--stop", "--yes"]),
         ("sky_down", "te", ["test"]),
         ("sky_auto", "o", ["off", "on"]),
         ("sky_gpus", "h", ["H100", "H200"]),

@@ -39,6 +39,7 @@ NAMES = CompletionNames(
 )
 VALUES = {
     "provider": "auto",
+    "aws": "aws",
     "N": "2",
     "N[+]": "2+",
     "cr-…|auto": "auto",
@@ -83,7 +84,7 @@ NEEDED = {
 
 def line_with(magic: str, option: Option, name: str, value: str = "") -> str:
     """A line on which an option has this value, or one that is right, and what it cannot be without."""
-    wanted = "" if option.read is None else value or VALUES.get(option.field) or VALUES.get(option.metavar, "model")
+    wanted = "" if option.read is None else value or VALUES.get(option.metavar) or VALUES.get(option.field, "model")
     beside = NEEDED.get((magic, name), NEEDED.get((magic, ""), NEEDED.get(("", name), "")))
     return f"{name} {wanted} {beside}"
 
@@ -133,7 +134,7 @@ def test_names_that_complete_when_nobody_says_what_exists_do_exist() -> None:
         ("%sky_pool --procs-per-node a", ["auto"]),
         ("%sky_pool --secret SKY_MAG", ["SKY_MAGICAL_TOKEN"]),
         ("%sky_push weig", ["weights"]),
-        ("%sky_status -", ["--disk", "--hosts", "--output", "-o"]),
+        ("%sky_status -", ["--disk", "--hosts", "--output", "--provider", "-o"]),
         ("%sky_auto o", ["off", "on"]),
         ("%%sky_broadcast --timeout 10m -g wei", ["weighed", "weights"]),
         ("%%sky_broadcast -g weighed,lo", ["loss"]),

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from skymagic.api import tagged
 from skymagic.errors import CloudError, RequestError
 from skymagic.plan.cloud import CloudSettings
 from skymagic.plan.renting import Rental, plan_rented
@@ -516,6 +517,58 @@ def test_everything_is_found_by_tag_alone(cloud: EC2, server: tuple[EC2, Clients
     assert lab.left("us-west-2") == {}
     assert not keys.folder("one-1").exists()
     others.lease.release()
+
+
+def test_pools_are_listed_and_ended_one_by_one_by_their_tags(cloud: EC2, server: tuple[EC2, Clients]) -> None:
+    """From a process that has forgotten all: in two regions, stopped ones too; what is another's is not seen."""
+    clients = server[1]
+    cloud.on("DescribeRegions", lab.regions("eu-west-1", REGION, "us-west-2"), times=1 << 30)
+    Case(clients, "one-1").lease.acquire([replace(A, instance_type="g5.12xlarge")], 2)
+    stopped = Case(clients, "two-2")
+    stopped.lease.acquire([WEST], 1)
+    stopped.lease.stop(WEST)
+    others = Case(clients, "hers-3")
+    object.__setattr__(others.lease.label, "owner", "arn:aws:iam::123456789012:user/bea")
+    others.lease.acquire([A], 1)
+    settings = replace(SETTINGS, endpoint_url=cloud.url)
+    cloud.on(
+        "DescribeInstances",
+        error("UnauthorizedOperation", "no", 403),
+        when=lambda call: call.region == "eu-west-1",
+        times=4,
+    )
+
+    found = tagged.look(settings)
+    one, two = found.pools
+    assert ([each.gpus for each in one.machines], [each.state for each in two.machines]) == (
+        ["4 × A10G"] * 2,
+        ["stopped"],
+    )
+    assert json.loads(json.dumps(tagged.plain(found)))["pools"][0]["machines"][0]["type"] == "g5.12xlarge"
+    assert [*found.unreached] == ["eu-west-1"]
+    text = tagged.status_text(found, ["one-1"])
+    assert "pool 'train' (one-1) in us-east-1, rented by ann@laptop" in text
+    assert text.count("to end it: %sky_down train\n") == 1, "this notebook's own"
+    assert "by ann@laptop: until somebody ends it\nto end it: %sky_down two-2 --provider aws" in text
+    assert [each.job_id for each in tagged.look(settings, "two-2").pools] == ["two-2"]
+
+    with pytest.raises(
+        RequestError, match=r"2 pools of yours are rented: .* one-1 \(ann@laptop\), two-2 \(ann@laptop\)"
+    ):
+        tagged.stop("train", lambda text: None, settings)
+    with pytest.raises(
+        CloudError, match="no pool 'hers-3' of yours is rented from EC2 where it could be asked: eu-west-1"
+    ):
+        tagged.stop("hers-3", lambda text: None, settings)
+    with pytest.raises(RequestError, match="of this notebook; %sky_down train ends it"):
+        tagged.stop("one-1", lambda text: None, settings, ["one-1"])
+    assert tagged.stop("two-2", lambda text: None, settings) == ["pool 'train' (two-2) is terminated"]
+    assert lab.left("us-west-2") == {}
+    assert tagged.stop(None, lambda text: None, settings) == ["pool 'train' (one-1) is terminated"], "the only one"
+    with pytest.raises(RequestError, match="no pool of yours is rented from EC2$"):
+        tagged.stop(None, lambda text: None, settings)
+    others.lease.release()
+    assert lab.left(REGION, "us-west-2") == {}
 
 
 def test_a_pool_whose_machines_are_gone_is_not_attached_to_and_nothing_of_it_stays(cloud: EC2, case: Case) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -287,19 +288,37 @@ def test_machines_end_themselves_and_ec2_terminates_them(
     assert lab.left() == {}
 
 
-def test_down_all_from_another_process_without_local_state(server: EC2, tmp_path: Path) -> None:
-    """The notebook is killed; a machine that knows nothing of it ends what it has left, by its tags."""
+def test_listed_and_ended_from_another_machine_without_local_state(server: EC2, tmp_path: Path) -> None:
+    """The notebook is killed; a machine that knows nothing of it lists what it has left by its tags, and ends it."""
     other = tmp_path / "other"
     other.mkdir()
-    with rented(server, tmp_path) as (_, notebook):
-        notebook.run(f"{POOL} -y")
-        server.on("DescribeRegions", lab.regions(REGION, "us-west-2"))
-        os.kill(notebook.value("__import__('os').getpid()"), signal.SIGKILL)
+
+    def command(*words: str) -> tuple[int, str, str]:
         said = subprocess.run(
-            [sys.executable, "-c", "import sys; from skymagic.api.command import main; sys.exit(main())", "down", "--all"],
-            env={**os.environ, **lab.environment(), "HOME": str(other), "AWS_ENDPOINT_URL": server.url},
+            [sys.executable, "-c", "import sys; from skymagic.api.command import main; sys.exit(main())", *words],
+            env={
+                **os.environ, **lab.environment(), "HOME": str(other), "XDG_STATE_HOME": str(other / "state"),
+                "AWS_ENDPOINT_URL": server.url,
+            },
             capture_output=True, text=True, timeout=90, check=False,
         )  # fmt: skip
-        assert said.returncode == 0, said.stderr
-        assert "all of it is terminated" in said.stdout
+        return said.returncode, said.stdout, said.stderr
+
+    with rented(server, tmp_path) as (machines, notebook):
+        notebook.run(f"{POOL} -y")
+        server.on("DescribeRegions", lab.regions(REGION, "us-west-2"), times=1 << 30)
+        os.kill(notebook.value("__import__('os').getpid()"), signal.SIGKILL)
+        code, out, err = command("status", "--provider", "aws", "--json")
+        assert code == 0, err
+        (pool,) = json.loads(out)["pools"]
+        assert (pool["name"], pool["region"]) == ("lab", REGION)
+        assert {(one["id"], one["state"]) for one in pool["machines"]} == {(one, "running") for one in machines.hosts}
+        code, out, err = command("down", "train", "--provider", "aws")
+        assert (code, out) == (2, "")
+        assert "no pool 'train' of yours is rented from EC2; there are lab" in err
+        code, out, err = command("down", "lab", "--provider", "aws", "--json")
+        assert code == 0, err
+        assert json.loads(out) == {"done": [f"pool 'lab' ({pool['job_id']}) is terminated"]}
         assert {one.state for one in lab.instances()} == {"terminated"}
+        assert command("down", "--all") == (0, "nothing is rented from EC2\n", "")
+        assert set(server.actions()) <= lab.permitted(), "docs/aws.md lacks a permission"

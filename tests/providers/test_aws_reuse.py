@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -98,7 +100,11 @@ def test_the_same_line_finds_the_pool_and_a_second_notebook_is_told(desk: Desk) 
         with desk.notebook(state="elsewhere") as stranger:
             refused = stranger.fail(f"{POOL} -y").text
             assert "its key is not here any more" in refused
-            assert "%sky_down --all" in refused
+            assert "%sky_down lab-" in refused
+            assert " --provider aws ends it" in refused
+            listed = stranger.run("%sky_status lab --provider aws").stdout
+            assert f"rented by {getpass.getuser()}@{socket.gethostname()}" in listed
+            assert listed.split("to end it: ")[1].split(";")[0].strip() in refused
         killed(second)
     with desk.notebook() as fourth:
         fourth.run(f"%%sky_broadcast {REQUEST} -o found\nkept")

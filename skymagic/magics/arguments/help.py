@@ -89,6 +89,7 @@ class CompletionNames:
     pip: tuple[str, ...] = ("install", "list")
     busy: tuple[str, ...] = ("wait", "refuse")
     auto: tuple[str, ...] = ("auto",)
+    rented: tuple[str, ...] = ("aws",)
     left: tuple[str, ...] = ()
     """Pools of other notebooks."""
 

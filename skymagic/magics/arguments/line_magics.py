@@ -15,6 +15,9 @@ from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.selection import Selection
 
 _R = TypeVar("_R")
+HOSTS_OR_PROVIDER = "--hosts names machines of yours, --provider those that are rented: say one of them"
+ALL_IS_RENTED = "--all ends all that you have rented without --provider too: leave one of them out"
+STOP_WHERE_RENTED = "--stop goes from the machine that has rented it: leave --provider out there"
 
 
 @dataclass(frozen=True)
@@ -84,14 +87,15 @@ class RestartRequest:
 
 @dataclass(frozen=True)
 class DownRequest:
-    """%sky_down: one pool by name, the current one (None), or all of them; of those on hosts where any are named. Whether its machines are
-    stopped with their disks, and whether that is agreed to."""
+    """%sky_down: one pool by name, the current one (None), or all of them; of those on hosts where any are named, or rented from a provider.
+    Whether its machines are stopped with their disks, and whether that is agreed to."""
 
     name: str | None = None
     all: bool = False
     hosts: tuple[str, ...] = ()
     stop: bool = False
     yes: bool = False
+    provider: str | None = None
 
 
 @dataclass(frozen=True)
@@ -104,13 +108,14 @@ class AttachRequest:
 
 @dataclass(frozen=True)
 class StatusRequest:
-    """%sky_status: one pool by name, or all of them; of those on hosts where any are named, or what is on their disks; and the
-    variable that keeps what is shown."""
+    """%sky_status: one pool by name, or all of them; of those on hosts where any are named, or what is on their disks, or of those rented
+    from a provider; and the variable that keeps what is shown."""
 
     name: str | None = None
     hosts: tuple[str, ...] = ()
     disk: bool = False
     output: str | None = None
+    provider: str | None = None
 
 
 @dataclass(frozen=True)
@@ -236,18 +241,19 @@ def parse_files(magic: str, line: str) -> FilesRequest:
 
 
 def parse_status(line: str) -> StatusRequest:
-    """``%sky_status [NAME] [-o NAME] [--hosts HOSTS [--disk]]``. Raises RequestError with all mistakes."""
+    """``%sky_status [NAME] [-o NAME] [--hosts HOSTS [--disk] | --provider aws]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_status", line)
     name = parsed.word("name of a pool", pool_name)
     disk = bool(parsed.values.get("disk"))
     parsed.check(disk and "hosts" not in parsed.values, "--disk says what is on hosts: name them with --hosts")
     parsed.check(disk and name, "--disk is not of one pool: leave its name out")
-    output = parsed.values.get("output")
-    parsed.check(
-        output and "hosts" in parsed.values, "-o keeps how this notebook's pools are: leave it out with --hosts"
-    )
+    output, provider = parsed.values.get("output"), parsed.values.get("provider")
+    for place in ("hosts", "provider"):
+        kept_elsewhere = output and place in parsed.values
+        parsed.check(kept_elsewhere, f"-o keeps how this notebook's pools are: leave it out with --{place}")
+    parsed.check(provider and "hosts" in parsed.values, HOSTS_OR_PROVIDER)
     parsed.done()
-    return StatusRequest(name, parsed.values.get("hosts", ()), disk, output)
+    return StatusRequest(name, parsed.values.get("hosts", ()), disk, output, provider)
 
 
 def parse_check(line: str) -> CheckRequest:
@@ -284,15 +290,19 @@ def parse_pip(line: str) -> PipRequest:
 
 
 def parse_down(line: str) -> DownRequest:
-    """``%sky_down [NAME | --all] [--hosts HOSTS] [--stop [-y]]``. Raises RequestError with all mistakes."""
+    """``%sky_down [NAME | --all] [--hosts HOSTS | --provider aws] [--stop [-y]]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_down", line)
     name = parsed.word("name of a pool", pool_name)
     stop, every, hosts = bool(parsed.values.get("stop")), bool(parsed.values.get("all")), parsed.values.get("hosts", ())
     parsed.check(name and every, f"say {name} or --all, not both")
     parsed.check(stop and every, "--stop: say which pool, not --all")
     parsed.check(stop and hosts, "--stop is for machines that are rented, and --hosts names machines of yours")
+    provider = parsed.values.get("provider")
+    parsed.check(provider and hosts, HOSTS_OR_PROVIDER)
+    parsed.check(provider and every, ALL_IS_RENTED)
+    parsed.check(provider and stop, STOP_WHERE_RENTED)
     parsed.done()
-    return DownRequest(name, every, hosts, stop, bool(parsed.values.get("yes")))
+    return DownRequest(name, every, hosts, stop, bool(parsed.values.get("yes")), provider)
 
 
 def parse_attach(line: str) -> AttachRequest:

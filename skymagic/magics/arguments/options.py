@@ -119,6 +119,7 @@ _ALL = Option(("--all",), "all", help="every pool of this notebook; with --hosts
 _STOP = Option(("--stop",), "stop", help="stop rented machines and keep their disks, which cost until you end them; %sky_pool NAME starts them again")
 _YES = Option(("-y", "--yes"), "yes", help="go ahead without a question")
 _AT_HOSTS = Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "pools of yours on these machines, whoever started them", "list", "hosts")
+_RENTED = Option(("--provider",), "provider", readers.one_of("aws"), "aws", "pools that you have rented, found by their tags, whichever machine has rented them", choices="rented")
 _DISK = Option(("--disk",), "disk", help="with --hosts: what skymagic keeps on their disks instead")
 _TO_RENT: tuple[Option, ...] = (
     Option(("--nodes", "--num-nodes"), "nodes", readers.number(1), "N", "number of machines to rent"),
@@ -181,7 +182,7 @@ MAGICS: dict[str, Magic] = {
     "sky_broadcast": Magic("Run the cell on every rank; without a pool, options of a pool make one.", (*RUN, *POOL), examples=_BROADCAST_EXAMPLES, cell=True),
     "sky_run": Magic("Run the cell on one rank: the next in turn unless --rank says which.", (_RANK, _POOL_NAME, _OUTPUT, *_SHIPPING, _NOBLOCK, _BUSY, DRY_RUN), examples=("%%sky_run -o value", "%%sky_run --rank 1 --timeout 30s"), cell=True),
     "sky_sh": Magic("Run the cell as a shell script, once on each node.", SH, examples=_SH_EXAMPLES, cell=True),
-    "sky_status": Magic("Show the pools and what they do.", (_KEEP, _AT_HOSTS, _DISK), "[NAME]", "pools", ("%sky_status", "%sky_status -o status                   # status['main'][3].state", "%sky_status --hosts gpu1,gpu2      # also of notebooks that are gone", "%sky_status --hosts gpu1,gpu2 --disk")),
+    "sky_status": Magic("Show the pools and what they do.", (_KEEP, _AT_HOSTS, _RENTED, _DISK), "[NAME]", "pools", ("%sky_status", "%sky_status -o status                   # status['main'][3].state", "%sky_status --hosts gpu1,gpu2      # also of notebooks that are gone", "%sky_status --provider aws          # what is rented, from any machine", "%sky_status --hosts gpu1,gpu2 --disk")),
     "sky_logs": Magic("Show what ranks wrote, also what the cell did not show.", (_RANK, _RUN, _CELL, _GREP, _LINES, _FOLLOW, _KEEP, _POOL_NAME), examples=("%sky_logs --rank 1 -n 200", "%sky_logs -f", "%sky_logs --cell 5 --grep 'loss|nan' -o logs      # logs[1] is rank 1's")),
     "sky_stacks": Magic("Show where each rank is now, also while a cell runs beside the notebook (-a).", (_RANK, _POOL_NAME), examples=("%sky_stacks", "%sky_stacks --rank 3")),
     "sky_vars": Magic("Show what the ranks' names hold, and which differ between ranks; values stay there.", (_RANK, _POOL_NAME), examples=("%sky_vars", "%sky_vars --rank 0,3")),
@@ -196,7 +197,7 @@ MAGICS: dict[str, Magic] = {
     "sky_cost": Magic("Show what pools cost now, and what those rented within a month have cost, disks and addresses included.", (), "[NAME]", "pools", ("%sky_cost",)),
     "sky_check": Magic("Check the nodes of a pool: GPUs, errors of theirs, disks, clocks, and how fast the links among them are.", (_QUICK,), "[NAME]", "pools", ("%sky_check", "%sky_check train --quick")),
     "sky_restart": Magic("Start ranks again; their variables are gone.", (_RANK, _POOL_NAME), examples=("%sky_restart", "%sky_restart --rank 2")),
-    "sky_down": Magic("Stop a pool and release its machines.", (_ALL, _AT_HOSTS, _STOP, _YES), "[NAME]", "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down train --stop              # rented: started again by %sky_pool train", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone")),
+    "sky_down": Magic("Stop a pool and release its machines.", (_ALL, _AT_HOSTS, _RENTED, _STOP, _YES), "[NAME]", "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down train --stop              # rented: started again by %sky_pool train", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone", "%sky_down train --provider aws     # rented from another machine")),
     "sky_attach": Magic("Go on with a pool whose notebook was killed, and show what its cell has printed since; read one whose notebook is alive; alone: which there are.", (_TAKE_OVER,), "[NAME]", "left", ("%sky_attach", "%sky_attach lab")),
     "sky_clean": Magic("Remove what skymagic keeps on the disks of hosts, and no pool has used for 30 days.", (_AT_HOSTS, _CLEAN_ALL, DRY_RUN), examples=("%sky_clean --hosts gpu1,gpu2", "%sky_clean --hosts gpu1,gpu2 --all --dry-run")),
     "sky_auto": Magic("Run every plain cell on the ranks, or no longer; cells that begin with a magic or %%local stay here.", (), "on|off", "switch", ("%sky_auto on",)),

@@ -37,5 +37,6 @@ way             to machines without public addresses: a jump host, or AWS System
 stopping        machines stopped with their disks, and started again
 machine         from machines that run to connections
 sweep           what was rented, found by its tags alone and given back
+tagged          the pools that it was rented for, listed by their tags
 tags            the tags of all that is rented
 """

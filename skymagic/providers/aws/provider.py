@@ -172,7 +172,7 @@ def used_elsewhere(survey: Rented, label: Label, say: Say) -> None:
                 continue
             raise CloudError(
                 "in_use", "", f"{listed}, and its key is not here any more, so that nobody can attach to it",
-                "%sky_down --all ends all that you have rented; or give the new one another name (%sky_pool NAME …)",
+                f"%sky_down {min(jobs)} --provider aws ends it; or give the new one another name (%sky_pool NAME …)",
             )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from skymagic.errors import CloudError
 from skymagic.providers.aws import keys, ledger, regions, tags
@@ -22,6 +22,7 @@ ALIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
 REGION_THREADS = 8
 
 Filters = Sequence[Mapping[str, Any]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -185,12 +186,22 @@ def caller(clients: Clients) -> str:
 
 def everything(clients: Clients) -> tuple[list[Rented], list[str]]:
     """(What the caller has rented, in all regions; why some could not be asked.) Raises CloudError where none can be asked."""
-    mine, names = tags.owner_filter(caller(clients)), regions.used(clients)
-    outcomes: list[Any] = []
+    mine = tags.owner_filter(caller(clients))
+    found, unseen = in_regions(regions.used(clients), lambda name: find(clients, name, mine))
+    return [each for each in found.values() if each], [f"{name}: {why}" for name, why in unseen.items()]
+
+
+def in_regions(names: Sequence[str], ask: Callable[[str], T]) -> tuple[dict[str, T], dict[str, str]]:
+    """(Region → what `ask` gives there, several at once; region → why it could not be asked)."""
+    found: dict[str, T] = {}
+    unseen: dict[str, str] = {}
     for begin in range(0, len(names), REGION_THREADS):
-        outcomes += run_all([partial(find, clients, name, mine) for name in names[begin : begin + REGION_THREADS]])
-    found = [each for each in outcomes if isinstance(each, Rented) and each]
-    unseen = [f"{name}: {each}" for name, each in zip(names, outcomes, strict=True) if isinstance(each, BaseException)]
+        some = names[begin : begin + REGION_THREADS]
+        for name, outcome in zip(some, run_all([partial(ask, name) for name in some]), strict=True):
+            if isinstance(outcome, BaseException):
+                unseen[name] = str(outcome)
+            else:
+                found[name] = outcome
     return found, unseen
 
 
