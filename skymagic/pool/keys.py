@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import platform
 import stat
+import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -48,6 +50,38 @@ class PoolKey:
     port: int
 
 
+@dataclass(frozen=True)
+class Heading:
+    """The first line of a file of secrets, which any version of skymagic and of Python can read.
+
+    Attributes:
+        version: skymagic's. python: Python's, "" where an earlier version has not written it. interpreter: whose it is.
+    """
+
+    version: str
+    python: str = ""
+    interpreter: str = ""
+
+    @classmethod
+    def own(cls) -> Heading:
+        """Of this process."""
+        return cls(skymagic.__version__, platform.python_version(), sys.executable)
+
+    @classmethod
+    def parse(cls, line: bytes) -> Heading:
+        """From a file."""
+        return cls(*line.decode(errors="replace").strip().removeprefix(MAGIC).strip().split(" ", 2))
+
+    def line(self) -> bytes:
+        """As it is written."""
+        return f"{MAGIC} {self.version} {self.python} {self.interpreter}".encode(errors="replace") + b"\n"
+
+    @property
+    def minor(self) -> list[str]:
+        """3 and 11 of 3.11.2; code and classes of another one cannot be unpickled."""
+        return self.python.split(".")[:2]
+
+
 def words(record: records.PoolRecord) -> str:
     """A pool in a line, with the runs that its notebook had begun to show and not shown to their end."""
     going = Shown(record.job_id).going()
@@ -67,7 +101,7 @@ def write(key: PoolKey) -> None:
 
 def keep(target: Path, secret: object) -> None:
     """Keep what may hold secrets in a file that the user alone can read, whole or not at all; a home that cannot be written keeps nothing."""
-    text = f"{MAGIC} {skymagic.__version__}\n".encode() + pickle.dumps(secret)
+    text = Heading.own().line() + pickle.dumps(secret)
     with contextlib.suppress(OSError):
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = target.with_suffix(f".{os.getpid()}.part")
@@ -85,6 +119,22 @@ def read(job_id: str) -> PoolKey:
     return kept(path(job_id), job_id, PoolKey)
 
 
+def attachable(job_id: str) -> PoolKey:
+    """The key of a pool whose ranks run this notebook's Python: values and functions are pickled between them.
+
+    Raises:
+        PoolError: as `read` does, or they run another one; names it.
+    """
+    with contextlib.suppress(OSError), open(path(job_id), "rb") as file:
+        theirs, own = Heading.parse(file.readline()), Heading.own()
+        if theirs.version == own.version and theirs.python and theirs.minor != own.minor:
+            raise PoolError(
+                f"the ranks of {job_id} run Python {theirs.python}, and this is Python {own.python}: attach with Python "
+                f"{'.'.join(theirs.minor)}, as {theirs.interpreter or 'its notebook'} is; {_otherwise(job_id)}"
+            )
+    return read(job_id)
+
+
 def kept(source: Path, job_id: str, kind: type[T]) -> T:
     """What `keep` has kept of a pool. Raises as `read` does."""
     try:
@@ -95,7 +145,7 @@ def kept(source: Path, job_id: str, kind: type[T]) -> T:
             heading, text = file.readline(), file.read()
     except OSError as problem:
         raise PoolError(f"the key of {job_id} is not here ({problem.strerror}): {_otherwise(job_id)}") from None
-    version = heading.decode(errors="replace").strip().removeprefix(MAGIC).strip()
+    version = Heading.parse(heading).version
     if version != skymagic.__version__:
         raise PoolError(
             f"{job_id} was made by skymagic {version or '?'}, and this is {skymagic.__version__}: attach with that version; "

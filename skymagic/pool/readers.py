@@ -56,7 +56,7 @@ def read(name: str) -> Reader:
 def opened(name: str) -> Reader:
     """The same; the caller closes it."""
     record = records.named(name)
-    key = keys.read(record.job_id)
+    key = keys.attachable(record.job_id)
     _, nodes = attachable(key).attach(key.plan, key.accesses)
     return Reader(record, key, nodes)
 

@@ -324,7 +324,7 @@ def _attached(
             f"{records.words(record)}: end that notebook, read what it does (%sky_attach {name}), or take the pool away from it: "
             f"%sky_attach {name} --take-over"
         )
-    key = keys.read(record.job_id)
+    key = keys.attachable(record.job_id)
     provider = readers.attachable(key)
     try:
         survey, nodes = provider.attach(key.plan, key.accesses)

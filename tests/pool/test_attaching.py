@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -223,6 +225,14 @@ def test_a_pool_that_is_gone(desk: Desk) -> None:
         text = key.read_bytes()
         key.write_bytes(text.replace(b"skymagic key ", b"skymagic key 0.0.", 1))
         assert "was made by skymagic 0.0." in second.fail("%sky_attach lab").evalue
+        head, _, secret = text.partition(b"\n")
+        assert head.decode().split(" ", 3)[3] == f"{platform.python_version()} {sys.executable}"
+        key.write_bytes(b"%s 3.9.18 /opt/the lab/bin/python\n%s" % (b" ".join(head.split()[:3]), secret))
+        refused = second.fail("%sky_attach lab").evalue  # and nobody has looked whether it is there
+        assert f"run Python 3.9.18, and this is Python {platform.python_version()}: attach with Python 3.9" in refused
+        assert "as /opt/the lab/bin/python is" in refused
+        code, _, said = desk.ran("attach", "lab")
+        assert (code, refused in said) == (1, True), "a reader is refused too"
         key.write_bytes(text[: len(text) // 2])
         assert "is damaged" in second.fail("%sky_attach lab").evalue
         key.write_bytes(text)
