@@ -47,8 +47,8 @@ for one in "$folder"/code/*/; do
     one=${one%/}
     if ours "${one##*/}"; then tell disk code "$(kb "$one")" "$(mtime "$one")" yes "${one##*/}"; fi
 done
-for one in values cache python; do
-    if [ -d "$folder/$one" ]; then tell disk "$one" "$(kb "$folder/$one")" "$(mtime "$folder/$one")" yes "$one"; fi
+for one in values cache python mirror; do
+    if [ -e "$folder/$one" ]; then tell disk "$one" "$(kb "$folder/$one")" "$(mtime "$folder/$one")" yes "$one"; fi
 done
 """
 
@@ -68,7 +68,7 @@ class Item:
     """Something on a host's disk.
 
     Attributes:
-        kind: "env", "code", "values", "cache" or "python".
+        kind: "env", "code", "values", "cache", "python" or "mirror".
         nbytes: what it takes.
         used: when it was used last, seconds since 1970 by the host's clock.
         ready: False for an environment that somebody makes, or whose making was cut off.
@@ -86,7 +86,7 @@ class Item:
     @property
     def place(self) -> str:
         """Its path below skymagic's folder."""
-        return self.kind if self.kind in ("values", "cache", "python") else f"{self.kind}/{self.name}"
+        return f"{self.kind}/{self.name}" if self.kind in ("env", "code") else self.kind
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ def _item(text: str) -> Item:
 def removable(disk: Disk, every: bool) -> list[Item]:
     """What may go: environments and code that no pool has used for `UNUSED_AFTER`, or with `every` all that none uses now.
 
-    Values go one by one, by `clean_script`; all of them, caches of packages, and interpreters when no environment is left,
-    with `every` alone.
+    Values go one by one, by `clean_script`; all of them, caches of packages, the secret of mirrors, and interpreters when no
+    environment is left, with `every` alone.
     """
     now = disk.running.clock
 
@@ -148,7 +148,7 @@ def removable(disk: Disk, every: bool) -> list[Item]:
     chosen = [item for item in disk.items if item.kind in ("env", "code") and unused(item)]
     if every:
         kept = any(item.kind == "env" and item not in chosen for item in disk.items)
-        whole = ("values", "cache") if kept else ("values", "cache", "python")
+        whole = ("values", "cache", "mirror") if kept else ("values", "cache", "mirror", "python")
         chosen += [item for item in disk.items if item.kind in whole]
     return chosen
 
