@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 MASK = "****"
 MIN_LENGTH = 6
 """Values shorter than this are no secrets: to mask each `1` would make a text unreadable."""
-_IN_URL = re.compile(r"(?<=://)[^/\s@]+@")
+_IN_URL = re.compile(r"(?<=://)[^/\s]+@")  # up to the last @, as pip reads it: a password may hold one
 _NAMED = re.compile(
     r"""((?:^|[^a-z])(?:token|secret|passw(?:or)?d|api[-_]?key|access[-_]?key)["']?(?:\s*[=:]\s*|\s+)["']?)(?![-$*])[^\s"'&;|]+""",
     re.IGNORECASE,

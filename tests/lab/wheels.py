@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
@@ -44,10 +44,15 @@ def installed(folder: Path, name: str, version: str, requires: Sequence[str] = (
 
 
 @contextmanager
-def served(folder: Path, asked: list[str] | None = None, at: tuple[str, int] = ("127.0.0.1", 0)) -> Iterator[str]:
+def served(
+    folder: Path,
+    asked: list[str] | None = None,
+    at: tuple[str, int] = ("127.0.0.1", 0),
+    admits: Callable[[str], bool] = lambda authorization: True,
+) -> Iterator[str]:
     """A package index of the wheels in a folder; its URL. The name of each wheel that is asked for goes to `asked`.
 
-    A wheel is yanked that has a file of its name and ``.yanked`` beside it.
+    A wheel is yanked that has a file of its name and ``.yanked`` beside it. `admits` is told what each request says of who asks.
     """
 
     class Index(BaseHTTPRequestHandler):
@@ -55,7 +60,9 @@ def served(folder: Path, asked: list[str] | None = None, at: tuple[str, int] = (
 
         def do_GET(self) -> None:
             part = self.path.strip("/").split("/")
-            if part[0] == "simple":
+            if not admits(self.headers.get("Authorization", "")):
+                self.answer(401, b"", "text/plain")
+            elif part[0] == "simple":
                 files = [
                     path.name for path in folder.glob("*.whl") if path.name.split("-")[0] == part[1].replace("-", "_")
                 ]

@@ -18,6 +18,7 @@ PRIVATE = "tool @ https://me:s3cret@example.org/tool-1.0.tar.gz"
 def test_passwords_in_urls() -> None:
     assert masked(f"Looking in {URL}") == "Looking in https://****@pypi.example/simple"
     assert masked("git+ssh://git@h/x and a@b") == "git+ssh://****@h/x and a@b"
+    assert masked("https://me:at@the-end@h/x") == "https://****@h/x"
 
 
 @pytest.mark.parametrize(

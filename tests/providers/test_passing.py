@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ensurepip
 import gzip
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -90,15 +92,49 @@ def test_which_hosts_pass_on() -> None:
         assert grouped(good, good, requirements=unlike) == []
 
 
+class Login:
+    """Who may ask an index: one user, with a password. While somebody asks, no command line of this machine may show it."""
+
+    def __init__(self) -> None:
+        user, password = "reader", "hush-hush@7"
+        self.words = f"{user}:{quote(password, safe='')}"
+        self.header = f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+        self.secrets = [b"hush-hush", self.header.removeprefix("Basic ").encode()]
+        self.commands: set[bytes] = set()
+
+    def __call__(self, authorization: str) -> bool:
+        for each in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):  # it has ended
+                self.commands.add(each.read_bytes())
+        return authorization == self.header
+
+    def to(self, url: str) -> str:
+        return url.replace("://", f"://{self.words}@")
+
+    def shown_in(self, data: bytes) -> bool:
+        return any(secret in data for secret in self.secrets)
+
+
 @dataclass
 class Lab:
-    """Hosts whose only index is one that counts."""
+    """Hosts whose own index, and another one that the notebook names, count, and ask for a password."""
 
     hosts: Hosts
     folder: Path
     wanted: Requirements
     asked: list[str]
+    login: Login
     targets: list[Target] = field(default_factory=list)
+
+    def wheels(self) -> list[str]:
+        return sorted(path.name for path in self.folder.rglob("*.whl"))
+
+    def shown(self, told: Iterable[str]) -> list[str]:
+        """Where the password stands: in what was said, on command lines, in what the hosts keep."""
+        commands = [each.decode(errors="replace") for each in self.login.commands if self.login.shown_in(each)]
+        files = (path for host in self.hosts for path in host.home.rglob("*") if path.is_file())
+        kept = [str(path) for path in files if self.login.shown_in(path.read_bytes())]
+        return [*commands, *kept, *(line for line in told if self.login.shown_in(line.encode()))]
 
     def leftovers(self) -> list[str]:
         return [str(path) for host in self.hosts for path in host.home.glob(".skymagic/incoming/*")]
@@ -123,33 +159,34 @@ class Lab:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Lab]:
-    """Three hosts with uv, from empty homes; the index has pip and two packages."""
+    """Three hosts with uv, from empty homes; their index has pip and a package, and the notebook's has another one."""
     assert pytestconfig.cache is not None
     folder = tmp_path_factory.mktemp("passing")
     index = folder / "index"
-    index.mkdir()
-    large = make_wheel(index, "tiny-large", "1.0", ["tiny-more"])
+    private = index / "private"
+    large = make_wheel(private, "tiny-large", "1.0", ["tiny-more"])
     with zipfile.ZipFile(large, "a") as archive:
         archive.writestr("tiny_large.bin", os.urandom(20_000_000))
     make_wheel(index, "tiny-more", "2.0")
     for bundled in Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl"):
         shutil.copy(bundled, index)
-    wanted = replace(SMALL, packages=("tiny-large==1.0",))
     asked: list[str] = []
+    login = Login()
     with contextlib.ExitStack() as stack:
         patches = stack.enter_context(pytest.MonkeyPatch.context())
         patches.setattr(passing, "WORTH_BYTES", 1)
         patches.setenv("XDG_CACHE_HOME", str(pytestconfig.cache.mkdir("uv")))
         here = os.uname()
         program = gzip.decompress(uv.fetch(replace(HOST, system=here.sysname, machine=here.machine)))
-        url = stack.enter_context(served(index, asked))
+        url, more = (login.to(stack.enter_context(served(each, asked, admits=login))) for each in (index, private))
+        wanted = replace(SMALL, packages=("tiny-large==1.0",), indexes=(more,))
         env = {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": url, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
         hosts = stack.enter_context(loopback(folder / "hosts", 3, env=env))
         for host in hosts:
             (host.home / ".local/bin").mkdir(parents=True)
             (host.home / ".local/bin/uv").write_bytes(program)
             (host.home / ".local/bin/uv").chmod(0o700)
-        made = Lab(hosts, index, wanted, asked)
+        made = Lab(hosts, index, wanted, asked, login)
         config = SshConfig(hosts.config)
         for name in hosts.names:
             connection = connect(config.endpoint(HostSpec(name, name)))
@@ -179,6 +216,7 @@ def test_what_the_index_lacks_leaves_nothing(lab: Lab) -> None:
     assert "each downloads its own (h1: it cannot be set up: choosing versions with uv failed" in told[-1]
     assert "tiny-more==7" in told[-1]
     assert lab.leftovers() == []
+    assert lab.shown(told) == []
 
 
 @pytest.mark.needs("sshd")
@@ -234,9 +272,11 @@ def test_hosts_without_uv(lab: Lab) -> None:
         archive.write(program, "uv-1.0.data/scripts/uv")
     lab.forget()
     lab.asked.clear()
-    lab.set_up([replace(each, facts=replace(each.facts, uv=None)) for each in lab.targets[:2]], [])
+    told: list[str] = []
+    lab.set_up([replace(each, facts=replace(each.facts, uv=None)) for each in lab.targets[:2]], told)
     assert all(lab.has(n, name) for n in range(2) for name in ("uv", "pip", "tiny_large"))
-    assert sorted(lab.asked) == sorted(path.name for path in lab.folder.glob("*.whl"))
+    assert sorted(lab.asked) == lab.wheels()
+    assert lab.shown(told) == []
     made.unlink()
 
 
@@ -269,7 +309,7 @@ def test_one_host_fetches_and_the_others_get_it_from_there(lab: Lab, monkeypatch
     made = lab.set_up(lab.targets, told)
     assert uploads == [("h1", wheel.running()[1])], "the code comes once, and goes on from host to host"
     assert [each.facts.without_index for each in made] == [False] * 3, "later packages come from their index"
-    assert sorted(lab.asked) == sorted(path.name for path in lab.folder.glob("*.whl"))
+    assert sorted(lab.asked) == lab.wheels()
     assert all(lab.has(n, name) for n in range(3) for name in ("tiny_large", "tiny_more", "pip"))
     assert lab.leftovers() == []
     assert not probe(lab.targets[1].host, lab.wanted).without_index
@@ -281,3 +321,5 @@ def test_one_host_fetches_and_the_others_get_it_from_there(lab: Lab, monkeypatch
         shutil.rmtree(host.home / ".skymagic/env")
     lab.set_up(lab.targets, told)
     assert lab.asked == []
+    assert lab.shown(told) == []
+    assert any(b"pip\0install" in each for each in lab.login.commands), "somebody has looked"
