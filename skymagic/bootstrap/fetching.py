@@ -37,16 +37,11 @@ def listed(pin, origin):
     name, version = pin.split('==')
     index = next((each for each in indexes if bare(each) == bare(origin)), origin)
     if '://' in origin:
-        url = origin.rstrip('/') + '/' + re.sub(r'[-_.]+', '-', name).lower() + '/'
+        url = page_of(origin, name)
         found = [(file, url, digest) for file, url, _, _, digest in entries(get(url, index), url)]
     else:
         found = [(file, 'file://' + request.pathname2url(os.path.join(origin, file)), '') for file in os.listdir(origin)]
-    normal = re.sub(r'[-_.]+', '_', name).lower()
-    return [
-        (file, url, digest, index) for file, url, digest in found
-        if file.endswith('.whl') and re.sub(r'[-_.]+', '_', file.split('-')[0]).lower() == normal
-        and file.split('-')[1] == version and fits(file)
-    ]
+    return [(file, url, digest, index) for file, url, digest in found if version_of(file, name) == version]
 
 def found(one):
     try:

@@ -61,6 +61,17 @@ def fits(name):
         return False
     here = 'macosx' if sys.platform == 'darwin' else 'linux'
     return platform == 'any' or (here in platform and ('universal' in platform or machine in platform))
+
+def normal(name):
+    return re.sub(r'[-_.]+', '-', name).lower()
+
+def page_of(index, name):
+    return index.rstrip('/') + '/' + normal(name) + '/'
+
+def version_of(file, name):
+    """The version of a wheel that is of this project and may fit; else ''."""
+    project, version = (file.split('-') + [''])[:2]
+    return version if file.endswith('.whl') and fits(file) and normal(project) == normal(name) else ''
 '''
 """What pages of indexes say, for an interpreter of a host (3.6 or newer). Its arguments are seconds, a minor version, a machine."""
 
@@ -88,20 +99,17 @@ def cuda(name, url, base, told):
     return 'cuda' if re.search(r'^Requires-Dist: (nvidia|cuda)-', text, re.M) else 'cpu'
 
 def offered(name, version, page, base, source):
-    normal = re.sub(r'[-_.]+', '_', name).lower()
     for file, url, size, told, _ in entries(page, base):
-        if not file.endswith('.whl') or re.sub(r'[-_.]+', '_', file.split('-')[0]).lower() != normal or not fits(file):
-            continue
-        has = file.split('-')[1]
-        if version and has.partition('+')[0] != version:
+        has = version_of(file, name)
+        if not has or (version and has.partition('+')[0] != version):
             continue
         if size is None and url.startswith('file:'):
             size = os.path.getsize(request.url2pathname(parse.urlsplit(url).path))
-        build = '-' if '+' in has or not normal.startswith('torch') or not version else cuda(file, url, source, told)
-        offers.add((normal.replace('_', '-'), has, str(size or '-'), build, bare(source)))
+        build = '-' if '+' in has or not normal(name).startswith('torch') or not version else cuda(file, url, source, told)
+        offers.add((normal(name), has, str(size or '-'), build, bare(source)))
 
 def ask(index, name, version):
-    url = index.rstrip('/') + '/' + re.sub(r'[-_.]+', '-', name).lower() + '/'
+    url = page_of(index, name)
     try:
         page = get(url, index)
     except Exception as problem:
