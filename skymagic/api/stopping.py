@@ -10,6 +10,7 @@ from skymagic.errors import RequestError
 from skymagic.plan.plans import monthly_words
 from skymagic.pool import keys, readers, records, registry
 from skymagic.pool.records import PoolRecord
+from skymagic.providers import Survey
 
 
 def stop(name: str | None, yes: bool, say: Callable[[str], None]) -> list[str]:
@@ -30,12 +31,9 @@ def stop(name: str | None, yes: bool, say: Callable[[str], None]) -> list[str]:
     if record is not None and not registry.known(record.name):
         if record.stopped:
             return [f"pool {record.name!r}: {records.stopped_words(record)}"]
-        monthly = _stop_left(record, yes, say)
-        return [_done(record.name, monthly)]
+        return [_done(record.name, _stop_left(record, yes, say))]
     pool = registry.find(name)
-    _agreed(pool.name, pool.stopping(), yes)
-    pool.keep()
-    monthly = pool.monthly or 0.0
+    monthly = _kept(pool.survey, pool.name, yes)
     pool.close()
     return [_done(pool.name, monthly)]
 
@@ -45,10 +43,8 @@ def _stop_left(record: PoolRecord, yes: bool, say: Callable[[str], None]) -> flo
     key = keys.read(record.job_id)
     with records.locked(record.job_id):
         survey, _ = readers.attachable(key).attach(key.plan, key.accesses)
-        _agreed(record.name, survey.stopping(), yes)
+        monthly = _kept(survey, record.name, yes)
         say(f"stopping the machines of pool {record.name!r} ({record.job_id}), which another notebook has left …")
-        survey.keep()
-        monthly = survey.monthly or 0.0
         try:
             survey.close()
         finally:
@@ -56,11 +52,20 @@ def _stop_left(record: PoolRecord, yes: bool, say: Callable[[str], None]) -> flo
     return monthly
 
 
-def _agreed(name: str, words: str, yes: bool) -> None:
-    """Ask before something costs that nothing ends by itself. Raises RequestError where the answer was no, or nobody is there to ask."""
-    question = f"{words} (%sky_down {name} ends them, or skymagic down --all from any machine)"
+def _kept(survey: Survey, name: str, yes: bool) -> float:
+    """Have the end of a pool stop its machines; asks first, for they go on to cost and nothing ends them by itself.
+
+    Returns:
+        Dollars a month.
+
+    Raises:
+        RequestError: that cannot be done, the answer was no, or nobody is there to ask.
+    """
+    question = f"{survey.stopping()} (%sky_down {name} ends them, or skymagic down --all from any machine)"
     if not (yes or confirmed(question)):
         raise RequestError(f"{question}: add -y if you mean that")
+    survey.keep()
+    return survey.monthly or 0.0
 
 
 def _done(name: str, monthly: float) -> str:

@@ -36,6 +36,7 @@ resources     machines, agents, engine and store, where values go, and their rel
 runs          runs on its ranks
 scheduling    which run gets which ranks, first in first out
 specs         from its plan to the specification of agents and ranks
+stopped       rented pools whose machines are stopped, surveyed to be started again
 surveys       from a request to a plan: its provider is asked, and the user, where it costs something
 states        the table of moves in its life
 view          a pool as it is shown

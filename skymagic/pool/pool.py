@@ -70,6 +70,8 @@ class Pool(Status):
         job_id: str = "",
     ) -> None:
         super().__init__(name, survey.plan, defaults, job_id)
+        self.survey = survey
+        """Says what `close` does with its machines."""
         self.namespace = namespace
         self.attached = False
         """Whether another notebook has made it."""
@@ -212,23 +214,6 @@ class Pool(Status):
             kept_logs.write(self.name, self.job_id, self.last_lines.get(0, ""))
             if self.ended is None:
                 self._gone(self)
-
-    def stopping(self) -> str:
-        """What it means to stop its machines with their disks instead of giving them back, as a question.
-
-        Raises:
-            RequestError: that cannot be done, with all reasons.
-        """
-        return self._resources.stopping()
-
-    def keep(self) -> None:
-        """Have `close` stop its machines with their disks."""
-        self._resources.keep()
-
-    @property
-    def monthly(self) -> float | None:
-        """Dollars a month for machines that `close` stops, or has stopped, with their disks; None where it gives them back."""
-        return self._resources.monthly
 
     def stays(self, restart: bool) -> bool:
         """Whether an orderly end of its notebook leaves it: it was made for that, or a run of it goes on, and another can attach.

@@ -8,7 +8,7 @@ from skymagic import providers
 from skymagic.errors import PoolError
 from skymagic.pool import keys, records
 from skymagic.pool.reader import Reader
-from skymagic.providers.provider import Attachable, Startable
+from skymagic.providers.provider import Attachable
 from skymagic.wire.record import identity
 
 _readers: dict[str, Reader] = {}
@@ -66,14 +66,6 @@ def attachable(key: keys.PoolKey) -> Any:
     provider = providers.serving(key.plan.request)
     if not isinstance(provider, Attachable):
         raise PoolError(f"pools of --provider {key.plan.provider} cannot be attached")
-    return provider
-
-
-def startable(key: keys.PoolKey) -> Any:
-    """The provider of a pool whose machines can be started again. Raises PoolError for others."""
-    provider = providers.serving(key.plan.request)
-    if not isinstance(provider, Startable):
-        raise PoolError(f"pools of --provider {key.plan.provider} cannot be started again")
     return provider
 
 

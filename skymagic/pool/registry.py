@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,10 +16,10 @@ from skymagic.display.screen import print_note
 from skymagic.errors import CloudError, PoolError, ProvisionError, RequestError
 from skymagic.plan.planning import fits
 from skymagic.plan.plans import cost_words
-from skymagic.plan.requests import Defaults, PoolRequest, missing_secrets
+from skymagic.plan.requests import Defaults, PoolRequest
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import count
-from skymagic.pool import Pool, keys, readers, records, reuse, surveys, view
+from skymagic.pool import Pool, keys, readers, records, reuse, stopped, surveys, view
 from skymagic.pool.attaching import Unfinished
 from skymagic.pool.reader import Reader
 from skymagic.pool.states import State
@@ -49,8 +48,8 @@ def find(name: str | None = None, *, ended: bool = False) -> Pool:
         return pool
     if reader := readers.find(name):
         raise PoolError(reader.refusal())
-    if stopped := reuse.stopped(name):
-        raise PoolError(f"pool {name!r}: {records.stopped_words(stopped)}")
+    if record := stopped.named(name):
+        raise PoolError(f"pool {name!r}: {records.stopped_words(record)}")
     there = f"there are {', '.join(_pools)}" if _pools else "there is none"
     wanted = f"there is no pool {name!r}; {there}" if name else "there is no pool yet"
     if name and (nearest := did_you_mean(name, _pools)):
@@ -119,7 +118,7 @@ def ensure(
         others = replace(request, nodes=None, hosts=(), stated=request.given() - {"nodes", "hosts"})
         if not fits(others, there.plan):
             return resized(there, request, tell)
-    by_name = not request.given() and reuse.stopped(request.name) is not None  # which says all else
+    by_name = not request.given() and stopped.named(request.name) is not None  # which says all else
     request = surveys.with_imports(providers.placed(request), namespace, defaults)
     if there is None and (request.provider in reuse.RENTED or by_name):
         found = _found_again(request, name, namespace, defaults, tell, start)
@@ -267,18 +266,7 @@ def _started_again(
         RequestError: the user does not want to pay for it, or there is nobody to ask.
         ProvisionError: it does not start; its machines are stopped as they were.
     """
-    key = keys.read(record.job_id)
-    wanted = surveys.with_imports(replace(key.plan.request, yes=request.yes), namespace, defaults)
-    if mistakes := missing_secrets(wanted.secrets, os.environ):
-        raise RequestError(mistakes)
-    provider = readers.startable(key)
-    try:
-        survey = provider.again(replace(key.plan, request=wanted), key.accesses, tell)
-    except CloudError as problem:
-        if problem.kind == "missing":
-            records.remove(record.job_id)
-        raise
-    surveys.confirm(survey.plan)
+    key, provider, survey = stopped.surveyed(record, request, namespace, defaults, tell)
     return _make(Pool(key.name, provider, survey, namespace, defaults, drop, key.job_id), tell)
 
 
@@ -376,8 +364,8 @@ def drop(pool: Pool) -> None:
         _last_lines[pool.name] = pool.last_lines
         for name in list(_last_lines)[:-KEPT_POOLS]:
             del _last_lines[name]
-    if pool.monthly is not None:
-        records.stop(pool.job_id, pool.monthly)
+    if (monthly := pool.survey.monthly) is not None:
+        records.stop(pool.job_id, monthly)
     elif pool.plan.outlives and not pool.unreached and records.own(pool.job_id):
         records.remove(pool.job_id)
     forget(pool)

@@ -117,19 +117,6 @@ class Resources:
         """All ranks are up."""
         self._survey.ready()
 
-    def stopping(self) -> str:
-        """What stopping the machines would mean (`Survey.stopping`)."""
-        return self._survey.stopping()
-
-    def keep(self) -> None:
-        """Stop the machines at the end, with their disks, instead of giving them back."""
-        self._survey.keep()
-
-    @property
-    def monthly(self) -> float | None:
-        """Dollars a month for machines that are stopped at the end; None where they are given back."""
-        return self._survey.monthly
-
     def _new_shipper(self) -> Shipper:
         from skymagic.data.shipping.shipper import Shipper
 

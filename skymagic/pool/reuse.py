@@ -52,11 +52,6 @@ def left(request: PoolRequest, name: str, known: Collection[str]) -> PoolRecord 
     return None
 
 
-def stopped(name: str | None) -> PoolRecord | None:
-    """The record of a pool of this name whose machines are stopped; None where there is none."""
-    return next((one for one in records.every() if one.name == name and one.stopped), None)
-
-
 def _plan(record: PoolRecord) -> Plan:
     """What a pool was made from. Raises PoolError where that is not known."""
     return keys.read(record.job_id).plan

@@ -83,8 +83,11 @@ def _running(offer: Offer, count: int, settings: CloudSettings, label: Label, nu
 
 def beside_stopped(job: str, offer: Offer, count: int, settings: CloudSettings) -> float:
     """Dollars per hour that go on while the machines of a pool are stopped: of their disks, and of the head's Elastic IP, about."""
-    elastic = 1 if offer.cards > 1 and not settings.use_private_ips else 0
-    return _disks(job, count, settings) + elastic * ADDRESS_PRICE
+    return _disks(job, count, settings) + _elastic(offer, settings)
+
+
+def _elastic(offer: Offer, settings: CloudSettings) -> float:
+    return ADDRESS_PRICE if offer.cards > 1 and not settings.use_private_ips else 0.0
 
 
 def _disks(job: str, count: int, settings: CloudSettings) -> float:
@@ -94,20 +97,21 @@ def _disks(job: str, count: int, settings: CloudSettings) -> float:
 
 def stop(offer: Offer, count: int, settings: CloudSettings, label: Label) -> None:
     """The machines of a pool are stopped from now on; twice is safe."""
-    beside, disks = beside_stopped(label.job, offer, count, settings), _disks(label.job, count, settings)
-    number = 1 + launches(label.job)
-    end(label.job)
-    rent = Rent(
-        label.job, number, label.pool, offer.instance_type, count, 0.0, beside, time.time(), math.inf, disks=disks, stopped=True
-    )  # fmt: skip
-    write(rent)
+    rent = _next(offer, count, settings, label)
+    beside = rent.disks + _elastic(offer, settings)
+    write(replace(rent, price=0.0, beside=beside, bound=math.inf, stopped=True))
 
 
 def start(offer: Offer, count: int, settings: CloudSettings, label: Label) -> None:
     """The machines of a pool that were stopped run again from now on."""
+    write(_next(offer, count, settings, label))
+
+
+def _next(offer: Offer, count: int, settings: CloudSettings, label: Label) -> Rent:
+    """The rent of machines that run, with the disks that they had; the one before it ends now."""
     disks, number = _disks(label.job, count, settings), 1 + launches(label.job)
     end(label.job)
-    write(_running(offer, count, settings, label, number, disks))
+    return _running(offer, count, settings, label, number, disks)
 
 
 def launches(job: str) -> int:
