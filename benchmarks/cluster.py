@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from skymagic.display.screen import NullScreen
+from skymagic.display.screen import Screen
 from skymagic.jobs import cell as broadcast
 from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest, RunRequest
 from skymagic.plan.selection import Selection
@@ -19,7 +19,7 @@ from skymagic.pool import Pool, registry
 from skymagic.run.report import Limits
 
 
-class Quiet(NullScreen):
+class Quiet(Screen):
     """A screen that keeps what it is shown, by rank."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from skymagic.display.screen import NotebookScreen, NullScreen, print_note
+from skymagic.display.screen import NotebookScreen, Screen, print_note
 from skymagic.plan.units import rank_words
 from skymagic.pool import readers, records
 from skymagic.pool.attaching import Unfinished
@@ -16,7 +16,7 @@ from skymagic.pool.keys import Shown
 from skymagic.pool.reader import Reader, RunEnd, end_words
 
 
-class JsonScreen(NullScreen):
+class JsonScreen(Screen):
     """A line of JSON for each thing that a run shows: fields ``event``, ``rank``, and ``text`` or ``data``.
 
     Args:

@@ -29,7 +29,29 @@ class Shown(Protocol):
         """None where the text is all."""
 
 
-class NotebookScreen:
+class Screen:
+    """Where a run's output goes; called on the run's own thread, in order. This one shows nothing."""
+
+    def text(self, rank: int, name: str, text: str) -> None:
+        """Text of a rank's standard stream."""
+
+    def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
+        """A display message of Jupyter's."""
+
+    def note(self, text: str) -> None:
+        """A line of skymagic's own."""
+
+    def status(self, text: str, *, last: bool = False) -> None:
+        """A line of skymagic's own that replaces the one before; `last` is its final state."""
+
+    def refresh(self) -> None:
+        """Called several times a second, also when nothing comes: show lines that are open."""
+
+    def progress(self, state: Callable[[], RunState]) -> None:
+        """Called likewise: how the run is, for who asks for it."""
+
+
+class NotebookScreen(Screen):
     """Shows a run's output in the cell that caused it; ranks are labelled when there is more than one.
 
     Args:
@@ -240,25 +262,3 @@ class Copying:
 
     def __exit__(self, *exc: object) -> None:
         self.seconds = time.monotonic() - self._begun
-
-
-class NullScreen:
-    """The null object among screens: shows nothing."""
-
-    def text(self, rank: int, name: str, text: str) -> None:
-        """Not shown."""
-
-    def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
-        """Not shown."""
-
-    def note(self, text: str) -> None:
-        """Not shown."""
-
-    def status(self, text: str, *, last: bool = False) -> None:
-        """Not shown."""
-
-    def refresh(self) -> None:
-        """Not shown."""
-
-    def progress(self, state: Callable[[], RunState]) -> None:
-        """Not shown."""

@@ -16,7 +16,7 @@ from skymagic.display import text
 from skymagic.display.controls import Actions
 from skymagic.display.proxies import notebook_id
 from skymagic.display.run_view import RunView
-from skymagic.display.screen import NotebookScreen
+from skymagic.display.screen import NotebookScreen, Screen
 from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
 from skymagic.jobs import inspection
 from skymagic.jobs.ending import ended, sent_bytes
@@ -30,7 +30,6 @@ from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.report import Limits, Report
 from skymagic.run.results import Failure, Unavailable, error_of
-from skymagic.run.run import Screen
 from skymagic.run.spec import RunSpec
 from skymagic.wire.exit_status import describe
 from skymagic.wire.order import LAST_VALUE, NOT_DEFINED

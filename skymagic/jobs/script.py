@@ -18,7 +18,7 @@ from skymagic.display import text as display
 from skymagic.display.controls import Actions
 from skymagic.display.run_line import RunEnd, RunState
 from skymagic.display.run_view import RunView
-from skymagic.display.screen import NotebookScreen
+from skymagic.display.screen import NotebookScreen, Screen
 from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs.ending import ended
@@ -30,7 +30,6 @@ from skymagic.pool import Pool
 from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.report import Limits, RankRun, Report
-from skymagic.run.run import Screen
 from skymagic.run.spec import RunSpec
 from skymagic.wire import processes
 from skymagic.wire.exit_status import status_words
@@ -83,8 +82,8 @@ class Outcome:
     error: RunError | None = None
 
 
-class NodeScreen:
-    """Shows output by node instead of by rank."""
+class NodeScreen(Screen):
+    """Shows output by node instead of by rank; scripts display nothing rich."""
 
     def __init__(self, inner: Screen, node_of: Callable[[int], int]) -> None:
         self._inner, self._node_of = inner, node_of
@@ -92,9 +91,6 @@ class NodeScreen:
     def text(self, rank: int, name: str, text: str) -> None:
         """Text of a node's script."""
         self._inner.text(self._node_of(rank), name, text)
-
-    def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
-        """Scripts display nothing."""
 
     def note(self, text: str) -> None:
         """A line of skymagic's own."""

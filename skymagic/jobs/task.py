@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skymagic.display.live import in_ipython, in_notebook
+from skymagic.display.screen import Screen
 from skymagic.errors import CaptureError, RankError
 from skymagic.jobs import cell
 from skymagic.plan.masking import without_colours
@@ -21,7 +22,6 @@ from skymagic.pool import Pool
 from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.report import Limits
-from skymagic.run.run import Screen
 from skymagic.run.spec import RunSpec
 from skymagic.wire.order import FUNCTION_NAME
 

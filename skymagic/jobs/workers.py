@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, NoReturn
 
-from skymagic.display.screen import NotebookScreen
+from skymagic.display.screen import NotebookScreen, Screen
 from skymagic.errors import RunInterrupted
 from skymagic.jobs.task import Task, run
 from skymagic.pool import Pool
 from skymagic.run.interrupt import StopSignal
-from skymagic.run.run import Screen
 
 
 class LockedScreen(NotebookScreen):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skymagic.display.screen import NullScreen
+from skymagic.display.screen import Screen
 from skymagic.errors import CaptureError, PoolError, RequestError
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import rank_words
@@ -110,7 +110,7 @@ class Cloning:
         submission = Submission(ranks)
         limits = Limits(grace=self._status.defaults.grace)
         with interrupt.deferred() as interrupts, interrupts.sent_to(submission):
-            return self._dispatch.send(submission, order, "", NullScreen(), limits)
+            return self._dispatch.send(submission, order, "", Screen(), limits)
 
     def _meet_again(self) -> None:
         self._recovery.begin(())

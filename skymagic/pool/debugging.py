@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from skymagic.display.screen import Screen
 from skymagic.pool.dispatch import Dispatch
 from skymagic.pool.recovery import Recovery
 from skymagic.pool.runs import Runs
@@ -11,7 +12,6 @@ from skymagic.pool.scheduling import Scheduler
 from skymagic.pool.status import Status
 from skymagic.run import interrupt
 from skymagic.run.report import Limits
-from skymagic.run.run import Screen
 from skymagic.run.submission import Submission
 from skymagic.wire.order import Debug
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from skymagic.display.screen import Screen
 from skymagic.pool.following import Following
 from skymagic.pool.resources import Resources
 from skymagic.pool.status import Status, now
 from skymagic.run.report import Limits, Report
-from skymagic.run.run import Run, Screen
+from skymagic.run.run import Run
 from skymagic.run.submission import Submission
 from skymagic.wire import agent as wire
 from skymagic.wire.order import Order

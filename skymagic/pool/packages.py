@@ -16,13 +16,13 @@ from skymagic.bootstrap.own import NoWheel, OwnWheel, own_wheel
 from skymagic.bootstrap.versions import own, pinned, preferred
 from skymagic.data.capture import installed
 from skymagic.data.capture.imports import ModulesNeeded
+from skymagic.display.screen import Screen
 from skymagic.errors import PackagesError, RequestError
 from skymagic.plan import distributions
 from skymagic.plan.distributions import Distribution, Environment, canonical, differs, lacks
 from skymagic.plan.image import is_place
 from skymagic.pool.resources import Resources
 from skymagic.pool.status import Status
-from skymagic.run.run import Screen
 from skymagic.wire.threads import failures, run_all
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from skymagic.cluster import Agents, Node
 from skymagic.cluster.resources import Meter
 from skymagic.display import panel
 from skymagic.display.proxies import Proxies
+from skymagic.display.screen import Screen
 from skymagic.display.use import RankUse
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults
@@ -36,7 +37,6 @@ from skymagic.pool.status import Status, now
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.metrics import table
 from skymagic.run.report import Limits, Report
-from skymagic.run.run import Screen
 from skymagic.run.spec import RunSpec
 from skymagic.wire import processes
 

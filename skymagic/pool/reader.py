@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from skymagic.cluster import Agents, Node
+from skymagic.display.screen import Screen
 from skymagic.errors import PoolError, ProvisionError
 from skymagic.plan.requests import Defaults
 from skymagic.plan.units import rank_words
@@ -24,7 +25,7 @@ from skymagic.pool.messages import rows
 from skymagic.pool.records import PoolRecord
 from skymagic.pool.states import State
 from skymagic.pool.status import Status
-from skymagic.run.run import Screen, show_content
+from skymagic.run.run import show_content
 from skymagic.wire import agent as wire
 from skymagic.wire import processes
 from skymagic.wire.exit_status import describe

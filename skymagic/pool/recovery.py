@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skymagic.cluster import Node
-from skymagic.display.screen import NullScreen
+from skymagic.display.screen import Screen
 from skymagic.errors import PoolError, PoolStateError, RequestError
 from skymagic.plan.plans import Plan
 from skymagic.plan.units import rank_words
@@ -246,7 +246,7 @@ class Recovery:
         submission = Submission(alive)
         starting = {*everyone} - {*alive} if form else ()
         with Watch(self._resources.agents, submission.pending, starting) as watch:
-            report = self._send(submission, order, "", NullScreen(), limits)
+            report = self._send(submission, order, "", Screen(), limits)
         if not report.good:
             return at_fault(report, watch.found)
         for rank in report.ranks.values():

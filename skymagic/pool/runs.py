@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skymagic.data.capture.imports import ModulesNeeded
-from skymagic.display.screen import NullScreen, Progress, print_note
+from skymagic.display.screen import Progress, Screen, print_note
 from skymagic.errors import PoolStateError, RunInterrupted
 from skymagic.plan.units import agreeing, count, rank_words
 from skymagic.pool import messages, replaced
@@ -27,7 +27,6 @@ from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.metrics import Metrics, kept
 from skymagic.run.report import Limits, Report
-from skymagic.run.run import Screen
 from skymagic.run.spec import RunSpec
 from skymagic.run.submission import Submission
 from skymagic.wire.order import RunCell
@@ -112,7 +111,7 @@ class Runs:
 
     def preview(self, spec: RunSpec) -> Manifest:
         """What a run would ship; nothing is written or sent."""
-        return self._prepare(spec, NullScreen(), StopSignal(), dry_run=True)
+        return self._prepare(spec, Screen(), StopSignal(), dry_run=True)
 
     def _check_present(self, ranks: Sequence[int]) -> None:
         """Raises PoolStateError if the pool has released or lost some of these ranks."""

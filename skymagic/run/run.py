@@ -26,12 +26,13 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from skymagic.cluster import Agents
 from skymagic.display import sending
 from skymagic.display import text as display
 from skymagic.display.run_line import RunState
+from skymagic.display.screen import Screen
 from skymagic.plan.units import rank_words
 from skymagic.run.inspection import Stacks, stacks
 from skymagic.run.report import Limits, RankRun, Report
@@ -59,28 +60,6 @@ POLL_INTERVAL = 0.2
 """Longest wait: Python does not wake for a signal that comes just before it waits, or to another thread."""
 DRAIN_TIMEOUT = 5.0
 """Seconds to wait until what was sent to ranks that have ended their cells has reached them."""
-
-
-class Screen(Protocol):
-    """Where a run's output goes; called on the run's own thread, in order."""
-
-    def text(self, rank: int, name: str, text: str) -> None:
-        """Text of a rank's standard stream."""
-
-    def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
-        """A display message of Jupyter's."""
-
-    def note(self, text: str) -> None:
-        """A line of skymagic's own."""
-
-    def status(self, text: str, *, last: bool = False) -> None:
-        """A line of skymagic's own that replaces the one before; `last` is its final state."""
-
-    def refresh(self) -> None:
-        """Called several times a second, also when nothing comes: show lines that are open."""
-
-    def progress(self, state: Callable[[], RunState]) -> None:
-        """Called likewise: how the run is, for who asks for it."""
 
 
 class Run:
