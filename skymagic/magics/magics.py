@@ -108,7 +108,7 @@ class SkyMagics(Magics):
 
     @line_magic
     def sky_restart(self, line: str) -> None:
-        request = usage(lambda: line_magics.parse_restart(line))
+        request = usage(lambda: line_magics.parse_ranks("sky_restart", line))
         one = registry.find(request.pool)
         chosen = request.ranks
         ranks = None if chosen is None else usage(lambda: chosen.ranks(one.world_size))
@@ -167,11 +167,11 @@ class SkyMagics(Magics):
 
     @line_magic
     def sky_stacks(self, line: str) -> None:
-        print(usage(lambda: inspection.stacks(line_magics.parse_stacks(line))))
+        print(usage(lambda: inspection.stacks(line_magics.parse_ranks("sky_stacks", line))))
 
     @line_magic
     def sky_vars(self, line: str) -> None:
-        print(usage(lambda: inspection.variables(line_magics.parse_vars(line))))
+        print(usage(lambda: inspection.variables(line_magics.parse_ranks("sky_vars", line))))
 
     @no_var_expand  # $RANK is the rank's
     @line_magic
@@ -236,7 +236,7 @@ class SkyMagics(Magics):
 
     @line_magic
     def sky_cost(self, line: str) -> None:
-        name = usage(lambda: line_magics.parse_name("sky_cost", line))
+        name = usage(lambda: line_magics.parse_cost(line))
         free = [(one.name, now() - one.started_at) for one in registry.every() if not one.plan.region]
         print(costs.text(costs.costs(free, name, self._own_jobs())))
 

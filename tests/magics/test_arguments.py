@@ -27,25 +27,22 @@ from skymagic.magics.arguments.line_magics import (
     NamesRequest,
     PipRequest,
     RanksRequest,
-    RestartRequest,
     StatusRequest,
     parse_attach,
     parse_auto,
     parse_check,
     parse_clean,
     parse_clone,
+    parse_cost,
     parse_down,
     parse_files,
     parse_gpus,
     parse_logs,
-    parse_name,
     parse_names,
     parse_pip,
-    parse_restart,
+    parse_ranks,
     parse_shell,
-    parse_stacks,
     parse_status,
-    parse_vars,
 )
 from skymagic.magics.arguments.options import MAGICS
 from skymagic.magics.arguments.pool_magic import parse_pool
@@ -57,7 +54,9 @@ from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import AtLeast
 
-parse_cost = partial(parse_name, "sky_cost")
+parse_restart, parse_stacks, parse_vars = (
+    partial(parse_ranks, f"sky_{name}") for name in ("restart", "stacks", "vars")
+)
 parse_push, parse_pull = partial(parse_names, "sky_push"), partial(parse_names, "sky_pull")
 parse_put, parse_get = partial(parse_files, "sky_put"), partial(parse_files, "sky_get")
 PARSERS: dict[str, Callable[[str], Any]] = {name: globals()[name.replace("sky_", "parse_")] for name in MAGICS}
@@ -773,9 +772,9 @@ def test_lifecycle() -> None:
         "--from: 'x' is not a whole number",
         "%sky_clone: '2y' is not a name for a variable",
     ]
-    assert parse_restart("") == RestartRequest()
+    assert parse_restart("") == RanksRequest()
     assert parse_shell("--rank 3 ls -l").command == "ls -l"
-    assert parse_restart("--rank 0,2 --pool p") == RestartRequest(Selection("0,2"), "p")
+    assert parse_restart("--rank 0,2 --pool p") == RanksRequest(Selection("0,2"), "p")
     assert parse_down("") == DownRequest()
     assert parse_down("train") == DownRequest("train")
     assert parse_down("--all;") == DownRequest(None, True)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from skymagic.api.logs import LogsRequest
 from skymagic.errors import RequestError
-from skymagic.magics.arguments.readers import Reader, identifiers, one_of, packages, pool_name
+from skymagic.magics.arguments.readers import identifiers, one_of, packages, pool_name
 from skymagic.magics.arguments.reading import ParsedLine
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.selection import Selection
 
-_R = TypeVar("_R")
 HOSTS_OR_PROVIDER = "--hosts names machines of yours, --provider those that are rented: say one of them"
 ALL_IS_RENTED = "--all ends all that you have rented without --provider too: leave one of them out"
 STOP_WHERE_RENTED = "--stop goes from the machine that has rented it: leave --provider out there"
@@ -22,7 +21,7 @@ STOP_WHERE_RENTED = "--stop goes from the machine that has rented it: leave --pr
 
 @dataclass(frozen=True)
 class RanksRequest:
-    """%sky_stacks and %sky_vars: of which ranks, None for all."""
+    """%sky_stacks, %sky_vars and %sky_restart: which ranks, None for all."""
 
     ranks: Selection | None = None
     pool: str | None = None
@@ -75,14 +74,6 @@ class TerminalRequest:
     ranks: Selection | None = None
     pool: str | None = None
     command: str = ""
-
-
-@dataclass(frozen=True)
-class RestartRequest:
-    """%sky_restart: which ranks, None for all."""
-
-    ranks: Selection | None = None
-    pool: str | None = None
 
 
 @dataclass(frozen=True)
@@ -151,10 +142,10 @@ class CleanRequest:
     dry_run: bool = False
 
 
-def parse_name(magic: str, line: str, what: str = "name of a pool", reader: Reader = pool_name) -> str | None:
-    """The one word that may stand on the line, or None; a pool's name for %sky_cost."""
-    parsed = ParsedLine(magic, line)
-    name: str | None = parsed.word(what, reader)
+def parse_cost(line: str) -> str | None:
+    """``%sky_cost [NAME]``. Raises RequestError with all mistakes."""
+    parsed = ParsedLine("sky_cost", line)
+    name: str | None = parsed.word("name of a pool", pool_name)
     parsed.done()
     return name
 
@@ -170,17 +161,12 @@ def parse_gpus(line: str) -> GpusRequest:
 
 def parse_logs(line: str) -> LogsRequest:
     """``%sky_logs [--rank R] [--run ID] [--cell N] [--grep RE] [-n LINES] [-f] [-o NAME]``. Raises RequestError with all mistakes."""
-    return _small("sky_logs", line, LogsRequest, targets="rank")
+    return LogsRequest(**_fields(ParsedLine("sky_logs", line), targets="rank"))
 
 
-def parse_stacks(line: str) -> RanksRequest:
-    """``%sky_stacks [--rank R]``. Raises RequestError with all mistakes."""
-    return _small("sky_stacks", line, RanksRequest, targets="ranks")
-
-
-def parse_vars(line: str) -> RanksRequest:
-    """``%sky_vars [--rank R]``. Raises RequestError with all mistakes."""
-    return _small("sky_vars", line, RanksRequest, targets="ranks")
+def parse_ranks(magic: str, line: str) -> RanksRequest:
+    """``%sky_stacks [--rank R]``, and ``%sky_vars`` and ``%sky_restart`` likewise. Raises RequestError with all mistakes."""
+    return RanksRequest(**_fields(ParsedLine(magic, line), targets="ranks"))
 
 
 def parse_shell(line: str) -> TerminalRequest:
@@ -190,44 +176,29 @@ def parse_shell(line: str) -> TerminalRequest:
     command = line[end:].strip()
     if command.startswith("-"):  # an option that there is not, or one without its value
         end, command = len(line), ""
-    return replace(_small("sky_shell", line[:end], TerminalRequest, targets="ranks"), command=command)
-
-
-def parse_restart(line: str) -> RestartRequest:
-    """``%sky_restart [--rank R]``. Raises RequestError with all mistakes."""
-    return _small("sky_restart", line, RestartRequest, targets="ranks")
+    return TerminalRequest(command=command, **_fields(ParsedLine("sky_shell", line[:end]), targets="ranks"))
 
 
 def parse_names(magic: str, line: str) -> NamesRequest:
     """``%sky_push NAMES [-t RANKS]``, ``%sky_pull NAMES [-o NAME] [--head] [-t RANKS]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine(magic, line)
-    names: tuple[str, ...] = ()
-    try:
-        names = identifiers(" ".join(parsed.words))
-    except RequestError as wrong:
-        parsed.mistakes += [f"%{magic}: {mistake}" for mistake in wrong.mistakes]
-    values = parsed.values
-    parsed.check(values.get("output") and len(names) > 1, f"-o holds one variable's values, and {len(names)} are named")
-    parsed.done()
-    values["pool"] = values.pop("name", None)
-    return NamesRequest(names, **values)
+    names = _identifiers(parsed, magic, parsed.words)
+    several = parsed.values.get("output") and len(names) > 1
+    parsed.check(several, f"-o holds one variable's values, and {len(names)} are named")
+    return NamesRequest(names, **_fields(parsed))
 
 
 def parse_clone(line: str) -> CloneRequest:
     """``%sky_clone RANKS --from R NAMES``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_clone", line)
     parsed.check("source" not in parsed.labels, "say which rank has the variables: --from 0")
-    targets, names = Selection("all"), tuple[str, ...]()
+    targets = Selection("all")
     try:
         targets = Selection(parsed.words[0] if parsed.words else "")
     except RequestError:
         parsed.mistakes.append("say first which rank gets the variables: %sky_clone 2 --from 0 model")
-    try:
-        names = identifiers(" ".join(parsed.words[1:]))
-    except RequestError as wrong:
-        parsed.mistakes += [f"%sky_clone: {mistake}" for mistake in wrong.mistakes]
-    parsed.done()
-    return CloneRequest(targets, parsed.values["source"], names, parsed.values.get("name"))
+    names = _identifiers(parsed, "sky_clone", parsed.words[1:])
+    return CloneRequest(targets, names=names, **_fields(parsed))
 
 
 def parse_files(magic: str, line: str) -> FilesRequest:
@@ -235,25 +206,24 @@ def parse_files(magic: str, line: str) -> FilesRequest:
     parsed = ParsedLine(magic, line)
     parsed.check(len(parsed.words) != 2, f"%{magic} needs SRC and DST; quote a path with blanks")
     parsed.check("" in parsed.words, f"%{magic}: a path is empty")
-    parsed.done()
+    fields = _fields(parsed)
     source, target = parsed.words
-    return FilesRequest(source, target, parsed.values.get("nodes"), parsed.values.get("name"))
+    return FilesRequest(source, target, **fields)
 
 
 def parse_status(line: str) -> StatusRequest:
     """``%sky_status [NAME] [-o NAME] [--hosts HOSTS [--disk] | --provider aws]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_status", line)
     name = parsed.word("name of a pool", pool_name)
-    disk = bool(parsed.values.get("disk"))
+    disk, output = parsed.values.get("disk"), parsed.values.get("output")
     parsed.check(disk and "hosts" not in parsed.values, "--disk says what is on hosts: name them with --hosts")
     parsed.check(disk and name, "--disk is not of one pool: leave its name out")
-    output, provider = parsed.values.get("output"), parsed.values.get("provider")
     for place in ("hosts", "provider"):
         kept_elsewhere = output and place in parsed.values
         parsed.check(kept_elsewhere, f"-o keeps how this notebook's pools are: leave it out with --{place}")
-    parsed.check(provider and "hosts" in parsed.values, HOSTS_OR_PROVIDER)
+    parsed.check("provider" in parsed.values and "hosts" in parsed.values, HOSTS_OR_PROVIDER)
     parsed.done()
-    return StatusRequest(name, parsed.values.get("hosts", ()), disk, output, provider)
+    return StatusRequest(name, **parsed.values)
 
 
 def parse_check(line: str) -> CheckRequest:
@@ -261,7 +231,7 @@ def parse_check(line: str) -> CheckRequest:
     parsed = ParsedLine("sky_check", line)
     name = parsed.word("name of a pool", pool_name)
     parsed.done()
-    return CheckRequest(name, bool(parsed.values.get("quick")))
+    return CheckRequest(name, **parsed.values)
 
 
 def parse_clean(line: str) -> CleanRequest:
@@ -285,24 +255,22 @@ def parse_pip(line: str) -> PipRequest:
             found += packages(text)
         except RequestError as wrong:
             parsed.mistakes += wrong.mistakes
-    parsed.done()
-    return PipRequest(found, parsed.values.get("name"), bool(parsed.values.get("all")))
+    return PipRequest(found, **_fields(parsed))
 
 
 def parse_down(line: str) -> DownRequest:
     """``%sky_down [NAME | --all] [--hosts HOSTS | --provider aws] [--stop [-y]]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_down", line)
     name = parsed.word("name of a pool", pool_name)
-    stop, every, hosts = bool(parsed.values.get("stop")), bool(parsed.values.get("all")), parsed.values.get("hosts", ())
+    stop, every, hosts, provider = (parsed.values.get(field) for field in ("stop", "all", "hosts", "provider"))
     parsed.check(name and every, f"say {name} or --all, not both")
     parsed.check(stop and every, "--stop: say which pool, not --all")
     parsed.check(stop and hosts, "--stop is for machines that are rented, and --hosts names machines of yours")
-    provider = parsed.values.get("provider")
     parsed.check(provider and hosts, HOSTS_OR_PROVIDER)
     parsed.check(provider and every, ALL_IS_RENTED)
     parsed.check(provider and stop, STOP_WHERE_RENTED)
     parsed.done()
-    return DownRequest(name, every, hosts, stop, bool(parsed.values.get("yes")), provider)
+    return DownRequest(name, **parsed.values)
 
 
 def parse_attach(line: str) -> AttachRequest:
@@ -311,7 +279,7 @@ def parse_attach(line: str) -> AttachRequest:
     name = parsed.word("name of a pool", pool_name)
     parsed.check(parsed.values.get("take_over") and not name, "--take-over: say which pool")
     parsed.done()
-    return AttachRequest(name, bool(parsed.values.get("take_over")))
+    return AttachRequest(name, **parsed.values)
 
 
 def parse_auto(line: str) -> bool:
@@ -323,7 +291,17 @@ def parse_auto(line: str) -> bool:
     return bool(switch == "on")
 
 
-def _small(magic: str, line: str, request: Callable[..., _R], **renamed: str) -> _R:
-    parsed = ParsedLine(magic, line)
+def _identifiers(parsed: ParsedLine, magic: str, words: Sequence[str]) -> tuple[str, ...]:
+    """The variables that words name; none where one is no identifier, which is noted."""
+    try:
+        names: tuple[str, ...] = identifiers(" ".join(words))
+    except RequestError as wrong:
+        parsed.mistakes += [f"%{magic}: {mistake}" for mistake in wrong.mistakes]
+        return ()
+    return names
+
+
+def _fields(parsed: ParsedLine, **renamed: str) -> dict[str, Any]:
+    """The fields of a request that options fill; what ``--pool`` names is its `pool`. Raises RequestError with all mistakes."""
     parsed.done()
-    return request(**{{"name": "pool", **renamed}.get(key, key): value for key, value in parsed.values.items()})
+    return {{"name": "pool", **renamed}.get(key, key): value for key, value in parsed.values.items()}
