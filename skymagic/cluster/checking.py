@@ -114,7 +114,6 @@ def _health(node: Node, client: Client, own: Sequence[int]) -> Health:
         strangers=strangers,
         xids=None if looked.kernel is None else xids(looked.kernel),
         disk_free=looked.disk_free,
-        disk_total=looked.disk_total,
         ahead=ahead,
         unsure=unsure,
     )

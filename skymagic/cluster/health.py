@@ -108,7 +108,6 @@ class Health:
     strangers: tuple[int, ...] | None = ()
     xids: tuple[Xid, ...] | None = ()
     disk_free: int = 0
-    disk_total: int = 0
     ahead: float = 0.0
     unsure: float = 0.0
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 class RankState:
     """What is known of one rank."""
 
-    node: int
     hostname: str
     """Its machine, as users call it."""
     pid: int | None = None

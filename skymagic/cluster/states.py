@@ -126,8 +126,8 @@ class States:
         self.ranks = {rank: self._new_state(rank) for rank in specs}
 
     def _new_state(self, rank: int) -> RankState:
-        index, spec = self.specs[rank]
-        return RankState(spec.info["node"], self.nodes[index].name)
+        index, _ = self.specs[rank]
+        return RankState(self.nodes[index].name)
 
     def _apply(self, index: int, message: wire.Message | None) -> wire.RankExited | None:
         """Take over what a node's agent has sent, the lock held; the end of a rank, where it is news."""

@@ -34,9 +34,9 @@ def look() -> wire.Looked:
     """What this node has, and how it is."""
     disk = shutil.disk_usage(Path.home())
     if shutil.which("nvidia-smi") is None:
-        return wire.Looked(disk_free=disk.free, disk_total=disk.total)
+        return wire.Looked(disk_free=disk.free)
     gpus, complaint = _said("nvidia-smi", f"--query-gpu={','.join(wire.GPU_FIELDS)}", "--format=csv,noheader,nounits")
-    return wire.Looked(gpus, complaint, _processes() if gpus else None, _kernel(), disk.free, disk.total)
+    return wire.Looked(gpus, complaint, _processes() if gpus else None, _kernel(), disk.free)
 
 
 def _said(*command: str) -> tuple[str, str]:

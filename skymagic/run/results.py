@@ -103,11 +103,6 @@ def others(cause: Failure, failures: Sequence[Failure]) -> list[str]:
     return lines
 
 
-def summary(cause: Failure, failures: Sequence[Failure], world: int, notes: Sequence[str] = ()) -> str:
-    """All lines on a failure: which ranks failed how, which were stopped, what is lost."""
-    return "\n".join([heading(cause, failures, world), *others(cause, failures), *notes])
-
-
 def error_of(failures: Sequence[Failure], world: int, notes: Sequence[str] = ()) -> RunError:
     """One error for a failed run, with what the rank raised as its cause."""
     # what the others follow from: a dead rank first, then the first that no other explains

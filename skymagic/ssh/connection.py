@@ -47,7 +47,6 @@ class Connection:
     """
 
     def __init__(self, endpoint: Endpoint, transport: paramiko.Transport, resources: contextlib.ExitStack) -> None:
-        self.endpoint = endpoint
         self.label = endpoint.label
         self._transport, self._resources = transport, resources
         self._closing = threading.Lock()

@@ -36,7 +36,6 @@ class Looked(Message):
     kernel: list[str] | None = None
     """Lines of the kernel's log on errors of GPUs (Xid); None where it may not be read."""
     disk_free: int = 0
-    disk_total: int = 0
     """Bytes of the file system of the user's home."""
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from skymagic.pool.messages import variables_then, without
-from skymagic.run.results import Failure, summary
+from skymagic.run.results import Failure, heading, others
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,10 @@ def test_what_becomes_of_variables() -> None:
 
 def failed(rank: int, *, freed: bool = False, ename: str = "KeyboardInterrupt") -> Failure:
     return Failure(rank, "here", ename, "", freed=freed)
+
+
+def summary(cause: Failure, failures: Sequence[Failure], world: int) -> str:
+    return "\n".join([heading(cause, failures, world), *others(cause, failures)])
 
 
 def test_ranks_that_were_only_stopped_have_not_failed_alike() -> None:

@@ -18,7 +18,7 @@ from skymagic.plan.units import at_least
 from skymagic.providers.aws import market, scores
 from skymagic.providers.aws.cache import Cache
 from skymagic.providers.aws.clients import Clients
-from skymagic.providers.aws.market import Market, find
+from skymagic.providers.aws.market import Market
 from skymagic.providers.aws.offer import Offer
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, ec2, unreached
@@ -45,6 +45,11 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def find(request: PoolRequest, clients: Clients, cache: Cache) -> tuple[Offer, ...]:
+    """The offers that are tried, in their order."""
+    return market.choice(request, market.survey(request, clients, cache))
 
 
 @pytest.fixture

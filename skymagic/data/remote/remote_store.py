@@ -141,12 +141,6 @@ class RemoteStore(Store):
             self.drop({rest} - before)
         return digests
 
-    def complete(self) -> frozenset[int]:
-        """Nodes that have all files."""
-        with self._lock:
-            files = list(self._files.values())
-        return frozenset(node for node in self._clients.nodes if all(node in file.placement.here for file in files))
-
     def settle(self) -> None:
         with self._sending:
             unwanted = list(self._expected.values())

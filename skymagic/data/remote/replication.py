@@ -27,18 +27,6 @@ _PROGRESS_BYTES = 1 << 22
 _HOPELESS_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 
-class NoSource(PoolError):
-    """No node that has a value gets it through to another one, and the notebook does not have it.
-
-    Attributes:
-        node: the one that lacks it.
-    """
-
-    def __init__(self, node: int, message: str) -> None:
-        super().__init__(message)
-        self.node = node
-
-
 Progress = Callable[[int], None] | None
 """Called now and then with the bytes of a value that were sent."""
 
@@ -269,7 +257,7 @@ class Replication:
         import xxhash
 
         if file.pieces is None:
-            raise NoSource(node, "the nodes have lost values that they had; run the cell again")
+            raise PoolError("the nodes have lost values that they had; run the cell again")
         state = xxhash.xxh3_128()
         done = 0
         sending = self.clients.send(node, store.Put(file.sent_as, file.nbytes))

@@ -91,7 +91,6 @@ class IncomingValue:
         self.name = name
         self.final: str | None = None
         """Its name in the store, once it is complete."""
-        self._folder = folder
         self._on_progress = on_progress
         self._lock = threading.Lock()
         self._open = True

@@ -47,7 +47,7 @@ def installed(backend: str) -> Iterator[None]:
 
         model = owner(keras.Model, "fit")
         if backend == "torch":
-            averager = on_torch.GradientAverager(owner(keras.optimizers.Optimizer, "apply").apply)
+            averager = on_torch.GradientAverager()
             for kind in {owner(keras.optimizers.Optimizer, "apply"), keras.optimizers.LossScaleOptimizer}:
                 put(kind, "apply", averager.around)
             put(model, "fit", lambda plain: together(plain, "torch", lambda: on_torch.callback(averager)))

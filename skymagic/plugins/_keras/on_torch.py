@@ -23,14 +23,9 @@ def together() -> bool:
 
 
 class GradientAverager:
-    """Averages gradients over the ranks before an optimizer applies them.
+    """Averages gradients over the ranks before an optimizer applies them."""
 
-    Args:
-        apply: the optimizers' own method.
-    """
-
-    def __init__(self, apply: Callable[..., Any]) -> None:
-        self._apply = apply
+    def __init__(self) -> None:
         self._inside = False
         self._met: weakref.WeakSet[Any] = weakref.WeakSet()
 

@@ -58,21 +58,12 @@ class Market:
         return None if quota is None else quota.allows(nodes * offer.vcpus)
 
 
-def find(request: PoolRequest, clients: Clients, cache: Cache | None = None) -> tuple[Offer, ...]:
-    """The offers that serve a request, in the order in which they are tried.
-
-    Raises:
-        RequestError: there is none, none that quotas allow, or none below the price limit.
-        CloudError: credentials are missing or refused, or there is no such region.
-    """
-    return choice(request, survey(request, clients, cache))
-
-
 def survey(request: PoolRequest, clients: Clients, cache: Cache | None = None) -> Market:
     """What can be rented for a request in its regions; nothing is rented, and nothing is made.
 
     Raises:
-        RequestError: no type of machine serves it, or there is no such region. CloudError: as `find`.
+        RequestError: no type of machine serves it, or there is no such region.
+        CloudError: credentials are missing or refused, or there is no such region.
     """
     selection.check(request)
     kept = cache or Cache()

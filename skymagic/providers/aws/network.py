@@ -28,7 +28,6 @@ class Subnet:
 
     id: str
     vpc: str
-    zone: str
     cidr: str
 
 
@@ -57,7 +56,7 @@ def subnet(clients: Clients, region: str, zone: str, settings: CloudSettings) ->
         words = f"there is no default subnet in {zone}"
         raise CloudError("place", "", words, "name one: sky.AWS(subnet='subnet-…'), or aws ec2 create-default-subnet")
     each = found[0]
-    return Subnet(each["SubnetId"], each["VpcId"], each["AvailabilityZone"], each["CidrBlock"])
+    return Subnet(each["SubnetId"], each["VpcId"], each["CidrBlock"])
 
 
 def caller_range(at: Subnet, settings: CloudSettings) -> str:
