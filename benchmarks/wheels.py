@@ -15,7 +15,8 @@ from skymagic.bootstrap.provision import probe, requirements_of
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.wheelhouse import Wanted, Wheelhouse, fetch
 from skymagic.plan.image import Image
-from skymagic.providers.sending import Target, send
+from skymagic.providers.chain import Target
+from skymagic.providers.sending import send
 from skymagic.providers.ssh import Machine, set_up
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect

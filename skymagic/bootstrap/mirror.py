@@ -1,16 +1,18 @@
-"""A host's mirror of wheels: what an index or the mirror of another host has, for the uv of this host and for further mirrors.
+"""A host's mirror of files: what an index, the notebook or the mirror of another host has, for this host and for further mirrors.
 
 Chain replication; each piece goes on as it comes::
 
-    index → mirror of host 0 → mirror of host 1 → …     TLS between them, with a certificate made for this one start
-                  ↓                   ↓
-              uv there            uv there              http://127.0.0.1, at a path that this user alone knows
+    index, or notebook → mirror of host 0 → mirror of host 1 → …     TLS between them, with a certificate made for this one start
+                            ↓                   ↓
+                        uv there            uv there                 http://127.0.0.1, at a path that this user alone knows
+                    folder of uploads   folder of uploads
 
 It runs in whatever Python a host has before anything of ours is there (see `program`): with the standard library alone. Nothing
-of it stays: what it holds are files without names. Its standard input::
+of it stays but what it was told to bring: what else it holds are files without names. Its standard input::
 
     {"pem", "address", "folder", "place"}       it listens, and says its port
-    {"sources", "files", "upstream", "bring"}   what it knows and whom it asks; it says which files it could not bring
+    {"sources", "upstream", "bring", "sent"}    what it knows and whom it asks; it says which files it could not bring
+    the content of what is "sent"               one file after the other, before it says that
     end of file                                 it ends
 """
 
@@ -29,8 +31,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from io import BufferedReader, BytesIO
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, cast
 from urllib import request
@@ -51,24 +54,41 @@ Begin = Callable[[int, ExitStack], tuple[int, Callable[[int], bytes]]]
 
 
 class Content:
-    """A file on its way: from the first source that has it to all who read it, while it comes."""
+    """A file on its way: from the first source that has it to all who read it, while it comes.
 
-    def __init__(self, folder: str, sources: Sequence[Begin]) -> None:
-        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (its readers outlive this call)
+    Args:
+        opened: opens the file that it is written to.
+    """
+
+    def __init__(self, opened: Callable[[], IO[bytes]]) -> None:
+        self._opened = opened
         self._changed = threading.Condition()
         self._size, self._come, self._over = -1, 0, False
-        threading.Thread(target=self._fill, args=(sources,), daemon=True).start()
 
-    def _fill(self, sources: Sequence[Begin]) -> None:
-        for begin in sources:
-            with contextlib.suppress(Exception), ExitStack() as stack:  # the next one goes on from here
-                size, read = begin(self._come, stack)
-                self._tell(size, 0)
-                while self._come < size and (data := read(PIECE)):
-                    self._file.write(data)
-                    self._tell(size, len(data))
-            if self._come == self._size:
-                break
+    @classmethod
+    def of(cls, path: Path) -> Content:
+        """What is here already."""
+        made = cls(lambda: open(path, "rb", buffering=0))  # noqa: SIM115 (its readers outlive this call)
+        made._file = made._opened()
+        made._size = made._come = os.fstat(made._file.fileno()).st_size
+        made._over = True
+        return made
+
+    def fill(self, sources: Sequence[Begin]) -> None:
+        """Let it come; once."""
+        with contextlib.suppress(OSError):
+            self._file = self._opened()
+            for begin in sources:
+                with contextlib.suppress(Exception), ExitStack() as stack:  # the next one goes on from here
+                    size, read = begin(self._come, stack)
+                    self._tell(size, 0)
+                    while self._come < size and (data := read(min(PIECE, size - self._come))):
+                        while data:  # a disk that fills takes a part
+                            written = self._file.write(data)
+                            self._tell(size, written)
+                            data = data[written:]
+                if self._come == self._size:
+                    break
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -116,6 +136,8 @@ class Mirror:
     def __init__(self, pem: str, address: str, folder: str, place: str) -> None:
         self._pem, self._folder, self._place = pem, folder, Path(place)
         self._contents: dict[str, Content] = {}
+        self._bring: dict[str, str] = {}
+        self._nonce = secrets.token_hex(4)
         self._sources: dict[str, Sequence[Begin]] = {}
         self._upstream: list[tuple[str, int]] = []
         self._lock = threading.Lock()
@@ -127,16 +149,17 @@ class Mirror:
     def start(
         self,
         sources: str = "",
-        files: Mapping[str, str] | None = None,
         upstream: Sequence[Sequence[object]] = (),
-        bring: Sequence[str] = (),
+        bring: Mapping[str, str] | None = None,
+        sent: Mapping[str, int] | None = None,
     ) -> list[str]:
         """Serve.
 
         Args:
             sources: a file of [URL, authorization] by name, and of variables by which URLs are reached.
-            files: paths here by name. upstream: (address, port) of mirrors, the best first.
-            bring: names of what is put into the folder of uploads.
+            upstream: (address, port) of mirrors, the best first.
+            bring: SHA-256 by name of what is put into the folder of uploads, unless it is there; "" where nobody knows it.
+            sent: size by name of what comes over standard input, in this order.
 
         Returns:
             Those that could not be had.
@@ -147,44 +170,70 @@ class Mirror:
             self._sources.update(
                 {name: [partial(_from_index, *one)] * ATTEMPTS for name, one in said["wheels"].items()}
             )
-        self._sources.update({name: [partial(_from_file, path)] for name, path in (files or {}).items()})
+        self._bring = dict(bring or {})
         self._upstream = [(str(address), int(str(port))) for address, port in upstream]
+        expected = [(self._new(name), nbytes) for name, nbytes in (sent or {}).items()]
+        threading.Thread(target=_receive, args=(expected,), daemon=True).start()
         threading.Thread(target=self._serve, daemon=True).start()
-        lacking = [name for name in bring if not self._brought(name)]
-        pages = self.content(PAGES)
-        try:
-            found = json.loads(b"".join(pages.pieces()))
-        except ValueError:
-            return [*lacking, PAGES]
-        self._pages = found["pages"]
+        lacking = [name for name in [*self._bring] if not self._brought(name)]
+        if (pages := self._place / PAGES).is_file():
+            self._offer(**json.loads(pages.read_bytes()))
+        return lacking
+
+    def _offer(self, pins: Sequence[str], rest: Sequence[str], pages: Mapping[str, list[tuple[str, str]]]) -> None:
+        """Let this host's uv have what all have chosen."""
+        self._pages = pages
         server = self._http()
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/{self._secret}"
-        links = [f"--find-links {url}/{page}/" for page in self._pages]
-        self._write("passed.txt", ["--no-index", *links, *found["pins"]])
-        if found["rest"]:
-            self._write("rest.txt", found["rest"])
-        return lacking
+        links = [f"--find-links {url}/{page}/" for page in pages]
+        self._write("passed.txt", ["--no-index", *links, *pins])
+        if rest:
+            self._write("rest.txt", rest)
 
     def content(self, name: str) -> Content:
         """A file of this name; asked for where it is not here, and again where that has failed."""
         with self._lock:
+            if name in self._bring and (path := self._place / name).is_file():
+                return Content.of(path)
             known = self._contents.get(name)
             if known is None or known.failed:
+                known = self._new(name)
                 peers = [partial(_from_mirror, self._pem, name, each) for each in self._upstream]
-                known = self._contents[name] = Content(self._folder, self._sources.get(name, peers))
+                sources = self._sources.get(name, peers)
+                threading.Thread(target=known.fill, args=(sources,), daemon=True).start()
             return known
 
+    def _new(self, name: str) -> Content:
+        self._contents[name] = made = Content(partial(self._opened, name))
+        return made
+
+    def _opened(self, name: str) -> IO[bytes]:
+        with self._lock:
+            if name not in self._bring:
+                return tempfile.TemporaryFile(dir=self._folder, buffering=0)
+            half = self._half(name)
+            half.parent.mkdir(mode=0o700, exist_ok=True)
+            return _private(half, 0)
+
+    def _half(self, name: str) -> Path:
+        """Where a file is until it has come wholly; hosts may share a home."""
+        return self._place / f"{name}.{self._nonce}.half"
+
     def _brought(self, name: str) -> bool:
-        path, content = self._place / Path(name).name, self.content(name)
-        half = path.with_name(f"{path.name}.half")
-        with _private(half) as file:
-            come = sum(file.write(data) for data in content.pieces())
-        if come != content.size():
-            half.unlink()
-            return False
-        half.rename(path)
-        return True
+        """Whether a file is in the folder now, and is what it should be."""
+        content, digest = self.content(name), sha256()
+        for data in content.pieces():
+            digest.update(data)
+        well = not content.failed and self._bring[name] in ("", digest.hexdigest())
+        with self._lock:
+            if well and name in self._contents:
+                self._half(name).rename(self._place / name)
+                del self._contents[name]  # so that it is closed: removed while it is open, it would stay on NFS
+            elif not well:
+                del self._bring[name]  # for others, it may be tried again
+                self._half(name).unlink(missing_ok=True)
+        return well
 
     def _write(self, name: str, lines: Sequence[str]) -> None:
         with _private(self._place / name) as file:
@@ -266,8 +315,8 @@ def _send(to: BaseHTTPRequestHandler, size: int, pieces: Iterator[bytes], kept: 
         to.close_connection = size != 0
 
 
-def _private(path: Path) -> IO[bytes]:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+def _private(path: Path, buffering: int = -1) -> IO[bytes]:
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b", buffering)
 
 
 def _secret(path: Path) -> str:
@@ -312,20 +361,33 @@ def _from_index(url: str, authorization: str, at: int, stack: ExitStack) -> tupl
     return size, reply.read1
 
 
-def _from_file(path: str, at: int, stack: ExitStack) -> tuple[int, Callable[[int], bytes]]:
-    data = Path(path).read_bytes()
-    return len(data), BytesIO(data[at:]).read
+def _from_input(nbytes: int, at: int, stack: ExitStack) -> tuple[int, Callable[[int], bytes]]:
+    return nbytes, _input().read1
+
+
+def _input() -> BufferedReader:
+    return cast("BufferedReader", sys.stdin.buffer)
+
+
+def _receive(expected: Sequence[tuple[Content, int]]) -> None:
+    """What the notebook sends; after one that fails, what comes is of no use."""
+    well = True
+    for content, nbytes in expected:
+        content.fill([partial(_from_input, nbytes)] if well else [])
+        well = not content.failed
 
 
 def main() -> None:
-    """Serve until standard input ends."""
-    if not (line := sys.stdin.readline()):
+    """Serve until standard input ends, or what is sent cannot be kept."""
+    if not (line := _input().readline()):
         return
     mirror = Mirror(**json.loads(line))
     print(json.dumps(mirror.port), flush=True)
-    if line := sys.stdin.readline():
-        print(json.dumps(mirror.start(**json.loads(line))), flush=True)
-        sys.stdin.read()
+    if line := _input().readline():
+        known = json.loads(line)
+        print(json.dumps(lacking := mirror.start(**known)), flush=True)
+        while not (lacking and "sent" in known) and _input().read1(PIECE):
+            pass
     sys.stdout.flush()
     os._exit(0)  # whoever still asks is not waited for
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from shlex import quote
 from typing import Protocol
@@ -91,7 +92,7 @@ def upload(
         for name, content in files.items():
             if name in there:
                 continue
-            nbytes = content.stat().st_size if isinstance(content, Path) else len(content)
+            nbytes = nbytes_of(content)
             if carry is not None and isinstance(content, Path) and nbytes >= CARRIED_BYTES:
                 copy = _copied(carry(content), f"{place}/{name}")
                 if host.run(copy, timeout=600.0).status == 0:
@@ -120,6 +121,19 @@ def chunks(content: bytes | Path) -> Iterator[memoryview]:
     else:
         view = memoryview(content)
         yield from (view[start : start + CHUNK_BYTES] for start in range(0, len(content), CHUNK_BYTES))
+
+
+def nbytes_of(content: bytes | Path) -> int:
+    """Size of an upload."""
+    return content.stat().st_size if isinstance(content, Path) else len(content)
+
+
+def sha256_of(content: bytes | Path) -> str:
+    """SHA-256 of an upload, in hexadecimal."""
+    digest = sha256()
+    for data in chunks(content):
+        digest.update(data)
+    return digest.hexdigest()
 
 
 def prepared(host: RemoteShell, prepare: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 import threading
 import time
@@ -247,13 +248,12 @@ class Packages:
 
         def carry(plane: DataPlane, node: Node, path: Path) -> list[str]:
             """Bring a file to all nodes, unless another thread has brought one of this content."""
-            from skymagic.providers.sending import mapped
 
             def progress(sent: int) -> None:
                 if stopped():
                     raise KeyboardInterrupt
 
-            carried.append(plane.put([mapped(path)], progress))
+            carried.append(plane.put([_mapped(path)], progress))
             return plane.places(node, carried[-1])
 
         def one(node: Node, addition: Addition) -> None:
@@ -303,6 +303,12 @@ class Packages:
             for name, old, new in sorted(changed)
             if self._imported & modules.get(name, {name.replace("-", "_")})
         ]
+
+
+def _mapped(path: Path) -> memoryview:
+    """A file's bytes, which are not read into memory at once."""
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 # -- words -----------------------------------------------------------------------------------------------------------

@@ -30,9 +30,9 @@ from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, Topology, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.plugins import packing
+from skymagic.providers.chain import Target
 from skymagic.providers.passing import passed_on
 from skymagic.providers.provider import Say, Survey
-from skymagic.providers.sending import Target, provided
 from skymagic.ssh import connecting, hostlist
 from skymagic.ssh.config import Endpoint, SshConfig
 from skymagic.ssh.connection import Connection
@@ -136,10 +136,9 @@ def set_up(machines: Sequence[Machine], requirements: Requirements, say: Say) ->
     """Set machines up side by side; wheels that several of them need are fetched once."""
     fresh = [] if requirements.prepared else [each for each in machines if not each.facts.ready]
     targets = [each.target(requirements) for each in fresh]
-    apart = [each for each in targets if each.facts.without_index]
     try:
-        with provided(apart, requirements, say) as sent, passed_on(targets, requirements, say) as passed:
-            side_by_side(lambda one: one.set_up(requirements, say, {**sent, **passed}.get(one.name)), machines)
+        with passed_on(targets, requirements, say) as sent:
+            side_by_side(lambda one: one.set_up(requirements, say, sent.get(one.name)), machines)
     finally:
         for each in machines:
             each.runnable.set()

@@ -1,10 +1,12 @@
-"""Mirrors of wheels: chains of them, an index that breaks off, and strangers."""
+"""Mirrors of wheels: chains of them, an index that breaks off, what a notebook sends, and strangers."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import resource
 import socket
 import ssl
 import subprocess
@@ -37,15 +39,21 @@ class Served:
         self.place = folder / "place"
         self.place.mkdir(parents=True)
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-c", program()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-I", "-c", program()], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self.port = self.asked({"pem": pem, "address": "127.0.0.1", "folder": str(folder), "place": str(self.place)})
 
     def asked(self, words: Mapping[str, object]) -> object:
-        stdin, stdout = cast("IO[str]", self.process.stdin), cast("IO[str]", self.process.stdout)
-        stdin.write(json.dumps(words) + "\n")
+        self.tell(json.dumps(words).encode() + b"\n")
+        return self.said()
+
+    def tell(self, data: bytes) -> None:
+        stdin = cast("IO[bytes]", self.process.stdin)
+        stdin.write(data)
         stdin.flush()
-        return json.loads(stdout.readline())
+
+    def said(self) -> object:
+        return json.loads(cast("IO[bytes]", self.process.stdout).readline())
 
     @property
     def links(self) -> str:
@@ -54,8 +62,14 @@ class Served:
         assert found is not None
         return found[1]
 
+    def end(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            cast("IO[bytes]", self.process.stdin).close()
+
     def close(self) -> None:
-        self.process.communicate(timeout=30)
+        self.end()
+        self.process.wait(timeout=30)
+        cast("IO[bytes]", self.process.stdout).close()
 
 
 class Index:
@@ -113,14 +127,17 @@ def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Chain]:
             pins = f"a==1.0+cpu --hash=sha256:{sha256(DATA).hexdigest()}"
             pages = {"pins": [pins], "rest": ["b==2"], "pages": {"00ff": [[NAME, "ab" * 32]]}}
             (mirrors[0].place / PAGES).write_text(json.dumps(pages))
-            (mirrors[0].place / "code").write_text("code")
+            for name in ("code", "other"):
+                (mirrors[0].place / name).write_text("code")
             sources = mirrors[0].place / "sources.json"
             sources.write_text(json.dumps({"env": {}, "wheels": {NAME: [index.url, ""]}}))
-            files = {name: str(mirrors[0].place / name) for name in (PAGES, "code")}
-            assert mirrors[0].asked({"sources": str(sources), "files": files}) == []
             ports = [("127.0.0.1", each.port) for each in mirrors]
-            assert mirrors[1].asked({"upstream": ports[:1], "bring": ["code"]}) == []
-            assert mirrors[2].asked({"upstream": ports[1::-1], "bring": ["code", "none"]}) == ["none"]
+            bring = {PAGES: "", "code": sha256(b"code").hexdigest()}
+            assert mirrors[0].asked({"sources": str(sources), "bring": {**bring, "other": ""}}) == []
+            assert mirrors[1].asked({"upstream": ports[:1], "bring": bring}) == []
+            more = {**bring, "none": "", "other": "00" * 32}
+            assert mirrors[2].asked({"upstream": ports[1::-1], "bring": more}) == ["none", "other"]
+            assert not [*mirrors[2].place.glob("none*"), *mirrors[2].place.glob("other*")]
             return mirrors, index
 
         yield made
@@ -154,6 +171,65 @@ def test_what_breaks_off_goes_on_from_there(chain: Chain) -> None:
     index.go_on.set()
     assert answer.read() == DATA[HALF:]
     assert index.asked_from == ["", f"bytes={HALF}-"]
+
+
+Three = tuple[list[Served], dict[str, bytes], list[dict[str, object]]]
+
+
+@pytest.fixture
+def sent(tmp_path: Path) -> Iterator[Three]:
+    """Three mirrors, the first of which will be sent two files, and what they are told."""
+    with ExitStack() as stack:
+        pem, mirrors = tls.certificate(), list[Served]()
+        for n in range(3):
+            mirrors.append(Served(tmp_path / str(n), pem))
+            stack.callback(mirrors[-1].close)
+        ports = [("127.0.0.1", each.port) for each in mirrors]
+        data = {"wheels/large": DATA, "small": b"small"}
+        bring = {name: sha256(content).hexdigest() for name, content in data.items()}
+        sizes = {name: len(content) for name, content in data.items()}
+        first: dict[str, object] = {"bring": bring, "sent": sizes}
+        others: list[dict[str, object]] = [{"upstream": ports[:n][::-1], "bring": bring} for n in (1, 2)]
+        yield mirrors, data, [first, *others]
+
+
+def told(mirrors: list[Served], words: list[dict[str, object]], data: bytes) -> None:
+    for each, what in zip(mirrors, words, strict=True):
+        each.tell(json.dumps(what).encode() + b"\n")
+    mirrors[0].tell(data)
+
+
+def test_what_the_notebook_sends_goes_on_while_it_comes(sent: Three) -> None:
+    mirrors, data, words = sent
+    told(mirrors, words, DATA[:HALF])
+    while sum(path.stat().st_size for path in mirrors[2].place.glob("wheels/large.*.half")) != HALF:
+        assert mirrors[2].process.poll() is None
+    mirrors[1].process.kill()
+    mirrors[0].tell(DATA[HALF:] + data["small"])
+    for each in (mirrors[0], mirrors[2]):
+        assert each.said() == []
+        found = {str(path.relative_to(each.place)): path for path in each.place.rglob("*") if path.is_file()}
+        assert {name: path.read_bytes() for name, path in found.items()} == data
+        assert {path.stat().st_mode & 0o777 for path in found.values()} == {0o600}
+
+
+@pytest.mark.parametrize("problem", ["it breaks off", "other bytes come", "there is no room"])
+def test_what_does_not_come_from_the_notebook_is_said(sent: Three, problem: str) -> None:
+    mirrors, data, words = sent
+    content = DATA
+    if problem == "other bytes come":
+        content = bytes(len(DATA))
+    if problem == "there is no room":
+        resource.prlimit(mirrors[0].process.pid, resource.RLIMIT_FSIZE, (HALF, HALF))
+    with contextlib.suppress(BrokenPipeError):  # it wants no more
+        told(mirrors, words, content[:HALF] if problem == "it breaks off" else content + data["small"])
+    if problem == "it breaks off":
+        mirrors[0].end()
+    others = ["wheels/large"] if problem == "other bytes come" else ["wheels/large", "small"]
+    assert mirrors[0].said() == others
+    assert all("wheels/large" in cast("list[str]", each.said()) for each in mirrors[1:])
+    assert mirrors[0].process.wait(timeout=60) == 0
+    assert not [path for each in mirrors for path in each.place.rglob("*.half")]
 
 
 def test_strangers_get_nothing(chain: Chain) -> None:

@@ -9,7 +9,6 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -152,14 +151,3 @@ def mute() -> Iterator[tuple[str, list[socket.socket]]]:
             thread.join()
             for connection in taken:
                 connection.close()
-
-
-def packed(folder: Path, name: str) -> Path:
-    """A wheel of what this environment has installed of a distribution."""
-    found = metadata.distribution(name)
-    path = folder / f"{name}-{found.version}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        for file in found.files or ():
-            if ".." not in file.parts and "__pycache__" not in file.parts:
-                archive.write(str(found.locate_file(file)), str(file))
-    return path

@@ -9,14 +9,12 @@ import gzip
 import os
 import shutil
 import signal
-import socket
-import ssl
 import threading
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import quote
 
 import pytest
@@ -27,16 +25,14 @@ from skymagic.bootstrap.listing import download_bytes
 from skymagic.bootstrap.provision import probe, setup
 from skymagic.bootstrap.remote import Installation
 from skymagic.bootstrap.requirements import Requirements
-from skymagic.providers import passing
+from skymagic.providers import chain, passing
+from skymagic.providers.chain import Target, discard
 from skymagic.providers.passing import groups, passed_on
-from skymagic.providers.relay import fetched, handed_out
-from skymagic.providers.sending import Target, discard_sent
 from skymagic.providers.ssh import side_by_side
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hostlist import HostSpec
-from skymagic.wire.tls import certificate
 from tests.lab.hosts import Hosts, loopback
 from tests.lab.shells import MINOR, SMALL
 from tests.lab.wheels import make_wheel, served
@@ -202,7 +198,7 @@ def test_a_host_that_cannot_take_part(lab: Lab) -> None:
     unlike = [lab.targets[0], replace(lab.targets[1], python="/nowhere/python"), lab.targets[2]]
     with passed_on(unlike, lab.wanted, told.append) as sent:
         assert sorted(sent) == ["h1", "h3"]
-        discard_sent(lab.targets, sent)
+        discard([(each, sent[each.name].incoming) for each in lab.targets if each.name in sent])
     assert told[-1] == "h2: the packages do not get through from the other hosts; downloading them there"
     assert lab.leftovers() == []
 
@@ -220,47 +216,20 @@ def test_what_the_index_lacks_leaves_nothing(lab: Lab) -> None:
 
 
 @pytest.mark.needs("sshd")
-@pytest.mark.parametrize("step", ["upload", "_asked"])
-def test_an_interrupt_leaves_nothing(lab: Lab, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("module", "step"), [(passing, "upload"), (chain, "asked")])
+def test_an_interrupt_leaves_nothing(lab: Lab, module: ModuleType, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the first host is asked to choose, and while mirrors begin; the next start (below) works."""
-    called, once = getattr(passing, step), threading.Semaphore(1)
+    called, once = getattr(module, step), threading.Semaphore(1)
 
     def pressed(*args: object) -> object:
         if once.acquire(blocking=False):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         return called(*args)
 
-    monkeypatch.setattr(passing, step, pressed)
+    monkeypatch.setattr(module, step, pressed)
     with pytest.raises(KeyboardInterrupt), passed_on(lab.targets, lab.wanted, print):
         raise AssertionError("nobody has pressed")
     assert lab.leftovers() == []
-
-
-@pytest.mark.needs("sshd")
-def test_a_relay_hands_out_what_it_is_told_to_those_who_have_its_key(lab: Lab) -> None:
-    one, other = lab.targets[:2]
-    source, target = lab.hosts[0].home / "source", lab.hosts[1].home / "target"
-    source.mkdir()
-    target.mkdir()
-    (source / "a").write_bytes(data := os.urandom(3_000_000))
-    (source / "private").write_bytes(b"private")
-    with handed_out(one.host, one.python, "127.0.0.1", str(source), {"b": "a"}) as relay:
-        assert relay is not None
-        assert fetched(relay, [(other.host, other.python, str(target))]) == [True]
-        assert (target / "b").read_bytes() == data
-        for wrong in (
-            replace(relay, pem=certificate()),
-            replace(relay, digests={"b": "00"}),
-            replace(relay, digests={"private": sha256(b"private").hexdigest()}),
-            replace(relay, port=9),
-        ):
-            assert fetched(wrong, [(other.host, other.python, str(target))]) == [False]
-        assert asked_by_a_stranger(relay.address, relay.port) == b"", "it shows no certificate"
-    while fetched(relay, [(other.host, other.python, str(target))]) != [False]:
-        pass  # its process hears of the end a moment later
-    assert [path.name for path in target.iterdir()] == ["b"]
-    with handed_out(one.host, "/nowhere/python", "127.0.0.1", str(source), {}) as none:
-        assert none is None
 
 
 @pytest.mark.needs("sshd")
@@ -278,18 +247,6 @@ def test_hosts_without_uv(lab: Lab) -> None:
     assert sorted(lab.asked) == lab.wheels()
     assert lab.shown(told) == []
     made.unlink()
-
-
-def asked_by_a_stranger(address: str, port: int) -> bytes:
-    """What comes for one who trusts whoever answers."""
-    trusting = ssl.create_default_context()
-    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
-    with socket.create_connection((address, port)) as plain, trusting.wrap_socket(plain) as one:
-        try:
-            one.sendall(b"b\n")
-            return one.recv(1)
-        except OSError:  # TLS 1.3 refuses after the greeting
-            return b""
 
 
 @pytest.mark.needs("sshd")

@@ -19,7 +19,9 @@ from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.wheelhouse import pip_platforms
 from skymagic.errors import HostError
 from skymagic.plan.image import Image
-from skymagic.providers.sending import Target, meeting, provided, send
+from skymagic.providers.chain import Target, meeting
+from skymagic.providers.passing import passed_on
+from skymagic.providers.sending import send
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection, ScriptResult
@@ -29,7 +31,7 @@ from tests.lab.distributions import Shelf
 from tests.lab.hosts import Hosts, loopback
 from tests.lab.notebook import opened
 from tests.lab.shells import SMALL, pip_settings
-from tests.lab.wheels import Pressing, packed
+from tests.lab.wheels import Pressing, make_wheel
 
 CUT_OFF = {
     "PIP_CONFIG_FILE": "/dev/null",
@@ -79,30 +81,40 @@ class Counting:
 
 @pytest.mark.needs("sshd")
 def test_wheels_cross_the_notebooks_link_once(tmp_path: Path) -> None:
-    """Further hosts get no more from here than what carries them; Ctrl-C, and what went wrong, leave nothing there."""
-    files = {path.name: path for path in (packed(tmp_path, "pyzmq"), packed(tmp_path, "xxhash"))}
-    large = tmp_path / "large-1.0-py3-none-any.whl"
+    """What does not get through comes from here all the same; Ctrl-C, and what went wrong, leave nothing there."""
+    small, large = make_wheel(tmp_path, "tiny", "1.0"), tmp_path / "large-1.0-py3-none-any.whl"
     large.write_bytes(os.urandom(30_000_000))
-    files[large.name] = large
+    files = {path.name: path for path in (large, small)}
     with loopback(tmp_path / "hosts", 3) as hosts:
         targets = [target(hosts, name) for name in hosts.names]
         told: list[str] = []
-        incoming = send(targets, SMALL, files, told.append)
-        for host in hosts:
-            there = host.home / ".skymagic/incoming" / incoming / "wheels"
-            assert {path.name: path.read_bytes() for path in there.iterdir()} == {
-                name: path.read_bytes() for name, path in files.items()
-            }
+        incoming = [send(targets, SMALL, files, told.append)]
         first, *others = (each.host.nbytes for each in targets)  # type: ignore[attr-defined]
-        carriers = sum(path.stat().st_size for path in files.values() if path != large) + 3_000_000
-        assert first > 30_000_000
-        assert max(others) < carriers
+        assert 30_000_000 < first < 33_000_000
+        assert max(others) < 100_000
         assert any(line.startswith("sending large-1.0") for line in told)
+        assert "from here" not in " ".join(told)
+        limited = tmp_path / "python"
+        limited.write_text(f'#!/bin/sh\nulimit -f 1000\nexec {sys.executable} "$@"\n')
+        limited.chmod(0o700)
+        unlike = (replace(targets[1], python=str(limited)), replace(targets[2], python="/nowhere/python"))
+        incoming.append(send([targets[0], *unlike], SMALL, files, told.append))
+        assert "h2, h3: the wheels do not get through from the other hosts; sending them from here" in told
+        incoming.append(send([*unlike, replace(targets[0], python="")], SMALL, files, told.append))
+        for host in hosts:
+            for name in incoming:
+                there = host.home / ".skymagic/incoming" / name / "wheels"
+                assert {path.name: path.read_bytes() for path in there.iterdir()} == {
+                    name: path.read_bytes() for name, path in files.items()
+                }
         with pytest.raises(KeyboardInterrupt):
             send(targets, SMALL, files, Pressing("sending large-1.0").append)
-        with pytest.raises(HostError, match="h3: .*/nowhere/python did not unpack wheels"):
-            send([*targets[:2], replace(targets[2], python="/nowhere/python")], SMALL, files, told.append)
-        assert [path.name for host in hosts for path in host.home.glob(".skymagic/incoming/*")] == [incoming] * 3
+        (hosts[2].home / ".skymagic").rename(hosts[2].home / "was")
+        (hosts[2].home / ".skymagic").write_text("a file")
+        with pytest.raises(HostError, match="h3: .*its folder could not be made"):
+            send(targets, SMALL, files, told.append)
+        left = [*(host.home / ".skymagic/incoming" for host in hosts[:2]), hosts[2].home / "was/incoming"]
+        assert [sorted(path.name for path in folder.iterdir()) for folder in left] == [sorted(incoming)] * 3
         for each in targets:
             each.host.connection.close()  # type: ignore[attr-defined]
 
@@ -155,7 +167,7 @@ def test_what_cannot_be_had_here_either_is_said(tmp_path: Path, monkeypatch: pyt
         each = target(hosts, "h1")
         with (
             pytest.raises(HostError, match="(?s)could not be fetched here either.*no-such-thing-anywhere"),
-            provided([each], wanted, print),
+            passed_on([each], wanted, print),
         ):
             pass
         each.host.connection.close()  # type: ignore[attr-defined]
