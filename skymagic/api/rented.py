@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from skymagic.errors import CloudError, PoolError
+from skymagic.api import running
+from skymagic.errors import CloudError, PoolError, RequestError
 from skymagic.plan.cloud import CloudSettings
 from skymagic.pool import keys, records, reuse
 from skymagic.pool.records import PoolRecord
@@ -24,13 +25,41 @@ def stop_with_the_rest(say: Callable[[str], None], settings: CloudSettings) -> l
 
 
 def left(name: str | None) -> PoolRecord | None:
-    """The record of a rented pool, by its name or job id, that a notebook has left which is gone; None where there is none.
+    """The record of a rented pool that a notebook has left which is gone: of this name or job id, or the only one; None where there is none.
 
     One whose machines are stopped must be named.
+
+    Raises:
+        RequestError: it is not clear which one is meant.
     """
-    rented = (one for one in records.every() if one.provider in reuse.RENTED)
-    found = (one for one in rented if name in (one.name, one.job_id) or (name is None and not one.stopped))
-    return next((one for one in found if records.left(one)), None)
+    return _only(_left(name))
+
+
+def end_left(name: str | None, say: Callable[[str], None]) -> list[str]:
+    """End a pool that a notebook has left which is gone, rented or on this machine: of this name or job id, or the only one that is rented.
+
+    Returns:
+        What was done, in lines; none where there is no such pool.
+
+    Raises:
+        RequestError: it is not clear which one is meant.
+        PoolError: something is left, or nobody could be asked; names it.
+    """
+    record = _only([*_left(name), *(records.left_here(name) if name else ())])
+    if record is None:
+        return []
+    return running.stop((), record.job_id, every=False) if record.provider == "local" else stop_left(record, say)
+
+
+def _left(name: str | None) -> list[PoolRecord]:
+    rented = [one for one in records.every() if one.provider in reuse.RENTED and records.left(one)]
+    return [one for one in rented if name in (one.name, one.job_id) or (name is None and not one.stopped)]
+
+
+def _only(found: Sequence[PoolRecord]) -> PoolRecord | None:
+    if len(found) > 1:
+        raise RequestError("several pools were left: say which one\n" + "\n".join(map(records.words, found)))
+    return found[0] if found else None
 
 
 def stop_left(record: PoolRecord, say: Callable[[str], None]) -> list[str]:

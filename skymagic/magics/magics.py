@@ -86,12 +86,9 @@ class SkyMagics(Magics):
             print("\n".join(usage(lambda: tagged.stop(request.name, print_note, aws, own))))
             return
         there = registry.every() + registry.ended()
-        if (left := rented.left(request.name)) is not None and left.name not in [one.name for one in there]:
-            print("\n".join(rented.stop_left(left, print_note)))
-            return
-        here = records.left_here(request.name) if request.name not in [one.name for one in there] else []
-        if len(here) == 1:
-            print("\n".join(usage(lambda: running.stop((), here[0].job_id, every=False))))
+        meant = there if request.name is None else [one for one in there if one.name == request.name]
+        if not (meant or request.all) and (done := usage(lambda: rented.end_left(request.name, print_note))):
+            print("\n".join(done))
             return
         chosen = there if request.all or not (there or request.name) else [registry.find(request.name, ended=True)]
         registry.close(
@@ -100,8 +97,10 @@ class SkyMagics(Magics):
         )
         if not chosen:
             print("no pool is running")
-        for line in rented.stop_with_the_rest(print_note, self.settings.defaults().aws) if request.all else ():
-            print(line)
+        if request.all:
+            left = map(records.going_on, records.left_here(None))
+            for line in [*left, *rented.stop_with_the_rest(print_note, self.settings.defaults().aws)]:
+                print(line)
 
     def _own_jobs(self) -> set[str]:
         return {one.job_id for one in registry.every()}

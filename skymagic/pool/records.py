@@ -154,8 +154,13 @@ def named(name: str) -> PoolRecord:
 
 
 def left_here(name: str | None) -> list[PoolRecord]:
-    """The pools of this name, or job id, that were left on this machine."""
-    return [one for one in every() if name in (one.name, one.job_id) and one.provider == "local" and left(one)]
+    """The pools of this name, or job id, that were left on this machine; all of them without one."""
+    return [one for one in every() if name in (None, one.name, one.job_id) and one.provider == "local" and left(one)]
+
+
+def going_on(record: PoolRecord) -> str:
+    """That a pool which was left on this machine goes on, and who ends it."""
+    return f"pool {record.name!r}, which was left on this machine, goes on: %sky_down {record.job_id} ends it"
 
 
 def words(record: PoolRecord) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -144,6 +145,13 @@ def test_a_kernel_that_is_shut_down_leaves_its_script(desk: Desk) -> None:
         first.watch(shown, lambda seen: "before" in seen.stdout)
         assert shown.done  # it goes on beside the notebook
     with desk.notebook() as second:  # the first was shut down as by the menu
+        for line in "%sky_down", "%sky_down --all":  # end what is this notebook's own
+            second.run("%sky_pool another --ranks 1 --lazy")
+            ended = second.run(line).stdout.splitlines()
+            assert ended[0] == "pool 'another' is stopped"
+        assert re.fullmatch(
+            rf"pool '{desk.pool}', which was left on this machine, goes on: %sky_down {desk.pool}-\w+ ends it", ended[1]
+        )
         cell = second.start(f"%sky_attach {desk.pool}")
         second.watch(cell, lambda seen: "goes on" in seen.text)
         gate.write_text("")

@@ -115,7 +115,8 @@ _RUN = Option(("--run",), "run", readers.number(1), "ID", "what one run wrote: i
 _CELL = Option(("--cell",), "cell", readers.number(1), "N", "what the runs of one cell wrote, by its number in the notebook")
 _GREP = Option(("--grep",), "grep", str, "RE", "lines that a regular expression is found in")
 _NODE = Option(("--node",), "nodes", Selection, "NODES", "which nodes: all, head, 0,2 or 0:4", choices="ranks")
-_ALL = Option(("--all",), "all", help="every pool of this notebook; with --hosts, every pool of yours there")
+_ALL = Option(("--all",), "all", help="every pool of this notebook")
+_DOWN_ALL = Option(("--all",), "all", help="every pool of this notebook, and all that you have rented; with --hosts, every pool of yours there")
 _STOP = Option(("--stop",), "stop", help="stop rented machines and keep their disks, which cost until you end them; %sky_pool NAME starts them again")
 _YES = Option(("-y", "--yes"), "yes", help="go ahead without a question")
 _AT_HOSTS = Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "pools of yours on these machines, whoever started them", "list", "hosts")
@@ -197,7 +198,7 @@ MAGICS: dict[str, Magic] = {
     "sky_cost": Magic("Show what pools cost now, and what those rented within a month have cost, disks and addresses included.", (), "[NAME]", "pools", ("%sky_cost",)),
     "sky_check": Magic("Check the nodes of a pool: GPUs, errors of theirs, disks, clocks, and how fast the links among them are.", (_QUICK,), "[NAME]", "pools", ("%sky_check", "%sky_check train --quick")),
     "sky_restart": Magic("Start ranks again; their variables are gone.", (_RANK, _POOL_NAME), examples=("%sky_restart", "%sky_restart --rank 2")),
-    "sky_down": Magic("Stop a pool and release its machines.", (_ALL, _AT_HOSTS, _RENTED, _STOP, _YES), "[NAME]", "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down train --stop              # rented: started again by %sky_pool train", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone", "%sky_down train --provider aws     # rented from another machine")),
+    "sky_down": Magic("Stop a pool and release its machines.", (_DOWN_ALL, _AT_HOSTS, _RENTED, _STOP, _YES), "[NAME]", "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down train --stop              # rented: started again by %sky_pool train", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone", "%sky_down train --provider aws     # rented from another machine")),
     "sky_attach": Magic("Go on with a pool whose notebook was killed, and show what its cell has printed since; read one whose notebook is alive; alone: which there are.", (_TAKE_OVER,), "[NAME]", "left", ("%sky_attach", "%sky_attach lab")),
     "sky_clean": Magic("Remove what skymagic keeps on the disks of hosts, and no pool has used for 30 days.", (_AT_HOSTS, _CLEAN_ALL, DRY_RUN), examples=("%sky_clean --hosts gpu1,gpu2", "%sky_clean --hosts gpu1,gpu2 --all --dry-run")),
     "sky_auto": Magic("Run every plain cell on the ranks, or no longer; cells that begin with a magic or %%local stay here.", (), "on|off", "switch", ("%sky_auto on",)),
