@@ -57,14 +57,19 @@ def figures() -> Iterator[Figure]:
                     (host.home / ".local/bin/uv").write_bytes(program)
                     (host.home / ".local/bin/uv").chmod(0o700)
                 with served(Path(house.folder.name), at=INDEX):
-                    yield from passed(hosts, requirements, index, house)
+                    yield from passed(hosts, requirements, index, house, 1.25 if "torch" in packages else None)
 
 
-def passed(hosts: Machines, requirements: Requirements, index: str, house: Wheelhouse) -> Iterator[Figure]:
+def passed(
+    hosts: Machines, requirements: Requirements, index: str, house: Wheelhouse, limit: float | None
+) -> Iterator[Figure]:
     """A start of machines whose index is at the other end of the link, from empty homes; one of them by hand before.
 
     All of them share this machine's cores, and install four times what one does: beside it, by hand, the same on one, and then
     from its wheels on the three others at once.
+
+    Args:
+        limit: of the time, against the one by hand.
     """
     config = SshConfig(hosts.config)
     endpoints = [config.endpoint(HostSpec(name, name)) for name in hosts.names]
@@ -90,7 +95,7 @@ def passed(hosts: Machines, requirements: Requirements, index: str, house: Wheel
     who = "uv pip install on one by hand"
     yield Figure(f"{name}: bytes on the link", crossed / 1e6, "MB", alone / 1e6, who, 1.05, True)
     yield Figure(f"{name}: time", seconds, "s", hand + others, f"{who}, its wheels on the others at once", 1.25, True)
-    yield Figure(f"{name}: time", seconds, "s", hand, who)
+    yield Figure(f"{name}: time", seconds, "s", hand, who, limit, True)
 
 
 def by_hand(host: Connection, requirements: Requirements, source: str) -> None:

@@ -49,7 +49,7 @@ def found(one):
     except Exception:
         return []
 
-with ThreadPoolExecutor(16) as pool:
+with ThreadPoolExecutor(50) as pool:
     for (pin, origin), files in zip(origins, pool.map(found, origins)):
         if not files:
             rest.append(pin)

@@ -44,6 +44,7 @@ from skymagic.wire.tls import context
 PAGES = "pages.json"
 """What all mirrors of a chain serve: ``pins`` and ``rest`` as lines of requirements, ``pages`` as lists of [file, sha256]."""
 PIECE = 1 << 18
+"""Bytes that go on together; with fewer at a time mirrors take processor time that is needed for unpacking."""
 CONNECT_SECONDS = 5.0
 SILENT_SECONDS = 60.0
 ATTEMPTS = 3
@@ -343,7 +344,7 @@ def _from_mirror(
     size = int(stream.readline())
     if size < 0:
         raise FileNotFoundError(name)
-    return size, stream.read1
+    return size, stream.read
 
 
 def _from_index(url: str, authorization: str, at: int, stack: ExitStack) -> tuple[int, Callable[[int], bytes]]:
@@ -355,14 +356,14 @@ def _from_index(url: str, authorization: str, at: int, stack: ExitStack) -> tupl
     reply = stack.enter_context(request.urlopen(asked, timeout=SILENT_SECONDS))
     size, skipped = int(reply.headers["Content-Length"]), at
     if at and reply.status == 206:
-        return size + at, reply.read1
+        return size + at, reply.read
     while skipped and (data := reply.read(min(PIECE, skipped))):
         skipped -= len(data)
-    return size, reply.read1
+    return size, reply.read
 
 
 def _from_input(nbytes: int, at: int, stack: ExitStack) -> tuple[int, Callable[[int], bytes]]:
-    return nbytes, _input().read1
+    return nbytes, _input().read
 
 
 def _input() -> BufferedReader:

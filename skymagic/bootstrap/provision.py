@@ -50,11 +50,12 @@ class Sent:
 
     Attributes:
         incoming: name of the folder of uploads. pins: ``name==version`` of each that is in ``wheels/`` there, all that there
-            is; () where a mirror has them.
+            is; () where a mirror has them. there: names of what is in the folder besides, to be installed too.
     """
 
     incoming: str
     pins: tuple[str, ...] = ()
+    there: frozenset[str] = frozenset()
 
 
 # ------------------------------------------------------------------------------------ what a node must have
@@ -236,7 +237,9 @@ def _install(
     plan = plan_install(requirements, facts, incoming, wheel.running()[1])
     if sent is not None:
         plan = replace(plan, sent=sent.pins)
-    upload(host, prepare_script(requirements, plan.incoming), _files(host, plan, facts), report)
+    files = _files(host, plan, facts)
+    if sent is None or not sent.there.issuperset(files):
+        upload(host, prepare_script(requirements, plan.incoming), files, report)
     sizes = {each.name: each.nbytes for each in packages(requirements, facts) if each.nbytes}
     progress = InstallProgress(report, requirements.hidden, sizes=sizes, runs=runs)
     done = host.run(install_script(plan, facts), lines=progress.feed)

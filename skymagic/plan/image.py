@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from skymagic.errors import RequestError
@@ -243,6 +244,7 @@ def is_place(text: str) -> bool:
     return bool(re.match(r"([a-z+]+://|[./~]|[A-Za-z]:[\\/])", text)) or text.endswith((".whl", ".tar.gz"))
 
 
+@lru_cache(4096)
 def project(text: str) -> str | None:
     """The canonical name of the project that a requirement names; None for a URL or path."""
     return None if is_place(text) else next(iter(map(_name, _parsed((text,), []))), None)

@@ -15,7 +15,9 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
+from skymagic.bootstrap import wheel
 from skymagic.bootstrap.builds import choose
 from skymagic.bootstrap.fetching import SOURCES, can_fetch, fetch_script
 from skymagic.bootstrap.install import plan_install, prepare_script
@@ -31,6 +33,7 @@ from skymagic.errors import HostError, PoolError
 from skymagic.plan.units import size
 from skymagic.providers.chain import Chain, Target, discard, meeting, place_of, uploads
 from skymagic.providers.sending import provided
+from skymagic.wire.threads import failures, run_all
 
 WORTH_BYTES = 50_000_000
 """Bytes of wheels from which on it is faster to pass them on than to let each host download its own."""
@@ -94,7 +97,7 @@ def _passed(
     chains.append(chain := Chain(group, addresses))
     sent: dict[str, Sent] = {}
     try:
-        sent = {each.name: Sent(token) for each in _mirrored(chain, token, requirements)}
+        sent = {each.name: Sent(token, there=there) for each, there in _mirrored(chain, token, requirements)}
         if left := [each for each in group if each.name not in sent]:
             say(f"{_names(left)}: the packages do not get through from the other hosts; downloading them there")
     except (PoolError, OSError) as problem:
@@ -115,19 +118,29 @@ def _short(problem: Exception) -> str:
     return "; ".join([*lines[:1], *lines[1:][-1:]])
 
 
-def _mirrored(chain: Chain, token: str, requirements: Requirements) -> list[Target]:
-    """Those of a group whose mirrors serve. Raises what is wrong with the first."""
+def _mirrored(chain: Chain, token: str, requirements: Requirements) -> Iterator[tuple[Target, frozenset[str]]]:
+    """Those of a group whose mirrors serve, and what has come there. Raises what is wrong with the first."""
     first, prepare, files = chain.targets[0], prepare_script(requirements, token), uploads(requirements)
+    code = {name: files[name] for name in (wheel.running()[1],)}
 
     def choose_there(over: threading.Event) -> None:
-        upload(first.host, prepare, files, lambda step: None)
-        _choose(first, token, requirements, over)
+        """While skymagic's own code, which no choice depends on, is on its way."""
+
+        def choose_versions() -> None:
+            upload(first.host, prepare, {name: files[name] for name in files.keys() - code}, lambda step: None)
+            _choose(first, token, requirements, over)
+
+        bring_code = partial(upload, first.host, prepare, code, lambda step: None)
+        if problems := failures(run_all([choose_versions, bring_code])):
+            raise problems[0]
 
     if problem := chain.listen(prepare, choose_there):
         raise problem
     bring = {**{name: sha256_of(content) for name, content in files.items()}, PAGES: ""}
     lacking = chain.serve({"sources": f"{place_of(first, token)}/{SOURCES}"}, (), bring, timeout=_START_SECONDS)
-    return [each for each in chain.targets if PAGES not in lacking.get(each.name, [PAGES])]
+    for each in chain.targets:
+        if PAGES not in (lost := lacking.get(each.name, [PAGES])):
+            yield each, frozenset(files).difference(lost)
 
 
 def _choose(target: Target, token: str, requirements: Requirements, over: threading.Event) -> None:

@@ -47,7 +47,7 @@ def provided(
     for group in kinds.values():
         house = _fetched(group, requirements, say)
         incoming = send(group, requirements, house.files, say)
-        yield {each.name: Sent(incoming, house.pins) for each in group}
+        yield {each.name: Sent(incoming, house.pins, frozenset(uploads(requirements))) for each in group}
 
 
 def _fetched(group: Sequence[Target], requirements: Requirements, say: Callable[[str], None]) -> Wheelhouse:

@@ -24,11 +24,11 @@ from urllib.request import ProxyHandler, build_opener
 
 import pytest
 
-from skymagic.bootstrap.mirror import PAGES, program
+from skymagic.bootstrap.mirror import PAGES, PIECE, program
 from skymagic.wire import tls
 
 DATA = os.urandom(3_000_000)
-HALF = len(DATA) // 2
+HALF = 6 * PIECE
 direct = build_opener(ProxyHandler({})).open
 
 
