@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from skymagic.cluster import Agents, logs
 from skymagic.display.logs import Logs
@@ -16,13 +16,15 @@ from skymagic.display.text import last_state, log_lines
 from skymagic.errors import RequestError
 from skymagic.plan.selection import Selection
 from skymagic.plan.units import rank_words
-from skymagic.pool import kept_logs, readers, records, registry
+from skymagic.pool import Pool, kept_logs, readers, records, registry
 from skymagic.pool.reader import Reader
 from skymagic.wire.agent import WHOLE_LOG
 
 HEADING = re.compile(r"── cell (?P<cell>\d+), (?:run (?P<run>\d+), )?[\d:]{8} ──")
 """What stands in a log above the first line of each run (`kernels.agent.output`)."""
 Write = Callable[[str], object]
+Readable = Pool | Reader
+"""A pool whose nodes tell logs."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +47,6 @@ class LogsRequest:
     grep: str | None = None
     output: str | None = None
     coming: Callable[[], bool] = lambda: False
-
-
-class Readable(Protocol):
-    """A pool whose nodes tell logs."""
-
-    @property
-    def agents(self) -> Agents:
-        """Its agents."""
-
-    @property
-    def world_size(self) -> int:
-        """How many ranks it has."""
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from skymagic.wire import atomic
 
 KEPT_POOLS = 20
 """How many files there are, at most; each is a megabyte at most (`wire.agent.HEAD_CHARACTERS`)."""
@@ -39,14 +40,8 @@ def write(name: str, job_id: str, text: str) -> None:
     if not text:
         return
     with contextlib.suppress(OSError):
-        path = folder() / f"{job_id}.log"
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        with open(
-            os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w", errors="replace", newline=""
-        ) as file:
-            file.write(json.dumps({"name": name, "ended": time.time()}) + "\n" + text)
-        part.replace(path)
+        heading = json.dumps({"name": name, "ended": time.time()})
+        atomic.write(folder() / f"{job_id}.log", f"{heading}\n{text}".encode(errors="replace"))
         for old in _newest_first()[KEPT_POOLS:]:
             old.unlink(missing_ok=True)
 

@@ -23,6 +23,7 @@ from skymagic.errors import PoolError
 from skymagic.plan.plans import Plan
 from skymagic.plan.units import rank_words
 from skymagic.pool import records
+from skymagic.wire import atomic
 
 T = TypeVar("T")
 MAGIC = "skymagic key"
@@ -103,11 +104,7 @@ def keep(target: Path, secret: object) -> None:
     """Keep what may hold secrets in a file that the user alone can read, whole or not at all; a home that cannot be written keeps nothing."""
     text = Heading.own().line() + pickle.dumps(secret)
     with contextlib.suppress(OSError):
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = target.with_suffix(f".{os.getpid()}.part")
-        with open(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(text)
-        part.replace(target)
+        atomic.write(target, text)
 
 
 def read(job_id: str) -> PoolKey:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from skymagic.errors import PoolError
 from skymagic.plan.plans import monthly_words
+from skymagic.wire import atomic
 from skymagic.wire.record import answers, identity
 
 
@@ -55,12 +56,7 @@ def folder() -> Path:
 def write(record: PoolRecord) -> None:
     """Keep a record; a home that cannot be written keeps none."""
     with contextlib.suppress(OSError):
-        path = _path(record.job_id)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        with open(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(asdict(record), file)
-        part.replace(path)
+        atomic.write(_path(record.job_id), json.dumps(asdict(record)).encode())
 
 
 @contextlib.contextmanager

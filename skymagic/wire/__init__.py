@@ -13,6 +13,7 @@ order        what notebook and rank agree on besides: the orders in a run's code
 processes    the modules that one process starts in another
 pids         processes that are known by their number, and signals to them
 record       what an agent writes about itself for whoever logs in on its node
+atomic       files that are replaced atomically
 boot         the boot id of this machine
 exit_status  how a process ended, in words
 tls          byte streams between nodes that know each other by one certificate

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 
 from skymagic.errors import CloudError
 from skymagic.providers.aws.refusals import why
+from skymagic.wire import atomic
 
 FORM = 1
 """Raised by one where values come to look different: files of another form are not read."""
@@ -85,13 +85,6 @@ class Cache:
         return None
 
     def _write(self, name: str, kept: Dated) -> None:
-        """Whole or not at all; a disk that is full is no reason not to answer."""
-        path = self._path(name)
-        beside = path.with_suffix(f".{os.getpid()}.{time.monotonic_ns()}")
+        """A disk that is full is no reason not to answer."""
         with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                beside.write_text(json.dumps({"at": kept.at, "value": kept.value}), "utf-8")
-                beside.replace(path)
-            finally:
-                beside.unlink(missing_ok=True)
+            atomic.write(self._path(name), json.dumps({"at": kept.at, "value": kept.value}).encode())

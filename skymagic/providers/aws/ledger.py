@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from skymagic.plan.cloud import CloudSettings
 from skymagic.providers.aws.offer import Offer
 from skymagic.providers.aws.tags import Label
+from skymagic.wire import atomic
 
 KEPT_SECONDS = 31 * 86400.0
 DISK_PRICE = 0.08 / 730
@@ -129,11 +129,7 @@ def folder() -> Path:
 def write(one: Rent) -> None:
     """Keep it; a home that cannot be written keeps none."""
     with contextlib.suppress(OSError):
-        folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = _path(one)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps(asdict(one)), "utf-8")
-        part.replace(path)
+        atomic.write(_path(one), json.dumps(asdict(one)).encode())
 
 
 def _path(one: Rent) -> Path:
