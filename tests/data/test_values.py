@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook, gate, opened
 
 SETUP = "%%sky_broadcast\nimport os\nrank = int(os.environ['RANK']);"
 
@@ -19,13 +18,6 @@ SETUP = "%%sky_broadcast\nimport os\nrank = int(os.environ['RANK']);"
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     with opened(tmp_path_factory.mktemp("values"), "%sky_pool --nodes 3", SETUP) as one:
         yield one
-
-
-def gate(notebook: Notebook) -> Path:
-    """A named pipe: a cell that reads it goes on when it is opened."""
-    path = notebook.folder / f"gate-{os.urandom(4).hex()}"
-    os.mkfifo(path)
-    return path
 
 
 # ------------------------------------------------------------------------------------------ -o and -g
@@ -371,7 +363,7 @@ def test_sky_run_on_a_rank_shows_its_output(notebook: Notebook) -> None:
 
 
 def test_noblock_returns_at_once_and_its_output_stays_in_its_cell(notebook: Notebook) -> None:
-    fifo = gate(notebook)
+    fifo = gate(notebook.folder)
     shown = notebook.run(
         f"%%sky_broadcast -a -o later -t 0\nprint('begun')\nopen({str(fifo)!r}).read()\nprint('over')\n'value'"
     )
@@ -407,7 +399,7 @@ def test_noblock_failure_is_shown_in_its_cell(notebook: Notebook) -> None:
 
 
 def test_a_cell_waits_for_one_that_runs_beside(notebook: Notebook) -> None:
-    fifo = gate(notebook)
+    fifo = gate(notebook.folder)
     notebook.run(f"%%sky_broadcast -a -t 0\nopen({str(fifo)!r}).read()\nmade_beside = 1")
     second = notebook.start("%%sky_broadcast -t 0 -o r\nmade_beside")
     fifo.write_text("go")
@@ -455,7 +447,7 @@ def test_restart_of_all_ranks_sends_variables_again(notebook: Notebook) -> None:
 
 def test_restart_frees_ranks_that_a_cell_beside_holds(notebook: Notebook) -> None:
     for _ in range(3):
-        fifo = gate(notebook)
+        fifo = gate(notebook.folder)
         shown = notebook.run(f"%%sky_broadcast -a\nprint('held')\nopen({str(fifo)!r}).read()")
         notebook.watch(shown, lambda cell: "held" in cell.stdout)
         notebook.run("%sky_restart")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.lab.notebook import Notebook, Shown, opened
+from tests.lab.notebook import Notebook, Shown, gate, opened
 
 
 @pytest.fixture(scope="module")
@@ -21,13 +20,6 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 def log(notebook: Notebook, rank: int, lines: int = 1_000_000) -> list[str]:
     return notebook.run(f"%sky_logs --rank {rank} -n {lines}").lines
-
-
-def gate(notebook: Notebook) -> Path:
-    """A named pipe: a cell that reads it goes on when it is opened."""
-    path = notebook.folder / f"gate-{os.urandom(4).hex()}"
-    os.mkfifo(path)
-    return path
 
 
 def held_back(shown: Shown) -> int:
@@ -213,7 +205,7 @@ def test_a_thread_that_floods_on_after_its_cell_disturbs_nobody(notebook: Notebo
 
 
 def test_output_appears_while_the_cell_runs(notebook: Notebook) -> None:
-    fifo = gate(notebook)
+    fifo = gate(notebook.folder)
     shown = notebook.start(f"%%sky_broadcast -t 0\nprint('first')\nopen({str(fifo)!r}).read()\nprint('second')")
     notebook.watch(shown, lambda cell: "first\n" in cell.stdout)
     assert not shown.done
@@ -223,7 +215,7 @@ def test_output_appears_while_the_cell_runs(notebook: Notebook) -> None:
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_dots_appear_while_the_cell_runs(notebook: Notebook, stream: str) -> None:
-    fifo = gate(notebook)
+    fifo = gate(notebook.folder)
     shown = notebook.start(f"%%sky_broadcast -t 0\nprint('..', end='', file=sys.{stream})\nopen({str(fifo)!r}).read();")
     notebook.watch(shown, lambda cell: ".." in cell.text)
     assert not shown.done
@@ -232,7 +224,7 @@ def test_dots_appear_while_the_cell_runs(notebook: Notebook, stream: str) -> Non
 
 
 def test_lines_of_several_ranks_appear_while_the_cell_runs(notebook: Notebook) -> None:
-    fifo = gate(notebook)
+    fifo = gate(notebook.folder)
     shown = notebook.start(
         f"%%sky_broadcast --only all\nprint('rank', rank)\nif rank == 0:\n    open({str(fifo)!r}).read()\nprint('after')"
     )
@@ -243,7 +235,7 @@ def test_lines_of_several_ranks_appear_while_the_cell_runs(notebook: Notebook) -
 
 
 def test_rich_output_appears_while_the_cell_runs(notebook: Notebook) -> None:
-    fifo = gate(notebook)
+    fifo = gate(notebook.folder)
     shown = notebook.start(f"%%sky_broadcast -t 0\nprint('before')\ndisplay('rich')\nopen({str(fifo)!r}).read();")
     notebook.watch(shown, lambda cell: bool(cell.rich))
     assert shown.stdout == "before\n"
@@ -253,7 +245,7 @@ def test_rich_output_appears_while_the_cell_runs(notebook: Notebook) -> None:
 
 
 def test_what_a_thread_prints_later_stays_out_of_other_cells_and_is_logged(notebook: Notebook) -> None:
-    fifo = gate(notebook)
+    fifo = gate(notebook.folder)
     notebook.run(
         f"%%sky_broadcast\ndef later():\n    open({str(fifo)!r}).read()\n    print('much later')\n"
         "thread = threading.Thread(target=later)\nif rank == 0:\n    thread.start()"

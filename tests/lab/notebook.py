@@ -343,6 +343,13 @@ class Notebook:
         self._manager.cleanup_resources()
 
 
+def gate(folder: Path) -> Path:
+    """A named pipe: a cell that reads it goes on when it is opened."""
+    path = folder / f"gate-{os.urandom(4).hex()}"
+    os.mkfifo(path)
+    return path
+
+
 def own_folders(folder: Path) -> dict[str, str]:
     """Where a kernel keeps its history and its records of pools: nothing of one test is another's."""
     return {"IPYTHONDIR": str(folder / ".ipython"), "XDG_STATE_HOME": str(folder / ".state")}

@@ -9,12 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
+from tests.lab.desk import killed
 from tests.lab.hosts import still_there
 from tests.lab.machines import machines
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import opened
 from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
 
@@ -28,13 +28,6 @@ def command(home: Path, *line: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
     code = "import sys; from skymagic.api.command import main; sys.exit(main())"
     return subprocess.run([sys.executable, "-c", code, *line], env=env, capture_output=True, text=True, timeout=60)
-
-
-def killed(notebook: Notebook) -> None:
-    """As by the system, out of memory."""
-    process = psutil.Process(notebook.pid)
-    process.kill()
-    assert still_there([process]) == []
 
 
 def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook, gate, opened
 
 TEN = "for step in range(10):\n    print('step', step, 'of rank', rank)\n"
 
@@ -21,13 +19,6 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
         yield one
 
 
-def gate(notebook: Notebook) -> Path:
-    """A named pipe: a cell that reads it goes on when it is opened."""
-    path = notebook.folder / f"gate-{os.urandom(4).hex()}"
-    os.mkfifo(path)
-    return path
-
-
 def begin(notebook: Notebook, body: str, line: str = "") -> None:
     """Begin a cell beside the notebook, with the handle `run`."""
     notebook.run(f"run = begin({line!r}, {body!r})")
@@ -38,7 +29,7 @@ def written(rank: int, steps: int = 10) -> str:
 
 
 def test_the_handle_of_a_run(notebook: Notebook) -> None:
-    way = gate(notebook)
+    way = gate(notebook.folder)
     begin(notebook, f"{TEN}\nif rank == 0:\n    open({str(way)!r}).read()\nprint('over')\nrank * 2;", "-o twice")
     notebook.run("while '9 of rank 0' not in run.output(): run.wait(0.01)")
     assert notebook.value("run.status, run.done(), run.wait(0.0), 'twice' in globals()") == (
@@ -67,7 +58,7 @@ def test_a_long_output_comes_in_pieces_and_none_is_none(notebook: Notebook) -> N
 
 
 def test_a_run_is_awaited(notebook: Notebook) -> None:
-    way = gate(notebook)
+    way = gate(notebook.folder)
     begin(notebook, f"open({str(way)!r}).read()\n'late'", "-t 1 -o late")
     cell = notebook.start("import asyncio\nbeats = 0\nasync def beat():\n    global beats\n    while True:\n        beats += 1\n        print('beat', flush=True)\n        await asyncio.sleep(0.05)\n"
                           "beating = asyncio.ensure_future(beat())\nvalue = await run\nbeating.cancel();")  # fmt: skip
@@ -86,7 +77,7 @@ def test_a_run_that_fails_raises_where_it_is_awaited(notebook: Notebook) -> None
 
 
 def test_a_wait_that_is_cancelled_leaves_the_run(notebook: Notebook) -> None:
-    way = gate(notebook)
+    way = gate(notebook.folder)
     begin(notebook, f"open({str(way)!r}).read()", "-t 0")
     waits = "import asyncio\nasync def waits(): return await run\nawait asyncio.wait_for(waits(), 0.05)"
     assert notebook.fail(waits).ename == "TimeoutError"
@@ -102,7 +93,7 @@ def test_a_run_that_is_cancelled(notebook: Notebook) -> None:
 
 
 def test_a_cell_that_is_not_to_wait_is_refused(notebook: Notebook) -> None:
-    way = gate(notebook)
+    way = gate(notebook.folder)
     begin(notebook, f"open({str(way)!r}).read()", "-t 0")
     refused = notebook.fail("%%sky_broadcast --busy refuse\n1")
     assert refused.ename == "PoolStateError"
