@@ -25,5 +25,5 @@ def offers(request: PoolRequest, settings: CloudSettings) -> OfferTable:
         RequestError: no machine serves it.
         CloudError: no credentials, or they are refused.
     """
-    clients = Clients(settings.profile, settings.endpoint_url, settings.deadline_factor)
+    clients = Clients.of(settings)
     return OfferTable(survey(request, clients), request.nodes or 1)

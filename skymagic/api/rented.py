@@ -79,7 +79,7 @@ def stop_left(record: PoolRecord, say: Callable[[str], None]) -> list[str]:
         settings, places = plan.request.cloud, [plan.region]
     except PoolError:  # it was never ready, or another version has made it: it may be anywhere
         settings, places = CloudSettings(), []
-    clients = Clients(settings.profile, settings.endpoint_url, settings.deadline_factor)
+    clients = Clients.of(settings)
     which = "whose machines are stopped" if record.stopped else "which another notebook has left"
     say(f"ending pool {record.name!r} ({record.job_id}), {which} …")
     if problems := sweep.release_job(clients, record.job_id, places or regions.used(clients)):
@@ -100,7 +100,7 @@ def stop(say: Callable[[str], None], settings: CloudSettings = CloudSettings()) 
     from skymagic.providers.aws import ledger, sweep
     from skymagic.providers.aws.clients import Clients
 
-    clients = Clients(settings.profile, settings.endpoint_url, settings.deadline_factor)
+    clients = Clients.of(settings)
     ended: list[str] = []
 
     def heard(text: str) -> None:

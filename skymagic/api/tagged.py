@@ -26,7 +26,7 @@ def look(settings: CloudSettings, name: str | None = None) -> Tagged:
     from skymagic.providers.aws import tagged
     from skymagic.providers.aws.clients import Clients
 
-    found = tagged.find(Clients(settings.profile, settings.endpoint_url, settings.deadline_factor))
+    found = tagged.find(Clients.of(settings))
     return replace(found, pools=tuple(one for one in found.pools if name in (None, one.name, one.job_id)))
 
 
@@ -48,7 +48,7 @@ def stop(name: str | None, say: Callable[[str], None], settings: CloudSettings, 
     from skymagic.providers.aws import regions, sweep, tagged
     from skymagic.providers.aws.clients import Clients
 
-    clients = Clients(settings.profile, settings.endpoint_url, settings.deadline_factor)
+    clients = Clients.of(settings)
     found = tagged.find(clients)
     job = tagged.chosen(found, name)
     pool = next(one for one in found.pools if one.job_id == job)

@@ -33,6 +33,19 @@ def present() -> Environment:
     return Environment(versions, {name: () for name in importable if name not in sys.stdlib_module_names})
 
 
+def version(package: str) -> str:
+    """A package's version here, as it tells it itself where it was imported; "" where it has none."""
+    if package in sys.stdlib_module_names:
+        return ""
+    known = getattr(sys.modules.get(package), "__version__", None)
+    if isinstance(known, str):
+        return known
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def stamp() -> tuple[object, ...]:
     """Equal as long as nothing is installed here, or removed."""
     return tuple((folder, _changed(folder)) for folder in sys.path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 import types
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
+from skymagic.data.capture import installed
 from skymagic.data.shipping.sequence import rebuild_order
 from skymagic.data.store.bundle import INLINE, Location, inline, part_fields
 from skymagic.data.store.index import ContentIndex, Extent, Part
@@ -18,6 +18,7 @@ from skymagic.data.values.links import FIXED_TYPES, Ref
 from skymagic.data.values.pickled import Pickled
 from skymagic.data.values.pickling import together
 
+_version = lru_cache(maxsize=1024)(installed.version)
 INLINE_IN_ALL = 1 << 20
 """Small values of more than this many bytes together are written to one file."""
 
@@ -131,7 +132,7 @@ class Bundle:
             "links": [[*ref, number] for ref, number in self.links],
             "spare": spare,
             "code": self.pickled.code,
-            "versions": {name: version(name) for name in sorted(self.pickled.packages)},
+            "versions": {name: _version(name) for name in sorted(self.pickled.packages)},
         }
 
 
@@ -234,17 +235,3 @@ def submodules(values: Iterable[object], attributes: frozenset[str]) -> list[str
         for prefix in prefixes
         if name.startswith(prefix) and attributes.issuperset(name[len(prefix) :].split("."))
     )
-
-
-@lru_cache(maxsize=1024)
-def version(package: str) -> str:
-    """A package's version here; an empty string when it has none."""
-    if package in sys.stdlib_module_names:
-        return ""
-    known = getattr(sys.modules.get(package), "__version__", None)
-    if isinstance(known, str):
-        return known
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -13,6 +13,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from skymagic.data.capture.installed import version
 from skymagic.data.store.bundle import part_fields, read_parts, write_parts
 from skymagic.data.store.store import NodeStore
 from skymagic.data.values import pickling, shards
@@ -240,9 +241,9 @@ class Namespace:
             wanted = f"{package} {theirs}".strip()
             return BindError(name, f"{package} is not installed here; the notebook has {wanted}", package)
         skew = [
-            (package, theirs, _version(package))
+            (package, theirs, version(package))
             for package, theirs in bundle["versions"].items()
-            if theirs and _version(package) != theirs
+            if theirs and version(package) != theirs
         ]
         text = f"{type(problem).__name__}: {problem}"
         if skew:
@@ -334,13 +335,3 @@ def _check_python(theirs: str, code: bool) -> None:
         raise _OtherPython(
             f"functions and classes of a notebook travel between equal versions of Python only: {theirs} there, {ours} here"
         )
-
-
-def _version(package: str) -> str:
-    known = getattr(sys.modules.get(package), "__version__", None)
-    if known is not None:
-        return str(known)
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -9,15 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from skymagic.errors import CloudError
+from skymagic.plan.cloud import CloudSettings
 from skymagic.providers.aws import errors
 from skymagic.providers.aws.errors import Kind, Where
 
 if TYPE_CHECKING:
     import boto3
 
+T = TypeVar("T")
 RETRY_SECONDS: Mapping[str, float] = {
     Kind.THROTTLED.name.lower(): 90.0,
     Kind.INTERNAL.name.lower(): 20.0,
@@ -29,6 +31,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 60.0
 OPTIONAL_DEADLINES = 0.1
 """The share of the usual time that questions get whose answers are not needed."""
+SETTLE_PAUSE = 1.0
+"""Seconds between two calls while EC2 settles."""
 DEFAULT_REGION = "us-east-1"
 """Where questions about no region in particular are asked: names of regions, prices."""
 
@@ -52,6 +56,11 @@ class Clients:
         self._session: boto3.Session | None = None
         self._clients: dict[tuple[str, str], Any] = {}
 
+    @classmethod
+    def of(cls, settings: CloudSettings) -> Clients:
+        """Those that a pool's settings name."""
+        return cls(settings.profile, settings.endpoint_url, settings.deadline_factor)
+
     @property
     def region(self) -> str | None:
         """The region that the configuration names; None where it names none. Raises CloudError: there is no such profile."""
@@ -70,6 +79,25 @@ class Clients:
         same = copy.copy(self)  # with boto3's clients, which take long to make
         same.deadline_factor *= OPTIONAL_DEADLINES
         return same
+
+    def until_settled(self, call: Callable[[], T], seconds: float, passes: Callable[[CloudError], bool]) -> T:
+        """What a call answers that is made again while not all of EC2 knows what was done a moment ago.
+
+        Args:
+            seconds: how long, times the deadline factor.
+            passes: whether an error is of that sort.
+
+        Raises:
+            CloudError: another error, or still the same one.
+        """
+        end = time.monotonic() + seconds * self.deadline_factor
+        while True:
+            try:
+                return call()
+            except CloudError as problem:
+                if not passes(problem) or time.monotonic() >= end:
+                    raise
+            time.sleep(SETTLE_PAUSE * self.deadline_factor)
 
     def call(self, service: str, region: str, operation: str, **parameters: Any) -> dict[str, Any]:
         """One call, made again while AWS throttles, fails itself, or does not answer.

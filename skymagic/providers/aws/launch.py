@@ -113,16 +113,12 @@ def launch(clients: Clients, region: str, asked: Mapping[str, Any]) -> list[str]
     Raises:
         CloudError: none was started; or, where `kind` is one of `errors.UNCERTAIN`, nobody knows.
     """
-    end = time.monotonic() + SETTLE_SECONDS * clients.deadline_factor
-    while True:
-        try:
-            answer = clients.call("ec2", region, "RunInstances", **asked)
-            return [each["InstanceId"] for each in answer["Instances"]]
-        except CloudError as problem:
-            # the security group, made a moment ago, is not known everywhere yet
-            if problem.kind != "missing" or time.monotonic() >= end:
-                raise
-        time.sleep(POLL_SECONDS * clients.deadline_factor)
+    answer = clients.until_settled(
+        lambda: clients.call("ec2", region, "RunInstances", **asked),
+        SETTLE_SECONDS,
+        lambda problem: problem.kind == "missing",  # the security group, made a moment ago
+    )
+    return [each["InstanceId"] for each in answer["Instances"]]
 
 
 def wait_running(clients: Clients, region: str, ids: Sequence[str], *, again: bool = False) -> list[Instance]:

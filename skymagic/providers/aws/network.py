@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ ADDRESS_SERVICE = "https://checkip.amazonaws.com"
 """Says from which public address it is asked; AWS's own."""
 ADDRESS_TIMEOUT = 10.0
 SETTLE_SECONDS = 20.0
-POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -144,16 +142,8 @@ def _allow(clients: Clients, region: str, direction: str, to: str, rule: Mapping
 
 
 def _once_known(clients: Clients, call: Callable[[], object]) -> None:
-    """A call on what was made a moment ago: not all of EC2 knows it at once."""
-    end = time.monotonic() + SETTLE_SECONDS * clients.deadline_factor
-    while True:
-        try:
-            call()
-            return
-        except CloudError as problem:
-            if problem.kind != "missing" or time.monotonic() >= end:
-                raise
-        time.sleep(POLL_SECONDS * clients.deadline_factor)
+    """A call on what was made a moment ago."""
+    clients.until_settled(call, SETTLE_SECONDS, lambda problem: problem.kind == "missing")
 
 
 def head_address(clients: Clients, region: str, interface: str, label: Label) -> str:

@@ -57,7 +57,7 @@ class AWS:
     def plan(self, request: PoolRequest, say: Say) -> Rented:
         """Find out what is offered and what it costs; nothing is made."""
         settings = request.cloud
-        clients = Clients(settings.profile, settings.endpoint_url, settings.deadline_factor)
+        clients = Clients.of(settings)
         request = bounded(request)
         way.jump(settings)
         image, requirements = ssh.needs(request, topology(request), say)
@@ -98,7 +98,7 @@ class AWS:
     def again(self, plan: Plan, accesses: Sequence[RentedAccess], say: Say) -> Rented:
         """Find out whether machines that were stopped can be started again; nothing is started."""
         settings, first = plan.request.cloud, accesses[0]
-        clients = Clients(settings.profile, settings.endpoint_url, settings.deadline_factor)
+        clients = Clients.of(settings)
         if gone := access.ended(clients, accesses, ("pending", "running", *stopping.STOPPED)):
             raise access.gone(gone, len(accesses))
         if not (keys.folder(first.label.job) / "key").exists():
@@ -114,7 +114,7 @@ class AWS:
     def attach(self, plan: Plan, accesses: Sequence[RentedAccess]) -> tuple[Rented, Sequence[Node]]:
         """The machines of a pool that another notebook has rented from this plan; nothing is rented, or connected to yet."""
         settings, first = plan.request.cloud, accesses[0]
-        clients = Clients(settings.profile, settings.endpoint_url, settings.deadline_factor)
+        clients = Clients.of(settings)
         lease = Lease(clients, settings, first.label, "", lambda text: None)
         lease.take_up(first.region, [one.instance for one in accesses])
         if ended := access.ended(clients, accesses):

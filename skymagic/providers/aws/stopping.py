@@ -111,17 +111,13 @@ def start(clients: Clients, region: str, ids: Sequence[str], ends: str) -> list[
     Raises:
         CloudError: EC2 does not start them; what it did start is the caller's to stop.
     """
-    end = time.monotonic() + TERMINATE_SECONDS * clients.deadline_factor
     _mark(clients, region, ids, ends)
-    while True:
-        try:
-            clients.call("ec2", region, "StartInstances", InstanceIds=list(ids))
-            return launch.wait_running(clients, region, ids, again=True)
-        except CloudError as problem:
-            # they are still on their way to "stopped"
-            if problem.code != "IncorrectInstanceState" or time.monotonic() >= end:
-                raise
-        time.sleep(POLL_SECONDS * clients.deadline_factor)
+    clients.until_settled(
+        lambda: clients.call("ec2", region, "StartInstances", InstanceIds=list(ids)),
+        TERMINATE_SECONDS,
+        lambda problem: problem.code == "IncorrectInstanceState",  # they are still on their way to "stopped"
+    )
+    return launch.wait_running(clients, region, ids, again=True)
 
 
 def _states(clients: Clients, region: str, ids: Collection[str]) -> dict[str, str]:

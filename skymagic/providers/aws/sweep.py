@@ -165,17 +165,12 @@ class Release:
         self.clients.call("ec2", self.region, "ReleaseAddress", AllocationId=address)
 
     def _delete(self, operation: str, parameter: str, named: str) -> None:
-        # with machines in it that could not be ended there is nothing to wait for
-        end = time.monotonic() + (0.0 if self.problems else SETTLE_SECONDS * self.clients.deadline_factor)
-        while True:
-            try:
-                self.clients.call("ec2", self.region, operation, **{parameter: named})
-                return
-            except CloudError as problem:
-                # the network cards of a terminated machine go a little later
-                if problem.kind != "in_use" or time.monotonic() >= end:
-                    raise
-            time.sleep(POLL_SECONDS * self.clients.deadline_factor)
+        self.clients.until_settled(
+            lambda: self.clients.call("ec2", self.region, operation, **{parameter: named}),
+            # with machines in it that could not be ended there is nothing to wait for
+            0.0 if self.problems else SETTLE_SECONDS,
+            lambda problem: problem.kind == "in_use",  # the network cards of a terminated machine go a little later
+        )
 
 
 def caller(clients: Clients) -> str:
