@@ -10,15 +10,17 @@ from pathlib import Path
 from shlex import quote
 from typing import Protocol
 
+from skymagic.bootstrap.downloads import InstallStep
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.quoting import MARK, any_shell, any_shell_word
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.errors import HostError
+from skymagic.plan.units import size
 from skymagic.ssh.connection import ScriptResult
 
 CHUNK_BYTES = 1 << 20
-UPLOAD_NOTICE_BYTES = 2_000_000
-"""Size above which an upload is reported."""
+NOTICE_BYTES = 5_000_000
+"""Size above which it is reported that a file is sent."""
 
 Carry = Callable[[Path], Sequence[str]]
 """Brings a file of this machine to a host, and says where it may be there."""
@@ -89,27 +91,34 @@ def upload(
     """
     place, there = _prepared(host, prepare)
     try:
-        for name, content in files.items():
-            if name in there:
-                continue
-            nbytes = nbytes_of(content)
-            if carry is not None and isinstance(content, Path) and nbytes >= CARRIED_BYTES:
-                copy = _copied(carry(content), f"{place}/{name}")
-                if host.run(copy, timeout=600.0).status == 0:
-                    continue
-            if nbytes > UPLOAD_NOTICE_BYTES:
-                report(f"uploading {name} ({nbytes / 1e6:.0f} MB)")
-            host.upload(f"{place}/{name}", chunks(content), nbytes)
+        new = {name: content for name, content in files.items() if name not in there}
+        left = {name: content for name, content in new.items() if not _carried(host, f"{place}/{name}", content, carry)}
+        for name, content in announced(left, report):
+            host.upload(f"{place}/{name}", chunks(content), nbytes_of(content))
     except BaseException:
         with contextlib.suppress(Exception):  # then the next one to install removes it, after a day
             host.run(f"rm -rf {quote(place)}", timeout=10.0)
         raise
 
 
-def _copied(places: Sequence[str], target: str) -> str:
-    """sh that copies the first of these files that is there; links do not lead out of shared memory."""
-    copies = " || ".join(f"cp {quote(each)} {quote(target)}" for each in places)
-    return f"mkdir -p {quote(str(Path(target).parent))} && {{ {copies}; }} 2>/dev/null"
+def announced(files: Mapping[str, bytes | Path], report: Report) -> Iterator[tuple[str, bytes | Path]]:
+    """Each file, when those before it are sent; a large one is reported."""
+    sizes = {name: nbytes_of(content) for name, content in files.items()}
+    sent = 0
+    for name, nbytes in sizes.items():
+        if nbytes > NOTICE_BYTES:
+            report(InstallStep(f"sending {Path(name).name} ({size(nbytes)})", sent / sum(sizes.values())))
+        yield name, files[name]
+        sent += nbytes
+
+
+def _carried(host: RemoteShell, target: str, content: bytes | Path, carry: Carry | None) -> bool:
+    """Whether a file came the other way: the first that is there is copied, for links do not lead out of shared memory."""
+    if carry is None or not isinstance(content, Path) or nbytes_of(content) < CARRIED_BYTES:
+        return False
+    copies = " || ".join(f"cp {quote(each)} {quote(target)}" for each in carry(content))
+    script = f"mkdir -p {quote(str(Path(target).parent))} && {{ {copies}; }} 2>/dev/null"
+    return host.run(script, timeout=600.0).status == 0
 
 
 def chunks(content: bytes | Path) -> Iterator[memoryview]:

@@ -46,8 +46,8 @@ class StartStep(str):
 
 
 def environment_step(node: str, step: str, share: float | None = None) -> StartStep:
-    """A step of one node's environment; its line begins with the node's name."""
-    return StartStep(f"{node}: {step}", "environment", (node,), share, step)
+    """A step of one node's environment, which may know its share; its line begins with the node's name."""
+    return StartStep(f"{node}: {step}", "environment", (node,), getattr(step, "share", share), step)
 
 
 class StartPanel:

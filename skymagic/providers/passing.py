@@ -65,28 +65,21 @@ def passed_on(
         HostError: hosts that reach no index cannot be helped from here.
     """
     sent: dict[str, Sent] = {}
-    chains: list[Chain] = []
-    try:
-        for more in provided([each for each in targets if each.facts.without_index], requirements, say):
-            sent |= more
-        for group in groups(targets, requirements):
-            sent |= _passed(group, requirements, chains, say)
-        yield sent
-    except BaseException:
-        _close(chains)
-        discard([(each, sent[each.name].incoming) for each in targets if each.name in sent])
-        raise
-    finally:
-        _close(chains)
-
-
-def _close(chains: Sequence[Chain]) -> None:
-    for each in chains:
-        each.close()
+    with contextlib.ExitStack() as chains:
+        try:
+            for more in provided([each for each in targets if each.facts.without_index], requirements, say):
+                sent |= more
+            for group in groups(targets, requirements):
+                sent |= _passed(group, requirements, chains, say)
+            yield sent
+        except BaseException:
+            chains.close()
+            discard([(each, sent[each.name].incoming) for each in targets if each.name in sent])
+            raise
 
 
 def _passed(
-    group: Sequence[Target], requirements: Requirements, chains: list[Chain], say: Callable[[str], None]
+    group: Sequence[Target], requirements: Requirements, chains: contextlib.ExitStack, say: Callable[[str], None]
 ) -> dict[str, Sent]:
     token = secrets.token_hex(8)
     nbytes = size(download_bytes(requirements, group[0].facts))
@@ -94,7 +87,7 @@ def _passed(
     say(StartStep(words, "environment", [each.name for each in group]))
     addresses = meeting([each.facts for each in group])
     assert addresses is not None
-    chains.append(chain := Chain(group, addresses))
+    chains.callback((chain := Chain(group, addresses)).close)
     sent: dict[str, Sent] = {}
     try:
         sent = {each.name: Sent(token, there=there) for each, there in _mirrored(chain, token, requirements)}

@@ -15,7 +15,7 @@ from pathlib import Path
 from skymagic.bootstrap.install import prepare_script
 from skymagic.bootstrap.listing import shortage_of
 from skymagic.bootstrap.provision import Sent
-from skymagic.bootstrap.remote import chunks, nbytes_of, prepared, sha256_of
+from skymagic.bootstrap.remote import announced, chunks, nbytes_of, sha256_of, upload
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.wheelhouse import NoWheels, Wanted, Wheelhouse, fetch, kind
 from skymagic.display.starting import StartStep, environment_step
@@ -26,8 +26,6 @@ from skymagic.wire.threads import failures, run_all
 
 Files = Mapping[str, bytes | Path]
 """Contents by name in a folder of uploads."""
-NOTICE_BYTES = 5_000_000
-"""Size of a wheel above which it is said that it is sent."""
 
 
 def provided(
@@ -54,7 +52,7 @@ def _fetched(group: Sequence[Target], requirements: Requirements, say: Callable[
     """The wheels for hosts of one kind, which have room for them."""
     facts, names = group[0].facts, ", ".join(each.name for each in group)
     how = f"no package index can be reached from there; the packages are fetched here, for {facts.system} {facts.machine}, and sent"
-    say(StartStep(f"{names}: {how}", "environment", [each.name for each in group]))
+    say(_step(f"{names}: {how}", group))
     wanted = Wanted(
         (*requirements.packages, *(() if facts.uv else ("uv",))),
         requirements.minor,
@@ -85,8 +83,7 @@ def send(
     token = secrets.token_hex(8)
     prepare = prepare_script(requirements, token)
     total = sum(map(nbytes_of, files.values()))
-    names = [each.name for each in targets]
-    say(StartStep(f"sending {len(files)} wheels ({size(total)}) to {', '.join(names)}", "environment", names))
+    say(_step(f"sending {len(files)} wheels ({size(total)}) to {', '.join(each.name for each in targets)}", targets))
     whole = {**{f"wheels/{name}": path for name, path in files.items()}, **uploads(requirements)}
     try:
         lacking = _passed(targets, prepare, whole, say)
@@ -95,9 +92,8 @@ def send(
             words = "the wheels do not get through from the other hosts; sending them from here"
             say(f"{', '.join(each.name for each in left)}: {words}")
         jobs = [partial(_upload, each, prepare, lacking.get(each.name, whole), say) for each in left]
-        for some in (
-            (jobs[:1], jobs[1:]) if lacking else (jobs,)
-        ):  # a first host that has no room says so before all else
+        # a first host that has no room says so before the others get what it should have passed on
+        for some in (jobs[:1], jobs[1:]) if lacking else (jobs,):
             if problems := failures(run_all(some)):
                 raise problems[0]
     except BaseException:
@@ -116,12 +112,12 @@ def _passed(targets: Sequence[Target], prepare: str, files: Files, say: Callable
     addresses = meeting([each.facts for each in able]) if len(able) > 1 else None
     if addresses is None:
         return {}
-    chain, digests, names = Chain(able, addresses), dict[str, str](), [each.name for each in able]
+    chain, digests = Chain(able, addresses), dict[str, str]()
     try:
         chain.listen(prepare, lambda over: digests.update({name: sha256_of(each) for name, each in files.items()}))
         sizes = {name: nbytes_of(each) for name, each in files.items()}
-        one_by_one = _announced(files, lambda words, share: say(StartStep(words, "environment", names, share)))
-        feed = (data for _, content, _ in one_by_one for data in chunks(content))
+        one_by_one = announced(files, lambda step: say(_step(step, able)))
+        feed = (data for _, content in one_by_one for data in chunks(content))
         lacking = chain.serve({"sent": sizes}, feed, digests)
     finally:
         chain.close()
@@ -130,18 +126,8 @@ def _passed(targets: Sequence[Target], prepare: str, files: Files, say: Callable
 
 def _upload(target: Target, prepare: str, files: Files, say: Callable[[str], None]) -> None:
     """Over this host's own connection."""
-    place = prepared(target.host, prepare)
-    announced = _announced(files, lambda words, share: say(environment_step(target.name, words, share)))
-    for name, content, nbytes in announced:
-        target.host.upload(f"{place}/{name}", chunks(content), nbytes)
+    upload(target.host, prepare, files, lambda step: say(environment_step(target.name, step)))
 
 
-def _announced(files: Files, say: Callable[[str, float], None]) -> Iterator[tuple[str, bytes | Path, int]]:
-    """Name, content and size of each file, when those before it are sent; of a large one, and what share is sent, `say` hears."""
-    sizes = {name: nbytes_of(content) for name, content in files.items()}
-    sent = 0
-    for name, nbytes in sizes.items():
-        if nbytes > NOTICE_BYTES:
-            say(f"sending {Path(name).name} ({size(nbytes)})", sent / sum(sizes.values()))
-        yield name, files[name], nbytes
-        sent += nbytes
+def _step(text: str, targets: Sequence[Target]) -> StartStep:
+    return StartStep(text, "environment", [each.name for each in targets], getattr(text, "share", None))

@@ -205,7 +205,7 @@ class Machine:
         assert self._connection is not None
 
         def report(step: str) -> None:
-            say(environment_step(self.name, step, getattr(step, "share", None)))
+            say(environment_step(self.name, step))
 
         def early(found: Installation) -> None:
             self._installation = found
