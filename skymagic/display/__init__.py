@@ -2,6 +2,7 @@
 
 text      labels, tables and stacks; pure
 sending   writing to the notebook, and knowing when it has left
+identity  messages that say of which contents they are, for who listens to several kernels
 inspection  what ranks do and hold: stacks and variables, those that are alike together
 keyed     what objects with keys have in common
 logs      what ranks wrote, as an object with text and HTML; pure

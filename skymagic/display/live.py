@@ -76,9 +76,10 @@ def show(content: Mapping[str, Any], *, update: bool = False) -> None:
         from IPython.core.interactiveshell import InteractiveShell
 
         transient = dict(content.get("transient") or {})
-        with sending.showing():
+        with sending.showing() as identities:
+            metadata = {**(content.get("metadata") or {}), **identities}
             InteractiveShell.instance().display_pub.publish(
-                data=data, metadata=dict(content.get("metadata") or {}), transient=transient, update=update
+                data=data, metadata=metadata, transient=transient, update=update
             )
     else:
         sending.write("stdout", f"{data.get('text/plain', '')}\n")

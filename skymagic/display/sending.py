@@ -20,11 +20,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from skymagic.display.identity import METADATA, Identity, identified
 
 Write = Callable[[str, str], None]
 """Takes a stream's name and text."""
@@ -45,12 +47,14 @@ class Due:
 
     Attributes:
         held: whether some of it is kept back on the screen still.
+        identity: what its messages say that they are of; None for nothing.
         left: whether it has left.
     """
 
     before: Callable[[], object]
     after: Callable[[], object]
     held: Callable[[], bool] = lambda: False
+    identity: Identity | None = None
     left: threading.Event = field(default_factory=threading.Event)
 
     def has_left(self) -> None:
@@ -83,6 +87,11 @@ class UnderWay(threading.local):
         for one in due.values():
             one.before()
         self.begun |= due
+
+    @property
+    def identities(self) -> list[Identity]:
+        """Of what is being sent."""
+        return [one.identity for one in self.begun.values() if one.identity is not None]
 
     def take_begun(self) -> list[Due]:
         """What was begun, and is sent now; without what is held back."""
@@ -117,28 +126,34 @@ def _put(name: str, text: str, *, last: bool) -> None:
     stream = sys.stderr if name == "stderr" else sys.stdout
     thread = getattr(stream, "pub_thread", None)
     _here.begin()
-    stream.write(text)
-    begun = _here.take_begun() if last else []
-    if begun and thread is not None:
-        thread.schedule(partial(_send, stream, begun))
-    stream.flush()
+    with identified(stream, text, _here.identities):
+        stream.write(text)
+        begun = _here.take_begun() if last else []
+        if begun and thread is not None:
+            thread.schedule(partial(_send, stream, begun))
+        stream.flush()
     if thread is None:
         for one in begun:
             one.has_left()
 
 
 @contextlib.contextmanager
-def showing() -> Iterator[None]:
-    """What is shown within goes the same way, though not through a stream; what was written before goes first."""
+def showing() -> Iterator[Mapping[str, Any]]:
+    """What is shown within goes the same way, though not through a stream; what was written before goes first. Gives metadata for it."""
     _put_parts(last=False)
     _here.begin()
-    yield
+    yield {METADATA: _here.identities} if _here.identities else {}
     if _here.parts is None:
         _end()
 
 
 @contextlib.contextmanager
-def content(source: Hashable, before: Callable[[], object], after: Callable[[], object]) -> Iterator[None]:
+def content(
+    source: Hashable,
+    before: Callable[[], object],
+    after: Callable[[], object],
+    identity: Identity | None = None,
+) -> Iterator[None]:
     """What this thread writes and shows within is one content of a source: `before` is called just before its first part is sent, and `after`
     when its last part has left this process. Of one that shows nothing yet both are called with what is sent next.
 
@@ -147,10 +162,11 @@ def content(source: Hashable, before: Callable[[], object], after: Callable[[], 
 
     Args:
         source: whose content it is; what was said before of the same source, and nothing was sent for, is not called any more.
+        identity: what the messages in which it is sent say that they are of.
     """
     _wait_for(source)
     _here.due.pop(source, None)  # it comes last now
-    _here.content = _here.due[source] = Due(before, after)
+    _here.content = _here.due[source] = Due(before, after, identity=identity)
     try:
         with together():
             yield

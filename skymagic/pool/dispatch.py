@@ -57,7 +57,8 @@ class Dispatch:
     def _run(self, submission: Submission, begin: Callable[[], object], screen: Screen, limits: Limits) -> Report:
         agents = self._resources.agents
         shown, number = self._status.shown, submission.number
-        marks = (partial(shown.begin, number), partial(shown.mark, number)) if number else ()
+        job_id = self._status.job_id if self._status.plan.outlives else ""
+        marks = (partial(shown.begin, number), partial(shown.mark, number), job_id) if number else ()
         try:
             self._status.lifetime.begin(id(submission))
             with agents.busy(submission.ranks):

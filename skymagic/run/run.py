@@ -68,6 +68,7 @@ class Run:
     Args:
         begin: called with a rank and the number of a content just before it leaves this process.
         mark: called with the same when it has left this process.
+        job_id: the pool's, where another notebook may go on with the run.
     """
 
     def __init__(
@@ -78,8 +79,9 @@ class Run:
         limits: Limits,
         begin: Callable[[int, int], None] = lambda rank, seq: None,
         mark: Callable[[int, int], None] = lambda rank, seq: None,
+        job_id: str = "",
     ) -> None:
-        self._submission = submission
+        self._submission, self._job_id = submission, job_id
         self._begin, self._mark = begin, mark
         self._agents = agents
         self._screen = screen
@@ -187,7 +189,9 @@ class Run:
             show_content(self._screen, number, content)
             return
         # of a notebook that is killed between the two, another shows it again, and says that it may have been seen
-        with sending.content(number, partial(self._begin, number, seq), partial(self._mark, number, seq)):
+        places = {"run": self.report.run, "rank": number, "from": content.get("first_seq", seq), "to": seq}
+        identity = {"job_id": self._job_id, **places} if self._job_id else None
+        with sending.content(number, partial(self._begin, number, seq), partial(self._mark, number, seq), identity):
             show_content(self._screen, number, content)
 
     # -- ending early ------------------------------------------------------------------------------------------------

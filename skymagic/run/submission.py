@@ -73,7 +73,8 @@ class Submission:
             last = following
             texts.append(following.content["text"])
             size += len(texts[-1])
-        return replace(event, content={**last.content, "text": "".join(texts)})
+        first = {"first_seq": event.content["seq"]} if "seq" in event.content else {}
+        return replace(event, content={**last.content, **first, "text": "".join(texts)})
 
     def _take(self, timeout: float) -> Event | None:
         event, self._ahead = self._ahead, None

@@ -31,6 +31,27 @@ def test_a_flood_is_told_of_in_order(notebook: Notebook) -> None:
     assert notebook.value(f"begun == left == [*range({COUNT})]")
 
 
+def test_messages_say_of_which_content_they_are(notebook: Notebook) -> None:
+    shown = notebook.run(
+        "nothing = lambda: None\n"
+        "for number in range(3):\n"
+        "    with sending.content(0, nothing, nothing, {'rank': 0, 'from': number, 'to': number}):\n"
+        "        sending.write('stdout', f'step {number}\\n')\n"
+        "    print('apart', flush=True)\n"
+        "with sending.content(0, nothing, nothing, {'rank': 0, 'from': 3, 'to': 4}):\n"
+        "    live.show({'data': {'text/plain': 'a display'}})\n"
+        "live.show({'data': {'text/plain': 'apart'}})\n"
+    )
+    found = [
+        (content["text"], [one["from"] for one in metadata.get("skymagic", ())])
+        if kind == "stream"
+        else (content["data"]["text/plain"], [one["from"] for one in content["metadata"].get("skymagic", ())])
+        for kind, metadata, content in shown.messages
+    ]
+    steps = [pair for number in range(3) for pair in [(f"step {number}\n", [number]), ("apart\n", [])]]
+    assert found == [*steps, ("a display", [3]), ("apart", [])]
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the system does not tell what was sent")
 def test_bytes_are_counted_as_they_leave(notebook: Notebook) -> None:
     notebook.run(

@@ -45,6 +45,8 @@ class Shown:
     """What one cell shows, as it stands now: Jupyter's outputs, text of one stream in a row joined."""
 
     outputs: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[tuple[str, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+    """(kind, metadata, content) of the messages that they came in."""
     error: Failed | None = None
     done: bool = False
     _clear: bool = False
@@ -236,6 +238,7 @@ class Notebook:
         if shown is None:
             return
         if kind in OUTPUTS - {"update_display_data"}:
+            shown.messages.append((kind, dict(message["metadata"]), dict(content)))
             shown.add(kind, dict(content))
         if kind == "error":
             text = ANSI.sub("", "\n".join(content["traceback"]))

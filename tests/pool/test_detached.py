@@ -20,7 +20,7 @@ from skymagic.pool.keys import Shown
 from skymagic.pool.records import PoolRecord
 from skymagic.providers import Local
 from skymagic.wire.record import answers
-from tests.lab.desk import Desk, daemons, killed, local_desk
+from tests.lab.desk import Desk, daemons, exactly_once, killed, local_desk
 from tests.lab.hosts import still_there
 from tests.lab.notebook import Notebook
 
@@ -204,8 +204,8 @@ def test_what_may_have_been_seen_is_shown_again_and_said(desk: Desk) -> None:
     gate = desk.folder / "gate"
     with desk.notebook(desk.made) as first:  # as if it were killed before it knows that something has left it
         first.run("from skymagic.pool.keys import Shown\nShown.mark = lambda *_: None")
-        cell = first.start(WAITS.replace("GATE", repr(str(gate))))
-        first.watch(cell, lambda seen: "before" in seen.stdout)
+        seen = first.start(WAITS.replace("GATE", repr(str(gate))))
+        first.watch(seen, lambda seen: "before" in seen.stdout)
         killed(first)
     with desk.notebook(DIES_AMIDST) as second:  # killed between that line and what it announces: which is not lost
         second.start(f"%sky_attach {desk.pool}")
@@ -218,6 +218,7 @@ def test_what_may_have_been_seen_is_shown_again_and_said(desk: Desk) -> None:
         *_, said, before, after = cell.text.splitlines()
         assert said.startswith("[rank 0: the next line may have been shown before: ")
         assert (before, after) == ("before", "after")
+        assert exactly_once([seen, cell]) == "before\nafter\n", "who listened to both knows that it is a repeat"
         third.run(f"%sky_down {desk.pool}")
 
 
