@@ -36,6 +36,7 @@ class InstallPlan:
         builds: which builds of PyTorch's packages fit.
         silent: URLs of indexes that do not answer.
         sent: pins of the wheels in `incoming`, which are all that packages come from; () where they come from its indexes.
+        cached: whether uv and pip use what they have kept on the host.
     """
 
     requirements: Requirements
@@ -49,6 +50,7 @@ class InstallPlan:
     builds: Builds = field(default_factory=lambda: Builds("auto"))
     silent: tuple[str, ...] = ()
     sent: tuple[str, ...] = ()
+    cached: bool = True
 
 
 COMMON = r"""
@@ -289,7 +291,8 @@ def install_script(plan: InstallPlan, facts: Facts) -> str:
         requirements_function(plan, facts),
         _commands(plan),
     ]
-    return "\n".join([TELL, *assignments(names), *functions, "main </dev/null 2>&1\n"])
+    uncached = [] if plan.cached else ["export UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1"]
+    return "\n".join([TELL, *assignments(names), *uncached, *functions, "main </dev/null 2>&1\n"])
 
 
 def requirements_function(plan: InstallPlan, facts: Facts) -> str:

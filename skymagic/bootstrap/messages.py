@@ -55,6 +55,8 @@ class Failure:
         return (advice(self, facts) or left) + silent
 
 
+_UV_CACHE = r"cache entry|cache is corrupt"
+_PIP_CACHE = r"do not match the hashes|bad crc-32|error -3 while decompressing"
 _CONTRADICTION = "The packages contradict each other: the lines above say which. Change --pip or the plugins' versions."
 ADVICE = (
     (
@@ -72,8 +74,13 @@ ADVICE = (
         "sky.Image(pip_indexes=[…]). To take the build for CUDA all the same, add --plugin torch and -y.",
     ),
     (
-        r"cache entry|cache is corrupt",
+        _UV_CACHE,
         "uv's cache on {host} is damaged. Run `rm -r ~/.cache/uv` there (or `uv cache clean`): what it held is fetched again.",
+    ),
+    (
+        _PIP_CACHE,
+        "pip's cache on {host} is damaged, or its index has another file than it says. Run `rm -r ~/.cache/pip` there (or "
+        "`pip cache purge`), and try again.",
     ),
     (
         r"no interpreter found|failed to download.*cpython|python-build-standalone",
@@ -98,6 +105,11 @@ ADVICE = (
         _CONTRADICTION,
     ),
 )
+
+
+def blames_cache(failure: Failure) -> bool:
+    """Whether the last lines are what uv or pip say of a damaged cache of theirs."""
+    return bool(re.search(f"{_UV_CACHE}|{_PIP_CACHE}", "\n".join(failure.last).lower()))
 
 
 def advice(failure: Failure, facts: Facts) -> str:

@@ -16,7 +16,7 @@ from skymagic.bootstrap.additions import Addition, add
 from skymagic.bootstrap.facts import Facts, parse
 from skymagic.bootstrap.install import UPLOADED, InstallPlan, install_script, plan_install, prepare_script
 from skymagic.bootstrap.listing import packages
-from skymagic.bootstrap.messages import lacks_python, refusals
+from skymagic.bootstrap.messages import Failure, blames_cache, lacks_python, refusals
 from skymagic.bootstrap.own import NoWheel, OwnWheel, own_wheel
 from skymagic.bootstrap.probe import probe_script
 from skymagic.bootstrap.progress import InstallProgress
@@ -237,15 +237,34 @@ def _install(
     plan = plan_install(requirements, facts, incoming, wheel.running()[1])
     if sent is not None:
         plan = replace(plan, sent=sent.pins)
-    files = _files(host, plan, facts)
-    if sent is None or not sent.there.issuperset(files):
-        upload(host, prepare_script(requirements, plan.incoming), files, report)
-    sizes = {each.name: each.nbytes for each in packages(requirements, facts) if each.nbytes}
-    progress = InstallProgress(report, requirements.hidden, sizes=sizes, runs=runs)
-    done = host.run(install_script(plan, facts), lines=progress.feed)
-    if not progress.done:
-        failure = progress.failure(done.status, done.err, requirements.minor)
+    failure = _tried(host, plan, facts, report, runs, sent.there if sent is not None else None)
+    if failure is not None and not plan.sent and blames_cache(failure):
+        report("its cache of packages seems to be damaged; installing without it")
+        failure = _tried(host, replace(plan, cached=False), facts, report, runs)
+    if failure is not None:
         raise HostError(host.label, failure.reason, failure.remedy(facts))
+
+
+def _tried(
+    host: RemoteShell,
+    plan: InstallPlan,
+    facts: Facts,
+    report: Report,
+    runs: Callable[[str], None],
+    there: Collection[str] | None = None,
+) -> Failure | None:
+    """Upload and install; what failed.
+
+    Args:
+        there: what is in the folder of uploads already; None where there is no such folder.
+    """
+    files = _files(host, plan, facts)
+    if there is None or not files.keys() <= set(there):
+        upload(host, prepare_script(plan.requirements, plan.incoming), files, report)
+    sizes = {each.name: each.nbytes for each in packages(plan.requirements, facts) if each.nbytes}
+    progress = InstallProgress(report, plan.requirements.hidden, sizes=sizes, runs=runs)
+    done = host.run(install_script(plan, facts), lines=progress.feed)
+    return None if progress.done else progress.failure(done.status, done.err, plan.requirements.minor)
 
 
 def _files(host: RemoteShell, plan: InstallPlan, facts: Facts) -> dict[str, bytes | Path]:

@@ -304,6 +304,8 @@ def test_an_interpreter_that_cannot_be_used_as_it_is() -> None:
         ("SSLError(SSLCertVerificationError(1, 'certificate verify failed", "does not reach"),
         ("error: No interpreter found for Python 3.14 in managed installations", "uv found no Python 3.11"),
         ("ERROR: ResolutionImpossible: for help visit https://pip.pypa.io", "contradict"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "pip's cache on node is damaged"),
+        ("zipfile.BadZipFile: Bad CRC-32 for file 'x.bin'", "pip's cache on node is damaged"),
         ("Segmentation fault", "make the pool again"),
     ],
 )  # fmt: skip
