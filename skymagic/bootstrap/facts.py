@@ -67,6 +67,8 @@ class Facts:
         driver: version of NVIDIA's driver; "" without one. rocm: whether AMD's ROCm is there.
         addresses: (interface, address) of all interfaces that are up, loopback too; interface "-" where unknown.
         pythons: interpreters; not looked for when the environment is ready.
+        unreached: places that uv fetches Pythons from, where no interpreter has the version that is wanted and none of them can be
+            connected to; else "".
         uv: path of a uv on the host that chooses PyTorch's builds.
         no_index: whether its pip may use no index, only links.
         indexes: how many of its package indexes answer; None where nobody asked. links: whether it has links beside them.
@@ -101,6 +103,7 @@ class Facts:
     rocm: bool = False
     addresses: tuple[tuple[str, str], ...] = ()
     pythons: tuple[Python, ...] = ()
+    unreached: str = ""
     uv: str | None = None
     no_index: bool = False
     indexes: int | None = None
@@ -154,7 +157,7 @@ def parse(out: str) -> Facts:
 
     return Facts(
         **{name: one(name) for name in ("system", "machine", "hostname", "home", "folder", "user", "libc")},
-        **{name: one(name) for name in ("boot", "refusal", "noexec", "foreign", "exposed", "env")},
+        **{name: one(name) for name in ("boot", "refusal", "noexec", "foreign", "exposed", "env", "unreached")},
         uid=number("uid") or 0,
         clock=number("clock") or 0,
         cpus=number("cpus") or 1,

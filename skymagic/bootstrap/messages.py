@@ -134,7 +134,12 @@ def refusals(facts: Facts, requirements: Requirements) -> list[str]:
         return found
     room = "" if facts.ready or requirements.prepared else shortage(requirements, facts)
     short = [f"{room}: make room, or {OTHER_FOLDER}"] if room else []
-    return [*found, *(_place(facts, requirements) or short), *_wheels(facts, requirements)]
+    return [
+        *found,
+        *(_place(facts, requirements) or short),
+        *_python(facts, requirements),
+        *_wheels(facts, requirements),
+    ]
 
 
 def _safety(facts: Facts) -> list[str]:
@@ -180,6 +185,22 @@ def _place(facts: Facts, requirements: Requirements) -> list[str]:
     return []
 
 
+def _python(facts: Facts, requirements: Requirements) -> list[str]:
+    """That none has the version that is wanted, and none can be fetched."""
+    if not facts.unreached:
+        return []
+    minor = requirements.minor
+    return [
+        f"it needs Python {minor}, has {_pythons(facts)}, and reaches no place to fetch one from ({facts.unreached}): install "
+        f"Python {minor} there, set UV_PYTHON_INSTALL_MIRROR there to a place that it reaches, name an interpreter with "
+        "sky.Image(python='/path/to/bin/python'), or start the notebook with a Python that the hosts have"
+    ]
+
+
+def _pythons(facts: Facts) -> str:
+    return ", ".join(f"{python.path} ({python.version})" for python in facts.pythons) or "none"
+
+
 def _prepared(facts: Facts, requirements: Requirements) -> list[str]:
     """What keeps an interpreter from being used as it is."""
     named = "name another with sky.Image(python='/path/to/bin/python'), or leave python out to have one made"
@@ -206,9 +227,8 @@ def _prepared(facts: Facts, requirements: Requirements) -> list[str]:
 
 def lacks_python(requirements: Requirements, facts: Facts, problem: str) -> tuple[str, str]:
     """(reason, remedy) when neither the host's Python nor uv can make an environment."""
-    there = ", ".join(f"{python.path} ({python.version})" for python in facts.pythons) or "none"
     reason = (
-        f"it cannot be set up: it has no Python {requirements.minor} that makes environments, and no uv (Python there: {there});\n"
+        f"it cannot be set up: it has no Python {requirements.minor} that makes environments, and no uv (Python there: {_pythons(facts)});\n"
         f"  uv could not be got for it ({facts.system} {facts.machine}) either: {masked(problem)}"
     )
     remedy = (

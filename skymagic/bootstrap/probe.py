@@ -40,6 +40,27 @@ for name in left.values():
 Folders' names tell it at once; to import what reads their files takes longer than all the rest of the probe.
 """
 
+SOURCES_PROBE = """
+import os, socket, sys, threading, time
+from urllib.parse import urlsplit
+end = time.time() + float(sys.argv[1])
+places = [urlsplit(url) for url in sys.argv[2:]]
+def ask(place):
+    if place.scheme in ('http', 'https'):
+        port = place.port or {'http': 80}.get(place.scheme, 443)
+        socket.create_connection((place.hostname, port), end - time.time()).close()
+    os._exit(0)
+asked = [threading.Thread(target=ask, args=(place,), daemon=True) for place in places]
+for each in asked:
+    each.start()
+for each in asked:
+    each.join(max(0, end - time.time()))
+print('@sky unreached', ', '.join(place.hostname for place in places))
+sys.stdout.flush()
+os._exit(0)
+"""
+"""Run by an interpreter of the host: says which places of Pythons cannot be connected to, when none can. Arguments: seconds, URLs."""
+
 _BODY = r"""
 main() {
     cd /  # a home may hold a random.py
@@ -149,22 +170,30 @@ environment() {
         done
         return
     fi
-    interpreters | while IFS= read -r one; do
-        found=$("$one" -c "$ask_python" 2>/dev/null) && tell python "$found"
-    done
+    there=$(interpreters | while IFS= read -r one; do "$one" -c "$ask_python" 2>/dev/null; done)
+    printf '%s\n' "$there" | sed -n 's/^./@sky python &/p'
+    asker=$(interpreters | while IFS= read -r one; do
+        if "$one" -c 'import ssl, sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null; then echo "$one"; break; fi
+    done)
+    if ! printf '%s\n' "$there" | grep -q "^$want "; then sources & fi
     for one in uv "$HOME/.local/bin/uv" "$HOME/.cargo/bin/uv"; do
         # an older one would take any build of PyTorch
         found=$(command -v "$one" 2>/dev/null) && "$found" pip install --help 2>/dev/null </dev/null | grep -q -e --torch-backend && tell uv "$found"
     done
     indexes
+    wait
+}
+
+# Where uv would fetch a Python from; one with settings of its own, or behind a proxy, has ways that are not seen here.
+sources() {
+    proxy=${ALL_PROXY-}${all_proxy-}${HTTPS_PROXY-}${https_proxy-}$(pip_says proxy "${PIP_PROXY-}")
+    if [ -z "$asker" ] || [ -n "$proxy" ] || own_settings; then return; fi
+    "$asker" -c "$ask_sources" "$seconds" ${UV_PYTHON_INSTALL_MIRROR:-https://github.com https://releases.astral.sh} 2>/dev/null
 }
 
 # A host whose uv has settings of its own is not asked: they say more than pip's.
 indexes() {
     if own_settings; then return; fi
-    asker=$(interpreters | while IFS= read -r one; do
-        if "$one" -c 'import ssl, sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null; then echo "$one"; break; fi
-    done)
     [ -n "$asker" ] || return 0
     certificates
     asked=
@@ -180,7 +209,7 @@ indexes() {
 interpreters() {
     for one in "python$want" python3 python; do command -v "$one"; done
     for one in /usr/bin /usr/local/bin "$HOME/.local/bin" /opt/*/bin "$HOME"/*conda*/bin \
-        "$HOME"/*conda*/envs/*/bin "$HOME/.pyenv/versions/$want".*/bin "$HOME"/.local/share/uv/python/*/bin; do
+        "$HOME"/*conda*/envs/*/bin "$HOME/.pyenv/versions/$want".*/bin "$HOME"/.local/share/uv/python/*/bin "$folder"/python/*/bin; do
         if [ -x "$one/python$want" ]; then echo "$one/python$want"; fi
     done
 }
@@ -217,6 +246,7 @@ def probe_script(requirements: Requirements, sizes: bool = False) -> str:
         "builds": " ".join(pins[name] for name in requirements.torch),
         "sizes": " ".join(pin for name, pin in pins.items() if name not in requirements.torch) if sizes else "",
         "ask_indexes": INDEX_PROBE,
+        "ask_sources": SOURCES_PROBE,
         "accelerated": "",
     }
     return "\n".join([TELL, folder_line(requirements), *assignments(names)]) + PIP_SETTINGS + _BODY

@@ -169,6 +169,12 @@ def probe(host: RemoteShell, requirements: Requirements, sizes: bool = False) ->
         raise HostError(host.label, reason, remedy) from None
 
 
+def refuse(name: str, facts: Facts, requirements: Requirements) -> None:
+    """Raise HostError where nothing can be set up on such a host."""
+    if problems := refusals(facts, requirements):
+        raise HostError(name, "it cannot be set up: " + ";\n  ".join(problems))
+
+
 def setup(
     host: RemoteShell,
     requirements: Requirements,
@@ -194,8 +200,7 @@ def setup(
         report(f"its clock is {abs(off) // 60} minutes {'ahead of' if off > 0 else 'behind'} this machine's")
     for url, why in facts.silent:
         report(f"its index {url} does not answer ({why}) and is left out")
-    if problems := refusals(facts, requirements):
-        raise HostError(host.label, "it cannot be set up: " + ";\n  ".join(problems))
+    refuse(host.label, facts, requirements)
     if not (facts.code and (facts.ready or requirements.prepared)):
         code = f"{facts.folder}/code/{requirements.code}"
         known = facts
@@ -238,7 +243,7 @@ def _install(
     if sent is not None:
         plan = replace(plan, sent=sent.pins)
     failure = _tried(host, plan, facts, report, runs, sent.there if sent is not None else None)
-    if failure is not None and not plan.sent and blames_cache(failure):
+    if failure is not None and not facts.without_index and blames_cache(failure):
         report("its cache of packages seems to be damaged; installing without it")
         failure = _tried(host, replace(plan, cached=False), facts, report, runs)
     if failure is not None:

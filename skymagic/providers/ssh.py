@@ -13,8 +13,9 @@ from skymagic import plugins
 from skymagic.bootstrap.additions import Addition, add
 from skymagic.bootstrap.builds import choose, question
 from skymagic.bootstrap.facts import Facts
-from skymagic.bootstrap.listing import lines, shortage
-from skymagic.bootstrap.provision import Sent, probe, requirements_of, setup
+from skymagic.bootstrap.listing import lines
+from skymagic.bootstrap.messages import refusals
+from skymagic.bootstrap.provision import Sent, probe, refuse, requirements_of, setup
 from skymagic.bootstrap.remote import Installation
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.versions import notebook
@@ -133,10 +134,11 @@ class SSH:
 
 
 def set_up(machines: Sequence[Machine], requirements: Requirements, say: Say) -> None:
-    """Set machines up side by side; wheels that several of them need are fetched once."""
+    """Set machines up side by side, unless one cannot be; wheels that several of them need are fetched once."""
     fresh = [] if requirements.prepared else [each for each in machines if not each.facts.ready]
     targets = [each.target(requirements) for each in fresh]
     try:
+        side_by_side(lambda one: refuse(one.name, one.facts, requirements), machines)
         with passed_on(targets, requirements, say) as sent:
             side_by_side(lambda one: one.set_up(requirements, say, sent.get(one.name)), machines)
     finally:
@@ -321,20 +323,22 @@ class ConnectionProcess:
 
 def _set_up_words(machines: Sequence[Machine], requirements: Requirements) -> str:
     """What `acquire` will do on each of them."""
-    words: dict[str, list[str]] = {}
+    words, refused = dict[str, list[str]](), dict[str, list[str]]()
     for machine in machines:
         facts = machine.facts
+        if problems := refusals(facts, requirements):
+            refused.setdefault("; ".join(problems), []).append(machine.name)
+            continue
         step = "nothing to do" if facts.code else "skymagic's code is copied"
         if not (facts.ready or requirements.prepared):
             step = f"an environment with Python {requirements.minor} is made"
             if facts.without_index:
                 step += " of packages that the notebook fetches and sends, for no index can be reached from there"
-            elif room := shortage(requirements, facts):
-                words.setdefault(room, []).append(machine.name)
         for url, why in facts.silent:
             words.setdefault(f"{url} does not answer ({why})", []).append(machine.name)
         words.setdefault(step, []).append(machine.name)
-    return "; ".join(f"{step} on {', '.join(names)}" for step, names in words.items())
+    steps = [f"{step} on {', '.join(names)}" for step, names in words.items()]
+    return "; ".join([*steps, *(f"{', '.join(names)} cannot be set up: {why}" for why, names in refused.items())])
 
 
 def _endpoints(request: PoolRequest) -> list[Endpoint]:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -161,6 +162,27 @@ def test_an_index_serves_its_packages_and_no_others(by: str, home: Path, uv: str
     assert "installing packages from their own index" in told
     assert through("sh", host, ready.command("tiny_own")) == "1.0\n"
     assert through("sh", host, ready.command("tiny_common")) == "1.0\n"
+
+
+def test_whether_a_python_can_be_fetched(home: Path) -> None:
+    """It is asked where no interpreter fits; a proxy, and a place on the disk, are left to uv."""
+    wanted = replace(SMALL, python="3.99", minor="3.99")
+
+    def unreached(mirror: str, **more: str) -> str:
+        env = {"PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "UV_PYTHON_INSTALL_MIRROR": mirror, **more}
+        return probe(ShellHost(home, env=env), wanted).unreached
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        assert unreached(url) == ""
+    assert unreached("http://127.0.0.1:9/") == "127.0.0.1"
+    assert unreached("file:///pythons") == ""
+    assert unreached("http://127.0.0.1:9/", https_proxy="http://127.0.0.1:9") == ""
+    fetched = home / ".skymagic/python/cpython-3.99/bin/python3.99"
+    fetched.parent.mkdir(parents=True)
+    fetched.write_text("#!/bin/sh\necho 3.99 venv pip $0\n")
+    fetched.chmod(0o700)
+    assert unreached("http://127.0.0.1:9/") == "", "uv has fetched one before"
 
 
 def test_a_host_makes_an_environment_by_itself(home: Path) -> None:

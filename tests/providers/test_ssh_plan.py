@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -42,3 +43,26 @@ def test_what_is_installed_is_listed_before_anything_happens(tmp_path: Path) -> 
             assert "torch 2.13.0+cpu, CPU build, " in plan
             assert "add -y" not in plan
             print(plan, file=sys.stderr)
+
+
+def test_a_python_that_hosts_lack_and_cannot_fetch(tmp_path: Path) -> None:
+    """All such hosts are named with what they have and the way out, before anything is made on the others."""
+    env = {"PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "UV_PYTHON_INSTALL_MIRROR": "http://127.0.0.1:9/"}
+    with loopback(tmp_path / "hosts", 3, env=env) as hosts:
+        home = write_ssh_config(tmp_path / "client", hosts)
+        other = hosts[0].home / ".local/bin/python3.99"
+        other.parent.mkdir(parents=True)
+        other.write_text("#!/bin/sh\necho 3.99 venv pip $0\n")
+        other.chmod(0o700)
+        with opened(tmp_path / "client", env={"HOME": str(home)}) as notebook:
+            start = "%sky_pool lab --provider ssh --hosts h1,h2,h3 --python 3.99"
+            plan = notebook.run(f"{start} --dry-run").text
+            assert re.search("an environment with Python 3.99 is made .*on h1; h2, h3 cannot be set up", plan), plan
+            assert "h2, h3 cannot be set up: it needs Python 3.99, has /" in plan
+            said = " ".join(notebook.fail(start).text.split())
+            for name in ("h2", "h3"):
+                assert f"{name}: it cannot be set up: it needs Python 3.99, has /" in said
+            assert f"python{sys.version_info[0]}" in said
+            assert "and reaches no place to fetch one from (127.0.0.1): install Python 3.99 there" in said
+            assert "h1: " not in said
+        assert [[path.name for path in host.home.iterdir()] for host in hosts] == [[".local"], [], []]
