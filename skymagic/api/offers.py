@@ -5,14 +5,8 @@ from __future__ import annotations
 from skymagic.plan.cloud import CloudSettings
 from skymagic.plan.requests import PoolRequest
 from skymagic.providers.aws.clients import Clients
-from skymagic.providers.aws.configured import set_up
 from skymagic.providers.aws.listing import OfferTable
 from skymagic.providers.aws.market import survey
-
-
-def rentable(settings: CloudSettings) -> bool:
-    """Whether a provider that rents machines is set up here."""
-    return set_up(settings)
 
 
 def offers(request: PoolRequest, settings: CloudSettings) -> OfferTable:

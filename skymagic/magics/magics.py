@@ -15,7 +15,7 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 from skymagic import plugins, providers
 from skymagic.api import costs, disk, executing, logs, rented, running, stopping, tagged
 from skymagic.api.compute import Compute
-from skymagic.api.offers import offers, rentable
+from skymagic.api.offers import offers
 from skymagic.data.capture import installed
 from skymagic.display import text as display
 from skymagic.display.screen import Copying, print_note, show_object
@@ -34,6 +34,7 @@ from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import rank_words
 from skymagic.pool import keys, notebooks, records, registry, surveys
 from skymagic.pool.status import now
+from skymagic.providers.aws.configured import set_up
 from skymagic.providers.local import gpus as local_gpus
 from skymagic.run import interrupt
 
@@ -220,7 +221,7 @@ class SkyMagics(Magics):
         print(display.gpus(request.gpu.name if request.gpu else None, local_gpus()), flush=True)
         settings = self.settings.defaults().aws
         asks = request.rented or request.output is not None
-        if request.gpu is None or not (asks or rentable(settings)):
+        if request.gpu is None or not (asks or set_up(settings)):
             return
         asked = PoolRequest(gpu=request.gpu, nodes=request.nodes, region=request.region, spot=request.spot)
         try:

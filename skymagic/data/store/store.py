@@ -137,10 +137,10 @@ class NodeStore(Store):
             self._files[key] = _File(name, partial.nbytes)
         return key
 
-    def read(self, name: str, step: int = LARGE) -> Iterator[bytes]:
-        """A file's bytes, for sending elsewhere: in pieces of ``step`` bytes."""
+    def read(self, name: str) -> Iterator[bytes]:
+        """A file's bytes, for sending elsewhere: in pieces of `LARGE` bytes."""
         with self.path(name).open("rb", buffering=0) as file:
-            while piece := file.read(step):
+            while piece := file.read(LARGE):
                 yield piece
 
     def path(self, name: str) -> Path:

@@ -24,6 +24,7 @@ from skymagic.kernels.agent.trimming import trim
 from skymagic.wire.agent import BeginOutput, Publish, Reported
 
 PIPE_BYTES = 1 << 20
+TAIL_BYTES = 1 << 14
 F_SETPIPE_SZ = 1031
 BATCH_SECONDS = 0.01
 """Text that follows within this time is sent together, so that a flood of short lines costs a hundred messages a second at most."""
@@ -297,10 +298,10 @@ class RankOutput:
         self.pipes.clear()
         self._log.close()
 
-    def tail(self, lines: int = 60, limit: int = 16384) -> str:
-        """The last lines that the present request, or the one before, wrote into the log."""
+    def tail(self, lines: int = 60) -> str:
+        """The last lines, of at most `TAIL_BYTES`, that the present request, or the one before, wrote into the log."""
         # by its descriptor: somebody may have deleted the file
-        data = os.pread(self._log.fileno(), limit, max(self._since, self._logged() - limit))
+        data = os.pread(self._log.fileno(), TAIL_BYTES, max(self._since, self._logged() - TAIL_BYTES))
         return "\n".join(data.decode(errors="replace").splitlines()[-lines:])
 
     def _take(self, pipe: Pipe, data: bytes, now: float) -> None:

@@ -13,7 +13,6 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from skymagic.data.capture.installed import version
 from skymagic.data.store.bundle import part_fields, read_parts, write_parts
 from skymagic.data.store.store import NodeStore
 from skymagic.data.values import pickling, shards
@@ -240,6 +239,8 @@ class Namespace:
             theirs = bundle["versions"].get(package) or ""
             wanted = f"{package} {theirs}".strip()
             return BindError(name, f"{package} is not installed here; the notebook has {wanted}", package)
+        from skymagic.data.capture.installed import version  # a rank imports what reads the environment when it must
+
         skew = [
             (package, theirs, version(package))
             for package, theirs in bundle["versions"].items()

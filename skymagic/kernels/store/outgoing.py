@@ -61,10 +61,10 @@ class Sender:
             self._items.append((encode(message), data))
             self._changed.notify_all()
 
-    def close(self, timeout: float = 1.0) -> None:
-        """Wait until the queue is empty, or the time is over."""
+    def close(self) -> None:
+        """Wait until the queue is empty, for a second at most."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._items and not self._writing, timeout)
+            self._changed.wait_for(lambda: not self._items and not self._writing, 1.0)
 
     def _write(self) -> None:
         try:
