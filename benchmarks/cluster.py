@@ -15,7 +15,7 @@ from skymagic.display.screen import Screen
 from skymagic.jobs import cell as broadcast
 from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest, RunRequest
 from skymagic.plan.selection import Selection
-from skymagic.pool import Pool, registry
+from skymagic.pool import Pool, making, registry
 from skymagic.run.report import Limits
 
 
@@ -41,7 +41,7 @@ def start(ranks: int, *plugins: str, agreed: bool = False) -> Pool:
     request = PoolRequest(
         name=name, provider="local", nodes=ranks, plugins=tuple(PluginSpec(name) for name in plugins), yes=agreed
     )
-    return registry.ensure(request, {}, Defaults(), lambda text: None)
+    return making.ensure(request, {}, Defaults(), lambda text: None)
 
 
 @contextmanager

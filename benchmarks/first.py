@@ -14,7 +14,7 @@ from benchmarks.figures import Figure, say, timed
 from skymagic.bootstrap.provision import setup
 from skymagic.bootstrap.remote import Installation
 from skymagic.plan.requests import Defaults, PoolRequest
-from skymagic.pool import Pool, registry
+from skymagic.pool import Pool, making, registry
 from skymagic.providers import ssh
 from tests.lab.hosts import Hosts, loopback
 from tests.lab.shells import pip_settings
@@ -66,4 +66,4 @@ def start(names: tuple[str, ...]) -> Pool:
     request = PoolRequest(
         name=f"bench-{os.getpid()}-{len(registry.every())}", provider="ssh", hosts=names, procs_per_node=1
     )
-    return registry.ensure(request, {}, Defaults(), lambda text: say(f"  {text}"))
+    return making.ensure(request, {}, Defaults(), lambda text: say(f"  {text}"))

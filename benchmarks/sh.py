@@ -15,7 +15,7 @@ from benchmarks.figures import Figure, alternate, median, say
 from skymagic.jobs import cell, script
 from skymagic.magics.arguments.cell_magics import parse_sh
 from skymagic.plan.requests import Defaults, PoolRequest
-from skymagic.pool import Pool, registry
+from skymagic.pool import Pool, making
 from skymagic.run.report import Limits
 from skymagic.runtime.rendezvous import free_port
 
@@ -41,7 +41,7 @@ def figures() -> Iterator[Figure]:
     request = PoolRequest(name=f"bench-{os.getpid()}", provider="local", nodes=NODES, procs_per_node=PROCESSES)
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        registry.ensure(request, {}, Defaults(), lambda text: None) as one,
+        making.ensure(request, {}, Defaults(), lambda text: None) as one,
     ):
         train = Path(folder) / "train.py"
         train.write_text(REDUCE)

@@ -38,7 +38,7 @@ from skymagic.plan.keywords import suggesting
 from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest
 from skymagic.plan.selection import Selection
 from skymagic.plugins import Plugin
-from skymagic.pool import Pool, records, registry, surveys
+from skymagic.pool import Pool, making, records, registry, surveys
 from skymagic.pool.states import State
 from skymagic.providers import Choice
 from skymagic.runtime import rendezvous
@@ -212,14 +212,14 @@ class Compute:
         """The pool of the first request that can be met."""
         tell = print_note if self._options.console else _say_nothing
         if len(requests) == 1:
-            return registry.ensure(requests[0], self._namespace, self._defaults, tell)
+            return making.ensure(requests[0], self._namespace, self._defaults, tell)
         mistakes: list[str] = []
         numbered = list(enumerate(requests, 1))
         if self._options.selection == "cheapest":
             numbered.sort(key=lambda one: _price(one[1]))
         for number, request in numbered:
             try:
-                return registry.ensure(request, self._namespace, self._defaults, tell)
+                return making.ensure(request, self._namespace, self._defaults, tell)
             except (RequestError, ProvisionError) as problem:
                 mistakes.append(f"spec {number}: {problem}")
                 tell(mistakes[-1])

@@ -32,7 +32,7 @@ from skymagic.plan.requests import PoolRequest, RunRequest
 from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import rank_words
-from skymagic.pool import keys, notebooks, records, registry, surveys
+from skymagic.pool import keys, making, notebooks, records, registry, surveys
 from skymagic.pool.status import now
 from skymagic.providers.aws.configured import set_up
 from skymagic.providers.local import gpus as local_gpus
@@ -126,7 +126,7 @@ class SkyMagics(Magics):
             return None
         defaults = self.settings.defaults()
         with interrupt.deferred():
-            one, found = registry.attach(
+            one, found = making.attach(
                 request.name, self.shell.user_ns, defaults, print_note, take_over=request.take_over
             )
             for unfinished in found:

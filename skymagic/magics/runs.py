@@ -22,7 +22,7 @@ from skymagic.magics.config import SkyMagic
 from skymagic.magics.results import ResultTables
 from skymagic.plan.requests import PoolRequest, RunRequest, ShellRequest
 from skymagic.plan.units import rank_words
-from skymagic.pool import Pool, registry
+from skymagic.pool import Pool, making
 from skymagic.pool.attaching import Unfinished
 from skymagic.run import interrupt
 from skymagic.run.report import Limits
@@ -55,8 +55,8 @@ class Runs:
     # -- where -------------------------------------------------------------------------------------------------------
 
     def ensure(self, request: PoolRequest, *, resize: bool = False, start: bool = False) -> Pool:
-        """The pool that a request describes, with the rest of what another notebook began on it; the options are the registry's."""
-        ensure = partial(registry.ensure, request, self._shell.user_ns, self._settings.defaults(), print_note)
+        """The pool that a request describes, with the rest of what another notebook began on it; the options are those of `making.ensure`."""
+        ensure = partial(making.ensure, request, self._shell.user_ns, self._settings.defaults(), print_note)
         return usage(partial(ensure, resize=resize, start=start, resume=self._resume))
 
     def _resume(self, one: Pool, unfinished: Unfinished) -> None:
@@ -67,7 +67,7 @@ class Runs:
         """The pool that a run asks for: by options, by name, or the one used last."""
         if request.given() - {"name"}:
             return self.ensure(request, start=True)
-        return usage(lambda: registry.ready(request.name, print_note))
+        return usage(lambda: making.ready(request.name, print_note))
 
     # -- now, or beside the notebook ---------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class Runs:
 
     def _script(self, request: ShellRequest, cell: broadcast.Cell, beside: Run | None) -> script.Outcome:
         """How it ended on the nodes is kept also when it failed."""
-        one = usage(lambda: registry.ready(request.pool, print_note))
+        one = usage(lambda: making.ready(request.pool, print_note))
         one.defaults = defaults = self._settings.defaults()
         spec = _known(usage(lambda: script.spec_of(request, one, cell)), one, beside)
         with interrupt.deferred():

@@ -19,6 +19,7 @@ dispatch      orders on their way to ranks, and who waits for them
 following     how the ranks of a run end that another notebook began
 hanging       ranks for which others would wait in vain while a process group is formed anew
 keys          what another notebook must know of a pool, and how far this one has shown its runs, on disk
+making        from a request to a pool: the one that runs, one that was left, or a new one
 messages      what is shown of its ranks
 notebooks     notebooks that are executed on pools' heads, or were, until they are taken: on disk
 packages      which packages the nodes have, and how they get more

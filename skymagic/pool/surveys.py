@@ -23,7 +23,7 @@ def preview(
     namespace: Mapping[str, object] = MappingProxyType({}),
     defaults: Defaults = Defaults(),  # noqa: B008  # it is frozen
 ) -> Plan:
-    """What the registry would make; nothing is started.
+    """What `making.ensure` would make; nothing is started.
 
     Raises:
         RequestError: all mistakes of the request.
