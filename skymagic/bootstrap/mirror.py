@@ -195,10 +195,10 @@ class Mirror:
     def content(self, name: str) -> Content:
         """A file of this name; asked for where it is not here, and again where that has failed."""
         with self._lock:
-            if name in self._bring and (path := self._place / name).is_file():
-                return Content.of(path)
             known = self._contents.get(name)
             if known is None or known.failed:
+                if name in self._bring and (path := self._place / name).is_file():
+                    return Content.of(path)
                 known = self._new(name)
                 peers = [partial(_from_mirror, self._pem, name, each) for each in self._upstream]
                 sources = self._sources.get(name, peers)
@@ -228,7 +228,7 @@ class Mirror:
             digest.update(data)
         well = not content.failed and self._bring[name] in ("", digest.hexdigest())
         with self._lock:
-            if well and name in self._contents:
+            if well and self._contents.get(name) is content:
                 self._half(name).rename(self._place / name)
                 del self._contents[name]  # so that it is closed: removed while it is open, it would stay on NFS
             elif not well:

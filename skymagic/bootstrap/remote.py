@@ -89,7 +89,7 @@ def upload(
     Args:
         carry: brings large files by another way than this host's own connection.
     """
-    place, there = _prepared(host, prepare)
+    place, there = prepared(host, prepare)
     try:
         new = {name: content for name, content in files.items() if name not in there}
         left = {name: content for name, content in new.items() if not _carried(host, f"{place}/{name}", content, carry)}
@@ -145,13 +145,8 @@ def sha256_of(content: bytes | Path) -> str:
     return digest.hexdigest()
 
 
-def prepared(host: RemoteShell, prepare: str) -> str:
-    """Make the folder of uploads (`prepare` is the script); where it is. Raises HostError."""
-    return _prepared(host, prepare)[0]
-
-
-def _prepared(host: RemoteShell, prepare: str) -> tuple[str, frozenset[str]]:
-    """The folder of uploads, and which wheels are there already."""
+def prepared(host: RemoteShell, prepare: str) -> tuple[str, frozenset[str]]:
+    """Make the folder of uploads (`prepare` is the script): where it is, and which wheels are there already. Raises HostError."""
     done = host.run(prepare, timeout=60.0)
     there = {line.removeprefix(f"{MARK}there ") for line in done.out.splitlines() if line.startswith(f"{MARK}there ")}
     for line in done.out.splitlines():

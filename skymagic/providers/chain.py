@@ -77,7 +77,7 @@ class Chain:
         pem, over = tls.certificate(), threading.Event()
 
         def one(each: Target, address: str) -> _Listening:
-            place = prepared(each.host, prepare)
+            place, _ = prepared(each.host, prepare)
             if over.is_set():
                 raise KeyboardInterrupt
             process = each.host.open(f"exec {quote(each.python)} -I -c {quote(mirror.program())}")

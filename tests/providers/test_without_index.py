@@ -93,6 +93,11 @@ def test_wheels_cross_the_notebooks_link_once(tmp_path: Path) -> None:
         assert 30_000_000 < first < 33_000_000
         assert max(others) < 100_000
         assert any(line.startswith("sending large-1.0") for line in told)
+        one_home = [replace(targets[0], name=name) for name in ("h1", "same", "too")]
+        shared = hosts[0].home / ".skymagic/incoming" / send(one_home, SMALL, files, told.append)
+        assert sorted(path.name for path in shared.glob("wheels/*")) == sorted(files)
+        assert (shared / "wheels" / large.name).read_bytes() == large.read_bytes()
+        shutil.rmtree(shared)
         assert "from here" not in " ".join(told)
         limited = tmp_path / "python"
         limited.write_text(f'#!/bin/sh\nulimit -f 1000\nexec {sys.executable} "$@"\n')
