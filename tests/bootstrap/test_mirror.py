@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from hashlib import sha256
-from http.client import HTTPResponse
+from http.client import HTTPResponse, IncompleteRead
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import IO, cast
@@ -230,6 +230,18 @@ def test_what_does_not_come_from_the_notebook_is_said(sent: Three, problem: str)
     assert all("wheels/large" in cast("list[str]", each.said()) for each in mirrors[1:])
     assert mirrors[0].process.wait(timeout=60) == 0
     assert not [path for each in mirrors for path in each.place.rglob("*.half")]
+
+
+def test_a_disk_that_is_full(chain: Chain) -> None:
+    """Who has no room has the beginning alone, and does not keep it from those behind."""
+    mirrors, index = chain(False, tls.certificate())
+    index.go_on.set()
+    room = 1_000_001
+    resource.prlimit(mirrors[1].process.pid, resource.RLIMIT_FSIZE, (room, room))
+    assert get(f"{mirrors[2].links}a-1.0%2Bcpu-py3-none-any.whl").read() == DATA
+    with pytest.raises(IncompleteRead) as raised:
+        get(f"{mirrors[1].links}a-1.0%2Bcpu-py3-none-any.whl").read()
+    assert raised.value.partial == DATA[:room]
 
 
 def test_strangers_get_nothing(chain: Chain) -> None:
