@@ -12,7 +12,9 @@ import signal
 import threading
 import zipfile
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import quote
@@ -280,3 +282,15 @@ def test_one_host_fetches_and_the_others_get_it_from_there(lab: Lab, monkeypatch
     assert lab.asked == []
     assert lab.shown(told) == []
     assert any(b"pip\0install" in each for each in lab.login.commands), "somebody has looked"
+
+
+@pytest.mark.needs("sshd")
+def test_two_pools_at_once(lab: Lab) -> None:
+    """Each has mirrors of its own; one makes the environments, and the other waits for it."""
+    lab.forget(".skymagic/code")
+    told: list[list[str]] = [[], []]
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(partial(lab.set_up, lab.targets), told))
+    assert [each.python for each in made[0]] == [each.python for each in made[1]]
+    assert all(lab.has(n, "tiny_large") for n in range(3))
+    assert lab.leftovers() == []
