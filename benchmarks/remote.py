@@ -39,6 +39,8 @@ FILES = 1_000_000_000
 """Bytes of files."""
 LOOPBACK = 400_000_000
 """Bytes over the fast link."""
+KEEP = 2_000_000_000
+"""Bytes that each machine may keep for later pools: all values that are sent, and two versions of the one that is changed."""
 STORE = "/dev/shm/skymagic-bench"
 CIPHER = "aes128-gcm@openssh.com"
 GIVE = f"""
@@ -70,7 +72,7 @@ def store(hosts: Machines) -> Iterator[tuple[RemoteStore, list[Connection]]]:
         node_of(index, host.name, functools.partial(connection.open, server), host.address)
         for index, (host, connection) in enumerate(zip(hosts, connections, strict=True))
     ]
-    made = RemoteStore(nodes, start, say, keep=4 * PAYLOAD)
+    made = RemoteStore(nodes, start, say, keep=KEEP)
     try:
         yield made, connections
     finally:
