@@ -60,13 +60,16 @@ class Worker:
             raise RequestError(mistakes)
 
 
-_RENTED = ("provision_timeout", "max_provision_attempts", "provision_retry_delay", "retry_on_interruption")
+_PROVISIONING = ("provision_timeout", "max_provision_attempts", "provision_retry_delay")
 
 
 @suggesting(
     "sky.Options",
     {
-        **dict.fromkeys(_RENTED, "nothing: it is for rented machines, which are not there yet"),
+        **dict.fromkeys(
+            _PROVISIONING, "nothing: where EC2 has no machine, other zones and types are asked by themselves"
+        ),
+        "retry_on_interruption": "%sky_pool --replace",
         "timeout": "default_compute_timeout",
         "concurrency": "worker=sky.Worker(concurrency=…)",
     },

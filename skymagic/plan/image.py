@@ -75,7 +75,8 @@ class Image:
         pip: requirements as pip takes them (``"torch>=2.3"``), also URLs and paths of wheels; no options. On other
             machines a name alone gets the version that the notebook has; ``"torch>=0"`` is the newest there is.
         pip_indexes: URLs of package indexes, searched beside pip's own; a `PipIndex` for those of certain packages alone.
-        apt: names of system packages, for machines that skymagic acquires.
+        apt: names of system packages, which rented machines get by apt-get after those of pip. On machines of your own nothing is
+            installed beside Python's packages; what is named is taken to be there, and that is said.
         env: environment variables.
         includes: local files and folders that travel with the notebook.
         excludes: patterns of files that do not, as in .gitignore.

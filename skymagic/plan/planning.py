@@ -245,6 +245,9 @@ def _lacks(request: PoolRequest, running: Plan) -> list[str]:
             f"it was made without the package {masked(item)}" for item in asked.pip if item not in running.image.pip
         ]
         reasons += [
+            f"it was made without the system package {one}" for one in asked.apt if one not in running.image.apt
+        ]
+        reasons += [
             f"it was made without this value of {name}"
             for name, value in asked.env.items()
             if running.image.env.get(name) != value

@@ -14,6 +14,7 @@ from skymagic.display.question import confirmed
 from skymagic.errors import RequestError
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults, PoolRequest, missing_secrets
+from skymagic.pool.reuse import RENTED
 from skymagic.providers import Provider, Survey
 
 
@@ -51,6 +52,8 @@ def surveyed(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provide
     if mistakes:
         survey.close()
         raise RequestError(mistakes)
+    if (apt := survey.plan.image.apt) and request.provider not in RENTED:
+        tell(f"apt ({', '.join(apt)}) is for rented machines: on these nothing of it is installed")
     return provider, survey
 
 

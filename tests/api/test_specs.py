@@ -12,6 +12,7 @@ import pytest
 
 import skymagic as sky
 from skymagic.errors import RequestError, RunTimeout
+from skymagic.plan.requests import PoolRequest
 from skymagic.pool import surveys
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,7 +115,7 @@ def test_what_cannot_be_is_refused_in_words(name: str) -> None:
 
 
 MISSPELT: dict[str, tuple[Callable[[], Any], str]] = {
-    "an option of rented machines": (lambda: sky.Options(provision_timeout=60), "rented machines, which are not there yet"),
+    "an option of rented machines": (lambda: sky.Options(provision_timeout=60), "other zones and types are asked by themselves"),
     "volumes": (lambda: sky.Compute(volumes=[]), "%sky_put"),
     "allocation": (lambda: sky.Spec(allocation="spot"), "spot=True"),
     "a word": (lambda: sky.Spec(vcpu=2), "did you mean 'vcpus'"),
@@ -157,3 +158,9 @@ def test_new_names_cost_nothing_until_they_are_used() -> None:
     code = "import sys, skymagic; skymagic.InstanceInfo; print('skymagic.api.compute' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "False\n"
+
+
+def test_system_packages_are_not_installed_on_machines_of_ones_own() -> None:
+    told: list[str] = []
+    surveys.preview(PoolRequest(provider="local", image=sky.Image(apt=("git", "curl"))), told.append)
+    assert told == ["apt (git, curl) is for rented machines: on these nothing of it is installed"]

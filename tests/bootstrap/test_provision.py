@@ -29,6 +29,9 @@ from skymagic.bootstrap.provision import RANK_DEPENDENCIES, probe, requirements_
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.errors import HostError, RequestError
 from skymagic.plan.image import Image, PipIndex
+from skymagic.plan.plans import Topology
+from skymagic.plan.requests import PoolRequest
+from skymagic.providers.aws.provider import needs
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
@@ -282,6 +285,22 @@ def test_a_folder_that_others_may_write_to(home: Path) -> None:
         assert f"`chmod 700 {folder}`" in refused(host, requirements_of(PREPARED))
     folder.chmod(0o755)
     setup(host, requirements_of(PREPARED), print)
+
+
+def test_system_packages_of_a_rented_machine(home: Path, cache: Path, tmp_path: Path) -> None:
+    """By its user's sudo, for which a program stands here that writes down what it is to do."""
+    (tmp_path / "sudo").write_text(f'#!/bin/sh\necho "sudo $*" >>{tmp_path}/told\n')
+    (tmp_path / "sudo").chmod(0o700)
+    image, asked = needs(PoolRequest(provider="aws", image=Image(apt=("git", "odd name"))), Topology(1, 1), print)
+    assert image.apt == ("git", "odd name")
+    host = ShellHost(home, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    requirements = replace(SMALL, commands=asked.commands)
+    setup(host, requirements, print, without_pip(host, requirements, None))
+    update, install = (tmp_path / "told").read_text().splitlines()
+    assert update.startswith("sudo -n apt-get ")
+    assert update.endswith(" update")
+    assert install.startswith("sudo -n env DEBIAN_FRONTEND=noninteractive apt-get ")
+    assert install.endswith(" install git odd name")
 
 
 @pytest.mark.parametrize(

@@ -647,6 +647,7 @@ def test_a_pool_that_serves(changes: dict[str, Any]) -> None:
             "its plugin is torch:backend=gloo, not torch:backend=nccl",
         ),
         ({"pip": ("pandas",)}, "it was made without the package pandas"),
+        ({"image": Image(apt=("git",))}, "it was made without the system package git"),
         ({"env": (("A", "2"),)}, "it was made without this value of A"),
         ({"secrets": ("OTHER",)}, "it was made without the secret OTHER"),
         ({"cpus": at_least("65+")}, "its nodes have 64 CPUs, not 65+"),

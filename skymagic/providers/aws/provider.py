@@ -9,14 +9,16 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from shlex import quote
 
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
 from skymagic.display.question import confirmed
 from skymagic.display.starting import StartStep
 from skymagic.errors import CloudError, PoolError, RequestError
+from skymagic.plan.image import Image
 from skymagic.plan.planning import plan_over
-from skymagic.plan.plans import Plan, cost_words, monthly_words, topology
+from skymagic.plan.plans import Plan, Topology, cost_words, monthly_words, topology
 from skymagic.plan.renting import bounded, plan_rented, until
 from skymagic.plan.requests import PoolRequest
 from skymagic.providers import ssh
@@ -47,6 +49,8 @@ from skymagic.providers.aws.tags import Label
 from skymagic.providers.aws.watchdog import Bounds
 from skymagic.providers.provider import Say
 
+_APT = "-q -o DPkg::Lock::Timeout=300"
+"""A machine that boots may hold the lock."""
 UNBOUNDED = 365 * 86400.0
 """Seconds for a limit that the user has switched off."""
 
@@ -60,7 +64,7 @@ class AWS:
         clients = Clients.of(settings)
         request = bounded(request)
         way.jump(settings)
-        image, requirements = ssh.needs(request, topology(request), say)
+        image, requirements = needs(request, topology(request), say)
         found = market.survey(request, clients)
         offers = _offers(request, found, clients)
         if request.spot:
@@ -105,7 +109,7 @@ class AWS:
             raise PoolError(
                 f"the SSH key of {first.label.job} is not here any more, so that nobody can connect to its machines"
             )
-        image, requirements = ssh.needs(plan.request, plan.topology, say)
+        image, requirements = needs(plan.request, plan.topology, say)
         machines = listing.machines(first.offer, len(accesses))
         words = f"{machines}, started again: {cost_words(plan.price, plan.priced)}, {until(plan.request)}"
         asked = replace(plan, image=image, hosts=(machines,), question="" if plan.request.yes else words)
@@ -124,6 +128,20 @@ class AWS:
         machines, nodes = access.taken_up(accesses, lease)
         held = Held(lease, first.offer, machines=machines)
         return Rented(plan, clients, (), first.agent.installation.requirements, held), nodes
+
+
+def needs(request: PoolRequest, shape: Topology, say: Say) -> tuple[Image, Requirements]:
+    """As machines of one's own, and system packages."""
+    image, requirements = ssh.needs(request, shape, say)
+    if not image.apt:
+        return image, requirements
+    return image, replace(requirements, commands=(install_system_packages(image.apt), *requirements.commands))
+
+
+def install_system_packages(names: Sequence[str]) -> str:
+    """sh that installs them, on a machine whose user may use sudo."""
+    install = f"sudo -n env DEBIAN_FRONTEND=noninteractive apt-get {_APT} -y install {' '.join(map(quote, names))}"
+    return f"sudo -n apt-get {_APT} update && {install}"
 
 
 def _started(survey: Rented, say: Say) -> Sequence[Node]:
