@@ -5,6 +5,7 @@ A `HostSpec` is a host as written, an `Endpoint` is it as resolved, a `Connectio
     "me@gpu[1-2]"  hostlist → HostSpec  config → Endpoint  connecting → Connection  connection.open → Process
 
 cancellation  cancellation of connects under way; login slots per sshd
+closing       nothing more is sent to a channel that is closed
 config        ~/.ssh/config evaluated for a host
 connecting    many hosts connected concurrently
 connection    one authenticated connection: scripts, processes, uploads

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from skymagic.errors import HostError
 from skymagic.ssh.cancellation import Cancellation
+from skymagic.ssh.closing import send_nothing_after_close
 from skymagic.ssh.config import Endpoint
 from skymagic.ssh.keys import KeyAttempts, candidates
 from skymagic.ssh.known_hosts import KnownHosts, KnownKey, fingerprint, is_revoked, known_hosts_name
@@ -35,6 +36,7 @@ def handshake(stream: Stream, endpoint: Endpoint, cancellation: Cancellation) ->
 
     known = KnownHosts(endpoint.known_hosts).entries_for(_known_hosts_names(endpoint))
     transport = paramiko.Transport(stream)
+    send_nothing_after_close(transport)
     try:
         _silence_log(transport)
         _prefer_known_algorithms(transport, [entry.key_type for entry in known])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import psutil
@@ -133,3 +135,17 @@ def test_however_the_pool_ends(pool: Notebook, whom: str) -> None:
     os.kill(agent.pid if whom == "agent" else forkserver.pid, signal.SIGKILL)
     pool.run("%sky_down")
     all_end([agent, *others, first, second])
+
+
+def test_a_rank_that_hears_of_its_agents_end_by_a_send() -> None:
+    """Then no error of the cell that was going on comes of it: the rank ends as it does by the end of the socket."""
+    code = """
+import socket
+from skymagic.kernels.rank.control import Control
+from skymagic.wire.agent import RankReady
+near, far = socket.socketpair()
+control = Control(near, 0)
+far.shutdown(socket.SHUT_RD)
+control.send(RankReady(0))
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -signal.SIGKILL

@@ -75,7 +75,7 @@ def test_stacks_of_some_ranks_and_of_a_cell_that_awaits(notebook: Notebook) -> N
     )
     cell = beside(notebook, body, file, "-t 1")
     # what was printed came before the rank awaits
-    while "in patience" not in (text := notebook.run("%sky_stacks").stdout):
+    while "rank 1 in patience" not in (text := notebook.run("%sky_stacks").stdout):
         pass
     assert notebook.run("%sky_stacks --rank 0").stdout == "no cell runs: rank 0 is idle\n"
     file.write_text("go")

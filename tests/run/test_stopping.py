@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -94,8 +95,8 @@ def test_a_collective_that_hangs_is_left_without_grace(notebook: Notebook, name:
     notebook.run("%%sky_broadcast\nmodel = DDP(torch.nn.Linear(8, 8))")
     cell = begun(notebook, f"begin()\nif dist.get_rank() == 2:\n    time.sleep(300)\n{HANGS[name]}")
     error = stopped(notebook, cell)
-    assert "rank 2 at line 4" in error.evalue
-    assert "line 5" in error.evalue  # one of the others may still be on its way there
+    assert re.search("rank 2 (at line 4|in get_rank, line 3)", error.evalue)  # it may still be on its way there
+    assert "line 5" in error.evalue  # as one of the others may
     assert kept(notebook) == [0, 1, 2]
     notebook.run("%%sky_broadcast\ndel model")
 

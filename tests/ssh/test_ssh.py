@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,20 @@ def ours() -> list[str]:
 def test_a_script(hosts: Hosts, connection: Connection) -> None:
     done = connection.run("echo out; echo err >&2; pwd; read x || exit 3")
     assert (done.status, done.out, done.err) == (3, f"out\n{hosts[0].home}\n", "err\n")
+
+
+def test_an_end_of_input_that_is_late(connection: Connection) -> None:
+    """A process ends while another thread is about to close its input: what that sends comes after the channel is closed."""
+    transport: Any = connection._transport
+    channel: Any = connection._channel(5.0)
+    channel.exec_command("true")
+    with channel.lock:
+        late = channel._send_eof()
+    while channel in transport._channels.values():
+        channel.status_event.wait(0.01)
+    connection.run("true")  # what closes the channel is sent before it
+    transport._send_user_message(late)
+    assert connection.run("echo there").out == "there\n"
 
 
 def test_a_script_with_all_of_the_shells_letters(connection: Connection) -> None:

@@ -39,7 +39,10 @@ class Control:
         if os.getpid() != self._pid:  # a forked child of the rank has no business here
             return
         with self._write_lock:
-            self._socket.sendall(wire.encode(message))
+            try:
+                self._socket.sendall(wire.encode(message))
+            except (BrokenPipeError, ConnectionResetError):
+                end_without_agent()
 
     def request(self, message: wire.Publish) -> None:
         """Send a message and wait until the agent has acknowledged it."""
@@ -101,8 +104,7 @@ class Control:
             except OSError:
                 data = b""
             if not data:
-                # the agent is gone; SIGKILL, for the main thread may be blocked in C
-                os.kill(os.getpid(), signal.SIGKILL)
+                end_without_agent()
             for message in decoder.feed(data):
                 self._obey(message)
 
@@ -123,3 +125,8 @@ class Control:
                 except Exception:  # a cell has broken what it needs: as good as no answer
                     value = None
                 self.send(wire.Reply(self.rank, message.number, value))
+
+
+def end_without_agent() -> None:
+    """End this rank, whose agent is gone: by SIGKILL, for the main thread may be blocked in C."""
+    os.kill(os.getpid(), signal.SIGKILL)
