@@ -114,13 +114,14 @@ def _short(problem: Exception) -> str:
 def _mirrored(chain: Chain, token: str, requirements: Requirements) -> Iterator[tuple[Target, frozenset[str]]]:
     """Those of a group whose mirrors serve, and what has come there. Raises what is wrong with the first."""
     first, prepare, files = chain.targets[0], prepare_script(requirements, token), uploads(requirements)
-    code = {name: files[name] for name in (wheel.running()[1],)}
+    wheels = dict(files)
+    code = {(name := wheel.running()[1]): wheels.pop(name)}
 
     def choose_there(over: threading.Event) -> None:
         """While skymagic's own code, which no choice depends on, is on its way."""
 
         def choose_versions() -> None:
-            upload(first.host, prepare, {name: files[name] for name in files.keys() - code}, lambda step: None)
+            upload(first.host, prepare, wheels, lambda step: None)
             _choose(first, token, requirements, over)
 
         bring_code = partial(upload, first.host, prepare, code, lambda step: None)
