@@ -25,6 +25,7 @@ from skymagic.bootstrap.origins import Origin, origin, source_digest, source_fil
 from skymagic.errors import SkyError
 from skymagic.plan.distributions import canonical
 from skymagic.plan.masking import masked, without_colours
+from skymagic.wire import atomic
 
 BUILD_TIMEOUT = 900.0
 KEPT_WHEELS = 3
@@ -98,13 +99,15 @@ def cache_folder() -> Path:
 def _kept(name: str, digest: str, make: Callable[[Path], object]) -> Path:
     """The wheel in the cache; made anew where it is not there, or damaged."""
     folder = cache_folder() / name / digest
+    atomic.private_folder(folder.parent)
     if (there := _intact(folder)) is not None:
         return there
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as text:
         made = Path(text) / "wheel"
         made.mkdir()
         make(made)
+        for built in made.iterdir():
+            built.chmod(0o600)  # with umask 002 the group could change what hosts install
         if _intact(made) is None:
             raise NoWheel(f"{name}: its build left no wheel")
         shutil.rmtree(folder, ignore_errors=True)  # a damaged one
@@ -120,7 +123,7 @@ def _kept(name: str, digest: str, make: Callable[[Path], object]) -> Path:
 
 
 def _intact(folder: Path) -> Path | None:
-    for path in folder.glob("*.whl"):
+    for path in filter(atomic.is_private, folder.glob("*.whl")):
         try:
             with zipfile.ZipFile(path) as archive:
                 if archive.testzip() is None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import csv
 import gzip
+import hashlib
 import os
 import platform
 import shutil
@@ -15,6 +19,7 @@ from pathlib import Path
 from skymagic.bootstrap.facts import Facts
 from skymagic.errors import SkyError
 from skymagic.plan.masking import without_colours
+from skymagic.wire import atomic
 
 DOWNLOAD_TIMEOUT = 300.0
 
@@ -24,25 +29,40 @@ class UvUnavailable(SkyError):
 
 
 def fetch(facts: Facts) -> bytes:
-    """uv's program for a host's platform, gzipped; kept in the user's cache folder.
+    """uv's program for a host's platform, gzipped; cached in the user's cache folder.
+
+    Hosts run it, so a cached file is used only if the user owns it, nobody else can write to it, and its hash is the one in its name.
 
     Raises:
         UvUnavailable: there is none for this platform, or no package index that has it.
     """
-    kept = cache_folder() / f"uv-{facts.system}-{facts.machine}{'-musl' if facts.libc == 'musl' else ''}.gz"
-    if kept.is_file():
-        return kept.read_bytes()
+    stem = f"uv-{facts.system}-{facts.machine}{'-musl' if facts.libc == 'musl' else ''}"
+    if (cached := _cached(stem)) is not None:
+        return cached
     program = _local_uv(facts) or _download(platforms(facts))
     data = gzip.compress(program, 6, mtime=0)  # 38 MB become 15
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=kept.name, delete=False) as file:
-        file.write(data)
-    Path(file.name).replace(kept)
+    with contextlib.suppress(OSError):  # a home that cannot be written caches nothing
+        for old in cache_folder().glob(f"{stem}*.gz"):
+            old.unlink()
+        atomic.write(cache_folder() / f"{stem}.{_hash(data)}.gz", data)
     return data
 
 
+def _cached(stem: str) -> bytes | None:
+    with contextlib.suppress(OSError):
+        folder = atomic.private_folder(cache_folder())
+        for path in folder.glob(f"{stem}.*.gz"):
+            if atomic.is_private(path) and path.name == f"{stem}.{_hash(data := path.read_bytes())}.gz":
+                return data
+    return None
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 def cache_folder() -> Path:
-    """Where it is kept, for this user."""
+    """The user's folder of cached programs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skymagic"
 
 
@@ -81,6 +101,17 @@ def _download(tags: tuple[str, ...]) -> bytes:
         found = sorted(Path(folder).glob("uv-*.whl"))
         if done.returncode or not found:
             raise UvUnavailable("`pip download uv` failed here:\n" + without_colours(done.stderr).strip()[-1500:])
-        with zipfile.ZipFile(found[0]) as wheel:
-            name = next(name for name in wheel.namelist() if name.endswith("/scripts/uv"))
-            return wheel.read(name)
+        return _program(found[0])
+
+
+def _program(path: Path) -> bytes:
+    """uv's program in a wheel, if it is what the wheel's RECORD says."""
+    with zipfile.ZipFile(path) as wheel:
+        name = next(name for name in wheel.namelist() if name.endswith("/scripts/uv"))
+        record = next(name for name in wheel.namelist() if name.endswith(".dist-info/RECORD"))
+        program = wheel.read(name)
+        rows = {row[0]: row[1] for row in csv.reader(wheel.read(record).decode().splitlines())}
+    digest = base64.urlsafe_b64encode(hashlib.sha256(program).digest()).rstrip(b"=").decode()
+    if rows.get(name) != f"sha256={digest}":
+        raise UvUnavailable(f"the wheel {path.name} is damaged: {name} is not the file that its RECORD describes")
+    return program

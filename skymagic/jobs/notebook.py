@@ -13,6 +13,7 @@ from skymagic.pool import Pool, records, registry
 from skymagic.pool.keys import PoolKey
 from skymagic.providers import head, serving
 from skymagic.providers.ssh import SSH
+from skymagic.wire import atomic
 
 _pools: list[Pool] = []
 """The one that `enter` has taken up."""
@@ -32,7 +33,7 @@ def enter(file: str) -> None:
 
     shell = get_ipython()
     assert shell is not None
-    records.folder().mkdir(mode=0o700, parents=True, exist_ok=True)  # where the pool says how far its runs were shown
+    atomic.private_folder(records.folder())  # where the pool says how far its runs were shown
     key: PoolKey = pickle.loads(base64.b64decode(Path(file).read_text()))
     survey, nodes = head.attach(key.plan, key.accesses)
 

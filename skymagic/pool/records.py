@@ -69,7 +69,7 @@ def locked(name: str, waits: Callable[[], object] = lambda: None) -> Iterator[No
     """
     with contextlib.ExitStack() as opened:
         with contextlib.suppress(OSError):
-            folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+            atomic.private_folder(folder())
             file = os.open(folder() / f"{name}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             opened.callback(os.close, file)
             try:

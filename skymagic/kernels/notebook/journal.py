@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from skymagic.wire import atomic
 from skymagic.wire.notebook import CODEC, Ended, Executed, Message, Refused, Shown
 from skymagic.wire.transport import write_all
 
@@ -52,7 +53,7 @@ class Journal:
         self.folder = folder(job_id)
         remove(job_id)
         _sweep(self.folder.parent)
-        self.folder.mkdir(mode=0o700, parents=True)
+        atomic.private_folder(self.folder)
         self._file = os.open(self.folder / "events", os.O_CREAT | os.O_WRONLY, 0o600)
         self._changed = threading.Condition()
         self._size = 0

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from skymagic.data.store.store import LARGE, private
+from skymagic.wire import atomic
 from skymagic.wire.transport import write_all
 
 MAX_AGE = 30 * 86400.0
@@ -78,7 +79,7 @@ class ValueCache:
                     self._copy(path, key)
 
     def _copy(self, source: Path, key: str) -> None:
-        self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        atomic.private_folder(self._folder.parent)
         private(self._folder)
         if (self._folder / key).exists():
             return

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skymagic.ssh.config import Endpoint
+from skymagic.wire import atomic
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ def make(job: str) -> PoolKeys:
     """Fresh keys in a folder of their own."""
     at = folder(job)
     made = PoolKeys(at, job.lower(), generate("skymagic"), generate("skymagic host"))
-    at.mkdir(mode=0o700, parents=True)
+    atomic.private_folder(at.parent)
+    at.mkdir(mode=0o700)
     _write(at / "key", made.user.private)
     _write(at / "known_hosts", f"{made.alias} {made.host.public}\n")
     return made
