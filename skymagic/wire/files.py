@@ -155,6 +155,8 @@ class FileStart(Message, WithPayload):
     number: int
     mtime: int
     """Nanoseconds; from before the file was read, so that a later change shows."""
+    size: int
+    """Bytes of the file: the receiver takes no more."""
     last: bool
     """Whether these are all of its bytes."""
     nbytes: int

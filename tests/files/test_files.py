@@ -23,7 +23,7 @@ from skymagic.files.copy import Files
 from skymagic.files.messages import Copied, files_error, summary
 from skymagic.files.transfer.entries import LINK, Entry, stays_inside, unsafe
 from skymagic.providers.local import ChildTransport
-from skymagic.wire.files import FileStart, ListReply, SendReply, encode
+from skymagic.wire.files import EndOfFiles, FileStart, ListReply, SendReply, encode
 from tests.lab.nodes import node_of, start
 from tests.lab.notebook import opened
 
@@ -469,8 +469,8 @@ def test_a_node_that_cannot_answer(tmp_path: Path) -> None:
         Files([chatty], start).get("x", tmp_path)
 
 
-def hostile(entries: list[Entry], *, contents: bool, sent: int | None = None) -> str:
-    """A node that lists what it likes, and sends a file for number `sent`."""
+def hostile(entries: list[Entry], *, contents: bool, sent: int | None = None, size: int = 4) -> str:
+    """A node that lists what it likes, and sends a file of four bytes for number `sent` that it says has `size`."""
     top = {"name": "out", "kind": "folder", "real": "/out", "device": 1, "number": 1}
     listing = {
         "entries": [entry.plain() for entry in entries],
@@ -478,8 +478,8 @@ def hostile(entries: list[Entry], *, contents: bool, sent: int | None = None) ->
     }  # fmt: skip
     answers = [encode(ListReply(listing)).decode()]
     if sent is not None:
-        answers.append(encode(FileStart(sent, 0, True, 4), b"evil").decode())
-        answers.append(encode(SendReply()).decode())
+        messages = encode(FileStart(sent, 0, size, True, 4), b"evil") + encode(EndOfFiles()) + encode(SendReply())
+        answers.append(messages.decode())
     return f"import sys\nfor answer in {answers!r}:\n    input(); sys.stdout.write(answer); sys.stdout.flush()\ninput()"
 
 
@@ -510,6 +510,31 @@ def test_a_node_cannot_write_where_it_likes(tmp_path: Path, entries: list[Entry]
     with pytest.raises(FilesError, match="is refused"):
         Files([evil], start).get("out/" if contents else "out", here)
     assert tree(tmp_path) == {"a/": "", "a/b/": ""}
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [(3, "more bytes of a file than were announced"), (1 << 30, "out/new: it grew from 4 to")]
+)
+def test_a_node_cannot_send_more_than_it_announced(tmp_path: Path, size: int, words: str) -> None:
+    entries = [Entry("out", "folder"), Entry("out/new", "file", 4)]
+    evil = node(0, tmp_path, sys.executable, "-c", hostile(entries, contents=False, sent=1, size=size))
+    with pytest.raises(FilesError, match=words):
+        Files([evil], start).get("out", tmp_path)
+    assert not list(tmp_path.glob("out/*"))
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o027])
+def test_a_copy_has_no_mode_that_the_umask_forbids(one: Nodes, umask: int) -> None:
+    source = grow(one.roots[0] / "d", {"open": "1", "run.sh": "#!", "sub/x": "2"})
+    for path, mode in (("open", 0o666), ("run.sh", 0o775), ("sub", 0o777)):
+        (source / path).chmod(mode)
+    before = os.umask(umask)
+    try:
+        one.files.get("d", one.here)
+    finally:
+        os.umask(before)
+    modes = {path: (one.here / "d" / path).stat().st_mode & 0o777 for path in ("open", "run.sh", "sub")}
+    assert modes == {"open": 0o666 & ~umask, "run.sh": 0o775 & ~umask, "sub": 0o777 & ~umask}
 
 
 @pytest.mark.parametrize("sent", [1, 7, -1])

@@ -29,7 +29,9 @@ def hostile(root: Path, *entries: Entry, swap: str = "", contents: bool = False)
         "tops": [top], "contents": contents, "notes": [], "problems": [], "machine": "elsewhere",
     }  # fmt: skip
     files = [
-        encode(FileStart(index, 0, True, len(EVIL)), EVIL) for index, entry in enumerate(entries) if entry.kind == FILE
+        encode(FileStart(index, 0, len(EVIL), True, len(EVIL)), EVIL)
+        for index, entry in enumerate(entries)
+        if entry.kind == FILE
     ]
     lists, sends = encode(ListReply(listing)), b"".join([*files, encode(EndOfFiles()), encode(SendReply())])
     code = f"import os, sys\ninput(); os.write(1, {lists!r})\ninput()\n{swap}\nos.write(1, {sends!r})\nsys.stdin.read()"
@@ -168,6 +170,6 @@ def test_times_and_modes_are_given_to_no_link(one: Nodes) -> None:
 def test_a_file_that_begins_before_another_has_ended(home: Path) -> None:
     """No half file stays, and no descriptor."""
     entries = [Entry("out", FOLDER), *(Entry(f"out/{number}", FILE, 9) for number in range(3))]
-    swap = f"os.write(1, {b''.join(encode(FileStart(number, 0, False, 1), b'x') for number in (1, 2))!r})"
+    swap = f"os.write(1, {b''.join(encode(FileStart(number, 0, 1, False, 1), b'x') for number in (1, 2))!r})"
     hostile(home, *entries, swap=swap).get("out", home / "work")
     assert tree(home / "work") == {"out/": "", **{f"out/{number}": EVIL.decode() for number in range(3)}}

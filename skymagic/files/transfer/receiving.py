@@ -20,6 +20,8 @@ from skymagic.wire.boot import boot_id
 from skymagic.wire.files import FileFailed, FileMessage, FilePiece, FileStart
 from skymagic.wire.transport import write_all
 
+MAX_GROWTH = 64 << 20
+"""Bytes by which a file may grow, beside becoming twice as long, between its listing and its copy: logs do."""
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -65,6 +67,9 @@ class Receiver:
         self._current: tuple[int, int] = (-1, 0)
         self._created: list[Entry] = []
         self._want: frozenset[int] = frozenset()
+        self._left = 0
+        """Bytes that may still come of the file that is written."""
+        self._modes = 0o777 & ~_umask()
 
     def path(self, entry: Entry) -> str:
         """Where an entry goes, to be shown; what is written is found by `Folders`."""
@@ -210,7 +215,7 @@ class Receiver:
         """Take a message of a file, and its payload; what goes wrong is noted, and the rest of that file ignored.
 
         Raises:
-            ValueError: a file that nobody wanted.
+            ValueError: a file that nobody wanted, or more bytes than were announced of it.
         """
         if isinstance(message, FileFailed):
             self._discard()
@@ -219,21 +224,29 @@ class Receiver:
         try:
             if isinstance(message, FileStart):
                 self._discard()
-                self._open(message.number, message.mtime)
+                self._open(message)
             if self._descriptor < 0:
                 return
             self.nbytes += len(view)
-            write_all(self._descriptor, self._piece(message) if isinstance(message, FilePiece) else view)
+            data = self._piece(message) if isinstance(message, FilePiece) else view
+            self._left -= len(data)
+            if self._left < 0:
+                raise ValueError("more bytes of a file than were announced")
+            if not self._lies_here(message, len(data)):
+                write_all(self._descriptor, data)
             if message.last:
                 self._finish()
         except OSError as problem:
             self._discard()
             self._note_error(self.path(self._entries[self._current[0]]), problem)
 
-    def _open(self, number: int, mtime: int) -> None:
+    def _open(self, message: FileStart) -> None:
+        number = message.number
         if number not in self._want:
             raise ValueError("a file that nobody asked for")
-        self._current = (number, mtime)
+        self._current, self._left = (number, message.mtime), message.size
+        if message.size > MAX_GROWTH + 2 * (listed := self._entries[number].size):
+            raise OSError(f"it grew from {listed:,} to {message.size:,} bytes since it was listed: copy it again")
         if self.disk_full:
             return
         folder, name = self._folders.parent(self._entries[number].path, make=True)
@@ -262,14 +275,20 @@ class Receiver:
         return True
 
     def _piece(self, message: FilePiece) -> bytes:
-        """A piece that is here, as far as it must be written."""
+        """A piece of the file that this machine has already."""
         if self._present is None:
             raise ValueError("a piece of a file that has none")
-        data, place = self._present.read(message.number, message.digest), os.lseek(self._descriptor, 0, os.SEEK_CUR)
-        if self._present.lies(message.number, self._half, place):
-            os.lseek(self._descriptor, len(data), os.SEEK_CUR)
-            return b""
-        return data
+        return self._present.read(message.number, message.digest)
+
+    def _lies_here(self, message: FileMessage, count: int) -> bool:
+        """Whether the file that is written over has this piece at this place; it is passed over then."""
+        if not isinstance(message, FilePiece) or self._present is None:
+            return False
+        place = os.lseek(self._descriptor, 0, os.SEEK_CUR)
+        if not self._present.lies(message.number, self._half, place):
+            return False
+        os.lseek(self._descriptor, count, os.SEEK_CUR)
+        return True
 
     def _finish(self) -> None:
         assert self._temporary is not None
@@ -279,11 +298,11 @@ class Receiver:
         if entry.size >= LARGE:
             os.ftruncate(self._descriptor, os.lseek(self._descriptor, 0, os.SEEK_CUR))
         if BY_DESCRIPTOR:
-            _touch(self._descriptor, entry)
+            _touch(self._descriptor, entry, self._modes)
         descriptor, self._descriptor = self._descriptor, -1
         os.close(descriptor)
         if not BY_DESCRIPTOR:
-            _touch(temporary, entry)
+            _touch(temporary, entry, self._modes)
         rename(folder, temporary, os.path.join(os.path.dirname(temporary), entry.path.rpartition("/")[2]))
         self._temporary = None
         self.files += 1
@@ -357,11 +376,11 @@ class Receiver:
 
     def _touch_here(self, entry: Entry) -> None:
         if not BY_DESCRIPTOR:
-            _touch(self._folders.parent(entry.path)[1], entry)
+            _touch(self._folders.parent(entry.path)[1], entry, self._modes)
             return
         descriptor = self._folders.open(entry.path, os.O_RDONLY)
         try:
-            _touch(descriptor, entry)
+            _touch(descriptor, entry, self._modes)
         finally:
             os.close(descriptor)
 
@@ -377,13 +396,21 @@ class Receiver:
     def _folder_mode(self, entry: Entry) -> None:
         if entry.mode is not None:
             folder, name = self._folders.enter(entry.path)
-            os.chmod(name, entry.mode & 0o777, dir_fd=folder)
+            os.chmod(name, entry.mode & self._modes, dir_fd=folder)
 
 
-def _touch(file: int | str, entry: Entry) -> None:
-    """A file's mode and time; it is given by its descriptor where the system can."""
+def _umask() -> int:
+    """This process's umask; changing it to read it would race with other threads, so that is left to systems without ``/proc``."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/status") as status:
+        return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
+    os.umask(mask := os.umask(0o077))
+    return mask
+
+
+def _touch(file: int | str, entry: Entry, modes: int) -> None:
+    """A file's time, and its mode as far as `modes` has it; it is given by its descriptor where the system can."""
     if entry.mode is not None:
-        os.chmod(file, entry.mode & 0o777)
+        os.chmod(file, entry.mode & modes)
     os.utime(file, ns=(entry.mtime, entry.mtime))
 
 

@@ -36,13 +36,13 @@ def encoded_files(
                 state = os.fstat(file.fileno())
                 left, begun, known = state.st_size, False, numbered(there.get(number, ""))
                 if known:
-                    yield encode(FileStart(number, state.st_mtime_ns, False, 0))
+                    yield encode(FileStart(number, state.st_mtime_ns, state.st_size, False, 0))
                     begun = True
                 while left or not begun:
                     piece = _read(file.fileno(), min(left, PIECE))
                     left = left - len(piece) if piece else 0
                     last, nbytes = left == 0, len(piece)
-                    start = FileStart(number, state.st_mtime_ns, last, nbytes)
+                    start = FileStart(number, state.st_mtime_ns, state.st_size, last, nbytes)
                     if known and (found := known.get(digest := xxh3_128_digest(piece))) is not None:
                         yield encode(FilePiece(found, digest.hex(), last))
                     else:
