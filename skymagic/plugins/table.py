@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import sys
 import typing
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from skymagic.errors import RequestError
@@ -38,8 +39,21 @@ Factory = Callable[..., "Plugin"]
 
 
 def names() -> list[str]:
-    """All plugins that can be asked for, sorted; warns of entry points that are broken, once, and leaves them out."""
-    return sorted({*TABLE, *(point.name for point in _entry_points() if _works(point))})
+    """All plugins that can be asked for, sorted.
+
+    Entry points are read and not loaded: metadata beside a notebook that somebody else made would run its code at a TAB.
+    """
+    return sorted({*TABLE, *(point.name for point in _entry_points())})
+
+
+def beside(names: Container[str], folder: Path) -> tuple[str, ...]:
+    """A sentence for each plugin or provider of these names whose package lies in `folder` itself: nobody has installed it."""
+    points = [(kind, point) for kind in ("plugin", "provider") for point in entry_points(group=f"skymagic.{kind}s")]
+    return tuple(
+        f"the {kind} {point.name!r} is code of this folder: {point.value} in {folder}"
+        for kind, point in points
+        if point.name in names and point.dist and Path(str(point.dist.locate_file(""))).resolve() == folder.resolve()
+    )
 
 
 def factory(name: str) -> Factory:
@@ -98,7 +112,12 @@ def load(spec: PluginSpec) -> Plugin:
 
 
 def options(name: str) -> tuple[str, ...]:
-    """What ``--plugin name:…`` takes, by the parameters of its factory; nothing where its code cannot be loaded."""
+    """What ``--plugin name:…`` takes, by the parameters of its factory.
+
+    Nothing where its code cannot be loaded, nor for another package's plugin that has not been imported: completion runs no code.
+    """
+    if name not in TABLE and not any(point.name == name and point.module in sys.modules for point in _entry_points()):
+        return ()
     try:
         known = inspect.signature(factory(name)).parameters.values()
     except RequestError:
@@ -161,7 +180,7 @@ def attribute(name: str) -> Factory:
 
 def attributes() -> list[str]:
     """``dir(sky.plugins)``: every plugin, also one whose package is broken."""
-    return sorted({"Cluster", "Plugin", *TABLE, *(point.name for point in _entry_points())})
+    return sorted({"Cluster", "Plugin", *names()})
 
 
 # --------------------------------------------------------------------------------------------- finding
@@ -170,21 +189,6 @@ def attributes() -> list[str]:
 def _entry_points() -> list[EntryPoint]:
     """Other packages' plugins; names that are ours stay ours."""
     return [point for point in entry_points(group=GROUP) if point.name not in TABLE]
-
-
-@functools.cache  # names() is asked for each magic line
-def _works(point: EntryPoint) -> bool:
-    try:
-        point.load()
-    except Exception as problem:
-        package = f" of {point.dist.name}" if point.dist else ""
-        warnings.warn(
-            f"the plugin {point.name!r}{package} ({point.value}) is broken: {words(problem)}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return False
-    return True
 
 
 def _find(name: str) -> Factory:

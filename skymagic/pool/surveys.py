@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from skymagic import providers
+from skymagic import plugins, providers
 from skymagic.data.capture.namespace import imported
 from skymagic.display.question import confirmed
 from skymagic.errors import RequestError
@@ -44,6 +44,10 @@ def with_imports(request: PoolRequest, namespace: Mapping[str, object], defaults
 def surveyed(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provider, Survey]:
     """The provider that serves a request, and what it found. Raises RequestError with all mistakes."""
     mistakes = missing_secrets(request.secrets, os.environ)
+    for words in plugins.beside(
+        {request.provider, *(spec.name for spec in request.plugins)}, Path.cwd()
+    ):  # before its code runs
+        tell(words)
     provider = providers.serving(request)
     try:
         survey = provider.plan(request, tell)

@@ -13,10 +13,12 @@ import pytest
 import skymagic as sky
 from skymagic import plugins
 from skymagic.errors import RequestError
+from skymagic.magics.arguments.help import CompletionNames, complete
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
-from skymagic.plan.requests import PluginSpec
+from skymagic.plan.requests import PluginSpec, PoolRequest
 from skymagic.plugins import Cluster, Plugin
+from skymagic.pool.surveys import preview
 from skymagic.runtime.info import InstanceInfo
 
 OURS = {"torch", "jax", "keras", "huggingface", "accelerate", "joblib", "sklearn"}
@@ -126,12 +128,34 @@ def test_python_callers_get_a_type_error() -> None:
 
 
 @pytest.mark.usefixtures("third_party")
-def test_entry_points_are_added_and_broken_ones_left_out() -> None:
-    with pytest.warns(RuntimeWarning, match="the plugin 'gone' of skymagic-thirdparty .* is broken: ModuleNotFound"):
-        found = plugins.names()
-    assert set(found) == OURS | {"tracker", "wrong", "fragile"}
-    assert plugins.names() == found  # and does not warn again
+def test_entry_points_are_added_without_running_their_code() -> None:
+    """They may lie beside a notebook that somebody else made."""
+    assert set(plugins.names()) == OURS | {"tracker", "wrong", "fragile", "gone"}
     assert "tracker" in dir(sky.plugins)
+    completed = CompletionNames(plugins=tuple(plugins.names()), plugin_options=plugins.options)
+    assert complete("sky_pool", "--plugin tra", completed) == ["tracker"]
+    assert complete("sky_pool", "--plugin tracker:pro", completed) == []
+    assert "did you mean 'tracker'?" in mistakes_of(PluginSpec("trackr"))[0]
+    assert "skymagic_thirdparty" not in sys.modules
+
+
+@pytest.mark.usefixtures("third_party")
+def test_options_of_an_imported_plugin_complete() -> None:
+    plugins.load(PluginSpec("tracker", {"project": "a"}))
+    completed = CompletionNames(plugins=tuple(plugins.names()), plugin_options=plugins.options)
+    assert complete("sky_pool", "--plugin tracker:pro", completed) == ["tracker:project="]
+
+
+@pytest.mark.usefixtures("third_party")
+def test_a_plugin_from_the_working_folder_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plugins.beside({"tracker", "jax"}, tmp_path / "elsewhere") == ()
+    (said,) = plugins.beside({"tracker", "jax"}, tmp_path)
+    assert said == f"the plugin 'tracker' is code of this folder: skymagic_thirdparty:tracker in {tmp_path}"
+    monkeypatch.chdir(tmp_path)
+    told: list[str] = []
+    with pytest.raises(RequestError):
+        preview(PoolRequest(plugins=(PluginSpec("tracker"),), nodes=0), told.append)
+    assert said in told
 
 
 @pytest.mark.usefixtures("third_party")
