@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from skymagic.cluster import Node
-from skymagic.files.messages import Copied, printable
+from skymagic.files.messages import Copied
 from skymagic.files.transfer.entries import FILE, Entry
 from skymagic.wire import files as wire
+from skymagic.wire.codec import printable
 
 Progress = Callable[[str, int, int], None]
 """Called with the path of a file under way, the bytes moved so far, and all bytes to move."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from skymagic.errors import FilesError
 from skymagic.plan.units import count, size
+from skymagic.wire.codec import printable
 
 MAX_SENTENCES = 20
 """Most sentences of an error, and notes, that are shown."""
@@ -72,8 +73,3 @@ def files_error(title: str, problems: Iterable[tuple[str, str]], nodes: int) -> 
 def _abridged(lines: Sequence[str]) -> list[str]:
     more = [f"… and {len(lines) - MAX_SENTENCES} more"] if len(lines) > MAX_SENTENCES else []
     return [f"  {line}" for line in [*lines[:MAX_SENTENCES], *more]]
-
-
-def printable(text: str) -> str:
-    """A text with names of files in it, which may hold anything, in one line that every screen can show."""
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)

@@ -169,3 +169,8 @@ class Decoder(Generic[M]):
                 self._noise = False
                 self._missing = payload_size(message)
                 yield message
+
+
+def printable(text: str) -> str:
+    """A text from elsewhere (a file's name, what a host says) in one line that every screen can show: control characters are escaped."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)

@@ -5,21 +5,24 @@ The file is two lines: ``PID TICKS BOOT`` of the agent, by which a shell sees wh
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
+import stat
+import struct
 from dataclasses import field, fields
 from pathlib import Path
 
 from skymagic.wire.boot import boot_id
-from skymagic.wire.codec import Codec, FrozenMessage
+from skymagic.wire.codec import Codec, FrozenMessage, printable
 from skymagic.wire.pids import started
 
 FILE = "record"
 """Its name in a daemon's run directory."""
 SOCKET = "socket"
 """The name there of what the daemon listens on."""
+CONNECT_TIMEOUT = 10.0
+"""Seconds in which a daemon accepts a connection; it does nothing else meanwhile, so that only a stopped one takes longer."""
 READERS = "read"
 """The name there of the agent's socket for those who only read."""
 
@@ -33,11 +36,46 @@ def folders(daemon: str) -> list[str]:
     return [f"{parent}/{name}" for parent in dict.fromkeys(parents)]
 
 
+def why_unsafe(folder: str) -> str | None:
+    """Why a run directory must not be used: anybody can make one in a shared place. None if it is this user's alone."""
+    try:
+        status = os.lstat(folder)
+    except OSError as problem:
+        return problem.strerror or "not there"
+    if not stat.S_ISDIR(status.st_mode):
+        return "not a folder"
+    if status.st_uid != os.getuid():
+        return "belongs to another user"
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        return "others can enter it"
+    return None
+
+
+def connect(folder: str) -> socket.socket | None:
+    """A connection to the daemon that listens in a run directory of this user's; None where none does, or not in time."""
+    if why_unsafe(folder) is not None:
+        return None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(CONNECT_TIMEOUT)  # connect(2) waits for ever where nobody accepts and the backlog is full
+        sock.connect(f"{folder}/{SOCKET}")
+        sock.settimeout(None)
+        # in a shared place without the sticky bit, others can exchange folders after the check
+        if hasattr(socket, "SO_PEERCRED"):
+            _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if uid != os.getuid():
+                raise PermissionError("another user listens there")
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
 def answers(daemon: str) -> bool:
-    """Whether a daemon of this name listens on this machine."""
+    """Whether a daemon of this user's with this name listens on this machine."""
     for folder in folders(daemon):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, contextlib.suppress(OSError):
-            sock.connect(f"{folder}/{SOCKET}")
+        if (sock := connect(folder)) is not None:
+            sock.close()
             return True
     return False
 
@@ -79,11 +117,15 @@ RECORD: Codec[AgentRecord] = Codec(AgentRecord, max_line=1 << 20)
 
 
 def read(line: str) -> AgentRecord | None:
-    """The record in a file's second line; what another version has added is left out. None where it says too little."""
+    """The record in a file's second line; what another version has added is left out. None where it says too little.
+
+    Its texts come from a host and go to terminals, so that control characters in them are escaped.
+    """
     try:
         kind, values = json.loads(line)
         known = {one.name for one in fields(AgentRecord)}
-        return RECORD.decode(json.dumps([kind, {k: v for k, v in values.items() if k in known}]).encode())
+        texts = {k: printable(v) if isinstance(v, str) else v for k, v in values.items() if k in known}
+        return RECORD.decode(json.dumps([kind, texts]).encode())
     except (ValueError, TypeError, AttributeError):
         return None
 

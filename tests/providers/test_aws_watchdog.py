@@ -126,6 +126,17 @@ def test_the_record_of_another_boot_is_no_agent(watched: Watched) -> None:
     assert "no agent within" in watched.reason()
 
 
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("part", ["folder", "file"])
+def test_the_record_of_another_user_is_no_agent(watched: Watched, part: str) -> None:
+    """Anybody can name a process that lives in a folder of /tmp, and keep the machine from ending."""
+    watched.agent(busy_since=5.0)
+    path = Path(watched.directory.record)
+    os.chown(path.parent if part == "folder" else path, 65534, -1)
+    watched.start(replace(NEVER, bootstrap=1)).wait(END)
+    assert "no agent within" in watched.reason()
+
+
 def test_time_goes_on_when_the_script_is_started_anew(watched: Watched) -> None:
     """systemd starts it again; the lifetime counts from the first time."""
     dog = watched.start(replace(NEVER, lifetime=3))

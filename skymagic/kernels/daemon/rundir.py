@@ -10,11 +10,9 @@ import contextlib
 import os
 import re
 import socket
-import stat
-import struct
 from collections.abc import Iterator
 
-from skymagic.wire.record import FILE, READERS, SOCKET, folders
+from skymagic.wire.record import FILE, READERS, SOCKET, connect, folders, why_unsafe
 
 MAX_SOCKET_PATH = 100
 """Bytes that a Unix socket's path may have on every system."""
@@ -42,19 +40,7 @@ class RunDirectory:
 
     def connect(self) -> socket.socket | None:
         """A connection to the daemon; None if there is none of ours."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.connect(self.socket)
-        except OSError:
-            sock.close()
-            return None
-        # In a shared place without the sticky bit, others can exchange directories.
-        if hasattr(socket, "SO_PEERCRED"):
-            _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            if uid != os.getuid():
-                sock.close()
-                return None
-        return sock
+        return connect(self.path)
 
     def listen(self) -> socket.socket:
         """A socket for a new daemon to accept on, in the place of one that is gone."""
@@ -147,18 +133,3 @@ def sweep(own_directory: RunDirectory, now: float) -> None:
                     other.remove()
                 else:
                     sock.close()
-
-
-def why_unsafe(path: str) -> str | None:
-    """Why a folder must not be used; None if it is ours alone."""
-    try:
-        found = os.lstat(path)
-    except OSError as problem:
-        return problem.strerror or "not there"
-    if not stat.S_ISDIR(found.st_mode):
-        return "not a folder"
-    if found.st_uid != os.getuid():
-        return "belongs to another user"
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        return "others can enter it"
-    return None

@@ -95,6 +95,10 @@ lives() {
 agents() {
     for file in "/tmp/skymagic-daemon-$uid-$job"-*/record "$home/.skymagic/run/skymagic-daemon-$uid-$job"-*/record \
         "/var/tmp/skymagic-daemon-$uid-$job"-*/record; do
+        # anybody can make a folder in a shared place, with the process id of anything that lives
+        for part in "${file%/record}" "$file"; do
+            [ ! -L "$part" ] && [ "$(stat -c %u "$part" 2>/dev/null)" = "$uid" ] || continue 2
+        done
         [ -f "$file" ] || continue
         read -r pid started boot <"$file" || continue
         if lives "$pid" "$started" "$boot"; then sed -n 2p "$file"; fi
