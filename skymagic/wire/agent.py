@@ -413,6 +413,7 @@ class Published(Message):
     """Agent → rank: acknowledges the last `Publish`, so that what the rank prints next comes after it."""
 
 
-CODEC: Codec[Message] = Codec(*Message.__subclasses__(), max_line=256 << 20)
+MAX_LINE = 256 << 20
 """Lines are this long because rich output (figures, tables) travels in a line."""
+CODEC: Codec[Message] = Codec(*Message.__subclasses__(), max_line=MAX_LINE)
 encode, decode, decoder = CODEC.encode, CODEC.decode, CODEC.decoder

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -66,10 +69,10 @@ def test_every_port_is_on_loopback_and_needs_a_key(notebook: Notebook) -> None:
     context = zmq.Context()
     try:
         for port in listening:
-            socket = context.socket(zmq.SUB)
-            socket.linger = 0
-            monitor = socket.get_monitor_socket()
-            socket.connect(f"tcp://127.0.0.1:{port}")
+            asking = context.socket(zmq.SUB)
+            asking.linger = 0
+            monitor = asking.get_monitor_socket()
+            asking.connect(f"tcp://127.0.0.1:{port}")
             seen: set[int] = set()
             while not seen & {
                 zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
@@ -79,11 +82,25 @@ def test_every_port_is_on_loopback_and_needs_a_key(notebook: Notebook) -> None:
                 assert monitor.poll(5000), f"port {port} neither let in nor refused"
                 seen.add(recv_monitor_message(monitor)["event"])
                 assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in seen, f"port {port} lets in whoever comes"
-            socket.disable_monitor()
+            asking.disable_monitor()
             monitor.close(linger=0)
-            socket.close()
+            asking.close()
     finally:
         context.destroy(linger=0)
+
+
+def test_no_port_makes_room_for_a_strangers_frame(notebook: Notebook) -> None:
+    """A command of ZMTP, before the handshake: its length is all that is needed to refuse it."""
+    greeting = b"\xff" + bytes(7) + b"\x01\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    for port in ports(notebook):
+        with socket.create_connection(("127.0.0.1", port), 5.0) as stranger:
+            stranger.sendall(greeting)
+            received = b""
+            while len(received) < len(greeting) and (data := stranger.recv(4096)):
+                received += data
+            with contextlib.suppress(ConnectionResetError):
+                stranger.sendall(b"\x06" + struct.pack("!Q", 1_600_000_000))
+                assert stranger.recv(4096) == b"", f"port {port} waits for more"
 
 
 def test_nobody_reads_or_takes_orders_or_disturbs(notebook: Notebook) -> None:
@@ -92,23 +109,23 @@ def test_nobody_reads_or_takes_orders_or_disturbs(notebook: Notebook) -> None:
         for port in ports(notebook):
             for kind in (zmq.SUB, zmq.DEALER, zmq.ROUTER):
                 for name in (b"", b"engine-0", b"\x00\x00\x00\x00\x01"):
-                    socket = context.socket(kind)
-                    socket.linger = 0
+                    asking = context.socket(kind)
+                    asking.linger = 0
                     if kind == zmq.SUB:
-                        socket.subscribe(b"")
+                        asking.subscribe(b"")
                     elif name and not name.startswith(b"\x00"):
-                        socket.identity = name
-                    socket.connect(f"tcp://127.0.0.1:{port}")
+                        asking.identity = name
+                    asking.connect(f"tcp://127.0.0.1:{port}")
                     if kind == zmq.DEALER:
-                        socket.send_multipart(NOISE, zmq.DONTWAIT)
-                    sockets.append(socket)
+                        asking.send_multipart(NOISE, zmq.DONTWAIT)
+                    sockets.append(asking)
         notebook.run("%%sky_broadcast -o sky_pids\nimport os\nprint('my token is hf_123456')\nos.getpid();")
         pids = notebook.value("sky_pids")
         os.kill(pids[1], 9)  # orders to a rank that is started anew went to whoever called himself so
         notebook.finish(notebook.start("%%sky_broadcast\n1;"))  # fails where the death is not known yet
         notebook.run("%%sky_broadcast -o sky_pids --timeout 60\nimport os\nos.getpid();")
         assert notebook.value("sky_pids")[0] == pids[0]
-        assert not [socket for socket in sockets if socket.type != zmq.ROUTER and socket.poll(0)]
+        assert not [asking for asking in sockets if asking.type != zmq.ROUTER and asking.poll(0)]
     finally:
         context.destroy(linger=0)
 

@@ -15,6 +15,8 @@ import sys
 import threading
 from typing import Any, cast
 
+from skymagic.wire.agent import MAX_LINE
+
 FLAGS = (
     "--HeartMonitor.period=200",
     "--HeartMonitor.max_heartmonitor_misses=50",  # a rank may hold the GIL or the machine may sleep; the agent watches processes
@@ -25,6 +27,8 @@ FLAGS = (
 )
 
 
+MAX_FRAME = MAX_LINE + (MAX_LINE >> 2)
+"""Bytes: a rank's largest output, written by another JSON encoder."""
 PORTS = 16
 """More than it uses; those that are left over are never listened on."""
 
@@ -64,8 +68,26 @@ def _controller() -> type[Any]:
     return cast("type[Any]", IPController)
 
 
+def bound_frames() -> None:
+    """Let no socket of this process, and of what it forks, take a frame that no sender of ours makes.
+
+    libzmq makes room for a frame as it arrives, also for a handshake's from somebody without a key.
+    """
+    import zmq
+
+    made = zmq.Context.socket
+
+    def bounded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        socket = made(self, *args, **kwargs)
+        socket.maxmsgsize = MAX_FRAME
+        return socket
+
+    zmq.Context.socket = bounded  # type: ignore[method-assign]  # the relays and the heartbeat make contexts of their own
+
+
 def main(argv: list[str]) -> None:
     """Run the controller; `argv` are further flags of ``ipcontroller``."""
+    bound_frames()
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     gc.disable()  # while it starts: collections would take a fifth of the time and find nothing
     app = _controller().instance()
