@@ -51,6 +51,8 @@ class Files:
         dst: str,
         nodes: Collection[int] | None = None,
         progress: Progress = lambda name, done, total: None,
+        *,
+        follow: bool = False,
     ) -> tuple[Copied, ...]:
         """Copy a file or a folder to nodes; only what differs travels.
 
@@ -58,11 +60,12 @@ class Files:
             src: here; with a ``/`` at its end, a folder's contents.
             dst: there, relative to the folder in which ranks run.
             nodes: their numbers; None for all.
+            follow: copy what links lead to outside of `src`; they stay behind otherwise.
 
         Raises:
             FilesError: what cannot be copied, for all nodes at once.
         """
-        return self._upload(listing(os.fspath(src)), dst, nodes, progress)
+        return self._upload(listing(os.fspath(src), follow=follow), dst, nodes, progress)
 
     def sync(
         self,
@@ -106,6 +109,8 @@ class Files:
         dst: str | Path,
         nodes: Collection[int] | None = None,
         progress: Progress = lambda name, done, total: None,
+        *,
+        follow: bool = False,
     ) -> tuple[Copied, ...]:
         """Copy a file or a folder from nodes; only what differs travels.
 
@@ -113,6 +118,7 @@ class Files:
             src: there; with a ``/`` at its end, a folder's contents.
             dst: here. From several nodes, what each has lands in a folder ``node0``, ``node1``, … there.
             nodes: their numbers; None for all.
+            follow: copy what links lead to outside of `src`; they stay behind otherwise.
 
         Raises:
             FilesError: what cannot be copied, for all nodes at once.
@@ -132,7 +138,7 @@ class Files:
 
         counter = ByteCounter(progress)
         with FileClients(chosen, self._start, counter.show) as clients:
-            downloads = clients.each(lambda client: Download(client, src, place))
+            downloads = clients.each(lambda client: Download(client, src, place, follow))
             counter.total = sum(download.nbytes for download in downloads)
             by_node = {download.node: download for download in downloads}
             return tuple(clients.each(lambda client: by_node[client.node].run(client, counter), PARTLY_COPIED))

@@ -23,9 +23,11 @@ class Download:
         NodeFailed: why it cannot be downloaded.
     """
 
-    def __init__(self, client: FileClient, src: str, place: Callable[[Node, Listing], tuple[str, str | None]]) -> None:
+    def __init__(
+        self, client: FileClient, src: str, place: Callable[[Node, Listing], tuple[str, str | None]], follow: bool
+    ) -> None:
         self.node = client.node
-        self._found = Listing.of(client.request(wire.List(src), wire.ListReply).listing)
+        self._found = Listing.of(client.request(wire.List(src, follow), wire.ListReply).listing)
         if problems := [*self._found.problems, *unsafe(self._found.entries), *unrequested(self._found, src)]:
             raise NodeFailed(*problems)
         base, name = place(self.node, self._found)

@@ -12,6 +12,7 @@ from skymagic.files.transfer.listing import Listing, Walk, absolute
 NAME = ".gitignore"
 DEFAULT_PATTERNS = ("__pycache__/", ".ipynb_checkpoints/")
 """Ignored unless a .gitignore says otherwise."""
+_REMEDY = "sky.Image(includes=[…]) with its path copies it"
 
 
 class Ignore:
@@ -71,11 +72,11 @@ def unignored(folder: Path, excludes: Sequence[str] = (), includes: Sequence[str
     if not folder.is_dir():
         return Listing(problems=[f"there is no folder {folder}"])
     found, patterns = Listing(), Patterns(excludes)
-    Walk(found, skip=Ignore(folder, patterns)).add_top(str(folder), contents=True)
+    Walk(found, skip=Ignore(folder, patterns), remedy=_REMEDY).add_top(str(folder), contents=True)
     for text in includes:
         path = Path(absolute(text, str(folder)))
         name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
-        inner = Walk(found, skip=lambda below, is_folder: bool(patterns.decide(below, is_folder)))
+        inner = Walk(found, skip=lambda below, is_folder: bool(patterns.decide(below, is_folder)), remedy=_REMEDY)
         if path != folder:
             inner.add_top(str(path), contents=False, name=name)
     return _once(found)

@@ -68,7 +68,7 @@ class TransferServer:
             case wire.Stat():
                 return self._stat(request.path)
             case wire.List():
-                self._listing = listing(request.path, self._root, self._cancelled)
+                self._listing = listing(request.path, self._root, self._cancelled, follow=request.follow)
                 return wire.ListReply(self._listing.plain())
             case wire.Hash():
                 paths = [self._listing.paths[number] for number in request.numbers]

@@ -201,7 +201,7 @@ class SkyMagics(Magics):
         nodes = usage(lambda: one.machines(request.nodes or Selection(unless_said)))
         with Copying() as progress:
             copy = getattr(one.files(), direction)
-            copied = copy(request.source, request.target, nodes, progress)
+            copied = copy(request.source, request.target, nodes, progress, follow=request.follow)
         progress.end(summary(copied, progress.seconds, to_nodes=direction == "put"))
 
     @line_magic

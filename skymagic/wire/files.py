@@ -47,6 +47,8 @@ class List(Message):
     """List a source; later requests mean its entries by their numbers."""
 
     path: str
+    follow: bool
+    """Whether links that lead out of it are followed."""
 
 
 class ListReply(Message):

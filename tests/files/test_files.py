@@ -224,7 +224,33 @@ def test_modes_times_links_and_names(one: Nodes) -> None:
     assert (copy / "link").readlink() == Path("run.sh")
 
 
-def test_links_that_lead_out_are_followed(one: Nodes) -> None:
+@pytest.mark.parametrize("direction", ["put", "get", "sync"])
+def test_links_that_lead_out_stay_behind(one: Nodes, direction: str) -> None:
+    """A folder that somebody else made, with a link to a private file of the user's under an innocent name."""
+    here, there = (one.here, one.roots[0]) if direction != "get" else (one.roots[0], one.here)
+    grow(here, {"private/key": "secret", "d/a": "a", "d/inner/b": "b"})
+    source = here / "d"
+    (source / "notes.txt").symlink_to("../private/key")
+    (source / "inner/full").symlink_to(here / "private")
+    (source / "stays").symlink_to("inner/b")
+    if direction == "sync":
+        copied = one.files.sync(source, "d")
+    else:
+        copied = one.files.put(source, "d") if direction == "put" else one.files.get("d", there)
+    came = {name: text for name, text in tree(there / "d").items() if not name.startswith(".skymagic-")}
+    assert came == {"a": "a", "inner/": "", "inner/b": "b", "stays": "-> inner/b"}
+    remedy = "--follow copies what it leads to"
+    if direction == "sync":
+        remedy = "sky.Image(includes=[…]) with its path copies it"
+        one.files.sync(source, "d", includes=["notes.txt"])
+        assert (there / "d/notes.txt").read_text() == "secret"
+    assert list(copied[0].notes) == [
+        f"{source}/inner/full is a link that leads out, to {here}/private: {remedy}",
+        f"{source}/notes.txt is a link that leads out, to {here}/private/key: {remedy}",
+    ]
+
+
+def test_links_that_lead_out_are_followed_and_named_if_asked_for(one: Nodes) -> None:
     grow(one.here, {"elsewhere/big/x": "x", "d/a": "a"})
     source = one.here / "d"
     (source / "out").symlink_to("../elsewhere/big")
@@ -232,12 +258,14 @@ def test_links_that_lead_out_are_followed(one: Nodes) -> None:
     (source / "dead").symlink_to("nowhere")
     (source / "loop").symlink_to(source)
     os.mkfifo(source / "fifo")
-    copied = one.files.put(source, "d")
+    copied = one.files.put(source, "d", follow=True)
     assert tree(one.roots[0] / "d") == {"a": "a", "full": "x", "out/": "", "out/x": "x"}
-    assert [note.rpartition("/")[2] for note in copied[0].notes] == [
+    assert [note.removeprefix(f"{source}/").replace(str(one.here), "HERE") for note in copied[0].notes] == [
         "dead stays behind: it is a link to nothing",
         "fifo stays behind: it is no file",
+        "full is a link that leads out, to HERE/elsewhere/big/x, which is copied",
         "loop stays behind: it is a link to a folder that it is in",
+        "out is a link that leads out, to HERE/elsewhere/big, which is copied",
     ]
 
 

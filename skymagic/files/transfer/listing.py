@@ -1,4 +1,4 @@
-"""A source as entries: one file, a folder with all that is in it, or what is in it alone; links that lead out are followed."""
+"""A source as entries: one file, a folder with all that is in it, or what is in it alone; links that lead out stay behind unless asked for."""
 
 from __future__ import annotations
 
@@ -52,13 +52,16 @@ class Listing:
         return cls(**{**plain, "entries": entries, "tops": tops})
 
 
-def listing(source: str, root: str = "", stopped: Callable[[], bool] = lambda: False) -> Listing:
+def listing(
+    source: str, root: str = "", stopped: Callable[[], bool] = lambda: False, *, follow: bool = False
+) -> Listing:
     """What `source` holds.
 
     Args:
         source: a path, relative to `root`; ``~`` is the home folder, a trailing ``/`` means a folder's contents, and ``*``, ``?``
             and ``[…]`` stand for names where no such file exists.
         stopped: asked now and then; when it says so, the listing ends early.
+        follow: copy what links lead to outside of the source, and name each.
     """
     found = Listing()
     try:
@@ -69,7 +72,7 @@ def listing(source: str, root: str = "", stopped: Callable[[], bool] = lambda: F
     names = [full]
     if not os.path.lexists(full) and glob.has_magic(source):
         names = sorted(glob.glob(full))
-    walk = Walk(found, stopped)
+    walk = Walk(found, stopped, follow=follow)
     for name in names:
         walk.add_top(name, contents=slash and os.path.isdir(name) and len(names) == 1)
         if slash and os.path.isfile(name):
@@ -93,12 +96,20 @@ class Walk:
         found: what is filled.
         stopped: asked at each folder.
         skip: what stays behind, by its path below the folder that is walked.
+        follow: whether links that lead out are followed. A folder that somebody else made may have one to a private file of the user's.
+        remedy: how to copy what such a link leads to.
     """
 
     def __init__(
-        self, found: Listing, stopped: Callable[[], bool] = lambda: False, skip: Skip = lambda path, folder: False
+        self,
+        found: Listing,
+        stopped: Callable[[], bool] = lambda: False,
+        skip: Skip = lambda path, folder: False,
+        *,
+        follow: bool = False,
+        remedy: str = "--follow copies what it leads to",
     ) -> None:
-        self._found, self._stopped, self._skip = found, stopped, skip
+        self._found, self._stopped, self._skip, self._follow, self._remedy = found, stopped, skip, follow, remedy
         self._above: list[tuple[int, int]] = []
         """Folders that are being walked, by device and number."""
 
@@ -160,6 +171,11 @@ class Walk:
                 self._put(one.path, Entry(name, LINK, target=target))
                 return
             state = one.stat()
+            if one.is_symlink() and (state.st_dev, state.st_ino) not in self._above:
+                leads = f"{one.path} is a link that leads out, to {os.path.realpath(one.path)}"
+                self._found.notes.append(f"{leads}, which is copied" if self._follow else f"{leads}: {self._remedy}")
+                if not self._follow:
+                    return
         except FileNotFoundError:
             what = "it is a link to nothing" if one.is_symlink() else "it has gone"
             self._found.notes.append(f"{one.path} stays behind: {what}")

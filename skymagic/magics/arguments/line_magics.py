@@ -50,12 +50,14 @@ class CloneRequest:
 
 @dataclass(frozen=True)
 class FilesRequest:
-    """%sky_put and %sky_get: from where to where, and which nodes take part (None: all for a put, the head for a get)."""
+    """%sky_put and %sky_get: from where to where, which nodes take part (None: all for a put, the head for a get), and whether links that
+    lead out are followed."""
 
     source: str = ""
     target: str = ""
     nodes: Selection | None = None
     pool: str | None = None
+    follow: bool = False
 
 
 @dataclass(frozen=True)

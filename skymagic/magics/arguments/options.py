@@ -115,6 +115,7 @@ _RUN = Option(("--run",), "run", readers.number(1), "ID", "what one run wrote: i
 _CELL = Option(("--cell",), "cell", readers.number(1), "N", "what the runs of one cell wrote, by its number in the notebook")
 _GREP = Option(("--grep",), "grep", str, "RE", "lines that a regular expression is found in")
 _NODE = Option(("--node",), "nodes", Selection, "NODES", "which nodes: all, head, 0,2 or 0:4", choices="ranks")
+_FOLLOW_LINKS = Option(("--follow",), "follow", help="copy what links lead to outside of SRC, and name each; they stay behind otherwise")
 _ALL = Option(("--all",), "all", help="every pool of this notebook")
 _DOWN_ALL = Option(("--all",), "all", help="every pool of this notebook, and all that you have rented; with --hosts, every pool of yours there")
 _STOP = Option(("--stop",), "stop", help="stop rented machines and keep their disks, which cost until you end them; %sky_pool NAME starts them again")
@@ -191,8 +192,8 @@ MAGICS: dict[str, Magic] = {
     "sky_push": Magic("Send variables to the ranks.", (_TARGETS, _POOL_NAME), "NAMES", "variables", ("%sky_push model, data",)),
     "sky_pull": Magic("Bring variables back from the ranks, as a list by rank.", (_OUTPUT, _HEAD, _TARGETS, _POOL_NAME), "NAMES", "theirs", examples=("%sky_pull loss, accuracy", "%sky_pull model --head -o trained")),
     "sky_clone": Magic("Copy variables from one rank to another, such as one that was replaced.", (_FROM, _POOL_NAME), "RANKS NAMES", "theirs", examples=("%sky_clone 2 --from 0 model optimizer",)),
-    "sky_put": Magic("Copy a file or a folder to every node; only what differs travels.", (_NODE, _POOL_NAME), "SRC DST", examples=_PUT_EXAMPLES),
-    "sky_get": Magic("Copy a file or a folder from the head; from several nodes into folders node0, node1, … in DST.", (_NODE, _POOL_NAME), "SRC DST", examples=_GET_EXAMPLES),
+    "sky_put": Magic("Copy a file or a folder to every node; only what differs travels.", (_NODE, _FOLLOW_LINKS, _POOL_NAME), "SRC DST", examples=_PUT_EXAMPLES),
+    "sky_get": Magic("Copy a file or a folder from the head; from several nodes into folders node0, node1, … in DST.", (_NODE, _FOLLOW_LINKS, _POOL_NAME), "SRC DST", examples=_GET_EXAMPLES),
     "sky_pip": Magic("Install packages on all nodes of a pool, or list what is there; the ranks see them at once.", (_POOL_NAME, _ALL), "install NAMES|list", "pip", examples=("%sky_pip install pandas pillow==12.0.0", "%sky_pip list")),
     "sky_gpus": Magic("Show the GPUs of this machine, what --gpu can ask for, and what machines with a GPU are rented for.", (*_TO_RENT, _KEEP), "[GPU[:COUNT]]", "gpus", ("%sky_gpus", "%sky_gpus A100", "%sky_gpus A100:8 --nodes 4 --region us-east-1,us-west-2 --spot", "%sky_gpus A100:8 -o offers       # offers['p4d.24xlarge'][0].price")),
     "sky_cost": Magic("Show what pools cost now, and what those rented within a month have cost, disks and addresses included.", (), "[NAME]", "pools", ("%sky_cost",)),
