@@ -26,6 +26,10 @@ IDLE_SECONDS = 60.0
 """For which it waits for a connection when there is none."""
 POLL = 2.0
 HANDSHAKE_TIMEOUT = 10.0
+MAX_HANDSHAKES = 64
+"""Connections that may be in their handshake at once: each has a thread and a descriptor before anybody knows whose it is."""
+NO_DESCRIPTOR_PAUSE = 0.1
+"""Seconds after an accept that failed: where no descriptor is left, accept(2) fails at once, as often as it is called."""
 END = b"-----END PRIVATE KEY-----\n"
 
 
@@ -43,14 +47,23 @@ class Relay:
         self._serving = 0
         self._used = time.monotonic()
         self._lock = threading.Lock()
+        self._handshakes = threading.Semaphore(MAX_HANDSHAKES)
 
     def run(self) -> None:
         """Serve until the pool is gone, or nobody comes."""
         self._listener.settimeout(POLL)
         while answers(self._daemon) and (self._serving or time.monotonic() - self._used < IDLE_SECONDS):
-            with contextlib.suppress(TimeoutError):
+            try:
                 sock, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:
+                time.sleep(NO_DESCRIPTOR_PAUSE)
+                continue
+            if self._handshakes.acquire(blocking=False):
                 threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+            else:
+                sock.close()
 
     def _serve(self, sock: socket.socket) -> None:
         with self._lock:
@@ -65,9 +78,12 @@ class Relay:
                 self._used = time.monotonic()
 
     def _joined(self, sock: socket.socket) -> None:
-        sock.settimeout(HANDSHAKE_TIMEOUT)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        secure = self._context.wrap_socket(sock, server_side=True)
+        try:
+            sock.settimeout(HANDSHAKE_TIMEOUT)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            secure = self._context.wrap_socket(sock, server_side=True)
+        finally:
+            self._handshakes.release()
         line = b""
         while not line.endswith(b"\n"):  # what follows belongs to the process
             byte = secure.recv(1)
