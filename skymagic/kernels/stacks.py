@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from skymagic.runtime import context
 
@@ -89,10 +89,23 @@ SIGNAL = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 
 
-def on_signal(path: str) -> None:
-    """Let this process write the stack of its main thread to a file, at its end, when `SIGNAL` comes."""
-    file = open(path, "ab", buffering=0)  # noqa: SIM115  # open as long as the process
+def on_signal(file: IO[bytes]) -> None:
+    """Let this process write the stack of its main thread to a file, at its end, when `SIGNAL` comes; main thread only.
+
+    Called again before each cell: programs set the handlers of all signals (Lightning's Trainer does after each fit).
+    """
+    faulthandler.unregister(SIGNAL)
+    # Python does not know faulthandler's handler: whoever restores what Python knows must not restore SIG_DFL, which kills
+    signal.signal(SIGNAL, signal.SIG_IGN)
     faulthandler.register(SIGNAL, file=file, all_threads=False, chain=False)
+
+
+def catches(pid: int) -> bool:
+    """Whether a process has a handler of `SIGNAL`, which would kill it otherwise; True where the system does not tell."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+        caught = next((int(line.split()[1], 16) for line in file if line.startswith(b"SigCgt:")), 0)
+        return bool(caught >> (SIGNAL - 1) & 1)
+    return not os.path.exists("/proc/self")
 
 
 def parse(text: str) -> dict[str, Any] | None:

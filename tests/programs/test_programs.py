@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -90,3 +91,47 @@ def test_processes_that_are_started_afresh_know_the_cells_functions_and_classes(
 
 def test_remote_calls_meet_at_an_address_of_their_own(notebook: Notebook) -> None:
     assert ran(notebook, "remote_calls") == [1.0, 2.0]
+
+
+def test_remote_calls_meet_at_an_address_that_the_program_sets(notebook: Notebook) -> None:
+    for _ in range(2):  # the server of the first is gone, or is used again
+        assert ran(notebook, "remote_calls_by_environment") == [1.0, 2.0]
+
+
+def test_processes_of_a_cell_form_groups_of_their_own(notebook: Notebook) -> None:
+    three = [(rank, rank, 3, 3.0) for rank in range(3)]
+    two = [(rank, rank, 2, 1.0) for rank in range(2)]
+    trained = {"fork": three, "spawn": three, "start_processes": two}
+    assert ran(notebook, "tutorial_processes") == [(trained, 2.0)] * 2
+    forked = notebook.run(f"%%sky_broadcast -o made --only all\n{program('tutorial_processes')}")
+    assert forked.stderr == "", "nothing is said of the ranks' own group"
+
+
+@pytest.mark.parametrize("handler", ["signal.getsignal(number)", "signal.SIG_DFL"])
+def test_a_program_that_sets_every_signals_handler_outlives_a_look_at_its_stack(
+    notebook: Notebook, handler: str
+) -> None:
+    """Lightning restores all handlers after a fit, and those that were set in C are then the system's own: deadly."""
+    places = "signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGINT, signal.SIGCHLD}"
+    restored = f"for number in {places}:\n    signal.signal(number, {handler} or signal.SIG_DFL)"
+    notebook.run("%%sky_broadcast\nimport ctypes, signal\nkept = 7")
+    within = held_interpreter(notebook, restored)
+    assert "does not answer: native code holds the interpreter" in within
+    after = held_interpreter(notebook, "")
+    assert "line 4 (native code holds the interpreter)" in after, "its handler is there again"
+    notebook.run("%%sky_broadcast -o values\nkept")
+    assert notebook.value("values") == [7, 7]
+
+
+def held_interpreter(notebook: Notebook, before: str) -> str:
+    """What %sky_stacks shows of ranks that wait in native code which keeps the interpreter, and go on afterwards."""
+    gate = notebook.folder / "gate"
+    os.mkfifo(gate)
+    held = f"{before}\nprint('there')\nctypes.PyDLL(None).open({os.fsencode(gate)!r}, 0)"
+    cell = notebook.run(f"%%sky_broadcast -a --only all\n{held}\nprint('done')")
+    notebook.watch(cell, lambda shown: shown.stdout.count("there") == 2)
+    shown = notebook.run("%sky_stacks").stdout
+    gate.write_text("go")
+    gate.unlink()
+    notebook.watch(cell, lambda shown: shown.said.count("done") == 2)
+    return shown

@@ -211,7 +211,8 @@ class Ranks:
             return
         path = Path(f"{self._logs.path(number)}.stack")
         before = path.stat().st_size if path.exists() else 0
-        rank.signal(stacks.SIGNAL)
+        if stacks.catches(rank.pid):
+            rank.signal(stacks.SIGNAL)
 
         def answer() -> None:
             text = path.read_bytes()[before:].decode(errors="replace") if path.exists() else ""

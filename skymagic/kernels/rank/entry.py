@@ -111,7 +111,6 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     os.environ.update({**environment(info), **spec.env})
     os.environ.update(interfaces(info, os.environ))
     faulthandler.enable(all_threads=False)
-    stacks.on_signal(f"{spec.log}.stack")
     _reseed()
     warnings.filterwarnings("ignore", "To exit: use", UserWarning)  # IPython's advice to who calls sys.exit()
     runtime.enter(info)

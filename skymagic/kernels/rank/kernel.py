@@ -82,6 +82,8 @@ class RankKernel(IPythonParallelKernel):
         self._result: Any = None
         self.busy = False
         self.interrupts = Interrupts(self)
+        self._stack_file = open(f"{self._context.log}.stack", "ab", buffering=0)  # noqa: SIM115  # open as long as the process
+        stacks.on_signal(self._stack_file)
         self._post_mortem: PostMortem | None = None
         """On the frames of the error with which the last cell has ended, which it keeps."""
         self.last_run: dict[str, Any] | None = None
@@ -214,6 +216,7 @@ class RankKernel(IPythonParallelKernel):
     def pre_handler_hook(self) -> None:
         """Let an interrupt fall into cells alone: what tidies up after them must not be torn."""
         signal.signal(signal.SIGINT, self.interrupts.fall)
+        stacks.on_signal(self._stack_file)
 
     def post_handler_hook(self) -> None:
         """Between cells there is nothing to interrupt."""

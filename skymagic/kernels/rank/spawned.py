@@ -7,6 +7,7 @@ travel before the process object, which refers to them by name, as do the tasks 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.process import BaseProcess
@@ -65,6 +66,7 @@ class _Definitions:
 
 def _define(found: dict[str, Definition]) -> None:
     """Let the main module have these names; each is made when it is asked for, for it may import what is large."""
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # nobody else serves the store of a group of such processes
     space = vars(sys.modules["__main__"])
 
     def made(name: str) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 from skymagic.plugins._torch import carryover, guard, launched, membership, sharded, subgroups
 from skymagic.plugins._torch.unblock import Connections
 from skymagic.runtime import rendezvous
-from skymagic.runtime.info import InstanceInfo
+from skymagic.runtime.info import InstanceInfo, taking_part
 
 STORE_TIMEOUT = timedelta(seconds=60)
 
@@ -159,9 +159,20 @@ class Group:
 
         init, destroy = dist.init_process_group, dist.destroy_process_group
         helper, wrap, rebuild = c10d._new_process_group_helper, DDP.__init__, DDP.__setstate__
+        rank_pid, undo = os.getpid(), contextlib.ExitStack()
+
+        def of_other_process() -> bool:
+            """Whether a cell has forked this process: torch's own functions act from here on, and the rank's groups are not its own."""
+            if os.getpid() == rank_pid:
+                return False
+            undo.close()
+            abandon_inherited()
+            return True
 
         @functools.wraps(init)
         def init_process_group(*args: Any, **kwargs: Any) -> None:
+            if of_other_process():
+                return init(*args, **kwargs)
             if not self._ours and dist.is_initialized():
                 print(
                     f"skymagic has formed the process group already ({dist.get_backend()}, {dist.get_world_size()} ranks); "
@@ -175,6 +186,8 @@ class Group:
 
         @functools.wraps(destroy)
         def destroy_process_group(group: Any = None) -> None:
+            if of_other_process():
+                return destroy(group)
             # In gloo, destroying a group while a DDP model is alive is a race in which a process that lives on may hang: the
             # programs that do so at their end are scripts, whose process ends. The group goes when it is formed anew, or with the rank.
             if not self._ours and dist.is_initialized() and group in (None, dist.group.WORLD):
@@ -215,14 +228,44 @@ class Group:
         dist.destroy_process_group = c10d.destroy_process_group = destroy_process_group
         c10d._new_process_group_helper = new_group_helper
         DDP.__init__, DDP.__setstate__ = ddp_init, ddp_setstate
-        try:
-            with guard.installed():
-                yield
-        finally:
+
+        def put_back() -> None:
             dist.init_process_group = c10d.init_process_group = init
             dist.destroy_process_group = c10d.destroy_process_group = destroy
             c10d._new_process_group_helper = helper
             DDP.__init__, DDP.__setstate__ = wrap, rebuild
+
+        with undo:
+            undo.callback(put_back)
+            undo.enter_context(guard.installed())
+            yield
+
+
+_inherited: list[Any] = []
+"""What `abandon_inherited` keeps allocated."""
+
+
+def abandon_inherited() -> None:
+    """In a process that a rank has forked: be in no group, and take part with nobody. Called once or often.
+
+    The rank's groups stay allocated: freeing one waits for its threads, which a forked process does not have.
+    """
+    from torch.distributed import distributed_c10d as c10d
+
+    if _inherited:
+        return
+    world = c10d._world
+    tables = (
+        world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.tags_to_pg, world.pg_to_tag,
+    )  # fmt: skip
+    everyone = taking_part(None)
+    everyone.__enter__()
+    _inherited.extend([world.default_pg, everyone, *map(dict.copy, tables)])  # type: ignore[arg-type]
+    for table in tables:
+        table.clear()
+    c10d._unregister_all_process_groups()
+    world.default_pg, world.group_count = None, 0
+    c10d._default_pg_init_method = None
 
 
 def open_store(info: InstanceInfo) -> tuple[Any, str]:
@@ -241,7 +284,7 @@ def open_store(info: InstanceInfo) -> tuple[Any, str]:
         port, secret = rendezvous.get("torch")
         with rendezvous.waiting():
             store = make(port, is_master=False)
-    os.environ.update(launched.environment(info, port))
+    launched.enter(info, port)
     return store, secret
 
 

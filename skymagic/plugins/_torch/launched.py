@@ -35,9 +35,16 @@ INTERACTIVE = ("lightning.fabric.utilities.imports", "lightning_fabric.utilities
 AUTO = "auto"
 
 
-def environment(info: InstanceInfo, port: int) -> dict[str, str]:
-    """What torchrun tells its workers of the launch, for a rank whose store is at `port`; who is who stands there already."""
-    return {
+_served_port = ""
+"""Of the store that the pool serves now."""
+
+
+def enter(info: InstanceInfo, port: int) -> None:
+    """Put into the environment what torchrun tells its workers of the launch, for a rank whose store is at `port`; who is who
+    stands there already."""
+    global _served_port
+    _served_port = str(port)
+    os.environ |= {
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": info.job_id,
         "TORCHELASTIC_MAX_RESTARTS": "0",
@@ -60,7 +67,7 @@ def adapt_libraries() -> None:
 
 
 def _stores(module: types.ModuleType) -> None:
-    """A store at another port than the pool's, ``init_rpc(init_method="tcp://…")``, is served by rank 0.
+    """A store at another port than the pool's is served by rank 0: ``init_rpc(init_method="tcp://…")``, or MASTER_PORT as a program sets it.
 
     Where torchrun's agent serves a store, torch takes each address for that store, and all ranks wait for somebody to serve it.
     """
@@ -68,7 +75,7 @@ def _stores(module: types.ModuleType) -> None:
 
     @functools.wraps(create)
     def create_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
-        if str(port) != os.environ.get("MASTER_PORT"):
+        if str(port) != _served_port:
             module._torchelastic_use_agent_store = lambda: False  # type: ignore[attr-defined]
         try:
             return create(hostname, port, *args, **kwargs)

@@ -1,0 +1,41 @@
+"""PyTorch's tutorial "Writing Distributed Applications" in shape: processes that the program forks form a group of their own."""
+
+import os
+import socket
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def run(rank, size, answers):
+    tensor = torch.full((1,), float(rank))
+    dist.all_reduce(tensor)
+    answers.put((rank, dist.get_rank(), dist.get_world_size(), tensor.item()))
+
+
+def init_process(rank, size, port, answers, fn, backend="gloo"):
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    os.environ["MASTER_PORT"] = str(port)
+    dist.init_process_group(backend, rank=rank, world_size=size)
+    fn(rank, size, answers)
+    dist.destroy_process_group()
+
+
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = free.getsockname()[1]
+trained = {}
+for method in ("fork", "spawn"):
+    context = mp.get_context(method)
+    answers = context.Queue()
+    processes = [context.Process(target=init_process, args=(rank, 3, port, answers, run)) for rank in range(3)]
+    for process in processes:
+        process.start()
+    trained[method] = sorted(answers.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+answers = mp.get_context("fork").SimpleQueue()
+mp.start_processes(lambda rank: init_process(rank, 2, port, answers, run), nprocs=2, start_method="fork")
+trained["start_processes"] = sorted(answers.get() for _ in range(2))
+dist.all_reduce(own := torch.ones(1))
+trained, own.item()
