@@ -101,10 +101,11 @@ def test_remote_calls_meet_at_an_address_that_the_program_sets(notebook: Noteboo
 def test_processes_of_a_cell_form_groups_of_their_own(notebook: Notebook) -> None:
     three = [(rank, rank, 3, 3.0) for rank in range(3)]
     two = [(rank, rank, 2, 1.0) for rank in range(2)]
-    trained = {"fork": three, "spawn": three, "start_processes": two}
-    assert ran(notebook, "tutorial_processes") == [(trained, 2.0)] * 2
-    forked = notebook.run(f"%%sky_broadcast -o made --only all\n{program('tutorial_processes')}")
-    assert forked.stderr == "", "nothing is said of the ranks' own group"
+    shown = notebook.run(f"%%sky_broadcast -o made --only all\n{program('tutorial_processes')}")
+    assert notebook.value("made") == [([three, two], 2.0)] * 2
+    assert shown.stderr == "", "nothing is said of the ranks' own group"
+    notebook.run("%%sky_broadcast -o made -t 0\ntrained_by('spawn', 2)")
+    assert notebook.value("made") == [two]
 
 
 @pytest.mark.parametrize("handler", ["signal.getsignal(number)", "signal.SIG_DFL"])

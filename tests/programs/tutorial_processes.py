@@ -24,18 +24,23 @@ def init_process(rank, size, port, answers, fn, backend="gloo"):
 
 with socket.create_server(("127.0.0.1", 0)) as free:
     port = free.getsockname()[1]
-trained = {}
-for method in ("fork", "spawn"):
+
+
+def trained_by(method, size):
     context = mp.get_context(method)
     answers = context.Queue()
-    processes = [context.Process(target=init_process, args=(rank, 3, port, answers, run)) for rank in range(3)]
+    processes = [context.Process(target=init_process, args=(rank, size, port, answers, run)) for rank in range(size)]
     for process in processes:
         process.start()
-    trained[method] = sorted(answers.get(timeout=60) for _ in processes)
+    trained = sorted(answers.get(timeout=60) for _ in processes)
     for process in processes:
         process.join()
+    return trained
+
+
+trained = [trained_by("fork", 3)]
 answers = mp.get_context("fork").SimpleQueue()
 mp.start_processes(lambda rank: init_process(rank, 2, port, answers, run), nprocs=2, start_method="fork")
-trained["start_processes"] = sorted(answers.get() for _ in range(2))
+trained.append(sorted(answers.get() for _ in range(2)))
 dist.all_reduce(own := torch.ones(1))
 trained, own.item()
