@@ -8,6 +8,9 @@ When one of them fails at it, the others leave the group that was being formed; 
     rank 1                        started for 2 ────────▶ joined
 
 Where nobody is at fault, or it fails again, all ranks are started anew.
+
+A recovery owns the ranks from when it has them reserved: a restart that is asked for meanwhile ends none of those that are being started
+anew, which are what it wants, and leaves the others to be replaced in the recovery's next generation.
 """
 
 from __future__ import annotations
@@ -62,6 +65,8 @@ class Recovery:
     _to_form: bool = False
     """Whether groups must be formed anew; else the ranks only go on together after a cell that failed."""
     _queued: bool = False
+    _fresh: frozenset[int] | None = None
+    """Ranks that the recovery under way has started anew; None while there is none."""
     _thread: threading.Thread | None = None
     _problem: Exception | None = None
     generation: int = 0
@@ -84,14 +89,18 @@ class Recovery:
         with self._lock:
             self._to_replace.update(dead)
             self._to_form |= form
-            if self._queued:
-                return
-            self._queued = True
-            reservation = self._scheduler.request(range(self._status.world_size), urgent=True)
-            self._thread = threading.Thread(
-                target=self._recover_when_free, args=(reservation,), name="skymagic-recovery", daemon=True
-            )
-            self._thread.start()
+            self._queue()
+
+    def _queue(self) -> None:
+        """Have a thread recover once it has all ranks; the lock is held."""
+        if self._queued:
+            return
+        self._queued = True
+        reservation = self._scheduler.request(range(self._status.world_size), urgent=True)
+        self._thread = threading.Thread(
+            target=self._recover_when_free, args=(reservation,), name="skymagic-recovery", daemon=True
+        )
+        self._thread.start()
 
     def begin_after(self, report: Report) -> None:
         """Begin if a run has left ranks dead, out of their group, or out of step with each other, or has failed otherwise."""
@@ -131,21 +140,30 @@ class Recovery:
             PoolError: they did not come back.
         """
         world_size = self._status.world_size
+        self._status.check(Event.RECOVER)
         chosen = list(range(world_size)) if ranks is None else sorted(set(ranks))
         wrong = [rank for rank in chosen if not 0 <= rank < world_size]
         if wrong:
             raise RequestError(f"pool {self._status.name!r} has ranks 0 to {world_size - 1}, not {rank_words(wrong)}")
-        chosen = sorted({*chosen, *self._resources.revive()})
-        self._resources.agents.signal(chosen, signal.SIGKILL)
-        self.wait()
-        self._take_problem()
-        self.begin(chosen)
+        self._replace({*chosen, *self._resources.revive()})
         if not self.wait():
             raise PoolError(
                 f"the ranks have not come back within {TIMEOUT:.0f} s, and go on starting: %sky_status shows them"
             )
         if (problem := self._take_problem()) is not None:
             raise PoolError(f"the ranks did not come back: {problem}") from problem
+
+    def _replace(self, chosen: Iterable[int]) -> None:
+        """Have ranks started anew, by the recovery under way if there is one; runs that have begun on them end."""
+        with self._lock:
+            wanted = sorted(set(chosen) - (self._fresh or frozenset()))
+            self._problem = None
+            # while the lock is held no recovery starts one of them: only what runs now is hit
+            self._resources.agents.signal(wanted, signal.SIGKILL)
+            self._to_replace.update(wanted)
+            if self._fresh is None:
+                self._to_form = True
+                self._queue()
 
     def exchange(self, machines: Mapping[int, Node]) -> None:
         """Go on with other machines in the place of those that are gone: their ranks start anew, and all form a new group.
@@ -194,17 +212,16 @@ class Recovery:
     def _recover_when_free(self, reservation: Reservation) -> None:
         with reservation:
             with self._lock:
-                dead, self._to_replace, self._queued = sorted(self._to_replace), set(), False
-                form, self._to_form = self._to_form, False
-            everyone = list(range(self._status.world_size))
-            self._recover(everyone if dead and self._status.inseparable else dead, form=form)
+                form, self._to_form, self._queued, self._fresh = self._to_form, False, False, frozenset()
+            self._recover((), form=form)
 
-    def _recover(self, dead: list[int], *, form: bool = True) -> None:
+    def _recover(self, dead: Iterable[int], *, form: bool = True) -> None:
         try:
             self._status.move(Event.RECOVER)
-            if form or self._rejoin(range(self._status.world_size), form=False) is not None:
+            if form or self._rejoin(range(self._status.world_size), form=False) is not None or not self._over():
                 self._bring_back(dead)
         except Exception as problem:
+            self._fresh = None
             self._problem = problem
             # without the head, where the controller runs, all ranks are out of reach
             self._status.move(Event.LOSE if 0 in self._resources.agents.gone else Event.DEGRADE)
@@ -217,19 +234,35 @@ class Recovery:
         Raises PoolError if even new ranks alone cannot form a group.
         """
         everyone = set(range(self._status.world_size))
-        replaced = set(dead)
-        for attempt in range(1, ATTEMPTS + 1):
+        replaced, attempt = set(dead), 0
+        while attempt < ATTEMPTS:
+            with self._lock:
+                replaced |= self._to_replace
+                if replaced and self._status.inseparable:
+                    replaced = set(everyone)
+                self._to_replace, self._fresh = set(), frozenset(replaced)
             self.generation += 1
             self._resources.replace(sorted(replaced), self.generation)
             problems = self._rejoin(sorted(everyone - replaced))
             if problems is None:
                 self._resources.take_up(sorted(replaced))
-                return
+                if self._over():
+                    return
+            if self._to_replace:  # a restart has ended ranks: that is no fault of theirs
+                continue
+            attempt += 1
             last = attempt + 1 >= ATTEMPTS or self._status.inseparable
             faulty = {*problems} if problems and not last else everyone
-            self._status.note(messages.replaced(problems, faulty, self._status.world_size))
+            self._status.note(messages.replaced(problems or {}, faulty, self._status.world_size))
             replaced |= faulty
         raise PoolError(f"the ranks of pool {self._status.name!r} did not come back")
+
+    def _over(self) -> bool:
+        """Whether no restart wants other ranks replaced; then this recovery takes no more of them."""
+        with self._lock:
+            if not self._to_replace:
+                self._fresh = None
+            return not self._to_replace
 
     def _rejoin(self, alive: Sequence[int], *, form: bool = True) -> dict[int, str] | None:
         """Let ranks that live form a new group, or go on together in the one that they have.

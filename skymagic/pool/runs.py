@@ -92,7 +92,7 @@ class Runs:
             stop.attach(submission)
             with interrupt.deferred() as interrupts, interrupts.sent_to(submission):
                 report = self._dispatch.follow(submission, screen, limits)
-        self._recovery.begin_after(report)
+            self._recovery.begin_after(report)
         return report
 
     def _reservation(self, spec: RunSpec, stop: StopSignal) -> Reservation:

@@ -172,7 +172,8 @@ class Group:
         @functools.wraps(init)
         def init_process_group(*args: Any, **kwargs: Any) -> None:
             if of_other_process():
-                return init(*args, **kwargs)
+                init(*args, **kwargs)
+                return
             if not self._ours and dist.is_initialized():
                 print(
                     f"skymagic has formed the process group already ({dist.get_backend()}, {dist.get_world_size()} ranks); "
@@ -187,7 +188,8 @@ class Group:
         @functools.wraps(destroy)
         def destroy_process_group(group: Any = None) -> None:
             if of_other_process():
-                return destroy(group)
+                destroy(group)
+                return
             # In gloo, destroying a group while a DDP model is alive is a race in which a process that lives on may hang: the
             # programs that do so at their end are scripts, whose process ends. The group goes when it is formed anew, or with the rank.
             if not self._ours and dist.is_initialized() and group in (None, dist.group.WORLD):
@@ -260,7 +262,7 @@ def abandon_inherited() -> None:
     )  # fmt: skip
     everyone = taking_part(None)
     everyone.__enter__()
-    _inherited.extend([world.default_pg, everyone, *map(dict.copy, tables)])  # type: ignore[arg-type]
+    _inherited.extend([world.default_pg, everyone, *map(dict.copy, tables)])
     for table in tables:
         table.clear()
     c10d._unregister_all_process_groups()
