@@ -129,10 +129,14 @@ def _belongs_to_python(process: psutil.Process) -> bool:
         return False
 
 
+TRACES = ("skymagic*", "joblib_memmapping_folder_*", "sem.*", "psm_*", "torch_*")
+"""skymagic's own, and what processes of cells share memory by: joblib, semaphores, SharedMemory, torch."""
+
+
 def traces() -> set[Path]:
-    """Files and folders of skymagic on this machine, whoever made them."""
+    """Files and folders of skymagic and of what runs on its ranks on this machine, whoever made them."""
     places = (Path("/dev/shm"), Path(tempfile.gettempdir()))
-    return {path for place in places for path in place.glob("skymagic*")}
+    return {path for place in places for name in TRACES for path in place.glob(name)}
 
 
 def _is_held(path: Path) -> bool:
@@ -161,6 +165,7 @@ def _in_use_elsewhere(path: Path) -> bool:
             if _is_of_this_run(process):
                 continue
             words = [*process.cmdline(), process.cwd(), *(file.path for file in process.open_files())]
+            words += [mapped.path for mapped in process.memory_maps()]
         except (psutil.Error, OSError):
             continue
         if process.pid != os.getpid() and any(name in word for word in words):

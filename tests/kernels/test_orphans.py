@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -149,3 +150,39 @@ far.shutdown(socket.SHUT_RD)
 control.send(RankReady(0))
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -signal.SIGKILL
+
+
+SHARING = """%%sky_broadcast -o shared --only all
+import os
+from multiprocessing.shared_memory import SharedMemory
+import numpy as np
+from joblib import Parallel, delayed
+segment = SharedMemory(create=True, size=1 << 16)
+Parallel(n_jobs=2)(delayed(np.sum)(np.ones(1 << 18)) for _ in range(2))
+[f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if name == segment.name or str(os.getpid()) in name]"""
+
+
+def shared(notebook: Notebook) -> list[Path]:
+    """What ranks share with processes of theirs: memory, joblib's folder of arrays, and its semaphores."""
+    notebook.run(SHARING)
+    paths = [Path(path) for of_rank in notebook.value("shared") for path in of_rank]
+    assert all(path.exists() for path in paths)
+    assert len(paths) > 2 * 4
+    return paths
+
+
+def test_shared_memory_is_deleted_with_its_rank(pool: Notebook) -> None:
+    before = shared(pool)
+    pool.run("%sky_restart")
+    after = shared(pool)
+    pool.run("%sky_down")
+    assert not any(path.exists() for path in after)
+    assert not any(path.exists() for path in before), "its trackers were given time beside the restart"
+
+
+def test_shared_memory_is_deleted_with_the_kernel(tmp_path: Path) -> None:
+    with opened(tmp_path, "import os", "%sky_pool --nodes 2") as notebook:
+        paths = shared(notebook)
+        started = psutil.Process(notebook.value("os.getpid()")).children(recursive=True)
+    all_end(started)
+    assert not any(path.exists() for path in paths)

@@ -3,6 +3,9 @@
 The forkserver is a subreaper (prctl PR_SET_CHILD_SUBREAPER): a process whose parent has ended becomes its child, as the ranks are. Whose it was
 is told by its environment, its process group, or the pipes of its rank that it still holds; if none of them tells, it ends with
 the last of the ranks that could have started it. A process is kept that asks for it in its environment: ``SKYMAGIC_KEEP=1 nohup …``.
+
+Resource trackers (of multiprocessing and loky) delete what their rank has left in shared memory, and end, once all others are gone that
+hold the other end of their pipe: they are given time for that.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ LOOK_AGAIN = 0.1
 """Seconds until processes are looked at again whose environment could not be read: one that is just calling exec shows none."""
 UNREADABLE = 2.0
 """Seconds after a rank's end in which that is done; later they are taken for processes without an environment."""
+TRACKER_SECONDS = 3.0
+"""For which resource trackers may delete what is left: gigabytes in memory take one. Less than the agent waits for the forkserver."""
+TRACKER_POLL = 0.02
 
 SUPPORTED = sys.platform == "linux" and os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
 """Whether the system tells a process's children, and lets it adopt theirs; else a rank ends with its process group alone."""
@@ -80,11 +86,26 @@ def end(pids: Iterable[int]) -> list[int]:
     return ended
 
 
+def is_tracker(pid: int) -> bool:
+    """Whether it is a resource tracker of multiprocessing's or loky's."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return b"resource_tracker" in file.read()
+    return False
+
+
 def end_all() -> None:
-    """SIGKILL and await all children of this process, and those that it adopts thereby."""
+    """SIGKILL and await all children of this process, and those that it adopts thereby; resource trackers end by themselves."""
+    until = time.monotonic() + TRACKER_SECONDS
     with contextlib.suppress(ChildProcessError):
-        while end(children()):
-            os.waitpid(-1, 0)
+        while left := children():
+            trackers = set(filter(is_tracker, left)) if time.monotonic() < until else set()
+            if end({*left} - trackers):
+                os.waitpid(-1, 0)
+            elif trackers:
+                time.sleep(TRACKER_POLL)
+                os.waitpid(-1, os.WNOHANG)
+            else:
+                return
 
 
 class Owner:
@@ -135,11 +156,13 @@ class Orphans:
         ranks = {one.pid for one in self._owners if one.lives}
         adopted = [pid for pid in children() if pid not in ranks]
         others = [pid for pid in adopted if self._owned(pid)]
-        end(set(adopted).difference(others))
+        left, now = set(adopted).difference(others), time.monotonic()
+        trackers = set(filter(is_tracker, left)) if now < self._ended + TRACKER_SECONDS else set()
+        end(left - trackers)
         if not adopted:
             self._owners = [one for one in self._owners if one.lives]
-        fresh = time.monotonic() < self._ended + UNREADABLE
-        self.look_again = LOOK_AGAIN if fresh and not all(map(environment, others)) else None
+        fresh = now < self._ended + UNREADABLE
+        self.look_again = LOOK_AGAIN if trackers or fresh and not all(map(environment, others)) else None
 
     def _owned(self, pid: int) -> bool:
         """Whether it belongs to a rank that lives."""
