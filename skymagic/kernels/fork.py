@@ -19,6 +19,7 @@ def fork(main: Callable[[], object]) -> int:
     if pid := os.fork():
         return pid
     code = 1
+    signal.set_wakeup_fd(-1)  # it wakes the parent
     try:
         result = main()
         code = result if isinstance(result, int) else 0
@@ -33,6 +34,19 @@ def fork(main: Callable[[], object]) -> int:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def signal_pipe() -> int:
+    """The self-pipe trick: a descriptor that can be read once a signal has come that has a handler; from then on, of this process.
+
+    Whoever waits must wait for it too. A signal that comes between the interpreter's last look and the wait does not interrupt that,
+    and its handler would run when the wait is over.
+    """
+    woken, wake = os.pipe()
+    for end in (woken, wake):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    return woken
 
 
 class Forked:
@@ -53,7 +67,6 @@ class Forked:
         read, writes = os.pipe()
 
         def become() -> None:
-            signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +49,44 @@ def test_an_agent_that_is_ended_from_outside(agent: ChildTransport, number: sign
     assert isinstance(next(said), wire.AgentStarted)
     os.kill(agent._child.pid, number)
     assert wire.AgentFailed(f"the agent was ended from outside ({number.name})") in list(said)
+
+
+SLEEPS_THROUGH = """
+import signal, threading
+def unblocked():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    threading.Event().wait()
+threading.Thread(target=unblocked, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print("begun", flush=True)
+from skymagic.kernels.agent import agent
+agent.main()
+"""
+"""An agent whose signals come to another thread: like one just before a wait, they do not interrupt what the main thread waits for."""
+
+
+def waits(pid: int) -> bool:
+    """Whether the main thread of a process has a handler of SIGTERM, and sleeps for a while."""
+    (caught,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    states = set()
+    for _ in range(10):
+        states.add(Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[0])
+        time.sleep(0.01)  # the system tells nobody that a thread has begun to wait
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1) and states == {"S"}
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_signal_that_comes_just_before_a_wait(started: bool) -> None:
+    command = [sys.executable, "-c", SLEEPS_THROUGH]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+        assert agent.stdin is not None
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == b"begun\n"
+        if started:
+            agent.stdin.write(wire.encode(wire.AgentSpec("main", "main-1", 1, False)))
+            agent.stdin.flush()
+            assert isinstance(wire.decode(agent.stdout.readline()), wire.AgentStarted)
+        while not waits(agent.pid):
+            pass
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(20) == 128 + signal.SIGTERM

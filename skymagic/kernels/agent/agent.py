@@ -28,6 +28,7 @@ from skymagic.kernels.agent.readers import Readers
 from skymagic.kernels.agent.record import RecordFile
 from skymagic.kernels.agent.resources import Resources
 from skymagic.kernels.agent.unattended import UnattendedRuns
+from skymagic.kernels.fork import signal_pipe
 from skymagic.plan.capacity import MOST_DESCRIPTORS
 from skymagic.plan.lifetime import Lifetime
 from skymagic.runtime import rendezvous
@@ -50,9 +51,9 @@ class Agent:
     """Carries out what the notebook asks; owns the link, the node's directories, and all that it starts."""
 
     def __init__(
-        self, spec: wire.AgentSpec, link_in: int, link_out: int, errors: int, record: str | None = None
+        self, spec: wire.AgentSpec, woken: int, link_in: int, link_out: int, errors: int, record: str | None = None
     ) -> None:
-        self.spec = spec
+        self.spec, self._woken = spec, woken
         self._record = RecordFile(record, spec)
         self._link_in, self._link_out, self._errors = link_in, link_out, errors
         self._directories = Directories(spec.job_id)
@@ -90,13 +91,13 @@ class Agent:
         os.close(log)
         os.environ.update(self.spec.env)
         orphans.adopt()
-        self._ending = Ending(
-            self._loop, self._ranks.hooks, self._on_signal
-        )  # what is ignored, the controller inherits
+        # what is ignored, the controller inherits
+        self._ending = Ending(self._loop, self._woken, self._ranks.hooks, self._on_signal)
         if self.spec.head and self.spec.address is not None:
             self._start_controller(self.spec.address)
         controllers = set() if self._controller is None else self._controller.descriptors
-        foreign = {self._link_in, self._link_out, self._errors, *controllers, *self._directories.locks}
+        links = {self._woken, self._link_in, self._link_out, self._errors}
+        foreign = {*links, *controllers, *self._directories.locks}
         self._ranks.forkserver = Forkserver(
             self._loop, self.spec.preload, foreign, self._ranks.on_forkserver, self._send
         )
@@ -344,13 +345,15 @@ def main(record: str | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in ENDING:  # a logout, systemd, scancel: nothing stays behind
         signal.signal(number, lambda number, _: sys.exit(SIGNALLED + number))
+    woken = signal_pipe()
     link_in, link_out, errors = os.dup(0), os.dup(1), os.dup(2)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
+    select.select([link_in, woken], [], [])
     spec = wire.decode(read_line(link_in))  # the rest belongs to the event loop
     assert isinstance(spec, wire.AgentSpec)
-    agent = Agent(spec, link_in, link_out, errors, record)
+    agent = Agent(spec, woken, link_in, link_out, errors, record)
     try:
         agent.start()
     except BaseException as problem:

@@ -36,32 +36,35 @@ class Ending:
     """How an agent ends that is signalled.
 
     Args:
+        woken: the agent's `signal_pipe`.
         hooks: rank → how many times its hook has ended, of the ranks that have one.
         notify: called on the loop with the reason, once: has the hooks called.
     """
 
-    def __init__(self, loop: Loop, hooks: Callable[[], dict[int, int]], notify: Callable[[str, float], None]) -> None:
-        self._hooks, self._notify = hooks, notify
+    def __init__(
+        self, loop: Loop, woken: int, hooks: Callable[[], dict[int, int]], notify: Callable[[str, float], None]
+    ) -> None:
+        self._woken, self._hooks, self._notify = woken, hooks, notify
         self._number = 0
         """Of the signal."""
         self._before: dict[int, int] = {}
         self.due: float | None = None
         """Monotonic seconds at which it ends in any case; None while no hook is waited for."""
-        self._woken, self._wake = os.pipe()
-        loop.watch(self._woken, self._begin)
+        loop.watch(woken, self._begin)
         for number in ENDING:
             signal.signal(number, self._on_signal)
         for number in PASSED_ON:
             signal.signal(number, signal.SIG_IGN)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._number or not self._hooks():
+        again, self._number = self._number, number
+        if again or not self._hooks():
             sys.exit(SIGNALLED + number)
-        self._number = number
-        os.write(self._wake, b"!")
 
     def _begin(self) -> None:
-        os.read(self._woken, 1)
+        os.read(self._woken, 4096)
+        if not self._number or self.due is not None:
+            return
         self._before = self._hooks()
         self.due = time.monotonic() + HOOK_SECONDS
         self._notify(f"{signal.Signals(self._number).name} has come", time.time() + KILL_SECONDS)
@@ -78,5 +81,3 @@ class Ending:
         """From here on signals end it at once."""
         for number in ENDING:
             signal.signal(number, lambda number, _: sys.exit(SIGNALLED + number))
-        os.close(self._woken)
-        os.close(self._wake)

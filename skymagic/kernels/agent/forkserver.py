@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from skymagic.kernels.agent import orphans
 from skymagic.kernels.agent.ending import ENDING, PASSED_ON
 from skymagic.kernels.agent.orphans import Orphans, Owner
-from skymagic.kernels.fork import end_with_parent, fork
+from skymagic.kernels.fork import end_with_parent, fork, signal_pipe
 from skymagic.wire import processes
 from skymagic.wire.agent import ChildExited, Message, RankForked, RankSpec, decode, encode
 
@@ -96,19 +96,15 @@ class Forks:
 
     def serve(self) -> None:
         """Fork ranks and report their ends until the channel is closed."""
-        wake_out, wake_in = socket.socketpair()
-        for end in (wake_out, wake_in):
-            end.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wake_in.fileno())
+        woken = signal_pipe()
         with selectors.DefaultSelector() as ready:
             ready.register(self._channel, selectors.EVENT_READ)
-            ready.register(wake_out, selectors.EVENT_READ)
+            ready.register(woken, selectors.EVENT_READ)
             while True:
                 for key, events in ready.select(self._orphans.look_again):
-                    if key.fileobj is wake_out:
-                        with contextlib.suppress(BlockingIOError):
-                            wake_out.recv(4096)
+                    if key.fd == woken:
+                        os.read(woken, 4096)
                     elif events & selectors.EVENT_READ:
                         request = _receive_spec(self._channel)
                         if request is None:
@@ -120,7 +116,6 @@ class Forks:
 
     def _fork(self, spec: RankSpec, fds: list[int]) -> None:
         def rank() -> object:
-            signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, *ENDING, *PASSED_ON):
                 signal.signal(number, signal.SIG_DFL)
             self._channel.close()

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from skymagic.kernels.agent import directories
 from skymagic.kernels.daemon.rundir import RunDirectory, sweep
-from skymagic.kernels.fork import Forked
+from skymagic.kernels.fork import Forked, signal_pipe
 from skymagic.wire import agent as wire
 from skymagic.wire.boot import boot_id
 from skymagic.wire.session import frames
@@ -86,10 +86,7 @@ class Daemon:
             sweep(directory, time.time())
 
     def _start(self, command: Sequence[str]) -> None:
-        woken, wake = os.pipe()
-        os.set_blocking(wake, False)
-        os.set_blocking(woken, False)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        woken = signal_pipe()
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: None)
         for number in (

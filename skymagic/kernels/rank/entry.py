@@ -24,6 +24,7 @@ from traitlets.config import Config
 
 from skymagic.data.values import descriptions
 from skymagic.kernels import stacks
+from skymagic.kernels.fork import signal_pipe
 from skymagic.kernels.network import environment, interfaces
 from skymagic.kernels.rank import captured, comms, context, packages, tracebacks
 from skymagic.kernels.rank.between import BetweenCells
@@ -96,6 +97,8 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
     def start(self) -> None:
         """Serve until stopped, then let the plugins tidy up."""
         self.loop.add_callback(self.register)
+        # an idle rank would sleep through a signal that comes just before it waits
+        self.loop.add_handler(signal_pipe(), lambda woken, _: os.read(woken, 4096), self.loop.READ)
         self.loop.start()
         context.current().hooks.leave()
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.data.store.store import overflow, private
+from skymagic.kernels.fork import signal_pipe
 from skymagic.kernels.store.cache import ValueCache, cache_folder, read_pieces, read_slices
 from skymagic.kernels.store.incoming import IncomingValue, StoreFolder, renamed
 from skymagic.kernels.store.outgoing import FileReader, Sender
@@ -318,17 +319,15 @@ def _exit(*_: object) -> None:
 
 def main(directory: str) -> None:
     """Serve until the input ends, or until another server takes over."""
-    wake, bell = os.pipe()
-    os.set_blocking(bell, False)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit)
-    signal.set_wakeup_fd(bell)
+    woken = signal_pipe()
     out = os.dup(1)
     os.dup2(2, 1)  # nothing else may write to the notebook: a library's print would break the protocol
     os.write(out, b"\n")  # after whatever a login shell has printed
     end = threading.Event()
     sender = Sender(out, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    inbox = messages(0, wake)
+    inbox = messages(0, woken)
     settings = next(inbox, None)
     if not isinstance(settings, Settings):
         return
