@@ -43,6 +43,9 @@ STOP_TIMEOUT = 1.0
 LAST_LINES = 40
 """Lines of its log that an agent tells when it fails."""
 
+TOUCH_SECONDS = 3600.0
+"""Between two times that the files of the node are made young; cleaners of temporary folders take those of ten days, or of one."""
+
 LISTENING_TIMEOUT = 1.0
 """Seconds for which the end of an agent waits for a notebook that does not listen."""
 
@@ -57,7 +60,7 @@ class Agent:
         self._record = RecordFile(record, spec)
         self._link_in, self._link_out, self._errors = link_in, link_out, errors
         self._directories = Directories(spec.job_id)
-        self._directory, self._store = self._directories.work, self._directories.store
+        self._directory = self._directories.work
         self._loop = Loop(self._survive)
         self._decoder = wire.decoder()
         self._lifetime = Lifetime(
@@ -65,9 +68,7 @@ class Agent:
         )
         self._unattended = UnattendedRuns(self._lifetime, spec.max_away or 0.0)
         self._candidates = Candidates(self._loop, spec.job_id)
-        self._ranks = Ranks(
-            self._loop, spec.job_id, self._directory, self._store, spec.log_limit, self._lifetime, self._send
-        )
+        self._ranks = Ranks(self._loop, spec.job_id, self._directories, spec.log_limit, self._lifetime, self._send)
         self._resources = Resources()
         self._controller: Controller | None = None
         self._readers: Readers | None = None
@@ -109,11 +110,16 @@ class Agent:
         if self.spec.notices:
             self._notices = NoticeWatch(self._loop, self._on_notice)
         directories.sweep()
+        self._loop.call_later(TOUCH_SECONDS, self._touch)
         if self.spec.head and self.spec.address is None:
             self._candidates.listen(discovery.private_addresses())
-        name, folder, store = socket.gethostname(), str(self._directory), str(self._store)
+        name, folder, store = socket.gethostname(), str(self._directory), str(self._directories.store)
         port = rendezvous.free_port(self.spec.address or "") if self.spec.head else 0
         self._send(wire.AgentStarted(name, discovery.machine(), folder, store, self._candidates.ports, port))
+
+    def _touch(self) -> None:
+        self._directories.touch()
+        self._loop.call_later(TOUCH_SECONDS, self._touch)
 
     def _start_controller(self, address: str) -> None:
         self._controller = Controller(self._loop, self._directory, address, self._ranks.connect, self._send)

@@ -32,7 +32,7 @@ class Controller:
     Args:
         directory: the agent's, where the controller's profile and the agent's log are.
         address: where it listens.
-        on_listening: called once with its connection information for ranks, and the file that holds it too.
+        on_listening: called once with its connection information for ranks.
         send: to the notebook: ControllerUp, and AgentFailed when it has ended by itself.
     """
 
@@ -41,7 +41,7 @@ class Controller:
         loop: Loop,
         directory: Path,
         address: str,
-        on_listening: Callable[[dict[str, Any], Path], None],
+        on_listening: Callable[[dict[str, Any]], None],
         send: Sink,
     ) -> None:
         self._loop = loop
@@ -74,7 +74,7 @@ class Controller:
             client, engine = (self._security / f"ipcontroller-{whose}.json" for whose in ("client", "engine"))
             info = json.loads(engine.read_text())
             self._send(wire.ControllerUp(json.loads(client.read_text()), info))
-            self._on_listening(info, engine)
+            self._on_listening(info)
 
     def _ended(self) -> None:
         self._loop.unwatch(self._stdout)

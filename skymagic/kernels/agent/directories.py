@@ -34,6 +34,22 @@ class Directories:
         self.locks = {work_lock, store_lock}
         """Descriptors: a process that is forked must close them, or holds the locks too."""
 
+    def restore(self) -> list[Path]:
+        """Make again those that somebody has deleted, as cleaners of temporary folders do on long runs; which."""
+        gone = [path for path in (self.work, self.store) if not path.is_dir()]
+        for path in gone:
+            path.mkdir(mode=0o700)
+            self.locks.add(_lock(path))
+        return gone
+
+    def touch(self) -> None:
+        """Make all files young: such cleaners go by age."""
+        for top in (self.work, self.store):
+            for folder, _, names in os.walk(top):
+                for name in (".", *names):
+                    with contextlib.suppress(OSError):
+                        os.utime(os.path.join(folder, name), follow_symlinks=False)
+
     def remove(self) -> None:
         """Delete what the node has written; twice is safe."""
         store.remove(self.store)
@@ -76,7 +92,12 @@ def _is_abandoned(path: Path) -> bool:
 def _locked_folder(name: str, parent: str | Path) -> tuple[Path, int]:
     """(A new folder, the descriptor of its lock), which appears under its name when it is locked: none is swept in between."""
     hidden = Path(tempfile.mkdtemp(prefix=f".{name}", dir=parent))
-    descriptor = os.open(hidden / LOCK, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    descriptor = _lock(hidden)
+    return hidden.rename(hidden.with_name(hidden.name[1:])), descriptor
+
+
+def _lock(folder: Path) -> int:
+    descriptor = os.open(folder / LOCK, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     with contextlib.suppress(OSError):  # a file system without locks: its folders are not swept by others either
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return hidden.rename(hidden.with_name(hidden.name[1:])), descriptor
+    return descriptor

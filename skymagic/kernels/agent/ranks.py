@@ -16,6 +16,7 @@ from typing import Any
 
 from skymagic.kernels import stacks
 from skymagic.kernels.agent.children import Forkserver, Sink
+from skymagic.kernels.agent.directories import Directories
 from skymagic.kernels.agent.iopub import Iopub
 from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.agent.oom import oom_kills
@@ -35,8 +36,7 @@ class Ranks:
 
     Args:
         job_id: part of each rank's identity.
-        directory: where logs are.
-        store: the node store's directory.
+        directories: where logs and the node's store are.
         log_limit: bytes that the log of a rank may have; None for no limit.
         lifetime: is told when a rank begins and ends its work.
         send: sends a message to the notebook.
@@ -46,17 +46,15 @@ class Ranks:
         self,
         loop: Loop,
         job_id: str,
-        directory: Path,
-        store: Path,
+        directories: Directories,
         log_limit: int | None,
         lifetime: Lifetime,
         send: Sink,
     ) -> None:
         self._loop, self._lifetime, self._send, self._log_limit = loop, lifetime, send, log_limit
-        self._job_id, self._directory, self._store = job_id, directory, store
-        self._logs = RankLogs(directory, send)
-        self._profile = directory / "ipython"
-        self._profile.mkdir()
+        self._job_id, self._directories = job_id, directories
+        self._logs = RankLogs(directories.work, send)
+        self._profile = directories.work / "ipython"
         self.forkserver: Forkserver
         self._ranks: dict[int, Rank] = {}
         self._dead: dict[int, tuple[wire.RankExited, RankOutput]] = {}
@@ -65,10 +63,10 @@ class Ranks:
         """By pid: ranks that were replaced and have not ended yet."""
         self._waiting: list[wire.Spawn] = []
         """Ranks asked for before the controller listened."""
-        self._engine_file = ""
+        self._engine_file = directories.work / "engine.json"
         self._iopub: Iopub | None = None
         self._connection: dict[str, Any] | None = None
-        """What the notebook has told of the controller, on nodes that are not its own."""
+        """Of the controller, for ranks."""
         self._values: dict[str, wire.Offer] = {}
         """By key: what ranks have put, for those that start later."""
         self._spawned = 0
@@ -89,10 +87,10 @@ class Ranks:
 
     # -- start -------------------------------------------------------------------------------------------------------
 
-    def connect(self, engine: dict[str, Any], engine_file: Path) -> None:
-        """The controller listens: `engine` is its connection information for ranks, in this file too."""
-        self._engine_file = str(engine_file)
-        self._iopub = Iopub(engine)
+    def connect(self, engine: dict[str, Any]) -> None:
+        """The controller listens: `engine` is its connection information for ranks."""
+        self._connection, self._iopub = engine, Iopub(engine)
+        self._engine_file.unlink(missing_ok=True)
         waiting, self._waiting = self._waiting, []
         for request in waiting:
             self.spawn(request)
@@ -100,16 +98,22 @@ class Ranks:
     def spawn(self, request: wire.Spawn) -> None:
         """Start ranks, or remember to when the controller listens."""
         if request.connection is not None and request.connection != self._connection:  # the head may have a new agent
-            path = self._directory / "engine.json"
-            with open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
-                json.dump(request.connection, file)
-            self._connection = request.connection
-            self.connect(request.connection, path)
+            self.connect(request.connection)
         if self._iopub is None:
             self._waiting.append(request)
             return
+        self._restore_files()
         for values in request.ranks:
             self._spawn(wire.RankSpec(**values), self._iopub)
+
+    def _restore_files(self) -> None:
+        """Write what ranks read at their start, and have what others have deleted made again."""
+        for folder in self._directories.restore():
+            self._tell(f"{folder} was deleted while the pool is alive, with what was in it; it is made again")
+        self._profile.mkdir(exist_ok=True)
+        if not self._engine_file.exists():
+            with open(os.open(self._engine_file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+                json.dump(self._connection, file)
 
     def _spawn(self, spec: wire.RankSpec, iopub: Iopub) -> None:
         self._replace(spec.rank)
@@ -130,8 +134,8 @@ class Ranks:
         )  # fmt: skip
         rank = self._ranks[spec.rank] = Rank(spec.rank, ident, ours, output)
         self._lifetime.begin(spec.rank)
-        env, store, profile = {**spec.env, "SKYMAGIC_IDENT": ident}, str(self._store), str(self._profile)
-        full = replace(spec, env=env, engine_file=self._engine_file, store=store, profile=profile, log=str(log))
+        env, store, profile = {**spec.env, "SKYMAGIC_IDENT": ident}, str(self._directories.store), str(self._profile)
+        full = replace(spec, env=env, engine_file=str(self._engine_file), store=store, profile=profile, log=str(log))
         self.forkserver.fork(full, [theirs.detach(), *(writer for _, writer in pipes.values())])
         self._loop.watch(ours, self._guarded(rank, lambda: self._on_control(rank)))
         for pipe in output.pipes:

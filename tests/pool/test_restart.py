@@ -1,0 +1,59 @@
+"""Ranks that are replaced while something else goes on: another recovery, or somebody who tidies up the temporary folder."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.lab.notebook import Notebook, opened
+
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
+
+MEET = "%%sky_broadcast -o met\nimport os, torch, torch.distributed as dist\ndist.all_reduce(one := torch.ones(1))\none.item()"
+ENDS = {
+    "one is killed": "if os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\ndist.barrier()",
+    "all are killed": "os.kill(os.getpid(), 9)",
+    "all exit": "os._exit(3)",
+    "the cell fails": "1 / 0",
+    "one fails": "if os.environ['RANK'] == '1': 1 / 0\ndist.barrier()",
+}
+PROMPTLY = 20.0
+"""Seconds on a busy machine; what goes wrong takes 45 or 120."""
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with opened(tmp_path_factory.mktemp("restarts"), "pool = %sky_pool --ranks 2 --plugin torch") as one:
+        one.run(MEET)
+        yield one
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_restart_beside_a_recovery_is_the_only_one(notebook: Notebook, end: str) -> None:
+    notebook.fail(f"%%sky_broadcast\nimport os, torch.distributed as dist\n{ENDS[end]}")
+    begun = time.monotonic()
+    assert notebook.run("%sky_restart").said == "ranks 0, 1 of pool 'main' started anew, without variables"
+    shown = notebook.run(MEET)
+    assert time.monotonic() - begun < PROMPTLY
+    assert notebook.value("met") == [2.0, 2.0]
+    assert "could not be formed" not in shown.text, "a restart's own kill is no fault"
+
+
+def test_a_pools_folder_that_somebody_deletes_is_made_again(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast\nimport os\nkept = 7")
+    (folder,) = notebook.value("[pool.pool._resources.agents.started[0].directory]")
+    shutil.rmtree(folder)
+    notebook.fail("%%sky_broadcast\nif os.environ['RANK'] == '1': os._exit(3)")
+    begun = time.monotonic()
+    shown = notebook.run(MEET)
+    assert time.monotonic() - begun < PROMPTLY
+    assert notebook.value("met") == [2.0, 2.0]
+    assert f"{folder} was deleted" in shown.text
+    assert Path(folder).stat().st_mode & 0o777 == 0o700
+    notebook.run("%%sky_broadcast -t 0 -o alive\nkept")
+    assert notebook.value("alive") == [7]
