@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 ANSWER_TIMEOUT = 10.0
 """Seconds in which a rank must tell what is installed."""
 
+ATTEMPTS = 2
+"""How often a node is asked."""
+
 Words = Callable[[str, str], None]
 """Gets each line that an installer prints, after the name of its node."""
 
@@ -106,7 +109,8 @@ class Packages:
         found, unknown = distributions.distributions(foreign, installed.here())
         with self._lock:
             if found:
-                self._look()
+                if silent := self._look():
+                    raise PackagesError(unanswered(silent))
                 self._provide(found, screen, cancelled)
                 self._note_versions(found, screen)
             for one in found:
@@ -116,16 +120,19 @@ class Packages:
             self._unknown.update(dict.fromkeys(unknown, installed.stamp()))
             self._settled |= needed.names - unknown
 
-    def _look(self, *, again: bool = False) -> None:
-        """Ask the nodes of which it is not known what is there, or all of them."""
+    def _look(self, *, again: bool = False) -> list[str]:
+        """Ask the nodes of which it is not known what is there, or all of them; the names of those that do not answer."""
         agents = self._resources.agents
         wanted = [index for index in range(len(agents.nodes)) if again or index not in self._nodes]
         ranks = [next((rank for rank in agents.ranks_of(index) if agents.ranks[rank].ready), None) for index in wanted]
         asked = {rank: index for rank, index in zip(ranks, wanted, strict=True) if rank is not None}
-        for rank, told in agents.ask(asked, "installed", ANSWER_TIMEOUT).items() if asked else ():
-            if told and "versions" in told:
-                self._nodes[asked[rank]] = Environment(told["versions"], dict.fromkeys(told["modules"], ()))
-                self._own.setdefault(asked[rank], dict(agents.nodes[asked[rank]].own))
+        for _ in range(ATTEMPTS if asked else 0):
+            for rank, told in agents.ask(asked, "installed", ANSWER_TIMEOUT).items():
+                if told and "versions" in told:
+                    index = asked.pop(rank)
+                    self._nodes[index] = Environment(told["versions"], dict.fromkeys(told["modules"], ()))
+                    self._own.setdefault(index, dict(agents.nodes[index].own))
+        return [agents.nodes[index].name for index in sorted(asked.values())]
 
     def _provide(self, found: Sequence[Distribution], screen: Screen, cancelled: Callable[[], bool]) -> None:
         lacking = {index: [one for one in found if lacks(one, there)] for index, there in sorted(self._nodes.items())}
@@ -359,6 +366,15 @@ def refused(needed: Sequence[Distribution], nodes: Sequence[str], pythons: Seque
         f"the cell needs {', '.join(map(str, needed))}, which {where} {'lack' if len(nodes) > 1 else 'lacks'}; nothing was sent.\n"
         f"The interpreter there is used as it is, and skymagic does not change it. Run there: {'; '.join(commands)}\n"
         '(%config SkyMagic.packages = "off" runs the cell all the same)'
+    )
+
+
+def unanswered(nodes: Sequence[str]) -> str:
+    """Why a run is not begun when nobody knows what nodes have; pure."""
+    have = "have" if len(nodes) > 1 else "has"
+    return (
+        f"{', '.join(nodes)} {have} not told within {ATTEMPTS * ANSWER_TIMEOUT:.0f} s what is installed there; nothing was sent.\n"
+        "A rank does not answer while native code holds its interpreter (%sky_stacks): run the cell again, or %sky_restart"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -192,3 +193,21 @@ def test_a_pool_of_this_machine_has_the_notebooks_packages(lab: tuple[Hosts, Not
     assert "%pip install tiny_late" in notebook.fail("%sky_pip install tiny_late --pool here").text
     assert "%pip install tinyplots" in notebook.fail("%%sky_broadcast --pool here\nimport tinyplots").text
     notebook.run("%sky_down here")
+
+
+def test_a_node_that_does_not_say_what_it_has_is_not_taken_for_complete(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+    _, notebook, _ = lab
+    notebook.run("import skymagic.pool.packages as p; before, p.ANSWER_TIMEOUT = p.ANSWER_TIMEOUT, 1.0")
+    notebook.run("pool = %sky_pool lab --provider ssh --hosts gpu[1-2]")
+    notebook.run("known = pool.pool._packages; known._nodes.clear(); known._settled.clear()")
+    os.mkfifo(gate := notebook.folder / "gate")
+    held = f"print('there')\nctypes.PyDLL(None).open({os.fsencode(gate)!r}, 0)\nprint('done')"
+    cell = notebook.run(f"%%sky_broadcast -a -t 1 --only all\nimport ctypes\n{held}")
+    notebook.watch(cell, lambda shown: "there" in shown.stdout)
+    failed = notebook.fail("%%sky_broadcast -t 0\nimport tinydata")
+    gate.write_text("go")
+    notebook.watch(cell, lambda shown: "done" in shown.said)
+    assert failed.ename == "PackagesError"
+    assert failed.evalue.startswith("gpu2 has not told within 2 s what is installed there; nothing was sent.")
+    notebook.run("p.ANSWER_TIMEOUT = before")
+    notebook.run("%%sky_broadcast -t 0\nimport tinydata")
