@@ -199,7 +199,7 @@ def test_a_node_that_does_not_say_what_it_has_is_not_taken_for_complete(lab: tup
     _, notebook, _ = lab
     notebook.run("import skymagic.pool.packages as p; before, p.ANSWER_TIMEOUT = p.ANSWER_TIMEOUT, 1.0")
     notebook.run("pool = %sky_pool lab --provider ssh --hosts gpu[1-2]")
-    notebook.run("known = pool.pool._packages; known._nodes.clear(); known._settled.clear()")
+    notebook.run("known = pool.pool.packages; known._nodes.clear(); known._settled.clear()")
     os.mkfifo(gate := notebook.folder / "gate")
     held = f"print('there')\nctypes.PyDLL(None).open({os.fsencode(gate)!r}, 0)\nprint('done')"
     cell = notebook.run(f"%%sky_broadcast -a -t 1 --only all\nimport ctypes\n{held}")
