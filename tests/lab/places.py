@@ -19,8 +19,6 @@ ON_HOSTS = f"%sky_pool --provider ssh --hosts h[1-2] {SHAPE} --python {sys.execu
 LOCAL = f"%sky_pool --nodes 2 {SHAPE}"
 PLACES = ["local", pytest.param("ssh", marks=pytest.mark.needs("sshd"))]
 """For a fixture's `params`; hosts share this machine's processes and addresses."""
-MACHINES = pytest.param("machines", marks=pytest.mark.needs("sshd", "namespaces"))
-"""These do not; each has a hostname that resolves to 127.0.1.1, as on many clouds."""
 
 
 @contextmanager
