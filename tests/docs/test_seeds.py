@@ -100,18 +100,6 @@ def test_the_guide_with_the_plugin() -> None:
 # ------------------------------------------------------------------- the concepts: broadcast, shard, context, output
 
 
-@needs_torch
-def test_a_broadcast_finds_the_group_ready() -> None:
-    @sky.compute
-    def train() -> bool:
-        import torch.distributed as dist
-
-        return dist.is_initialized()
-
-    with sky.ComputePool(provider=sky.Local(), nodes=4, plugins=[sky.plugins.torch()]) as pool:
-        assert train() @ pool == [True] * 4
-
-
 @pytest.fixture(scope="module")
 def four() -> Iterator[Any]:
     with sky.ComputePool(provider=sky.Local(), nodes=4) as made:
@@ -260,8 +248,15 @@ def reference() -> dict[str, Any]:
 
 
 @needs_torch
-def test_the_reference_on_cpus(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broadcast_finds_the_group_ready_and_the_reference_trains_on_cpus(capsys: pytest.CaptureFixture[str]) -> None:
+    @sky.compute
+    def ready() -> bool:
+        import torch.distributed as dist
+
+        return dist.is_initialized()
+
     with sky.ComputePool(provider=sky.Local(), nodes=4, plugins=[sky.plugins.torch(backend="gloo")]) as pool:
+        assert ready() @ pool == [True] * 4
         results = reference() @ pool
     assert [each["rank"] for each in results] == [0, 1, 2, 3]
     assert len({each["weights"] for each in results}) == 1
