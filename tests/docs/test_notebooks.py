@@ -88,7 +88,20 @@ def check_mingpt(path: Path) -> None:
     assert shown.count("status=0, stopped=False") == 2
 
 
-CHECKS = {"quickstart.ipynb": check_quickstart, "mingpt_torchrun.ipynb": check_mingpt}
+def check_keras(path: Path) -> None:
+    """Keras on JAX trains one model on parts of the data: the weights are the same on both ranks, and it has learnt."""
+    shown = text(nbformat.read(path, as_version=4))
+    assert "jax, 2 devices, 256 pictures on this rank" in shown
+    assert re.search(r"\d+ weights, the same on both ranks", shown)
+    (right,) = re.findall(r"([\d.]+) % of the test pictures right", shown)
+    assert float(right) > 60, "33 in 100 by chance"
+
+
+CHECKS = {
+    "quickstart.ipynb": check_quickstart,
+    "mingpt_torchrun.ipynb": check_mingpt,
+    "keras_training.ipynb": check_keras,
+}
 """What a notebook promises besides."""
 
 # ------------------------------------------------------------------------------------------ as they lie there

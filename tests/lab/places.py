@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.hosts import Hosts, loopback
+from tests.lab.hosts import Hosts, loopback, share_code
 from tests.lab.machines import machines
 from tests.lab.notebook import Notebook, opened
 from tests.lab.shells import pip_settings
@@ -41,8 +41,14 @@ def pooled(place: str, folder: Path, env: Mapping[str, str] | None = None) -> It
             yield notebook
 
 
-def home_that_knows(hosts: Hosts, home: Path) -> Path:
-    """A HOME whose ssh configuration knows the hosts."""
+def home_that_knows(hosts: Hosts, home: Path, *, fresh: bool = False) -> Path:
+    """A HOME whose ssh configuration knows the hosts.
+
+    Args:
+        fresh: whether nothing may lie on the hosts; else they have skymagic's code, once the first one of this process has.
+    """
     (home / ".ssh").mkdir(parents=True)
     (home / ".ssh" / "config").write_text(hosts.config.read_text())
+    for host in () if fresh else hosts:
+        share_code(host)
     return home

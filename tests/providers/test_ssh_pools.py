@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import pytest
 
 from tests.lab.hosts import Hosts, loopback, still_there
 from tests.lab.notebook import Notebook, Shown, opened
+from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
 
 pytestmark = pytest.mark.needs("sshd")
@@ -29,18 +29,11 @@ for number in range(ROUNDS):
     time.sleep(0.02)"""
 
 
-def write_ssh_config(home: Path, hosts: Hosts) -> Path:
-    """A HOME for the notebook, whose ssh configuration knows the hosts."""
-    (home / ".ssh").mkdir(parents=True)
-    shutil.copy(hosts.config, home / ".ssh/config")
-    return home
-
-
 @contextmanager
 def lab(folder: Path, count: int = 2) -> Iterator[tuple[Hosts, Notebook]]:
     """Hosts, and a notebook that can reach them."""
     with loopback(folder / "hosts", count, env=pip_settings()) as hosts:
-        home = write_ssh_config(folder / "client", hosts)
+        home = home_that_knows(hosts, folder / "client")
         (folder / "notebook").mkdir()
         with opened(folder / "notebook", env={"HOME": str(home)}) as notebook:
             yield hosts, notebook
