@@ -136,27 +136,24 @@ def test_the_index_leads_through_all_of_them() -> None:
     assert {name for _, name, _ in listed} == {path.stem for path in NOTEBOOKS} - {"index"}
 
 
-WAYS = {
-    "quickstart.ipynb": ("nbconvert", "--to", "notebook", "--execute", "--output-dir", ".", "--output", "saved"),
-    "index.ipynb": ("papermill", "--no-progress-bar"),
-}
-"""Notebooks that are run with other people's tools; all others as notebooks/show.py does."""
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_every_notebook_runs(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """The first ones with other people's tools, all others as notebooks/show.py does."""
     needed = nbformat.read(path, as_version=4).metadata.get("skymagic", {}).get("needs", [])
     if missing := [name for name in needed if find_spec(name) is None]:
         pytest.skip(f"not installed: {', '.join(missing)}")
     saved = tmp_path / "saved.ipynb"
-    if tool := WAYS.get(path.name):
-        result = call("-m", *tool, path, *([saved] if "papermill" in tool else []), folder=tmp_path)
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    if path.stem == "quickstart":
+        words = ("--to", "notebook", "--execute", "--output-dir", ".", "--output", "saved")
+        result = call("-m", "nbconvert", *words, path, folder=tmp_path)
         assert result.returncode == 0, result.stdout + result.stderr
+    elif path.stem == "index":
+        papermill.execute_notebook(path, saved, progress_bar=False, cwd=tmp_path)
     else:
-        for name, value in environment(tmp_path).items():
-            monkeypatch.setenv(name, value)
         assert show.execute(path, saved, timeout=250) == 0
         out, err = capfd.readouterr()
         assert IPYKERNEL_ENDS.sub("", err) == ""
