@@ -67,7 +67,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 
 def sh(script: str, folder: Path, options: str = "") -> str:
-    return f"%%sky_sh --workdir {folder} {options}\n{script}"
+    return f"%%sky_sh --workdir {folder} --env OMP_NUM_THREADS=1 {options}\n{script}"
 
 
 def one_each(script: str) -> str:
