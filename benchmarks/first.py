@@ -17,8 +17,8 @@ from skymagic.plan.requests import Defaults, PoolRequest
 from skymagic.pool import Pool, making, registry
 from skymagic.providers import ssh
 from tests.lab.hosts import Hosts, loopback
+from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
-from tests.providers.test_ssh_pools import write_ssh_config
 
 HOSTS = 4
 
@@ -30,7 +30,7 @@ def figures() -> Iterator[Figure]:
         env = {**pip_settings(), "UV_CACHE_DIR": str(folder / "uv"), "PIP_CACHE_DIR": str(folder / "pip")}
         with (
             loopback(folder / "hosts", 1 + HOSTS, env=env) as hosts,
-            cluster.at_home(write_ssh_config(folder / "client", hosts)),
+            cluster.at_home(home_that_knows(hosts, folder / "client", fresh=True)),
         ):
             yield from starts(hosts)
 

@@ -15,9 +15,9 @@ from skymagic.pool import Pool, making, registry
 from tests.lab.distributions import Shelf
 from tests.lab.hosts import loopback
 from tests.lab.notebook import Notebook, opened
+from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
 from tests.lab.wheels import mute
-from tests.providers.test_ssh_pools import write_ssh_config
 
 HOSTS = 4
 ROUNDS = 5
@@ -35,7 +35,7 @@ def figures() -> Iterator[Figure]:
         env = {**pip_settings(), **caches}
         env["PIP_FIND_LINKS"] = f"{env.get('PIP_FIND_LINKS', '')} {shelf.links}".strip()
         with loopback(folder / "hosts", HOSTS, env=env) as hosts:
-            home = write_ssh_config(folder / "client", hosts)
+            home = home_that_knows(hosts, folder / "client", fresh=True)
             (folder / "notebook").mkdir()
             pool = f"%sky_pool lab --provider ssh --hosts {','.join(hosts.names)}"
             with opened(folder / "notebook", pool, env={"HOME": str(home), **shelf.of_notebook}) as notebook:
@@ -70,7 +70,7 @@ def hanging(folder: Path, env: Mapping[str, str]) -> Iterator[Figure]:
     def first(name: str, more: Mapping[str, str]) -> float:
         with (
             loopback(folder / name, 1, env={**env, **more}) as hosts,
-            cluster.at_home(write_ssh_config(folder / f"{name}-client", hosts)),
+            cluster.at_home(home_that_knows(hosts, folder / f"{name}-client", fresh=True)),
         ):
             made: list[Pool] = []
             seconds = timed(lambda: made.append(start(hosts.names)))

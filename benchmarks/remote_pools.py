@@ -18,7 +18,7 @@ from benchmarks.figures import Figure, alternate, median, say, timed
 from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest
 from skymagic.pool import Pool, making, registry
 from tests.lab.machines import Machine, Machines, machines
-from tests.providers.test_ssh_pools import write_ssh_config
+from tests.lab.places import home_that_knows
 
 DELAY = 25.0
 """Milliseconds, one way."""
@@ -41,7 +41,7 @@ def lab(count: int, **wan: float) -> Iterator[Machines]:
     with (
         tempfile.TemporaryDirectory() as folder,
         machines(Path(folder) / "hosts", count, **wan) as hosts,  # type: ignore[arg-type]
-        cluster.at_home(write_ssh_config(Path(folder) / "client", hosts)),
+        cluster.at_home(home_that_knows(hosts, Path(folder) / "client", fresh=True)),
     ):
         yield hosts
 

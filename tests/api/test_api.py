@@ -67,7 +67,7 @@ def meet(folder: str, mine: str, *others: str) -> int:
 
     Path(folder, mine).touch()
     while not all(Path(folder, other).exists() for other in others):
-        time.sleep(0.01)
+        time.sleep(0.01)  # another process makes each file: no event
     return sky.instance_info().rank
 
 
@@ -129,7 +129,7 @@ def test_map_takes_the_next_free_rank(pool: Any, tmp_path: Path) -> None:
         import time
 
         while item == 0 and len(list(Path(folder).iterdir())) < 11:
-            time.sleep(0.01)
+            time.sleep(0.01)  # other processes make the files: no event
         Path(folder, str(item)).touch()
         return sky.instance_info().rank
 
@@ -347,7 +347,7 @@ def test_a_rank_that_dies_is_replaced_beside_calls_that_go_on(pool: Any, tmp_pat
         import time
 
         while not Path(folder, "began").exists():
-            time.sleep(0.01)
+            time.sleep(0.01)  # another process makes the file: no event
         os.kill(os.getpid(), signal.SIGKILL)
 
     found: list[Any] = []

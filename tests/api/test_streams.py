@@ -43,7 +43,7 @@ def wait_for(folder: str, name: str, value: int) -> int:
     import time
 
     while not Path(folder, name).exists():
-        time.sleep(0.01)
+        time.sleep(0.01)  # another process makes the file: no event
     return value
 
 
@@ -87,7 +87,7 @@ def test_a_slow_value_does_not_hold_back_those_before_it(pool: Any, tmp_path: Pa
 
         for n in range(9):
             if n == 4:
-                time.sleep(0.1)
+                time.sleep(0.1)  # a value that is late: the reader waits for it
             if n == 7:
                 wait_for.local(folder, "seen6", 0)
             yield n

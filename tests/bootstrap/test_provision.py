@@ -39,6 +39,7 @@ from skymagic.ssh.hostlist import HostSpec
 from tests.lab.hosts import Hosts, loopback
 from tests.lab.shells import (
     MINOR,
+    PATH,
     SMALL,
     ShellHost,
     apart,
@@ -144,14 +145,19 @@ class SilentHandler(SimpleHTTPRequestHandler):
 
 @pytest.mark.parametrize("by", ["uv", "pip"])
 def test_an_index_serves_its_packages_and_no_others(by: str, home: Path, uv: str, tmp_path: Path) -> None:
-    """Both indexes have both packages, each the newest of one: what is not listed comes from the host's own index."""
+    """Both indexes have both packages, each the newest of one: what is not listed comes from the host's own index.
+
+    Where there is no uv to be had the host makes the environment by itself, with venv and pip of its own, whatever lies in the home.
+    """
+    for name in ("random.py", "pip.py", "typing.py", "email.py"):
+        (home / name).write_text("raise SystemExit('a file of the user')")
     with (
         index(tmp_path / "own", {"tiny_own": "1.0", "tiny_common": "2.0"}) as own,
         index(tmp_path / "general", {"tiny_own": "9.0", "tiny_common": "1.0"}) as general,
     ):
         (home / ".config/pip").mkdir(parents=True)
         (home / ".config/pip/pip.conf").write_text(f"[global]\nindex-url = {general}\ntrusted-host = 127.0.0.1\n")
-        host = ShellHost(home, env=dict.fromkeys(pip_settings(), ""))
+        host = ShellHost(home, env={**dict.fromkeys(pip_settings(), ""), "PIP_USER": "1"})
         image = Image(pip=("tiny-own", "tiny-common"), pip_indexes=(PipIndex(own, packages=("tiny_own",)),))
         asked = requirements_of(image)
         assert asked.scoped == ((own, ("tiny-own",)),)
@@ -163,8 +169,11 @@ def test_an_index_serves_its_packages_and_no_others(by: str, home: Path, uv: str
         told: list[str] = []
         ready = setup(host, asked, told.append, facts)
     assert "installing packages from their own index" in told
+    assert f"installing packages with {by}" in told
     assert through("sh", host, ready.command("tiny_own")) == "1.0\n"
     assert through("sh", host, ready.command("tiny_common")) == "1.0\n"
+    assert by == "uv" or through("sh", host, ready.command("pip", "--version")).startswith("pip ")
+    assert left_on(host) == [ready.facts.env]
 
 
 def test_whether_a_python_can_be_fetched(home: Path) -> None:
@@ -186,18 +195,6 @@ def test_whether_a_python_can_be_fetched(home: Path) -> None:
     fetched.write_text("#!/bin/sh\necho 3.99 venv pip $0\n")
     fetched.chmod(0o700)
     assert unreached("http://127.0.0.1:9/") == "", "uv has fetched one before"
-
-
-def test_a_host_makes_an_environment_by_itself(home: Path) -> None:
-    """venv and pip of its own; where there is no uv to be had, pip installs."""
-    for name in ("random.py", "pip.py", "typing.py", "email.py"):
-        (home / name).write_text("raise SystemExit('a file of the user')")
-    host = ShellHost(home, env={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_USER": "1"})
-    told: list[str] = []
-    ready = setup(host, SMALL, told.append)
-    assert "installing packages with pip" in told
-    assert through("sh", host, ready.command("pip", "--version")).startswith("pip ")
-    assert left_on(host) == [ready.facts.env]
 
 
 def test_a_command_that_fails_is_shown_with_what_it_said(home: Path, uv: str) -> None:
@@ -293,7 +290,7 @@ def test_system_packages_of_a_rented_machine(home: Path, cache: Path, tmp_path: 
     (tmp_path / "sudo").chmod(0o700)
     image, asked = needs(PoolRequest(provider="aws", image=Image(apt=("git", "odd name"))), Topology(1, 1), print)
     assert image.apt == ("git", "odd name")
-    host = ShellHost(home, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    host = ShellHost(home, env={"PATH": f"{tmp_path}:{PATH}"})
     requirements = replace(SMALL, commands=asked.commands)
     setup(host, requirements, print, without_pip(host, requirements, None))
     update, install = (tmp_path / "told").read_text().splitlines()
@@ -448,7 +445,7 @@ def test_a_clock_that_is_off_is_said(home: Path, tmp_path: Path) -> None:
     date.write_text('#!/bin/sh\n[ "$*" = +%s ] || exit 1\necho $(($(/bin/date +%s) - 3600))\n')
     date.chmod(0o755)
     told: list[str] = []
-    host = ShellHost(home, env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"})
+    host = ShellHost(home, env={"PATH": f"{tmp_path}/bin:{PATH}"})
     assert setup(host, requirements_of(PREPARED), told.append).python == sys.executable
     assert "its clock is 60 minutes behind this machine's" in told
 

@@ -13,8 +13,8 @@ import pytest
 
 from tests.lab.machines import Machine, Machines, machines
 from tests.lab.notebook import Notebook, opened
+from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
-from tests.providers.test_ssh_pools import write_ssh_config
 
 pytestmark = pytest.mark.needs("sshd", "namespaces")
 SMI = """#!/bin/sh
@@ -46,7 +46,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machines, No
     (programs / "h2.kernel").write_text("[ 9.1] NVRM: Xid (PCI:0000:00:1e): 79, pid=7, GPU has fallen off the bus.\n")
     env = {**pip_settings(), "TMPDIR": str(scratch), "PATH": f"{programs}:{os.environ['PATH']}"}
     with machines(folder / "machines", 3, env=env) as hosts:
-        home = write_ssh_config(folder / "client", hosts)
+        home = home_that_knows(hosts, folder / "client")
         with opened(folder / "notebook", env={"HOME": str(home)}) as notebook:
             notebook.run(f"%sky_pool lab --provider ssh --hosts h[1-3] --python {sys.executable}")
             yield hosts, notebook

@@ -7,16 +7,19 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import nbformat
+import papermill
 import pytest
+
+from notebooks import show
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-QUICKSTART = ROOT / "notebooks" / "quickstart.ipynb"
 MACHINE = re.compile(r"/(?:home|root|Users|work)/|/tmp/tmp\w|\.venv|site-packages|WARNING|[Dd]eprecat")
 """What a saved notebook does not say."""
 WIDGETS = "application/vnd.jupyter.widget"
@@ -29,15 +32,15 @@ IPYKERNEL_ENDS = re.compile(
 """A kernel that ends sometimes says "idle" on its control thread after, or while, it closes the socket: ipykernel's, and harmless."""
 
 
+def environment(folder: Path) -> dict[str, str]:
+    """What a person's terminal has, and all warnings."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return {"PYTHONPATH": path, "IPYTHONDIR": str(folder / ".ipython"), "PYTHONWARNINGS": "default"}
+
+
 def call(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run one of Python's modules or scripts in a folder, as a person does in a terminal."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    env = {
-        **os.environ,
-        "PYTHONPATH": path,
-        "IPYTHONDIR": str(folder / ".ipython"),
-        "PYTHONWARNINGS": "default",
-    }
+    env = {**os.environ, **environment(folder)}
     return subprocess.run(
         [sys.executable, *map(str, words)], cwd=folder, env=env, capture_output=True, text=True, timeout=270
     )
@@ -74,6 +77,33 @@ def check_quickstart(path: Path) -> None:
     assert WIDGETS not in path.read_text()
 
 
+def check_mingpt(path: Path) -> None:
+    """torchrun trains on both nodes, and trains on where the first training ended; test_mingpt.py does it on machines of their own."""
+    shown = text(nbformat.read(path, as_version=4))
+    losses = [float(loss) for loss in re.findall(r"\[rank 0 on node 0\] epoch \d .* test loss ([\d.]+)", shown)]
+    assert len(losses) == 3
+    assert losses[2] < losses[0]
+    for node in (0, 1):  # in a rendezvous, torchrun's first node need not be the pool's
+        assert re.search(rf"\[{node}\] \[rank \d on node \d\] resumed from \S+ after epoch 2", shown)
+    assert shown.count("status=0, stopped=False") == 2
+
+
+def check_keras(path: Path) -> None:
+    """Keras on JAX trains one model on parts of the data: the weights are the same on both ranks, and it has learnt."""
+    shown = text(nbformat.read(path, as_version=4))
+    assert "jax, 2 devices, 256 pictures on this rank" in shown
+    assert re.search(r"\d+ weights, the same on both ranks", shown)
+    (right,) = re.findall(r"([\d.]+) % of the test pictures right", shown)
+    assert float(right) > 60, "33 in 100 by chance"
+
+
+CHECKS = {
+    "quickstart.ipynb": check_quickstart,
+    "mingpt_torchrun.ipynb": check_mingpt,
+    "keras_training.ipynb": check_keras,
+}
+"""What a notebook promises besides."""
+
 # ------------------------------------------------------------------------------------------ as they lie there
 
 
@@ -106,32 +136,33 @@ def test_the_index_leads_through_all_of_them() -> None:
     assert {name for _, name, _ in listed} == {path.stem for path in NOTEBOOKS} - {"index"}
 
 
-WAYS = {
-    "quickstart.ipynb": ("nbconvert", "--to", "notebook", "--execute", "--output-dir", ".", "--output", "saved"),
-    "index.ipynb": ("papermill", "--no-progress-bar"),
-}
-"""Notebooks that are run with other people's tools; all others with notebooks/show.py."""
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_every_notebook_runs(path: Path, tmp_path: Path) -> None:
+def test_every_notebook_runs(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first ones with other people's tools, all others as notebooks/show.py does."""
     needed = nbformat.read(path, as_version=4).metadata.get("skymagic", {}).get("needs", [])
     if missing := [name for name in needed if find_spec(name) is None]:
         pytest.skip(f"not installed: {', '.join(missing)}")
     saved = tmp_path / "saved.ipynb"
-    if tool := WAYS.get(path.name):
-        result = call("-m", *tool, path, *([saved] if "papermill" in tool else []), folder=tmp_path)
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    if path.stem == "quickstart":
+        words = ("--to", "notebook", "--execute", "--output-dir", ".", "--output", "saved")
+        result = call("-m", "nbconvert", *words, path, folder=tmp_path)
         assert result.returncode == 0, result.stdout + result.stderr
+    elif path.stem == "index":
+        papermill.execute_notebook(path, saved, progress_bar=False, cwd=tmp_path)
     else:
-        result = call(ROOT / "notebooks" / "show.py", path, "--save", saved, "--timeout", "250", folder=tmp_path)
-        assert result.returncode == 0, result.stdout + result.stderr
-        assert IPYKERNEL_ENDS.sub("", result.stderr) == ""
-        assert re.search("%%sky_(broadcast|sh)", result.stdout)
+        assert show.execute(path, saved, timeout=250) == 0
+        out, err = capfd.readouterr()
+        assert IPYKERNEL_ENDS.sub("", err) == ""
+        assert re.search("%%sky_(broadcast|sh)", out)
     executed = nbformat.read(saved, as_version=4)
     assert all(cell.execution_count for cell in executed.cells if cell.cell_type == "code")
     assert WIDGETS not in saved.read_text()
-    if path == QUICKSTART:
-        check_quickstart(saved)
+    if check := CHECKS.get(path.name):
+        check(saved)
 
 
 # ------------------------------------------------------------------------------------------ failures stop them
@@ -150,33 +181,39 @@ def written(folder: Path, *cells: str) -> Path:
 
 
 FAILURES = {
-    "a rank raises": (
-        [
-            "%sky_pool --nodes 2",
-            "%%sky_broadcast\nimport os\nif os.environ['RANK'] == '1':\n    raise ValueError('planted')",
-        ],
-        ["ValueError", "planted", "rank 1 of 2"],
-    ),
-    "a rank dies": (
-        ["%sky_pool --nodes 2", "%%sky_broadcast\nimport os\nos._exit(3)"],
-        ["RankDied", "exit code 3"],
-    ),
-    "the line is wrong": (["%sky_pool --nodse 2"], ["--nodse"]),
-    "a value cannot come back": (
-        ["%sky_pool --nodes 1", "%%sky_broadcast -o r\n(i for i in ())"],
-        ["ResultError", "generator"],
-    ),
-}
+    "%%sky_broadcast\nimport os\nif os.environ['RANK'] == '1':\n    raise ValueError('planted')": ["ValueError", "planted", "rank 1 of 2"],
+    "%%sky_broadcast\nimport os\nos._exit(3)": ["RankDied", "exit code 3"],
+    "%%sky_broadcast -o r\n(i for i in ())": ["ResultError", "generator"],
+}  # fmt: skip
+"""Cells that fail, and words of the error that each leaves: papermill fails when a notebook has one at its end."""
 
 
-@pytest.mark.parametrize("failure", FAILURES)
-def test_a_failing_cell_makes_papermill_fail(failure: str, tmp_path: Path) -> None:
-    cells, words = FAILURES[failure]
-    result = call("-m", "papermill", "--no-progress-bar", written(tmp_path, *cells), "done.ipynb", folder=tmp_path)
-    assert result.returncode != 0
-    saved = text(nbformat.read(tmp_path / "done.ipynb", as_version=4))
-    for word in words:
-        assert word in saved
+def failed(folder: Path, *cells: str, tagged: Sequence[str] = ()) -> Any:
+    """What papermill saves of a notebook that it fails on; those of its cells that are `tagged` stop nothing before its end."""
+    path = written(folder, *cells)
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        cell.metadata["tags"] = ["raises-exception"] * (cell.source in tagged)
+    nbformat.write(notebook, path)
+    with pytest.raises(papermill.PapermillExecutionError):
+        papermill.execute_notebook(path, folder / "done.ipynb", progress_bar=False, cwd=folder)
+    return nbformat.read(folder / "done.ipynb", as_version=4)
+
+
+def test_a_failing_cell_makes_papermill_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    saved = failed(tmp_path, "%sky_pool --nodes 2", *FAILURES, tagged=[*FAILURES])
+    for source, words in FAILURES.items():
+        (cell,) = (cell for cell in saved.cells if cell.source == source)
+        assert [output.output_type for output in cell.outputs].count("error") == 1
+        assert not [word for word in words if word not in text(nbformat.v4.new_notebook(cells=[cell]))]
+
+
+def test_a_line_that_is_wrong_makes_papermill_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    assert "--nodse" in text(failed(tmp_path, "%sky_pool --nodse 2"))
     assert not (tmp_path / "went-on").exists()
 
 

@@ -128,7 +128,7 @@ class Desk:
         killed(notebook)
         way.write_text("go")
         while not over.exists():
-            time.sleep(0.05)
+            time.sleep(0.05)  # a rank, or a shell's touch, makes the file: no event
 
     def program(self, *line: str) -> subprocess.Popen[str]:
         """``skymagic …`` in the user's shell."""

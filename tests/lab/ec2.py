@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import socket
 import threading
@@ -32,7 +33,9 @@ REGION = "us-east-1"
 CREDENTIALS = {"aws_access_key_id": "AKIAEXAMPLE", "aws_secret_access_key": "secret-of-the-tests"}
 ACCOUNT = "123456789012"
 IMAGE = "ami-03cf127a"
-"""An image that moto has."""
+"""The image that moto has."""
+IMAGES = Path(__file__).with_name("images.json")
+"""All that moto knows of images: it makes its own, 1300 for each region, anew whenever it forgets, in 0.1 s of CPU."""
 PLACEMENTS: dict[tuple[str, str], dict[str, str]] = {}
 """Placement groups, which moto lacks: (region, name) → tags, as filters name them."""
 NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
@@ -322,6 +325,7 @@ def ec2() -> Iterator[EC2]:
         def log_request(self, *args: object) -> None:
             """Nothing."""
 
+    os.environ.setdefault("MOTO_AMIS_PATH", str(IMAGES))  # read when moto is imported
     cloud = EC2()
     cloud.forget()
     server = make_server("127.0.0.1", 0, cloud, threaded=True, request_handler=Silent)

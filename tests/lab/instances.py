@@ -30,7 +30,7 @@ from skymagic.runtime.rendezvous import free_port
 from tests.conftest import MARK
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, Answer, Call, CarryOut
-from tests.lab.hosts import NAME, Host, closing
+from tests.lab.hosts import NAME, Host, closing, share_code
 from tests.lab.metadata import Metadata
 
 
@@ -115,7 +115,7 @@ class Machines:
         env = {**self.env, **service}
         host = Host(instance.id, instance.private_ip, folder, folder / "authorized", env)
         # where something lies already no disk is mounted: nothing that tests do formats one of this machine
-        (host.home / ".skymagic").mkdir(mode=0o700)
+        share_code(host)
         (host.home / ".skymagic" / "kept").touch()
         host.authorized.write_text("".join(f"{key}\n" for key in config["ssh_authorized_keys"]))
         if number not in self.wrong_key:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.hosts import Hosts, loopback
+from tests.lab.hosts import Hosts, loopback, share_code
 from tests.lab.machines import machines
 from tests.lab.notebook import Notebook, opened
 from tests.lab.shells import pip_settings
@@ -19,8 +19,6 @@ ON_HOSTS = f"%sky_pool --provider ssh --hosts h[1-2] {SHAPE} --python {sys.execu
 LOCAL = f"%sky_pool --nodes 2 {SHAPE}"
 PLACES = ["local", pytest.param("ssh", marks=pytest.mark.needs("sshd"))]
 """For a fixture's `params`; hosts share this machine's processes and addresses."""
-MACHINES = pytest.param("machines", marks=pytest.mark.needs("sshd", "namespaces"))
-"""These do not; each has a hostname that resolves to 127.0.1.1, as on many clouds."""
 
 
 @contextmanager
@@ -43,8 +41,14 @@ def pooled(place: str, folder: Path, env: Mapping[str, str] | None = None) -> It
             yield notebook
 
 
-def home_that_knows(hosts: Hosts, home: Path) -> Path:
-    """A HOME whose ssh configuration knows the hosts."""
+def home_that_knows(hosts: Hosts, home: Path, *, fresh: bool = False) -> Path:
+    """A HOME whose ssh configuration knows the hosts.
+
+    Args:
+        fresh: whether nothing may lie on the hosts; else they have skymagic's code, once the first one of this process has.
+    """
     (home / ".ssh").mkdir(parents=True)
     (home / ".ssh" / "config").write_text(hosts.config.read_text())
+    for host in () if fresh else hosts:
+        share_code(host)
     return home

@@ -55,7 +55,7 @@ class Served:
         request, deadline = self.begin(source), time.monotonic() + TIMEOUT
         while (found := self.outputs(request)) is None:
             assert time.monotonic() < deadline, f"{source} goes on"
-            time.sleep(0.05)
+            time.sleep(0.05)  # its HTTP interface is asked, and tells nobody
         return found
 
 
@@ -87,7 +87,7 @@ def server(folder: Path, env: Mapping[str, str]) -> Iterator[Served]:
             def waits() -> None:
                 alive = time.monotonic() < deadline and process.poll() is None
                 assert alive, (folder / "server.log").read_text()
-                time.sleep(0.05)
+                time.sleep(0.05)  # its file appears, and its port opens: no event
 
             while not (written.exists() and written.read_text().endswith("}")):
                 waits()

@@ -21,8 +21,9 @@ needs_sklearn = pytest.mark.skipif(
 FACTOR = 3
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pool() -> Iterator[Any]:
+    """From the first test that uses it on, joblib's backend: those that look at joblib without a pool stand before it."""
     with sky.Compute(nodes=2, procs_per_node=2, plugins=[sky.plugins.joblib()]) as made:
         yield made
 

@@ -79,7 +79,7 @@ def equal(results: list[dict[str, Any]]) -> bool:
 
 @pytest.fixture(scope="module")
 def on_torch() -> Iterator[Any]:
-    with sky.Compute(nodes=2, procs_per_node=2, plugins=["torch", "keras:backend=torch"]) as made:
+    with sky.Compute(nodes=2, plugins=["torch", "keras:backend=torch"]) as made:
         yield made
 
 
@@ -91,7 +91,7 @@ def on_torch() -> Iterator[Any]:
     ids=["plain", "other weights at the start", "one rank stops early", "batch normalisation"],
 )
 def test_torch_trains_one_model(on_torch: Any, options: dict[str, Any]) -> None:
-    results = train([24, 24, 24, 24], **options) @ on_torch
+    results = train([24, 24], **options) @ on_torch
     assert results[0]["backend"] == "torch"
     assert equal(results)
     assert {each["epochs"] for each in results} == {2 if options.get("stop") else 3}
@@ -104,7 +104,7 @@ def test_torch_trains_one_model(on_torch: Any, options: dict[str, Any]) -> None:
 @needs_keras
 @needs_torch
 def test_torch_with_more_batches_on_some_ranks(on_torch: Any) -> None:
-    assert equal(train([8, 16, 40, 9]) @ on_torch)
+    assert equal(train([9, 40]) @ on_torch)
 
 
 @needs_keras
@@ -123,8 +123,8 @@ def test_torch_averages_what_all_ranks_found(on_torch: Any) -> None:
         model.fit(np.ones((4, 1), "float32"), np.full((4, 1), float(rank), "float32"), batch_size=4, verbose=0)
         return [float(weight.ravel()[0]) for weight in model.get_weights()]
 
-    # the gradient is -2 * target on each rank, the targets' mean is 1.5
-    assert step() @ on_torch == [[1.5, 1.5]] * 4
+    # the gradient is -2 * target on each rank, the targets' mean is 0.5
+    assert step() @ on_torch == [[0.5, 0.5]] * 2
 
 
 @needs_keras
@@ -152,8 +152,8 @@ def test_a_training_loop_of_ones_own_on_torch(on_torch: Any) -> None:
 @needs_keras
 @needs_torch
 def test_one_rank_trains_a_model_of_its_own_on_torch(on_torch: Any) -> None:
-    assert (train([16] * 4) >> on_torch)["epochs"] == 3
-    assert equal(train([16] * 4) @ on_torch)
+    assert (train([16] * 2) >> on_torch)["epochs"] == 3
+    assert equal(train([16] * 2) @ on_torch)
 
 
 @needs_keras

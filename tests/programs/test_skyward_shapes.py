@@ -105,32 +105,6 @@ def test_several_specs() -> None:
         assert train(10) @ compute == [{"node": 0, "epochs": 10}, {"node": 1, "epochs": 10}]
 
 
-# ---------------------------------------------------------------------- accelerate, as its guide configures it
-
-
-@sky.function
-def accelerated(steps: int) -> list[Any]:
-    import torch
-    from accelerate import Accelerator
-
-    accelerator = Accelerator()
-    net = torch.nn.Linear(4, 1)
-    model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
-    for _ in range(steps):
-        optimizer.zero_grad()
-        accelerator.backward(model(torch.randn(8, 4)).pow(2).mean())
-        optimizer.step()
-    return [accelerator.num_processes, str(accelerator.mixed_precision), net.weight.sum().item()]
-
-
-@pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed: pip install accelerate")
-def test_accelerate() -> None:
-    with sky.Compute(nodes=2, plugins=[sky.plugins.accelerate(config={"mixed_precision": "no"})]) as compute:
-        first, second = accelerated(steps=2) @ compute
-    assert first == second
-    assert first[:2] == [2, "no"]
-
-
 # --------------------------------------------------------------------------- a model there and back again
 
 

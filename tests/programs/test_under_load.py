@@ -14,7 +14,7 @@ from tests.lab.notebook import Notebook, opened, seen
 from tests.programs.test_programs import program
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
-REPETITIONS = int(os.environ.get("SKYMAGIC_REPETITIONS", "6"))
+REPETITIONS = int(os.environ.get("SKYMAGIC_REPETITIONS", "3"))
 """`make soak` has more of them."""
 
 

@@ -32,7 +32,10 @@ def command(home: Path, *line: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path: Path) -> None:
     with machines(tmp_path / "hosts", 2, env=pip_settings()) as hosts:
-        home, other = home_that_knows(hosts, tmp_path / "client"), home_that_knows(hosts, tmp_path / "other")
+        home, other = (
+            home_that_knows(hosts, tmp_path / "client", fresh=True),
+            home_that_knows(hosts, tmp_path / "other", fresh=True),
+        )
         (tmp_path / "notebook").mkdir()
         (tmp_path / "again").mkdir()
         mine = {"HOME": str(home), "XDG_STATE_HOME": str(tmp_path / "state")}
@@ -90,7 +93,7 @@ def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path
 
 def test_hosts_that_cannot_be_asked(tmp_path: Path) -> None:
     with machines(tmp_path / "hosts", 1, env=pip_settings()) as hosts:
-        home = home_that_knows(hosts, tmp_path / "client")
+        home = home_that_knows(hosts, tmp_path / "client", fresh=True)
         hosts[0].stop()
         asked = command(home, "status", "--hosts", "h1")
         assert asked.returncode == 1

@@ -11,8 +11,8 @@ import pytest
 
 from tests.lab.hosts import loopback
 from tests.lab.notebook import Notebook, opened
+from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
-from tests.providers.test_ssh_pools import write_ssh_config
 
 pytestmark = [pytest.mark.needs("sshd"), pytest.mark.needs("namespaces")]
 POOL = f"%sky_pool --provider ssh --hosts h1 --python {sys.executable}"
@@ -22,7 +22,7 @@ POOL = f"%sky_pool --provider ssh --hosts h1 --python {sys.executable}"
 def beside(folder: Path, before: str) -> Iterator[Notebook]:
     """A notebook that can reach a host whose sshd starts after these commands."""
     with loopback(folder / "hosts", 1, env=pip_settings(), before=before) as hosts:
-        home = write_ssh_config(folder / "client", hosts)
+        home = home_that_knows(hosts, folder / "client", fresh=True)
         (folder / "notebook").mkdir()
         with opened(folder / "notebook", env={"HOME": str(home)}) as notebook:
             yield notebook

@@ -9,8 +9,8 @@ import pytest
 
 from tests.lab.machines import Machine, Machines, Space, machines
 from tests.lab.notebook import opened
+from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
-from tests.providers.test_ssh_pools import write_ssh_config
 
 pytestmark = pytest.mark.needs("sshd", "namespaces")
 POOL = f"%sky_pool {{}} --provider ssh --hosts {{}} --python {sys.executable}"
@@ -40,7 +40,7 @@ def test_ipv6_alone(tmp_path: Path) -> None:
         pytest.skip("this kernel has no IPv6")
     with machines(tmp_path / "machines", 2, env={**pip_settings(), "TMPDIR": str(scratch)}) as hosts:
         renumber_all(hosts)
-        home = write_ssh_config(tmp_path / "client", hosts)
+        home = home_that_knows(hosts, tmp_path / "client")
         (tmp_path / "notebook").mkdir()
         with opened(tmp_path / "notebook", env={"HOME": str(home)}) as notebook:
             notebook.run(POOL.format("one", "h1"))

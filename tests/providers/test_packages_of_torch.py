@@ -11,8 +11,8 @@ import pytest
 from tests.lab.distributions import Shelf
 from tests.lab.hosts import loopback
 from tests.lab.notebook import opened, seen
+from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
-from tests.providers.test_ssh_pools import write_ssh_config
 
 NAMES = ("torch", "numpy", "pandas", "scikit-learn")
 HERE = """import numpy as np, pandas as pd, helper, tinyedited
@@ -35,7 +35,7 @@ def test_two_fresh_hosts_have_what_the_notebook_has(tmp_path: Path) -> None:
     (tmp_path / "notebook/helper.py").write_text("from sklearn.linear_model import LinearRegression\n")
     try:
         with loopback(tmp_path / "hosts", env=pip_settings(), names=("gpu1", "gpu2")) as hosts:
-            env = {"HOME": str(write_ssh_config(tmp_path / "client", hosts)), **shelf.of_notebook}
+            env = {"HOME": str(home_that_knows(hosts, tmp_path / "client", fresh=True)), **shelf.of_notebook}
             with opened(tmp_path / "notebook", env=env) as notebook:
                 notebook.run("%sky_pool lab --provider ssh --hosts gpu1,gpu2 --plugin torch")
                 notebook.run(HERE)

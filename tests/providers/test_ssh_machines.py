@@ -14,14 +14,18 @@ from typing import Any
 import psutil
 import pytest
 
+from skymagic.wire.session.loop import HEARTBEAT_TIMEOUT
 from tests.lab.machines import Machine, Machines, machines
 from tests.lab.notebook import Notebook, Shown, opened
+from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
-from tests.providers.test_ssh_pools import COUNTING, NAMES, POOL, counted, write_ssh_config
+from tests.providers.test_ssh_pools import COUNTING, NAMES, POOL, counted
 
 pytestmark = pytest.mark.needs("sshd", "namespaces")
 ABSENCE = 20.0
-"""Seconds that a link is down for: longer than any heartbeat's patience."""
+"""Seconds that a link is down for: longer than any heartbeat's patience, and than TCP's (15 s)."""
+SLEEP = 2 * HEARTBEAT_TIMEOUT
+"""Seconds that a notebook sleeps for: its TCP answers all the same, and the nodes' daemons hang up."""
 
 
 @contextmanager
@@ -30,7 +34,7 @@ def lab(folder: Path, count: int = 2, **wan: Any) -> Iterator[tuple[Machines, No
     scratch = folder / "tmp"  # a machine without power does not tidy up
     scratch.mkdir()
     with machines(folder / "machines", count, env={**pip_settings(), "TMPDIR": str(scratch)}, **wan) as hosts:
-        home = write_ssh_config(folder / "client", hosts)
+        home = home_that_knows(hosts, folder / "client")
         (folder / "notebook").mkdir()
         with opened(folder / "notebook", env={"HOME": str(home)}) as notebook:
             yield hosts, notebook
@@ -124,67 +128,67 @@ def test_a_notebook_that_sleeps(two: tuple[Machines, Notebook]) -> None:
 
     def sleep() -> None:
         os.kill(notebook.pid, signal.SIGSTOP)
-        threading.Timer(ABSENCE, os.kill, (notebook.pid, signal.SIGCONT)).start()
+        threading.Timer(SLEEP, os.kill, (notebook.pid, signal.SIGCONT)).start()
 
     shown = while_counting(notebook, 100, sleep)
     assert shown.error is None, shown.error
     assert counted(shown) == {rank: list(range(100)) for rank in range(4)}
 
 
-def test_a_machine_that_loses_its_power(tmp_path: Path) -> None:
-    with lab(tmp_path) as (hosts, notebook):
-        notebook.run(POOL)
-        notebook.run(NAMES)
-        notebook.run("%%sky_broadcast\nkept = rank * 10")
-        running = notebook.start(
-            "%%sky_broadcast\nprint('begun', flush=True)\ndist.barrier() if rank < 2 else time.sleep(1000)"
-        )
-        notebook.watch(running, lambda shown: "begun" in shown.text)
-        hosts[1].power_cut()
-        error = notebook.finish(running).error
-        assert error is not None
-        assert "h2 does not answer" in error.text
-        assert "ranks 2, 3" in notebook.fail("%%sky_broadcast\n1").text
-        notebook.run("%%sky_broadcast -t 0,1 -o there\nkept")
-        assert notebook.value("there") == [0, 10]
-        assert "gone" in notebook.run("%sky_status").said
-        hosts[1].reboot()
-        notebook.run("%sky_restart --rank 2,3")
-        notebook.run(NAMES)
-        notebook.run(
-            "%%sky_broadcast -o kept_all\nt = torch.ones(1); dist.all_reduce(t); (float(t), globals().get('kept'))"
-        )
-        assert notebook.value("kept_all") == [(4.0, 0), (4.0, 10), (4.0, None), (4.0, None)]
+def test_a_machine_that_loses_its_power(two: tuple[Machines, Notebook]) -> None:
+    hosts, notebook = two
+    notebook.run("%%sky_broadcast\nkept = rank * 10")
+    running = notebook.start(
+        "%%sky_broadcast\nprint('begun', flush=True)\ndist.barrier() if rank < 2 else time.sleep(1000)"
+    )
+    notebook.watch(running, lambda shown: "begun" in shown.text)
+    hosts[1].power_cut()
+    error = notebook.finish(running).error
+    assert error is not None
+    assert "h2 does not answer" in error.text
+    assert "ranks 2, 3" in notebook.fail("%%sky_broadcast\n1").text
+    notebook.run("%%sky_broadcast -t 0,1 -o there\nkept")
+    assert notebook.value("there") == [0, 10]
+    assert "gone" in notebook.run("%sky_status").said
+    hosts[1].reboot()
+    notebook.run("%sky_restart --rank 2,3")
+    notebook.run(NAMES)
+    notebook.run(
+        "%%sky_broadcast -o kept_all\nt = torch.ones(1); dist.all_reduce(t); (float(t), globals().get('kept'))"
+    )
+    assert notebook.value("kept_all") == [(4.0, 0), (4.0, 10), (4.0, None), (4.0, None)]
 
 
-def test_the_first_machine_loses_its_power(tmp_path: Path) -> None:
+def test_the_first_machine_loses_its_power(two: tuple[Machines, Notebook]) -> None:
     """With it goes the controller that all ranks are reached by; where it is not back, the user hears so."""
-    with lab(tmp_path) as (hosts, notebook):
-        notebook.run(POOL)
-        hosts[0].power_cut()
-        assert "%sky_restart starts all ranks anew" in notebook.fail("%%sky_broadcast\n1").text
-        assert "the agent on h1 did not come up within 10 s" in notebook.fail("%sky_restart").text
-        assert "lost" in notebook.run("%sky_status").said
-        hosts[0].reboot()
-        notebook.run("%sky_restart")
-        notebook.run(NAMES)
-        notebook.run("%%sky_broadcast -o sums\nt = torch.ones(1); dist.all_reduce(t); float(t)")
-        assert notebook.value("sums") == [4.0] * 4
+    hosts, notebook = two
+    hosts[0].power_cut()
+    assert "%sky_restart starts all ranks anew" in notebook.fail("%%sky_broadcast\n1").text
+    notebook.run("from skymagic.cluster import agents\npatience, agents.REVIVE_TIMEOUT = agents.REVIVE_TIMEOUT, 2.0")
+    assert "the agent on h1 did not come up within 2 s" in notebook.fail("%sky_restart").text
+    notebook.run("agents.REVIVE_TIMEOUT = patience")
+    assert "lost" in notebook.run("%sky_status").said
+    hosts[0].reboot()
+    notebook.run("%sky_restart")
+    notebook.run(NAMES)
+    notebook.run("%%sky_broadcast -o sums\nt = torch.ones(1); dist.all_reduce(t); float(t)")
+    assert notebook.value("sums") == [4.0] * 4
 
 
-def test_a_machine_that_is_cut_off(tmp_path: Path) -> None:
+def test_a_machine_that_is_cut_off(two: tuple[Machines, Notebook]) -> None:
     """Neither the notebook nor the other machine reaches it; what runs there ends by itself."""
-    with lab(tmp_path) as (hosts, notebook):
-        notebook.run(f"{POOL} --idle 5s")
-        notebook.run(NAMES)
-        running = notebook.start(
-            "%%sky_broadcast\nprint('begun', flush=True)\ndist.barrier() if rank < 2 else time.sleep(20)"
-        )
-        notebook.watch(running, lambda shown: "begun" in shown.text)
-        hosts[1].cut()
-        error = notebook.finish(running).error
-        assert error is not None
-        assert "h2 does not answer" in error.text
-        assert "h2 could not be told" in notebook.run("%sky_down").text
-        hosts[1].mend()
-        psutil.wait_procs(hosts[1].processes(), timeout=60)
+    hosts, notebook = two
+    notebook.run("%sky_down")
+    notebook.run(f"{POOL} --idle 5s")
+    notebook.run(NAMES)
+    running = notebook.start(
+        "%%sky_broadcast\nprint('begun', flush=True)\ndist.barrier() if rank < 2 else time.sleep(8)"
+    )
+    notebook.watch(running, lambda shown: "begun" in shown.text)
+    hosts[1].cut()
+    error = notebook.finish(running).error
+    assert error is not None
+    assert "h2 does not answer" in error.text
+    assert "h2 could not be told" in notebook.run("%sky_down").text
+    hosts[1].mend()
+    psutil.wait_procs(hosts[1].processes(), timeout=60)

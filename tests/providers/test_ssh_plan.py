@@ -10,8 +10,8 @@ import pytest
 
 from tests.lab.hosts import loopback
 from tests.lab.notebook import opened
+from tests.lab.places import home_that_knows
 from tests.lab.wheels import installed, make_wheel
-from tests.providers.test_ssh_pools import write_ssh_config
 
 pytestmark = pytest.mark.needs("sshd")
 POOL = "%sky_pool lab --provider ssh --hosts h1 --plugin torch --pip sky-more"
@@ -25,7 +25,7 @@ def test_what_is_installed_is_listed_before_anything_happens(tmp_path: Path) -> 
         installed(site, name, version, ["sky-needed"] if name == "sky-more" else ())
     make_wheel(links, "torch", "2.13.0", ["nvidia-libs"])
     with loopback(tmp_path / "hosts", env={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(links)}) as hosts:
-        home = write_ssh_config(tmp_path / "client", hosts)
+        home = home_that_knows(hosts, tmp_path / "client", fresh=True)
         with opened(tmp_path / "client", env={"HOME": str(home)}) as notebook:
             notebook.run(f"import sys; sys.path.insert(0, {str(site)!r})")
             plan = notebook.run(f"{POOL} --dry-run").text
@@ -49,7 +49,7 @@ def test_a_python_that_hosts_lack_and_cannot_fetch(tmp_path: Path) -> None:
     """All such hosts are named with what they have and the way out, before anything is made on the others."""
     env = {"PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "UV_PYTHON_INSTALL_MIRROR": "http://127.0.0.1:9/"}
     with loopback(tmp_path / "hosts", 3, env=env) as hosts:
-        home = write_ssh_config(tmp_path / "client", hosts)
+        home = home_that_knows(hosts, tmp_path / "client", fresh=True)
         other = hosts[0].home / ".local/bin/python3.99"
         other.parent.mkdir(parents=True)
         other.write_text("#!/bin/sh\necho 3.99 venv pip $0\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import pytest
 
 from tests.lab.hosts import Hosts, loopback, still_there
 from tests.lab.notebook import Notebook, Shown, opened
+from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
 
 pytestmark = pytest.mark.needs("sshd")
@@ -29,18 +29,11 @@ for number in range(ROUNDS):
     time.sleep(0.02)"""
 
 
-def write_ssh_config(home: Path, hosts: Hosts) -> Path:
-    """A HOME for the notebook, whose ssh configuration knows the hosts."""
-    (home / ".ssh").mkdir(parents=True)
-    shutil.copy(hosts.config, home / ".ssh/config")
-    return home
-
-
 @contextmanager
 def lab(folder: Path, count: int = 2) -> Iterator[tuple[Hosts, Notebook]]:
     """Hosts, and a notebook that can reach them."""
     with loopback(folder / "hosts", count, env=pip_settings()) as hosts:
-        home = write_ssh_config(folder / "client", hosts)
+        home = home_that_knows(hosts, folder / "client")
         (folder / "notebook").mkdir()
         with opened(folder / "notebook", env={"HOME": str(home)}) as notebook:
             yield hosts, notebook
@@ -392,22 +385,23 @@ def test_a_second_press_of_stop_does_not_wait_for_a_host_that_is_away(two: tuple
 # ------------------------------------------------------------------------------------------ the end
 
 
-def test_nothing_is_left_when_a_pool_ends(tmp_path: Path) -> None:
+def test_nothing_is_left_when_a_pool_ends(two: tuple[Hosts, Notebook]) -> None:
     """Hosts and the whole run of the tests look for what is left; here it must be gone as soon as the pool says so."""
-    with lab(tmp_path) as (hosts, notebook):
-        notebook.run(POOL)
-        assert all(host.processes() for host in hosts)
-        notebook.run("%sky_down")
-        assert [process.cmdline() for host in hosts for process in host.processes()] == []
+    hosts, notebook = two
+    assert all(host.processes() for host in hosts)
+    notebook.run("%sky_down lab")
+    assert [process.cmdline() for host in hosts for process in host.processes()] == []
 
 
-def test_a_notebook_that_is_killed_leaves_its_ranks_for_a_while(tmp_path: Path) -> None:
-    with lab(tmp_path) as (hosts, notebook):
-        notebook.run("%config SkyMagic.away = 4")
-        notebook.run(POOL)
-        notebook.run("%%sky_broadcast\n1")
-        os.kill(notebook.pid, 9)
-        assert all(host.processes() for host in hosts)
-        for host in hosts:  # daemons of a session of their own are nobody's children
-            psutil.wait_procs(host.processes(), timeout=60)
-            assert [process.cmdline() for process in host.processes()] == []
+def test_a_notebook_that_is_killed_leaves_its_ranks_for_a_while(two: tuple[Hosts, Notebook]) -> None:
+    """The last one here: it takes the notebook of all."""
+    hosts, notebook = two
+    notebook.finish(notebook.start("%sky_down lab"))  # where no test before has
+    notebook.run("%config SkyMagic.away = 4")
+    notebook.run(POOL)
+    notebook.run("%%sky_broadcast\n1")
+    os.kill(notebook.pid, 9)
+    assert all(host.processes() for host in hosts)
+    for host in hosts:  # daemons of a session of their own are nobody's children
+        psutil.wait_procs(host.processes(), timeout=60)
+        assert [process.cmdline() for process in host.processes()] == []

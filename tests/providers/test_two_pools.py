@@ -8,15 +8,15 @@ import pytest
 
 from tests.lab.hosts import loopback
 from tests.lab.notebook import opened, seen
+from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
-from tests.providers.test_ssh_pools import write_ssh_config
 
 
 @pytest.mark.needs("sshd")
 def test_two_pools_at_once(tmp_path: Path) -> None:
     """One of them makes the environment, and the other waits for it; both work, and one ends without the other."""
     with loopback(tmp_path / "hosts", env=pip_settings(), names=("gpu1",)) as hosts:
-        env = {"HOME": str(write_ssh_config(tmp_path / "client", hosts))}
+        env = {"HOME": str(home_that_knows(hosts, tmp_path / "client", fresh=True))}
         for name in ("one", "other"):
             (tmp_path / name).mkdir()
         with opened(tmp_path / "one", env=env) as one, opened(tmp_path / "other", env=env) as other:
