@@ -107,6 +107,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return lambda pickler, obj: reduce_exception(obj)
         if is_a(kind, "IPython", "InteractiveShell"):
             return lambda pickler, obj: (rebuild.shell, ())
+        self._need(kind)
         if self.tracker.between_ranks and is_a(kind, "torch.nn.parallel", "DistributedDataParallel"):
             return ValuePickler._wrapper
         if self.tracker.between_ranks and is_a(kind, "torch.distributed.fsdp", "FullyShardedDataParallel"):
@@ -152,6 +153,12 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if module and not module.startswith("skymagic."):
             self.referred.add(module)
             self.required.add(module)
+
+    def _need(self, kind: type) -> None:
+        """Require the package of an object's class: no name in the pickle tells it for memory of arrays, `torch.float32`, `pandas.NA`."""
+        top = str(kind.__module__).partition(".")[0]
+        if top not in sys.stdlib_module_names and _cloud._should_pickle_by_reference(kind):
+            self._refer(kind.__module__)
 
     def _class(self, cls: type) -> Any:
         foreign = is_foreign(cls)
