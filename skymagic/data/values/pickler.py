@@ -125,6 +125,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return lambda pickler, obj: memory(pickler.tracker, obj)
         if kind is types.BuiltinFunctionType or kind.__name__ == "cython_function_or_method":
             return ValuePickler._compiled
+        if reducers.may_be_sentinel(kind):
+            return ValuePickler._single
         return ValuePickler._instance if changeable(kind) else None
 
     def _compiled(self, function: Any) -> Any:
@@ -135,6 +137,10 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _instance(self, obj: Any) -> Any:
         self.marks.add(id(obj))
         return NotImplemented
+
+    def _single(self, obj: Any) -> Any:
+        reduced = reducers.reduce_sentinel(obj)
+        return self._instance(obj) if reduced is NotImplemented and changeable(type(obj)) else reduced
 
     def _part(self, reduced: Any, obj: Any) -> Any:
         self.active = True

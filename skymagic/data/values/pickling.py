@@ -87,24 +87,36 @@ def loads(
     """
     before, here.namespace = here.namespace, namespace
     lent, here.lent = here.lent, []
+    weak, here.weak = here.weak, []
     try:
         if sum(map(len, header)) > LISTED:
             memo = None
         if len(header) == 1 and not links and memo is None:
-            return pickle.loads(header[0], buffers=buffers)
-        stream = io.BytesIO(header[0]) if len(header) == 1 else Rope(header)
-        unpickler = pickle.Unpickler(stream, buffers=buffers)
-        if links:
-            unpickler.persistent_load = links.__getitem__  # type: ignore[method-assign]
-        value = unpickler.load()
-        if memo is not None:
-            memo.update(unpickler.memo.copy())
+            value = pickle.loads(header[0], buffers=buffers)
+        else:
+            value = _load(header, buffers, links, memo)
+        if here.weak:
+            rebuild.hold(numbered=memo is not None)
         return value
     finally:
+        here.weak = weak
         for name, value in here.lent:
             if namespace.get(name) is value:
                 del namespace[name]
         here.namespace, here.lent = before, lent
+
+
+def _load(
+    header: Sequence[Buffer], buffers: Iterable[Buffer], links: Sequence[object], memo: dict[int, object] | None
+) -> Any:
+    stream = io.BytesIO(header[0]) if len(header) == 1 else Rope(header)
+    unpickler = pickle.Unpickler(stream, buffers=buffers)
+    if links:
+        unpickler.persistent_load = links.__getitem__  # type: ignore[method-assign]
+    value = unpickler.load()
+    if memo is not None:
+        memo.update(unpickler.memo.copy())
+    return value
 
 
 def reducer(namespace: dict[str, Any]) -> Callable[[Any], Any]:
