@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from skymagic.data.values import tensors
+from skymagic.data.values.kinds import is_a
 from skymagic.data.values.mapped import reduce_map
 from skymagic.data.values.memory import Block, Reduced, Span, Storage, Tracker, memory, writable
 
@@ -35,6 +36,8 @@ def reducer_for(kind: type) -> Reducer | None:
             return tensors.reduce_typed
     if kind.__module__.startswith(("pandas.core.internals", "pandas._libs.internals")):
         return reduce_frame
+    if is_a(kind, "pandas", "Index"):
+        return reduce_index
     if kind is Block:
         return tensors.reduce_block
     if kind is Storage:
@@ -157,6 +160,15 @@ def _masked(data: Any, mask: Any, plain: dict[str, Any]) -> Any:
     array = numpy.ma.MaskedArray(data, mask=mask, copy=False)
     vars(array).update(plain)
     return array
+
+
+def reduce_index(tracker: Tracker, index: Any) -> Reduced:
+    """Labels cannot change, so frames that share them are not one value."""
+    data = getattr(index, "_data", None)
+    for array in (data, getattr(data, "_ndarray", None), *(getattr(index, "_codes", None) or ())):
+        if array is not None:
+            tracker.private.add(id(array))
+    return NotImplemented
 
 
 def reduce_frame(tracker: Tracker, part: Any) -> Reduced:

@@ -25,8 +25,13 @@ def numbers(pickled: Pickled) -> dict[int, int]:
     memo = _memo(pickled)
     kinds = linkable_kinds({key: each for key, (_, each) in memo.items()})
     functions = {types.FunctionType} & kinds
+    private = pickler.tracker.private if pickler is not None else ()
     for key, (number, each) in memo.items():
-        if type(each) in kinds and (type(each) not in functions or travels(cast(types.FunctionType, each))):
+        if (
+            type(each) in kinds
+            and key not in private
+            and (type(each) not in functions or travels(cast(types.FunctionType, each)))
+        ):
             found.setdefault(key, number)
     return found
 

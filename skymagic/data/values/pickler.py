@@ -62,6 +62,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             objects = [each for _, each in self.memo.copy().values()]
             kinds = {kind for kind in set(map(type, objects)) if changeable(kind)}
             self.marks.update(id(each) for each in objects if type(each) in kinds)
+        self.marks -= self.tracker.private
         if changeable(type(value)):
             self.marks.add(id(value))
         local = {name for name in self.referred if self.folder is not None and is_local(name, self.folder)}
@@ -123,8 +124,13 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.active = self.active or (memory is None and kind not in _INERT)
         if memory is not None:
             return lambda pickler, obj: memory(pickler.tracker, obj)
+        special = reducers.instance_reducer_for(kind)
+        if special is not None:
+            return lambda pickler, obj: pickler._part(special(obj), obj)
         if kind is types.BuiltinFunctionType or kind.__name__ == "cython_function_or_method":
             return ValuePickler._compiled
+        if is_a(kind, "pandas", "NDFrame"):
+            return ValuePickler._frame
         if reducers.may_be_sentinel(kind):
             return ValuePickler._single
         return ValuePickler._instance if changeable(kind) else None
@@ -137,6 +143,10 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _instance(self, obj: Any) -> Any:
         self.marks.add(id(obj))
         return NotImplemented
+
+    def _frame(self, obj: Any) -> Any:
+        self.tracker.private.add(id(getattr(type(obj), "_metadata", None)))  # one list for all frames of a class
+        return self._instance(obj)
 
     def _single(self, obj: Any) -> Any:
         reduced = reducers.reduce_sentinel(obj)

@@ -232,9 +232,16 @@ def _quiet(bases: Sequence[Any]) -> Iterator[None]:
 
 def new_type(name: str, base: Any, module: str) -> Any:
     """A ``typing.NewType`` of this module."""
-    made = typing.NewType(name, base)
+    made: Any = typing.NewType(name, base)  # type: ignore[misc]
     made.__module__ = module
     return made
+
+
+def type_parameter(tracker: str, kind: Any, name: str, module: str, bound: Any) -> Any:
+    """A ``ParamSpec`` or ``TypeVarTuple``, or the one that this process has of it."""
+    made = kind(name) if bound is None else kind(name, bound=bound)
+    made.__module__ = module
+    return _cloud._lookup_class_or_track(tracker, made)
 
 
 def weak(kind: Callable[[Any], Any], contents: Any) -> Any:
@@ -263,21 +270,46 @@ def _references(objects: list[Any]) -> list[int]:
     return [sys.getrefcount(each) for each in objects]
 
 
-def fill_collection(value: Any, parts: tuple[Any, list[Any], dict[Any, Any]]) -> None:
-    """Set the items of a list or dict past its class's own methods, then its attributes."""
+def fill_instance(value: Any, parts: tuple[Any, list[Any], dict[Any, Any]]) -> None:
+    """Set the items of a list or dict past its class's own methods, then an object's attributes."""
     state, items, pairs = parts
     if items:
         list.extend(value, items)
     setter: Any = OrderedDict.__setitem__ if isinstance(value, OrderedDict) else dict.__setitem__
     for key, each in pairs.items():
         setter(value, key, each)
-    if hasattr(value, "__setstate__"):
+    if hasattr(type(value), "__setstate__"):
         if state is not None:
             value.__setstate__(state)
         return
     attributes, slots = state if isinstance(state, tuple) else (state, None)
-    for name, each in {**(attributes or {}), **(slots or {})}.items():
+    if attributes:
+        object.__getattribute__(value, "__dict__").update(attributes)
+    for name, each in (slots or {}).items():
         object.__setattr__(value, name, each)
+
+
+def fill_scheduler(scheduler: Any, parts: tuple[Any, bool | None]) -> None:
+    """Set the state of one of torch's schedulers, and mark its optimizer's ``step`` as its ``__init__`` has done."""
+    state, stepped = parts
+    if hasattr(scheduler, "__setstate__"):
+        scheduler.__setstate__(state)
+    else:
+        vars(scheduler).update(state)
+    optimizer = vars(scheduler).get("optimizer")
+    if stepped is None or optimizer is None or hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        return
+    owner, step = weakref.ref(optimizer), optimizer.step.__func__
+
+    @functools.wraps(step)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        mine: Any = owner()
+        mine._opt_called = True
+        return step(mine, *args, **kwargs)
+
+    marked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = marked
+    optimizer._opt_called = stepped or getattr(optimizer, "_opt_called", False)
 
 
 def part(whole: Any, offset: int, nbytes: int, format: str, shape: tuple[int, ...], readonly: bool) -> memoryview:

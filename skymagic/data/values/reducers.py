@@ -16,6 +16,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from cloudpickle import cloudpickle as _cloud
+
 from skymagic.data.values import rebuild
 from skymagic.data.values.kinds import is_a
 
@@ -24,11 +26,16 @@ def reducer_for(kind: type) -> Callable[[Any], Any] | None:
     """What takes objects of this type apart, as ``__reduce__`` does; None for all others."""
     if kind in (type(sys.stdout), type(sys.stderr), type(sys.stdin)):
         return _stream
+    return _REDUCERS.get(kind)
+
+
+def instance_reducer_for(kind: type) -> Callable[[Any], Any] | None:
+    """The same for instances of classes that define how they are filled, or asked: their rebuilding may run the notebook's code."""
     if is_a(kind, "argparse", "_AttributeHolder"):
         return _of_argparse
-    if _fills_itself(kind):
-        return _collection
-    return _REDUCERS.get(kind)
+    if is_a(kind, "torch.optim.lr_scheduler", "LRScheduler"):
+        return _scheduler
+    return _instance if _fills_itself(kind) or _delegates(kind) else None
 
 
 def _cell(cell: types.CellType) -> Any:
@@ -84,10 +91,23 @@ def _weak_set(members: Any) -> Any:
 
 
 def _new_type(kind: Any) -> Any:
-    module = sys.modules.get(kind.__module__)
-    if kind.__module__ != "__main__" and vars(module or object).get(kind.__name__) is kind:
-        return getattr, (module, kind.__name__)
-    return rebuild.new_type, (kind.__qualname__, kind.__supertype__, kind.__module__)
+    return _by_name(kind) or (rebuild.new_type, (kind.__qualname__, kind.__supertype__, kind.__module__))
+
+
+def _by_name(value: Any) -> tuple[Any, ...] | None:
+    """How what an importable module holds under its own name is found there; None for others."""
+    module = sys.modules.get(value.__module__)
+    if module is None or value.__module__ == "__main__" or vars(module).get(value.__name__) is not value:
+        return None
+    return getattr, (module, value.__name__)
+
+
+def _type_parameter(parameter: Any) -> Any:
+    """``ParamSpec`` and ``TypeVarTuple``; one is one object also where it travels with several functions."""
+    if (known := _by_name(parameter)) is not None:
+        return known
+    facts = (type(parameter), parameter.__name__, parameter.__module__, getattr(parameter, "__bound__", None))
+    return rebuild.type_parameter, (_cloud._get_or_create_tracker_id(parameter), *facts)
 
 
 # -- collections that fill themselves ----------------------------------------------------------------------------------
@@ -105,13 +125,26 @@ def _default(kind: type, *methods: str) -> bool:
     return not any(isinstance(getattr(kind, name, None), types.FunctionType) for name in methods)
 
 
-def _collection(value: Any) -> Any:
-    """Its items are put in as they are, past the methods of its class."""
+def _delegates(kind: type) -> bool:
+    """Whether a class passes on what it is asked for, as tqdm's do: an unpickler asks for ``__setstate__`` before there is anybody."""
+    own = _default(kind, "__reduce_ex__", "__reduce__") and not hasattr(kind, "__setstate__")
+    return own and not _default(kind, "__getattr__", "__getattribute__")
+
+
+def _instance(value: Any) -> Any:
+    """Its items and attributes are put in as they are, past the methods of its class."""
     reduced = value.__reduce_ex__(5)
     if isinstance(reduced, str) or len(reduced) > 5:
         return reduced
     function, args, state, items, pairs = (*reduced, None, None, None)[:5]
-    return function, args, (state, list(items or ()), dict(pairs or ())), None, None, rebuild.fill_collection
+    return function, args, (state, list(items or ()), dict(pairs or ())), None, None, rebuild.fill_instance
+
+
+def _scheduler(value: Any) -> Any:
+    """One of torch's schedulers has marked its optimizer, to tell whether that has made a step; no pickle of the optimizer has it."""
+    function, args, state, *_ = value.__reduce_ex__(5)
+    stepped = getattr(value.optimizer, "_opt_called", False) if hasattr(value, "optimizer") else None
+    return function, args, (state, stepped), None, None, rebuild.fill_scheduler
 
 
 # -- sentinels ---------------------------------------------------------------------------------------------------------
@@ -128,7 +161,8 @@ def may_be_sentinel(kind: type) -> bool:
     if kind is object:
         return True
     plain = _default(kind, "__reduce_ex__", "__reduce__", "__getstate__") and kind not in copyreg.dispatch_table
-    return plain and kind.__module__ != "__main__" and kind.__reduce_ex__ is object.__reduce_ex__
+    known = ("__reduce_ex__" in vars(base) or "__reduce__" in vars(base) for base in kind.__mro__[:-1])
+    return plain and kind.__module__ != "__main__" and not any(known)
 
 
 def reduce_sentinel(value: Any) -> Any:
@@ -136,6 +170,7 @@ def reduce_sentinel(value: Any) -> Any:
     kind = type(value)
     if getattr(value, "__dict__", None) and not _SENTINEL.search(kind.__name__):
         return NotImplemented
+    module: types.ModuleType | None
     module, name = _named(kind).get(id(value), (None, ""))
     if module is None or vars(module).get(name) is not value:
         return NotImplemented
@@ -177,7 +212,7 @@ _suppress = _Suppress()
 
 def _of_argparse(value: Any) -> Any:
     """Parsers and their actions ask whether a default *is* ``argparse.SUPPRESS``: a text that is equal is none."""
-    sentinel = sys.modules["argparse"].SUPPRESS  # type: ignore[attr-defined]
+    sentinel = sys.modules["argparse"].SUPPRESS
     reduced = value.__reduce_ex__(5)
     if not isinstance(reduced, tuple) or len(reduced) < 3 or not isinstance(reduced[2], dict):
         return reduced
@@ -194,4 +229,6 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
     weakref.WeakValueDictionary: _weak_values,
     weakref.WeakSet: _weak_set,
     typing.NewType: _new_type,
+    typing.ParamSpec: _type_parameter,
+    typing.TypeVarTuple: _type_parameter,
 }
