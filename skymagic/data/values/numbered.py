@@ -36,6 +36,14 @@ def numbers(pickled: Pickled) -> dict[int, int]:
     return found
 
 
+def marks(pickled: Pickled) -> frozenset[int]:
+    """Identities of the changeable objects, as far as it is worth while to list them."""
+    if pickled.marks is not None:
+        return pickled.marks
+    pickler = _pickler(pickled)
+    return plain.containers(pickled.keep) if pickler is None else pickler.found_marks(pickled.keep[1])
+
+
 def storages(pickled: Pickled) -> dict[int, Region]:
     """The torch storages, by their handles."""
     pickler = _pickler(pickled)

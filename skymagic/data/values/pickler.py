@@ -55,16 +55,12 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.marks: set[int] = set()
         self.code = self.wrappers = self.active = False
         self._kinds: dict[type, Callable[[ValuePickler, Any], Any] | None] = {}
+        self._listed = False
+        self.steady = True
 
     def result(self, value: object) -> Pickled:
         pieces = self._out.pieces()
-        if sum(len(piece) for piece in pieces) < _MANY:
-            objects = [each for _, each in self.memo.copy().values()]
-            kinds = {kind for kind in set(map(type, objects)) if changeable(kind)}
-            self.marks.update(id(each) for each in objects if type(each) in kinds)
-        self.marks -= self.tracker.private
-        if changeable(type(value)):
-            self.marks.add(id(value))
+        self._listed = sum(len(piece) for piece in pieces) < _MANY
         local = {name for name in self.referred if self.folder is not None and is_local(name, self.folder)}
         if self.tracker.between_ranks:
             local = self.referred
@@ -78,13 +74,26 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             hints=self.hints,
             attributes=frozenset(self.attributes),
             files=frozenset(self.files),
-            marks=frozenset(self.marks),
+            marks=None,
             spans=tuple(self.tracker.spans),
             keep=(self, value),
             code=self.code,
             wrappers=self.wrappers,
             active=self.active and bool(self.uses),
+            steady=self.steady,
         )
+
+    def found_marks(self, value: object) -> frozenset[int]:
+        """Identities of the changeable objects in the value that was pickled; of a value that stays where it is nobody asks."""
+        if self._listed:
+            objects = [each for _, each in self.memo.copy().values()]
+            kinds = {kind for kind in set(map(type, objects)) if changeable(kind)}
+            self.marks.update(id(each) for each in objects if type(each) in kinds)
+        self.marks -= self.tracker.private
+        if changeable(type(value)):
+            self.marks.add(id(value))
+        self._listed = False
+        return frozenset(self.marks)
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -100,6 +109,9 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         own = _REDUCERS.get(kind)
         if own is not None:
             return own
+        memory = arrays.reducer_for(kind)
+        if changeable(kind) and (memory is None or kind.__module__.partition(".")[0] not in ("numpy", "torch")):
+            self.steady = False
         reduce = reducers.reducer_for(kind)
         if reduce is not None:
             return lambda pickler, obj: reduce(obj)
@@ -120,10 +132,10 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return lambda pickler, obj: (rebuild.same, (obj.module,))
         if not self.tracker.between_ranks and (sharded := shards.reducer(kind)) is not None:
             return lambda pickler, obj: pickler._part(sharded(obj, pickler.parts), obj)
-        memory = arrays.reducer_for(kind)
         self.active = self.active or (memory is None and kind not in _INERT)
         if memory is not None:
-            return lambda pickler, obj: memory(pickler.tracker, obj)
+            tracker = self.tracker
+            return lambda pickler, obj: memory(tracker, obj)
         special = reducers.instance_reducer_for(kind)
         if special is not None:
             return lambda pickler, obj: pickler._part(special(obj), obj)

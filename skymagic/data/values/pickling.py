@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from skymagic.data.store.base import Buffer
-from skymagic.data.values import plain, rebuild
+from skymagic.data.values import numbered, plain, rebuild
 from skymagic.data.values.links import LISTED, Links
 from skymagic.data.values.memory import Tracker, layout
 from skymagic.data.values.pickled import Pickled, groups
@@ -67,7 +67,7 @@ def dumps(
 
 def together(pickles: Sequence[Pickled]) -> list[list[int]]:
     """Indices of pickles whose values share an object or memory, in groups; they must be pickled as one to stay so."""
-    return groups(pickles, [plain.containers(each.keep) if each.marks is None else each.marks for each in pickles])
+    return groups(pickles, [numbered.marks(each) for each in pickles])
 
 
 def loads(

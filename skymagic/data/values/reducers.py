@@ -96,10 +96,9 @@ def _new_type(kind: Any) -> Any:
 
 def _by_name(value: Any) -> tuple[Any, ...] | None:
     """How what an importable module holds under its own name is found there; None for others."""
-    module = sys.modules.get(value.__module__)
-    if module is None or value.__module__ == "__main__" or vars(module).get(value.__name__) is not value:
-        return None
-    return getattr, (module, value.__name__)
+    module, name = sys.modules.get(value.__module__), value.__name__
+    found = module is not None and value.__module__ != "__main__" and vars(module).get(name) is value
+    return (getattr, (module, name)) if found else None
 
 
 def _type_parameter(parameter: Any) -> Any:
