@@ -71,34 +71,25 @@ def _reduce(tracker: Tracker, tensor: Any) -> Reduced:
 
 def is_plain(tensor: Any) -> bool:
     """Whether a tensor is numbers in a strided CPU memory and nothing more: torch's own code that asks takes 30 µs."""
-    torch = sys.modules["torch"]
+    kinds, strided, dtypes, has_names = _of_torch()
     return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        type(tensor) in kinds
         and tensor.is_cpu
-        and tensor.layout is torch.strided
-        and tensor.dtype in _plain_dtypes()
+        and tensor.layout is strided
+        and tensor.dtype in dtypes
         and not (tensor.__dict__ or tensor._backward_hooks or tensor.is_neg() or tensor.is_conj())
-        and not (hasattr(tensor, "has_names") and tensor.has_names())  # torch < 2.13
+        and not (has_names is not None and has_names(tensor))
     )
 
 
 @lru_cache(maxsize=1)
-def _plain_dtypes() -> frozenset[Any]:
-    names = [
-        "float64",
-        "float32",
-        "float16",
-        "bfloat16",
-        "int64",
-        "int32",
-        "int16",
-        "int8",
-        "uint8",
-        "bool",
-        "complex128",
-        "complex64",
-    ]
-    return frozenset(getattr(sys.modules["torch"], name) for name in names)
+def _of_torch() -> tuple[Any, ...]:
+    """Kinds of tensors, their layout, dtypes, and who tells whether dimensions have names: none from torch 2.13 on."""
+    import torch
+
+    names = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+    dtypes = frozenset(getattr(torch, name) for name in (*names, "complex64", "complex128"))
+    return (torch.Tensor, torch.nn.Parameter), torch.strided, dtypes, getattr(torch.Tensor, "has_names", None)
 
 
 def _reduce_plain(tracker: Tracker, tensor: Any) -> Reduced:
@@ -110,7 +101,7 @@ def _reduce_plain(tracker: Tracker, tensor: Any) -> Reduced:
     first = start + offset * itemsize
     extent = tensor.numel() if tensor.is_contiguous() else extent_of(size, stride)
     tracker.spans.append(Span(first, first + extent * itemsize, storage._cdata, (start, start + storage.nbytes())))
-    rebuild = _plain_tensor if type(tensor) is sys.modules["torch"].Tensor else _plain_parameter
+    rebuild = _plain_tensor if type(tensor).__name__ == "Tensor" else _plain_parameter
     return rebuild, (storage, tensor.dtype, offset, size, stride, tensor.requires_grad)
 
 
