@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from benchmarks import data_plane
 from benchmarks.figures import Figure, say
 
@@ -18,6 +20,10 @@ def figures() -> Iterator[Figure]:
         peak, private = data_plane.memory(bench, MEGABYTES)
         times = data_plane.ship(bench, MEGABYTES)
         first, unchanged = data_plane.small(bench)
+        arrays = data_plane.parts(bench, lambda n: np.full(10, n / 2))
+        import torch  # here, for it starts threads, and the ranks were forked before
+
+        tensors = data_plane.parts(bench, lambda n: torch.full((10,), n / 2))
         pull = data_plane.gather(bench)
     finally:
         bench.close()
@@ -34,6 +40,9 @@ def figures() -> Iterator[Figure]:
     yield Figure("a rank's private memory / value", private, "×", limit=0.2)
     yield Figure("1,000 small variables, more than an empty cell", first, "ms", limit=30.0)
     yield Figure("1,000 small variables, unchanged", unchanged, "ms", limit=5.0)
+    for what, (unchanged, changed) in (("tensors", tensors), ("arrays", arrays)):
+        yield Figure(f"10,000 small {what} in a dict, unchanged: processor", unchanged, "ms", limit=100.0)
+        yield Figure(f"10,000 small {what} in a dict, one changed: processor", changed, "ms", limit=600.0)
 
 
 def beside(name: str, ours: float, peer: float, who: str, limit: float) -> Figure:

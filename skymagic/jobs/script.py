@@ -276,10 +276,13 @@ def failure(report: Report, ends: Sequence[ScriptEnd], pool: Pool, limits: Limit
         return RunTimeout("\n".join([*lines, *notes]))
     if any(rank.died is not None and not rank.killed for rank in report.ranks.values()):
         return broadcast.failure(report, pool, limits)
-    return script_error(ends, pool.plan.topology.nodes, notes)
+    has_torch = any(plugin.name == "torch" for plugin in pool.plugins)
+    return script_error(ends, pool.plan.topology.nodes, notes, has_torch=has_torch)
 
 
-def script_error(ends: Sequence[ScriptEnd], nodes: int, notes: Sequence[str] = ()) -> ScriptError:
+def script_error(
+    ends: Sequence[ScriptEnd], nodes: int, notes: Sequence[str] = (), *, has_torch: bool = False
+) -> ScriptError:
     """The error of a script that failed: where, how, and why as far as something tells; pure."""
     failed = [end for end in ends if end.status != 0]
     # what a stopped node knew may tell more than a failed one, which only saw another process go away
@@ -298,7 +301,10 @@ def script_error(ends: Sequence[ScriptEnd], nodes: int, notes: Sequence[str] = (
     stopped = [end.node for end in others if end.stopped]
     lines += [f"{node_words(stopped)} had to be stopped"] if stopped else []
     error = ScriptError(
-        "\n".join([*lines, *hints(first), *notes]), node=first.node, hostname=first.hostname, status=first.status
+        "\n".join([*lines, *hints(first, has_torch=has_torch), *notes]),
+        node=first.node,
+        hostname=first.hostname,
+        status=first.status,
     )
     error.failures = tuple(failed)
     return error
@@ -310,12 +316,16 @@ def last_words(end: ScriptEnd, title: str) -> list[str]:
     return [title, *(f"  {line}" for line in lines)] if lines else []
 
 
-def hints(end: ScriptEnd) -> list[str]:
+def hints(end: ScriptEnd, *, has_torch: bool = False) -> list[str]:
     """What to try."""
     said = f"{end.tail}\n{(end.cause or {}).get('text', '')}"
     found = []
-    if end.status == 127 and "torchrun" in said:
-        found.append("torchrun comes with PyTorch: make the pool with --plugin torch, or install torch for its Python")
+    if re.search(r"torchrun: (command )?not found", said):
+        found.append(
+            "torchrun is not on the PATH that the script has set: python -m torch.distributed.run is the same"
+            if has_torch
+            else "torchrun comes with PyTorch: make the pool with --plugin torch, or install torch for its Python"
+        )
     if re.search(r"EADDRINUSE|address already in use", said, re.IGNORECASE):
         found.append("a port is in use on that node: $MASTER_PORT is one that was free when the script began")
     if "terminate called without an active exception" in f"{said}\n{end.words}":

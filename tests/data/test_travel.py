@@ -257,3 +257,18 @@ def test_a_memory_map_is_one_of_the_same_file_on_this_machine(notebook: Notebook
     [said] = shown.stderr.splitlines()
     assert said.startswith("[mapped: its contents travel as an array, for it maps ")
     assert said.endswith("mapped.dat, which is not there any more]")
+
+
+# ------------------------------------------------------------------- words of a notebook
+
+
+def test_usage_lines_and_magics_are_a_notebook_s(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast -o used\nimport argparse\nargparse.ArgumentParser().format_usage()")
+    assert {each.split()[1] for each in notebook.value("used")} == {"ipykernel_launcher.py"}
+    notebook.run("from IPython.core.magic import register_line_magic\n@register_line_magic\ndef mine(line): return 5")
+    failed = notebook.fail("%%sky_broadcast\n%mine 3")
+    assert "the ranks do not have %mine: magics that a notebook defines or loads do not travel" in failed.text
+    notebook.run(
+        "%%sky_broadcast -o made\n@get_ipython().register_magic_function\ndef mine(line): return int(line)\n%mine 3"
+    )
+    assert notebook.value("made") == [3] * len(notebook.value("made"))

@@ -433,6 +433,11 @@ def test_a_port_that_is_taken_and_a_launcher_that_is_missing_have_a_remedy() -> 
     assert "$MASTER_PORT" in str(busy)
     missing = script_error([end(0, 127, tail="sky_sh: line 2: torchrun: command not found")], 1)
     assert "torchrun comes with PyTorch" in str(missing)
+    there = script_error([end(0, 127, tail="sky_sh: line 2: torchrun: command not found")], 1, has_torch=True)
+    assert "--plugin torch" not in str(there)
+    assert "python -m torch.distributed.run is the same" in str(there)
+    other = script_error([end(0, 127, tail="torchrun has begun\nsky_sh: line 3: nvcc: command not found")], 1)
+    assert "PyTorch" not in str(other)
 
 
 # ------------------------------------------------------------------------------------------ nothing is left

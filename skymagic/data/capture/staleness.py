@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib.util
+import inspect
 import os
 import sys
-from collections.abc import Iterable
+import types
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +36,46 @@ class Imported:
             seen = self._seen.get(source.name)
             if seen is None or seen[0] is not spec:
                 seen = self._seen[source.name] = (spec, _EARLIER if _compiled_earlier(source.origin) else source.hash)
+            if seen[1] != source.hash and runs(sys.modules[source.name], source.source):
+                seen = self._seen[source.name] = (
+                    spec,
+                    source.hash,
+                )  # executed again without an import, or only touched
             if seen[1] != source.hash and self._noted.get(source.name) != source.hash:
                 self._noted[source.name] = source.hash
                 found.append(source)
         return found
+
+
+def runs(module: Any, text: str) -> bool:
+    """Whether a module holds what this text defines: its functions' code and its constants; False where that cannot be seen."""
+    try:
+        tree = ast.parse(text)
+        code = compile(text, str(module.__file__), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return False
+    defined = {each.co_name: each for each in code.co_consts if isinstance(each, types.CodeType)}
+    return all(_holds(vars(module), node, defined) for node in tree.body)
+
+
+def _holds(space: Mapping[str, Any], node: ast.stmt, defined: Mapping[str, types.CodeType]) -> bool:
+    """Whether a namespace holds what a statement binds."""
+    if isinstance(node, ast.Import | ast.ImportFrom | ast.Pass):
+        return True
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        own = inspect.unwrap(space.get(node.name))  # type: ignore[arg-type]
+        return getattr(own, "__code__", None) == defined.get(node.name)
+    if isinstance(node, ast.ClassDef):
+        inner = {each.co_name: each for each in defined[node.name].co_consts if isinstance(each, types.CodeType)}
+        return all(_holds(vars(space.get(node.name, object)), each, inner) for each in node.body)
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant)
+    if isinstance(node, ast.Assign) and all(isinstance(each, ast.Name) for each in node.targets):
+        names = [each.id for each in node.targets if isinstance(each, ast.Name)]
+        with contextlib.suppress(ValueError):
+            value = ast.literal_eval(node.value)
+            return all(name in space and type(space[name]) is type(value) and space[name] == value for name in names)
+    return False
 
 
 def _compiled_earlier(path: str) -> bool:

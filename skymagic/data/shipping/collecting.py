@@ -9,7 +9,7 @@ from skymagic.data.capture.names import CellNames, is_output, reach
 from skymagic.data.shipping.bindings import Bindings
 from skymagic.data.shipping.bundles import Variable
 from skymagic.data.shipping.links import Inventory, SentLinks
-from skymagic.data.shipping.refusal import Refusal, message, refusal
+from skymagic.data.shipping.refusal import Refusal, message, raised_by_value, refusal
 from skymagic.data.shipping.request import Needs, Request
 from skymagic.data.store.bundle import INLINE
 from skymagic.data.values import pickling
@@ -48,7 +48,9 @@ class Collector:
                 return {}
             try:
                 values[name] = variable = self.variable(name, value)
-            except Exception as problem:
+            except BaseException as problem:
+                if isinstance(problem, KeyboardInterrupt) and not raised_by_value(problem):
+                    raise  # the stop button
                 if not self._ranks_keep_theirs(name, value, request.ranks):
                     failed[name] = problem
                 return {}

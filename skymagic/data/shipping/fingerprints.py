@@ -72,7 +72,7 @@ class Fingerprints:
 
     def is_unstable(self, variable: Variable, modules: Mapping[str, str]) -> bool:
         """Whether a value looks different each time, so that nobody can say whether it has changed."""
-        if variable.pickled.keep is variable.value:
+        if variable.pickled.keep is variable.value or variable.pickled.steady:
             return False  # of Python's own types
         pickled = pickling.dumps(variable.value, self._namespace, folder=self._folder)
         if pickled.header == variable.pickled.header:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import types
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from skymagic.plan.suggest import did_you_mean
 _INSIDE = "make it inside the function, or make {name} in the cell"
 _NESTED = "leave it out of its owner's state with __getstate__, or make {name} in the cell"
 _LEAF = "pass {name}{path}.detach()"
+_PICKLERS = ("skymagic", "cloudpickle", "pickle", "copyreg")
 _BUDGET = 300
 """Parts tried while looking for the one that cannot be pickled."""
 
@@ -47,6 +49,13 @@ def refusal(name: str, value: object, why: str, problem: BaseException, attempt:
     """
     path, culprit = find(value, attempt)
     named = type_name(culprit) if culprit is not value else ""
+    if "recursion" in str(problem) and (
+        code := _own_code(problem.__cause__ or problem)
+    ):  # cloudpickle raises its own of it
+        reason = f"its {code} calls itself without end"
+        return Refusal(
+            name, type_name(value), why, reason, "let it raise AttributeError for names that it does not know"
+        )
     if isinstance(problem, RecursionError) or "recursion" in str(problem):
         return Refusal(
             name, type_name(value), why, "it is nested too deep to pickle", "flatten it, or make it in the cell"
@@ -56,6 +65,18 @@ def refusal(name: str, value: object, why: str, problem: BaseException, attempt:
         reason = f"{name}{path} ({named}) {reason}"
         remedy = _LEAF if _computation(culprit) else _INSIDE if "<" in path else _NESTED
     return Refusal(name, type_name(value), why, reason, remedy.format(name=name, path=path))
+
+
+def raised_by_value(problem: BaseException) -> bool:
+    """Whether a value's own code raised this, and no signal handler: ``KeyboardInterrupt`` may be either."""
+    return bool(_own_code(problem))
+
+
+def _own_code(problem: BaseException) -> str:
+    """The function that raised this, where it is the value's own; empty where it is the pickler's."""
+    frames = [frame for frame, _ in traceback.walk_tb(problem.__traceback__)]
+    module = str(frames[-1].f_globals.get("__name__")) if frames else "skymagic"
+    return "" if module.partition(".")[0] in _PICKLERS else frames[-1].f_code.co_name
 
 
 def no_room(problem: OSError, sizes: list[tuple[str, int]]) -> str:
@@ -97,7 +118,11 @@ _KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "is a lock of this process",
         "make it in the cell",
     ),
-    (("generator", "async_generator"), "is a generator that has begun", "pass list({name}), or make it in the cell"),
+    (
+        ("generator", "async_generator"),
+        "is a generator, whose progress stays in this process",
+        "pass list({name}), or make it in the cell",
+    ),
     (("coroutine",), "is a coroutine", "await it here, or call its function in the cell"),
     (
         ("io.TextIOWrapper", "io.BufferedReader", "io.BufferedWriter", "io.BufferedRandom", "io.FileIO"),
@@ -153,7 +178,9 @@ def find(value: object, attempt: Callable[[object], object]) -> tuple[str, objec
                 return path, value
             try:
                 attempt(part)
-            except Exception:
+            except BaseException as problem:
+                if isinstance(problem, KeyboardInterrupt) and not raised_by_value(problem):
+                    raise
                 seen.add(id(part))
                 path, value = path + step, part
                 break

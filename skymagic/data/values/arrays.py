@@ -8,11 +8,13 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from skymagic.data.values import tensors
+from skymagic.data.values.kinds import is_a
 from skymagic.data.values.mapped import reduce_map
-from skymagic.data.values.memory import Block, Reduced, Span, Storage, Tracker, memory, writable
+from skymagic.data.values.memory import SMALL, Block, Reduced, Span, Storage, Tracker, memory, writable
 
 _MAPPING = ("_mmap", "filename", "offset", "mode")
 """What numpy keeps of a memory map."""
@@ -35,6 +37,8 @@ def reducer_for(kind: type) -> Reducer | None:
             return tensors.reduce_typed
     if kind.__module__.startswith(("pandas.core.internals", "pandas._libs.internals")):
         return reduce_frame
+    if is_a(kind, "pandas", "Index"):
+        return reduce_index
     if kind is Block:
         return tensors.reduce_block
     if kind is Storage:
@@ -46,6 +50,8 @@ def reduce_array(tracker: Tracker, array: Any) -> Reduced:
     """Memory of an array as one buffer; layouts with gaps are packed first."""
     import numpy
 
+    if (small := _reduce_small(tracker, array)) is not None:
+        return small
     dtype = array.dtype
     if dtype.hasobject or dtype.itemsize == 0 or dtype.kind == "T":
         return NotImplemented
@@ -76,6 +82,28 @@ def reduce_array(tracker: Tracker, array: Any) -> Reduced:
         return _view, (memory(start, stop), *described, array.strides, _address(array) - start)
     packed = numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
     return _array, (pickle.PickleBuffer(packed.data), *described, "C")
+
+
+def _reduce_small(tracker: Tracker, array: Any) -> Reduced | None:
+    """The short way for the many small arrays of a model's state, 5 µs each; None for what is not so simple."""
+    import numpy
+
+    if type(array) is not numpy.ndarray or not 0 < array.nbytes < SMALL or not array.flags.c_contiguous:
+        return None
+    if tracker.layout is not None or tracker.linked.arrays or array.dtype not in plain_dtypes():
+        return None
+    if id(array) not in tracker.private:
+        start = array.__array_interface__["data"][0]
+        tracker.spans.append(Span(start, start + array.nbytes, id(array)))
+    return _array, (array.tobytes(), array.dtype.str, array.shape, "C")
+
+
+@lru_cache(maxsize=1)
+def plain_dtypes() -> frozenset[Any]:
+    """Numpy's own numbers, in this machine's byte order: their short names say everything."""
+    import numpy
+
+    return frozenset(map(numpy.dtype, "?bhilqBHILQefdFD"))
 
 
 def _reduce_subclass(array: Any) -> Reduced:
@@ -157,6 +185,15 @@ def _masked(data: Any, mask: Any, plain: dict[str, Any]) -> Any:
     array = numpy.ma.MaskedArray(data, mask=mask, copy=False)
     vars(array).update(plain)
     return array
+
+
+def reduce_index(tracker: Tracker, index: Any) -> Reduced:
+    """Labels cannot change, so frames that share them are not one value."""
+    data = getattr(index, "_data", None)
+    for array in (data, getattr(data, "_ndarray", None), *(getattr(index, "_codes", None) or ())):
+        if array is not None:
+            tracker.private.add(id(array))
+    return NotImplemented
 
 
 def reduce_frame(tracker: Tracker, part: Any) -> Reduced:

@@ -5,6 +5,7 @@ None of the libraries is imported: a value of theirs has brought it in.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import sys
 from collections.abc import Iterable
@@ -12,10 +13,11 @@ from typing import Any
 
 import xxhash
 
-from skymagic.data.values.arrays import bounds
+from skymagic.data.values.arrays import bounds, plain_dtypes
 from skymagic.data.values.contents import Contents, Form
 from skymagic.data.values.kinds import is_a
-from skymagic.data.values.memory import memory
+from skymagic.data.values.memory import SMALL, memory
+from skymagic.data.values.tensors import extent_of, is_plain
 
 _BLOCK = 1 << 15
 """Elements of an array that are put in order at a time."""
@@ -44,7 +46,13 @@ def form_for(kind: type) -> Form | None:
 
 def _array(contents: Contents, array: Any) -> None:
     """Elements in C order."""
+    import numpy
+
     dtype = array.dtype
+    if type(array) is numpy.ndarray and 0 < array.nbytes < SMALL and dtype in plain_dtypes():
+        contents.span(*bounds(array), array)
+        contents.say("small array", array.shape, dtype.str, array.tobytes())
+        return
     if dtype.kind == "O":
         contents.say("objects", array.shape)
         contents.sequence(array.ravel().tolist())
@@ -91,6 +99,9 @@ def _tensor(contents: Contents, tensor: Any) -> None:
     if tensor.is_leaf and tensor.grad is not None:
         contents.say("grad")
         contents.add(tensor.grad)
+    if tensor.is_leaf and is_plain(tensor) and 0 < tensor.nbytes < SMALL:
+        _small_tensor(contents, tensor)
+        return
     reduced = tensor.__reduce_ex__(5)
     plain = reduced[0] is torch._utils._rebuild_tensor_v2 and len(reduced) == 2
     if not plain or any(reduced[1][6:]) or not tensor.numel():
@@ -101,10 +112,22 @@ def _tensor(contents: Contents, tensor: Any) -> None:
     contents.add(hooks)
     data = tensor.detach()
     start = data.data_ptr()
-    stop = start + (sum((n - 1) * step for n, step in zip(size, stride, strict=True)) + 1) * data.element_size()
+    stop = start + extent_of(size, stride) * data.element_size()
     contents.span(start, stop, data)
     data = data.cpu().contiguous()
     contents.memory(memory(data.data_ptr(), data.data_ptr() + data.nbytes).raw())
+
+
+def _small_tensor(contents: Contents, tensor: Any) -> None:
+    start, data = tensor.data_ptr(), tensor
+    if tensor.is_contiguous():
+        stop = start + tensor.nbytes
+    else:
+        data = tensor.detach().contiguous()
+        stop = start + extent_of(tensor.size(), tensor.stride()) * tensor.itemsize
+    contents.span(start, stop, tensor)
+    facts = type(tensor).__name__, str(tensor.dtype), tuple(tensor.size()), tensor.requires_grad
+    contents.say("small tensor", *facts, ctypes.string_at(data.data_ptr(), tensor.nbytes))
 
 
 # -- pandas --------------------------------------------------------------------------------------------------------------

@@ -50,7 +50,10 @@ _FIXED_NAMES = {
 
 def changeable(kind: type) -> bool:
     """Whether objects of a type can change, so that it matters whether two names hold the same one."""
-    if issubclass(kind, _FIXED) or is_a(kind, "numpy", "dtype"):
+    if issubclass(kind, _FIXED) or is_a(kind, "numpy", "dtype") or kind.__name__ == "cython_function_or_method":
+        return False
+    top = kind.__module__.partition(".")[0]
+    if top == "pyarrow" or (top == "pandas" and (is_a(kind, top, "Index") or is_a(kind, top, "ExtensionDtype"))):
         return False
     return (kind.__module__, kind.__name__) not in _FIXED_NAMES
 

@@ -7,6 +7,7 @@ import pickle
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 SMALL = 16 << 10
@@ -17,8 +18,7 @@ _WASTE = 0.9
 """A storage of which the tensors in a value use less than this part is cut to the part in use."""
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Memory that a value uses: addresses, and what owns them."""
 
     start: int
@@ -70,6 +70,9 @@ def layout(spans: Iterable[Span], apart: frozenset[int] | set[int] = frozenset()
     Args:
         apart: owners that stay as they are.
     """
+    spans = list(spans)
+    if _separate(spans):
+        return None  # ten thousand small tensors, most often
     owners: dict[int, Span] = {}
     for span in spans:
         if span.owner in apart:
@@ -82,6 +85,16 @@ def layout(spans: Iterable[Span], apart: frozenset[int] | set[int] = frozenset()
         if len(cluster) > 1 or _wasteful(cluster[0], stop - start):
             blocks.append(Block(start, stop, cluster[0].owner))
     return Layout(blocks) if blocks else None
+
+
+def _separate(spans: Sequence[Span]) -> bool:
+    """Whether each span has an owner of its own, none overlap, and no storage is worth being cut."""
+    if len({span.owner for span in spans}) != len(spans):
+        return False
+    if any(after.start < before.stop for before, after in pairwise(sorted(spans))):
+        return False
+    large = (span for span in spans if span.whole is not None and span.whole[1] - span.whole[0] > SMALL)
+    return not any(_wasteful(span, span.stop - span.start // _ALIGN * _ALIGN) for span in large)
 
 
 def clusters(spans: list[Span]) -> list[list[Span]]:

@@ -25,10 +25,23 @@ def numbers(pickled: Pickled) -> dict[int, int]:
     memo = _memo(pickled)
     kinds = linkable_kinds({key: each for key, (_, each) in memo.items()})
     functions = {types.FunctionType} & kinds
+    private = pickler.tracker.private if pickler is not None else ()
     for key, (number, each) in memo.items():
-        if type(each) in kinds and (type(each) not in functions or travels(cast(types.FunctionType, each))):
+        if (
+            type(each) in kinds
+            and key not in private
+            and (type(each) not in functions or travels(cast(types.FunctionType, each)))
+        ):
             found.setdefault(key, number)
     return found
+
+
+def marks(pickled: Pickled) -> frozenset[int]:
+    """Identities of the changeable objects, as far as it is worth while to list them."""
+    if pickled.marks is not None:
+        return pickled.marks
+    pickler = _pickler(pickled)
+    return plain.containers(pickled.keep) if pickler is None else pickler.found_marks(pickled.keep[1])
 
 
 def storages(pickled: Pickled) -> dict[int, Region]:

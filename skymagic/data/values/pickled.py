@@ -46,6 +46,8 @@ class Pickled(NamedTuple):
     """Whether it holds a wrapper around the process group, on its way to another rank."""
     active: bool = False
     """Whether its rebuilding may run the notebook's code: ``__setstate__``, ``__hash__``, what ``__reduce__`` names."""
+    steady: bool = False
+    """Whether no class's own code was asked what an object consists of, so that the value looks the same each time."""
     plain: bool = False
     """Whether it is small and consists of Python's own containers, numbers and strings alone."""
 

@@ -55,15 +55,12 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.marks: set[int] = set()
         self.code = self.wrappers = self.active = False
         self._kinds: dict[type, Callable[[ValuePickler, Any], Any] | None] = {}
+        self._listed = False
+        self.steady = True
 
     def result(self, value: object) -> Pickled:
         pieces = self._out.pieces()
-        if sum(len(piece) for piece in pieces) < _MANY:
-            objects = [each for _, each in self.memo.copy().values()]
-            kinds = {kind for kind in set(map(type, objects)) if changeable(kind)}
-            self.marks.update(id(each) for each in objects if type(each) in kinds)
-        if changeable(type(value)):
-            self.marks.add(id(value))
+        self._listed = sum(len(piece) for piece in pieces) < _MANY
         local = {name for name in self.referred if self.folder is not None and is_local(name, self.folder)}
         if self.tracker.between_ranks:
             local = self.referred
@@ -77,13 +74,26 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             hints=self.hints,
             attributes=frozenset(self.attributes),
             files=frozenset(self.files),
-            marks=frozenset(self.marks),
+            marks=None,
             spans=tuple(self.tracker.spans),
             keep=(self, value),
             code=self.code,
             wrappers=self.wrappers,
             active=self.active and bool(self.uses),
+            steady=self.steady,
         )
+
+    def found_marks(self, value: object) -> frozenset[int]:
+        """Identities of the changeable objects in the value that was pickled; of a value that stays where it is nobody asks."""
+        if self._listed:
+            objects = [each for _, each in self.memo.copy().values()]
+            kinds = {kind for kind in set(map(type, objects)) if changeable(kind)}
+            self.marks.update(id(each) for each in objects if type(each) in kinds)
+        self.marks -= self.tracker.private
+        if changeable(type(value)):
+            self.marks.add(id(value))
+        self._listed = False
+        return frozenset(self.marks)
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -99,6 +109,9 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         own = _REDUCERS.get(kind)
         if own is not None:
             return own
+        memory = arrays.reducer_for(kind)
+        if changeable(kind) and (memory is None or kind.__module__.partition(".")[0] not in ("numpy", "torch")):
+            self.steady = False
         reduce = reducers.reducer_for(kind)
         if reduce is not None:
             return lambda pickler, obj: reduce(obj)
@@ -107,6 +120,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return lambda pickler, obj: reduce_exception(obj)
         if is_a(kind, "IPython", "InteractiveShell"):
             return lambda pickler, obj: (rebuild.shell, ())
+        self._need(kind)
         if self.tracker.between_ranks and is_a(kind, "torch.nn.parallel", "DistributedDataParallel"):
             return ValuePickler._wrapper
         if self.tracker.between_ranks and is_a(kind, "torch.distributed.fsdp", "FullyShardedDataParallel"):
@@ -118,12 +132,19 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return lambda pickler, obj: (rebuild.same, (obj.module,))
         if not self.tracker.between_ranks and (sharded := shards.reducer(kind)) is not None:
             return lambda pickler, obj: pickler._part(sharded(obj, pickler.parts), obj)
-        memory = arrays.reducer_for(kind)
         self.active = self.active or (memory is None and kind not in _INERT)
         if memory is not None:
-            return lambda pickler, obj: memory(pickler.tracker, obj)
+            tracker = self.tracker
+            return lambda pickler, obj: memory(tracker, obj)
+        special = reducers.instance_reducer_for(kind)
+        if special is not None:
+            return lambda pickler, obj: pickler._part(special(obj), obj)
         if kind is types.BuiltinFunctionType or kind.__name__ == "cython_function_or_method":
             return ValuePickler._compiled
+        if is_a(kind, "pandas", "NDFrame"):
+            return ValuePickler._frame
+        if reducers.may_be_sentinel(kind):
+            return ValuePickler._single
         return ValuePickler._instance if changeable(kind) else None
 
     def _compiled(self, function: Any) -> Any:
@@ -134,6 +155,14 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _instance(self, obj: Any) -> Any:
         self.marks.add(id(obj))
         return NotImplemented
+
+    def _frame(self, obj: Any) -> Any:
+        self.tracker.private.add(id(getattr(type(obj), "_metadata", None)))  # one list for all frames of a class
+        return self._instance(obj)
+
+    def _single(self, obj: Any) -> Any:
+        reduced = reducers.reduce_sentinel(obj)
+        return self._instance(obj) if reduced is NotImplemented and changeable(type(obj)) else reduced
 
     def _part(self, reduced: Any, obj: Any) -> Any:
         self.active = True
@@ -152,6 +181,12 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if module and not module.startswith("skymagic."):
             self.referred.add(module)
             self.required.add(module)
+
+    def _need(self, kind: type) -> None:
+        """Require the package of an object's class: no name in the pickle tells it for memory of arrays, `torch.float32`, `pandas.NA`."""
+        top = str(kind.__module__).partition(".")[0]
+        if top not in sys.stdlib_module_names and _cloud._should_pickle_by_reference(kind):
+            self._refer(kind.__module__)
 
     def _class(self, cls: type) -> Any:
         foreign = is_foreign(cls)

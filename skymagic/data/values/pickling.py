@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from skymagic.data.store.base import Buffer
-from skymagic.data.values import plain, rebuild
+from skymagic.data.values import numbered, plain, rebuild
 from skymagic.data.values.links import LISTED, Links
 from skymagic.data.values.memory import Tracker, layout
 from skymagic.data.values.pickled import Pickled, groups
@@ -67,7 +67,7 @@ def dumps(
 
 def together(pickles: Sequence[Pickled]) -> list[list[int]]:
     """Indices of pickles whose values share an object or memory, in groups; they must be pickled as one to stay so."""
-    return groups(pickles, [plain.containers(each.keep) if each.marks is None else each.marks for each in pickles])
+    return groups(pickles, [numbered.marks(each) for each in pickles])
 
 
 def loads(
@@ -87,24 +87,36 @@ def loads(
     """
     before, here.namespace = here.namespace, namespace
     lent, here.lent = here.lent, []
+    weak, here.weak = here.weak, []
     try:
         if sum(map(len, header)) > LISTED:
             memo = None
         if len(header) == 1 and not links and memo is None:
-            return pickle.loads(header[0], buffers=buffers)
-        stream = io.BytesIO(header[0]) if len(header) == 1 else Rope(header)
-        unpickler = pickle.Unpickler(stream, buffers=buffers)
-        if links:
-            unpickler.persistent_load = links.__getitem__  # type: ignore[method-assign]
-        value = unpickler.load()
-        if memo is not None:
-            memo.update(unpickler.memo.copy())
+            value = pickle.loads(header[0], buffers=buffers)
+        else:
+            value = _load(header, buffers, links, memo)
+        if here.weak:
+            rebuild.hold(numbered=memo is not None)
         return value
     finally:
+        here.weak = weak
         for name, value in here.lent:
             if namespace.get(name) is value:
                 del namespace[name]
         here.namespace, here.lent = before, lent
+
+
+def _load(
+    header: Sequence[Buffer], buffers: Iterable[Buffer], links: Sequence[object], memo: dict[int, object] | None
+) -> Any:
+    stream = io.BytesIO(header[0]) if len(header) == 1 else Rope(header)
+    unpickler = pickle.Unpickler(stream, buffers=buffers)
+    if links:
+        unpickler.persistent_load = links.__getitem__  # type: ignore[method-assign]
+    value = unpickler.load()
+    if memo is not None:
+        memo.update(unpickler.memo.copy())
+    return value
 
 
 def reducer(namespace: dict[str, Any]) -> Callable[[Any], Any]:

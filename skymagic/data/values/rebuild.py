@@ -9,8 +9,10 @@ import functools
 import sys
 import threading
 import types
+import typing
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
@@ -28,6 +30,8 @@ class Here(threading.local):
     """Names that are bound until the value is there."""
     same_files: bool = False
     """Whether what is pickled goes to processes that see the same files."""
+    weak: Sequence[tuple[Any, list[Any]]] = ()
+    """Weak collections that were rebuilt, and what is in them, until the value is there."""
 
 
 here = Here()
@@ -224,6 +228,94 @@ def _quiet(bases: Sequence[Any]) -> Iterator[None]:
 
 
 # -- others --------------------------------------------------------------------------------------------------------------
+
+
+def new_type(name: str, base: Any, module: str) -> Any:
+    """A ``typing.NewType`` of this module."""
+    made: Any = typing.NewType(name, base)  # type: ignore[misc]
+    made.__module__ = module
+    return made
+
+
+def type_parameter(tracker: str, kind: Any, name: str, module: str, bound: Any) -> Any:
+    """A ``ParamSpec`` or ``TypeVarTuple``, or the one that this process has of it."""
+    made = kind(name) if bound is None else kind(name, bound=bound)
+    made.__module__ = module
+    return _cloud._lookup_class_or_track(tracker, made)
+
+
+def weak(kind: Callable[[Any], Any], contents: Any) -> Any:
+    """A collection with weak references to its keys, values or members, which live until the whole value is there."""
+    made = kind(contents)
+    here.weak = [*here.weak, (made, list(made.values() if kind is weakref.WeakValueDictionary else made))]
+    contents.clear()  # the unpickler holds it
+    return made
+
+
+def hold(numbered: bool) -> None:
+    """Let weak collections keep what nothing else holds on this side: it would be gone at once, and its holder is elsewhere.
+
+    Args:
+        numbered: whether each object of the value is held once more, by its number.
+    """
+    alone = _references([object()])[0] + numbered
+    for made, members in here.weak:
+        kept = [each for each, count in zip(members, _references(members), strict=True) if count <= alone]
+        members.clear()
+        if kept:
+            weakref.finalize(made, kept.clear).atexit = False
+
+
+def _references(objects: list[Any]) -> list[int]:
+    return [sys.getrefcount(each) for each in objects]
+
+
+def fill_instance(value: Any, parts: tuple[Any, list[Any], dict[Any, Any]]) -> None:
+    """Set the items of a list or dict past its class's own methods, then an object's attributes."""
+    state, items, pairs = parts
+    if items:
+        list.extend(value, items)
+    setter: Any = OrderedDict.__setitem__ if isinstance(value, OrderedDict) else dict.__setitem__
+    for key, each in pairs.items():
+        setter(value, key, each)
+    if hasattr(type(value), "__setstate__"):
+        if state is not None:
+            value.__setstate__(state)
+        return
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    if attributes:
+        object.__getattribute__(value, "__dict__").update(attributes)
+    for name, each in (slots or {}).items():
+        object.__setattr__(value, name, each)
+
+
+def fill_scheduler(scheduler: Any, parts: tuple[Any, bool | None]) -> None:
+    """Set the state of one of torch's schedulers, and mark its optimizer's ``step`` as its ``__init__`` has done."""
+    state, stepped = parts
+    if hasattr(scheduler, "__setstate__"):
+        scheduler.__setstate__(state)
+    else:
+        vars(scheduler).update(state)
+    optimizer = vars(scheduler).get("optimizer")
+    if stepped is None or optimizer is None or hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        return
+    owner, step = weakref.ref(optimizer), optimizer.step.__func__
+
+    @functools.wraps(step)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        mine: Any = owner()
+        mine._opt_called = True
+        return step(mine, *args, **kwargs)
+
+    marked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = marked
+    optimizer._opt_called = stepped or getattr(optimizer, "_opt_called", False)
+
+
+def part(whole: Any, offset: int, nbytes: int, format: str, shape: tuple[int, ...], readonly: bool) -> memoryview:
+    """A view of a part of a bytearray or an array of Python's."""
+    made = view(memoryview(whole).cast("B")[offset : offset + nbytes], format, shape)
+    return made.toreadonly() if readonly else made
 
 
 def view(buffer: Any, format: str, shape: tuple[int, ...]) -> memoryview:

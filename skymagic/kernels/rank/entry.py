@@ -117,6 +117,7 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     _reseed()
     warnings.filterwarnings("ignore", "To exit: use", UserWarning)  # IPython's advice to who calls sys.exit()
     runtime.enter(info)
+    sys.argv = ["ipykernel_launcher.py"]  # as in a notebook: usage lines of argparse begin so
     _log_what_is_silenced(spec.log)
     _progress_bars_as_text()
     comms.install()

@@ -1,0 +1,174 @@
+"""What a use of a value of many small parts costs the notebook: counted in calls and pickles, not in seconds."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from skymagic.data.shipping.shipper import Shipper
+from skymagic.data.store.store import NodeStore, create, remove
+from skymagic.data.values import pickling
+from skymagic.data.values.contents import contents_hash
+from skymagic.data.values.forms import form_for
+
+COUNT = 1_000
+
+
+class Costs:
+    """A notebook that sends one variable, and the calls of functions that this takes."""
+
+    def __init__(self, directory: str, folder: Path) -> None:
+        self.namespace: dict[str, Any] = {"__name__": "__main__"}
+        self.store = NodeStore(directory)
+        self.shipper = Shipper(self.store, self.namespace, str(folder))
+
+    def use(self) -> Counter[str]:
+        """How often functions were called, by their names, C's too, for a cell that uses ``v``."""
+        calls: Counter[str] = Counter()
+
+        def called(frame: FrameType, event: str, function: Any) -> None:
+            if event in ("call", "c_call"):
+                calls[frame.f_code.co_name if event == "call" else function.__name__] += 1
+
+        before = sys.getprofile()
+        sys.setprofile(called)
+        try:
+            manifest = self.shipper.prepare("v", [0])
+            self.shipper.bound(manifest, 0, completed=True)
+        finally:
+            sys.setprofile(before)
+        return calls
+
+
+@pytest.fixture
+def costs(tmp_path: Path) -> Iterator[Costs]:
+    directory = create()
+    made = Costs(directory, tmp_path)
+    yield made
+    made.store.close()
+    remove(directory)
+
+
+KINDS: dict[str, tuple[Callable[[int], Any], int]] = {
+    "tensor": (lambda n: torch.full((10,), float(n)), 40),
+    "parameter": (lambda n: torch.nn.Parameter(torch.full((2, 5), float(n))), 40),
+    "array": (lambda n: np.full(10, n / 2), 15),
+}
+"""How one is made, and how many calls it may take to see that it has not changed."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_use_of_many_small_parts_takes_few_calls_for_each(costs: Costs, kind: str) -> None:
+    make, most = KINDS[kind]
+    costs.namespace["v"] = value = {f"name {n}": make(n) for n in range(COUNT)}
+    costs.use()
+    unchanged = costs.use()
+    assert unchanged.total() / COUNT < most, unchanged.most_common(12)
+    assert (
+        unchanged["copy"] < 10
+    )  # nobody asks what is in a value that stays where it is: the pickler's memo is not listed
+    with torch.no_grad():
+        value["name 7"][0] = 99
+    changed = costs.use()
+    assert changed.total() / COUNT < 3 * most, changed.most_common(12)
+    assert changed["dump"] <= unchanged["dump"] + 2  # whether it looks the same each time need not be tried
+    assert costs.use() == unchanged
+
+
+# the short way does what the long one does
+
+
+def copy(value: Any) -> Any:
+    pickled = pickling.dumps(value, {})
+    return pickling.loads(pickled.pieces, [bytearray(each) for each in pickled.buffers], {})
+
+
+def contents(value: Any) -> str:
+    return contents_hash(value, pickling.reducer({}), form_for, lambda memory: None)
+
+
+def grown() -> Any:
+    leaf = torch.arange(4.0, requires_grad=True)
+    (leaf * 3).sum().backward()
+    return leaf
+
+
+def noted() -> Any:
+    tensor = torch.arange(3)
+    tensor.note = "kept"
+    return tensor
+
+
+BASE = torch.arange(24.0).reshape(4, 6)
+TENSORS: dict[str, Any] = {
+    "rows": BASE[1:3],
+    "columns": BASE[:, ::2],
+    "transposed": BASE.T,
+    "expanded": torch.ones(3, 1).expand(3, 4),
+    "scalar": torch.tensor(2.5),
+    "empty": torch.empty(0, 3),
+    "half": torch.arange(5).to(torch.bfloat16),
+    "bool": torch.tensor([True, False]),
+    "complex": torch.tensor([1 + 2j]),
+    "conjugate": torch.tensor([1 + 2j]).conj(),
+    "negative": torch.tensor([1 + 2j]).conj().imag,
+    "leaf with a gradient": grown(),
+    "with an attribute": noted(),
+    "frozen parameter": torch.nn.Parameter(torch.ones(2), requires_grad=False),
+    "parameter": torch.nn.Parameter(torch.ones(2)),
+    "buffer": torch.nn.Buffer(torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_small_tensors_arrive_as_they_are(kind: str) -> None:
+    tensor = TENSORS[kind]
+    there = copy([tensor])[0]
+    assert torch.equal(there, tensor)
+    for fact in (
+        type,
+        lambda each: (each.dtype, each.shape, each.requires_grad, vars(each)),
+        torch.is_conj,
+        torch.is_neg,
+    ):
+        assert fact(there) == fact(tensor)
+    assert (there.grad is None) == (tensor.grad is None)
+    assert tensor.grad is None or torch.equal(there.grad, tensor.grad)
+    assert contents(there) == contents(tensor)
+
+
+def test_small_tensors_and_arrays_that_share_memory_do_so_there() -> None:
+    whole, line = torch.arange(12.0).reshape(3, 4), np.arange(6)
+    first, second, array, part, same = copy([whole[0], whole[:, 1], line, line[2:], whole.numpy()])
+    first[1] = 50
+    array[3] = 60
+    assert (second[0].item(), part[1], same[0, 1]) == (50, 60, 50)
+
+
+def test_what_small_parts_contain_is_told_by_numbers_and_not_by_layout() -> None:
+    column = np.arange(12.0).reshape(3, 4)[:, 1]
+    assert contents(column) == contents(column.copy())
+    assert contents(BASE[:, 1]) == contents(BASE[:, 1].clone())
+    assert contents(np.zeros(2)) != contents(np.zeros((1, 2)))
+    assert contents(np.zeros(2)) != contents(np.zeros(2, "i8"))
+    assert contents(np.zeros(1)) != contents(np.full(1, -0.0))
+    shared = np.zeros(3)
+    assert contents([shared, shared[:2]]) != contents([shared, np.zeros(2)])
+    ones = torch.ones(2)
+    assert contents(ones) != contents(torch.nn.Parameter(ones))
+    assert contents([ones, ones[:1]]) != contents([ones, torch.ones(1)])
+
+
+def test_a_storage_of_which_little_is_used_is_cut() -> None:
+    large = torch.zeros(100_000)
+    sent = pickling.dumps([large[5:8], torch.ones(2)], {})
+    assert sent.nbytes < 2_000
+    assert torch.equal(copy([large[5:8]])[0], large[5:8])

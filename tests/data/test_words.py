@@ -1,0 +1,201 @@
+"""What is said of values that travel, or cannot; and values of which nothing need be said."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skymagic.data.capture.staleness import Imported
+from skymagic.data.shipping.bindings import Bindings
+from skymagic.data.shipping.sources import Sources
+from skymagic.errors import CaptureError
+from tests.data.far import Notebook
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    made = Notebook(tmp_path_factory.mktemp("words"))
+    yield made
+    made.close()
+
+
+def said(notebook: Notebook, cell: str) -> list[str]:
+    """What a broadcast cell is told."""
+    notes: list[str] = []
+    notebook.there(cell, note=notes.append)
+    return notes
+
+
+# frames
+
+FRAMES = """
+import pandas as pd
+train = pd.DataFrame({'a': [1, 2], 's': ['x', 'y'], 'c': pd.Categorical(['p', 'q'])})
+test = train[['a', 's']].copy()
+other, series, view = train.drop(columns='a'), train['s'], train[['c']]
+many = train.set_index(['a', 's'])
+same = many.copy()
+"""
+
+
+def test_frames_that_share_an_index_or_a_buffer_are_not_one_value(notebook: Notebook) -> None:
+    notebook.here(FRAMES)
+    assert said(notebook, "train = train.assign(z=1); same = same.assign(z=1)") == []
+    assert said(notebook, "seen = len(test), len(other), len(series), len(view), len(many)") == []
+    assert notebook.values("[list(seen), list(train), list(same)]") == [[[2] * 5, ["a", "s", "c", "z"], ["c", "z"]]]
+
+
+def test_frames_in_a_value_are_still_the_frames_that_the_ranks_hold(notebook: Notebook) -> None:
+    notebook.here("import pandas as pd\nframe = pd.DataFrame({'a': [1, 2]})\nholder = {'frame': frame}")
+    said(notebook, "frame.shape")
+    assert said(notebook, "seen = holder['frame'] is frame") == []
+    assert notebook.values("seen") == [True]
+
+
+# what travels now
+
+PARAMETERS = """
+import functools
+from typing import Callable, Generic, ParamSpec, TypeVar, TypeVarTuple
+P, R, Ts = ParamSpec('P'), TypeVar('R'), TypeVarTuple('Ts')
+def twice(f: Callable[P, R]) -> Callable[P, R]:
+    @functools.wraps(f)
+    def inner(*args: P.args, **kwargs: P.kwargs) -> R: return f(*args, **kwargs) * 2
+    return inner
+@twice
+def plus(x: int) -> int: return x + 1
+def many(*args: *Ts) -> tuple[*Ts]: return args
+class Task(Generic[P]): pass
+"""
+
+
+def test_functions_and_classes_with_parameters_of_types(notebook: Notebook) -> None:
+    notebook.here(PARAMETERS)
+    said(
+        notebook,
+        "seen = [plus(1), list(many(1, 2)), Task[int]() is not None, Task.__parameters__[0] is P, P.__module__]",
+    )
+    assert notebook.values("seen") == [[4, [1, 2], True, True, "__main__"]]
+
+
+DELEGATING = """
+class Wrapped:
+    def __init__(self, inner): self.inner = inner
+    def __getattr__(self, name): return getattr(self.inner, name)
+wrapped = Wrapped([1, 1, 2])
+wrapped.me = wrapped
+import tqdm
+bar = tqdm.tqdm(range(3), disable=False)
+bar.close()
+"""
+
+
+def test_objects_that_pass_on_what_they_are_asked_for(notebook: Notebook) -> None:
+    notebook.here(DELEGATING)
+    said(notebook, "seen = [wrapped.count(1), wrapped.me is wrapped, bar.total]")
+    assert notebook.values("seen") == [[2, True, 3]]
+
+
+SCHEDULE = """
+import torch
+from torch.optim.lr_scheduler import StepLR
+net = torch.nn.Linear(2, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+schedule = StepLR(opt, 1)
+"""
+STEP = """
+import warnings
+def step():
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        net(torch.ones(1, 2)).sum().backward(); opt.step(); schedule.step()
+    return [str(each.message) for each in found]
+"""
+
+
+@pytest.mark.parametrize("first", ["", "opt.zero_grad()"])
+def test_a_scheduler_knows_that_its_optimizer_has_made_a_step(notebook: Notebook, first: str) -> None:
+    notebook.here(SCHEDULE)
+    if first:
+        said(notebook, first)
+    said(notebook, f"import torch\n{STEP}\nseen = step(), schedule.optimizer is opt, opt.param_groups[0]['lr']")
+    assert notebook.values("list(seen)") == [[[], True, pytest.approx(0.01)]]
+
+
+def test_a_scheduler_that_comes_before_its_optimizer_s_step_still_warns(notebook: Notebook) -> None:
+    notebook.here(SCHEDULE)
+    cell = "import warnings\nwith warnings.catch_warnings(record=True) as found:\n    warnings.simplefilter('always')\n    schedule.step()"
+    said(notebook, f"{cell}\nseen = [str(each.message) for each in found]")
+    [[warning]] = notebook.values("seen")
+    assert "before `optimizer.step()`" in warning
+
+
+# refusals
+
+
+@pytest.mark.parametrize("raised", ["SystemExit('no')", "KeyboardInterrupt('no')", "GeneratorExit('no')"])
+def test_whatever_a_value_raises_is_told_of_the_value(notebook: Notebook, raised: str) -> None:
+    notebook.here(f"class Bad:\n    def __reduce__(self): raise {raised}\nbad = [Bad()]")
+    with pytest.raises(CaptureError, match=rf"bad\[0\] \(Bad\) cannot be pickled: {raised.partition('(')[0]}: no"):
+        notebook.there("bad")
+
+
+def test_a_function_that_calls_itself_without_end_is_no_deep_value(notebook: Notebook) -> None:
+    notebook.here("class Bad:\n    def __reduce__(self): return self.__reduce__()\nbad = Bad()\ndeep = []\n")
+    with pytest.raises(CaptureError, match="its __reduce__ calls itself without end"):
+        notebook.there("bad")
+    notebook.here("for _ in range(100_000): deep = [deep]")
+    with pytest.raises(CaptureError, match="nested too deep"):
+        notebook.there("deep")
+    notebook.here("while deep: deep = deep.pop()")
+
+
+def test_a_generator_is_not_said_to_have_begun(notebook: Notebook) -> None:
+    notebook.here("numbers = (n for n in range(3))")
+    with pytest.raises(CaptureError, match="is a generator, whose progress stays in this process; pass list"):
+        notebook.there("numbers")
+
+
+# modules
+
+MODULE = '"""Helps."""\nimport os\nscale = {scale}\n\ndef f(x):\n    return x * {scale}\n\nclass A:\n    def g(self):\n        return {scale}\n'
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "helps_here.py"
+    path.write_text(MODULE.format(scale=1))
+    yield path
+    sys.modules.pop("helps_here", None)
+
+
+def stale(imported: Imported, path: Path) -> bool:
+    found = Sources(str(path.parent), Bindings(), remote=False).find(["helps_here"], [0])
+    return bool(imported.stale(found.values()))
+
+
+def test_a_module_that_runs_the_new_text_is_not_said_to_run_the_old_one(module: Path) -> None:
+    there, imported = importlib.import_module("helps_here"), Imported()
+    assert not stale(imported, module)
+    module.write_text(MODULE.format(scale=22))
+    exec(compile(module.read_text(), str(module), "exec", dont_inherit=True), vars(there))  # not by importlib.reload
+    assert not stale(imported, module)
+    module.write_text(MODULE.format(scale=333))
+    assert stale(imported, module)
+
+
+def test_a_module_whose_compiled_file_is_older_is_looked_at_itself(module: Path) -> None:
+    importlib.import_module("helps_here")
+    sys.modules.pop("helps_here")
+    module.write_text(MODULE.format(scale=22))
+    keep, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # the earlier text's file stays
+    try:
+        importlib.import_module("helps_here")
+    finally:
+        sys.dont_write_bytecode = keep
+    assert not stale(Imported(), module)
