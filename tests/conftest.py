@@ -20,6 +20,9 @@ import pytest
 from hypothesis import settings
 
 from tests.lab.ending import end, environ
+from tests.lab.pools import shared_pools
+
+__all__ = ["shared_pools"]  # a fixture of all tests
 
 # In the environment of every process that the tests start, however far down.
 MARK = "SKYMAGIC_TEST_RUN"
