@@ -1,0 +1,181 @@
+"""The runner of the tests itself: tiers, shards, durations, and the environment that it makes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import durations, environment
+from tests.durations import Spent
+from tests.house import ROOT
+from tests.tiers import Reader, Tier, concerns
+
+
+def starts_nothing() -> int:
+    return len(sys.path)
+
+
+def starts_by_a_helper() -> object:
+    return _helper()
+
+
+def _helper() -> object:
+    return [subprocess.run(["true"]) for _ in range(1)]
+
+
+class Starter:
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(["true"])
+
+
+def starts_by_a_class() -> object:
+    return Starter()
+
+
+def starts_by_an_import_inside() -> object:
+    from tests.lab.notebook import opened
+
+    return opened
+
+
+def starts_by_a_pool() -> object:
+    import skymagic as sky
+
+    return sky.Compute(nodes=2)
+
+
+def starts_a_host() -> object:
+    from tests.lab.places import pooled
+
+    return pooled
+
+
+@pytest.mark.parametrize(
+    ("function", "tier"),
+    [
+        (starts_nothing, Tier.quick),
+        (starts_by_a_helper, Tier.near),
+        (starts_by_a_class, Tier.near),
+        (starts_by_an_import_inside, Tier.near),
+        (starts_by_a_pool, Tier.near),
+        (starts_a_host, Tier.far),
+    ],
+)
+def test_a_tier_is_read_from_the_code(function: object, tier: Tier) -> None:
+    assert Reader().tier([function])[0] is tier
+
+
+def test_what_starts_a_process_runs_other_peoples_programs_in_some_folders() -> None:
+    reader = Reader()
+    assert reader.tier([starts_by_a_helper], "programs")[0] is Tier.far
+    assert reader.tier([starts_nothing], "programs")[0] is Tier.quick
+
+
+@pytest.mark.parametrize(
+    "start", ["subprocess.run(['true'])", "os.fork() or os._exit(0)", "os.posix_spawn('/bin/true', ['true'], {})"]
+)
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_a_quick_test_that_starts_a_process_fails(tmp_path: Path, start: str, swallowed: bool) -> None:
+    """It is hidden from the reader here; also where the test takes the failure for an error of its own."""
+    hidden = f"eval({start!r}, {{'os': __import__('os'), 'subprocess': __import__('subprocess')}})"
+    body = f"    try:\n        {hidden}\n    except Exception:\n        pass" if swallowed else f"    {hidden}"
+    output = _run_alone(tmp_path, f"def test_hidden():\n{body}\n")
+    assert "1 failed" in output
+    assert "this test is of the tier quick, in which no process starts, and has started one" in output
+
+
+def test_a_run_tells_where_the_time_is(tmp_path: Path) -> None:
+    output = _run_alone(
+        tmp_path, "import time, subprocess\ndef test_a():\n    time.sleep(0.2)\n    subprocess.run(['true'])\n"
+    )
+    (row,) = [line.split() for line in output.splitlines() if line.endswith("test_one.py")]
+    seconds, starting, asleep, processes, tests, _ = row
+    assert float(seconds) >= float(asleep) == 0.2
+    assert (float(starting), int(processes), int(tests)) == (0.0, 1, 1)
+
+
+def _run_alone(folder: Path, text: str) -> str:
+    """The output of a run of these tests below this project's conftest."""
+    (folder / "test_one.py").write_text(text)
+    (folder / "conftest.py").write_text("from tests.conftest import *\nfrom tests.conftest import _worker\n")
+    words = ["-p", "no:cacheprovider", "-q", "--rootdir", str(folder), "-c", str(ROOT / "pyproject.toml"), str(folder)]
+    done = subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
+# -- durations and shards ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 7])
+def test_the_shards_are_the_whole(count: int) -> None:
+    names = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/test_*.py")]
+    weights = {name: durations.kept().get(name, 1.0) for name in names}
+    parts = durations.shards(weights, count)
+    assert sorted(name for part in parts for name in part) == sorted(names)
+    loads = [sum(weights[name] for name in part) for part in parts]
+    assert max(loads) - min(loads) <= max(weights.values())
+
+
+def test_shards_are_the_same_everywhere() -> None:
+    weights = {f"{number}": 1.0 for number in range(9)}
+    assert durations.shards(weights, 4) == durations.shards(dict(reversed(weights.items())), 4)
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "4", "a/b", ""])
+def test_what_is_no_shard(text: str) -> None:
+    with pytest.raises(ValueError, match=""):
+        durations.shard(text)
+
+
+def test_ci_runs_all_shards() -> None:
+    (line,) = [line for line in (ROOT / ".github/workflows/ci.yml").read_text().splitlines() if "shard:" in line]
+    wanted = [part.strip(' "') for part in line.partition("[")[2].rstrip("]").split(",")]
+    assert wanted == [f"{number}/{len(wanted)}" for number in range(1, len(wanted) + 1)]
+
+
+def test_what_workers_took_is_added_up() -> None:
+    parts = [
+        durations.plain({"a": Spent(1.0, 0.5, 0.1, 2, 3, 5)}),
+        durations.plain({"a": Spent(2.0, 0.0, 0.0, 1, 2, 5)}),
+    ]
+    assert durations.merged(parts) == {"a": Spent(3.0, 0.5, 0.1, 3, 5, 5)}
+
+
+def test_the_table_is_kept_by_whole_files() -> None:
+    run = {"whole": Spent(9.0, tests=3, of=3), "part": Spent(1.0, tests=1, of=3), "short": Spent(0.1, tests=1, of=1)}
+    table = {"whole": 5.0, "part": 7.0, "other": 2.0, "gone": 3.0, "short": 4.0}
+    assert durations.updated(table, run, lambda name: name != "gone") == {"whole": 9.0, "part": 7.0, "other": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("import skymagic.data.store", True),
+        ("from skymagic.data import capture", True),
+        ("from skymagic import database", False),
+        ("", False),
+    ],
+)
+def test_a_file_concerns_a_room_by_its_imports(tmp_path: Path, text: str, held: bool) -> None:
+    path = tmp_path / "test_a.py"
+    path.write_text(text)
+    assert concerns(path, tmp_path / "tests", "data") is held
+    assert concerns(path, tmp_path.parent, tmp_path.name)
+
+
+# -- the environment -----------------------------------------------------------------------------------------------------
+
+
+def test_uv_is_told_what_pip_is_configured_with() -> None:
+    listed = "\n".join([
+        "global.index-url='https://one.example/simple'", "global.find-links='/a /b'", "global.extra-index-url='\\nfile:///c\\nfile:///d'",
+        "install.index-url='https://two.example/simple'", "user.name='x'", ":env:.find-links='/e'", "global.timeout='60'",
+    ])  # fmt: skip
+    found = environment.variables(environment.options(listed), {"UV_INDEX": "mine", "HOME": "/h"})
+    assert found == {
+        "UV_INDEX_STRATEGY": "unsafe-best-match", "UV_DEFAULT_INDEX": "https://two.example/simple", "UV_FIND_LINKS": "/e",
+        "UV_INDEX": "mine", "HOME": "/h",
+    }  # fmt: skip
