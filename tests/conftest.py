@@ -156,7 +156,9 @@ def _tier(reader: Reader, item: pytest.Item) -> tuple[Tier, str]:
         return Tier.far, "needs"
     assert isinstance(item, pytest.Function)
     fixtures = item._fixtureinfo
-    made = (each.func for name in fixtures.names_closure for each in fixtures.name2fixturedefs.get(name, ()))
+    made = [each.func for name in fixtures.names_closure for each in fixtures.name2fixturedefs.get(name, ())]
+    if "getfixturevalue" in item.function.__code__.co_names:  # any of its file's
+        made += [one for one in vars(item.module).values() if hasattr(one, "_get_wrapped_function")]
     # all tests use the fixtures of this file
     return reader.tier([item.function, *(one for one in made if one.__module__ != __name__)], item.path.parent.name)
 
@@ -258,10 +260,15 @@ def _belongs_to_python(process: psutil.Process) -> bool:
         return False
 
 
+SHARED_BY_OTHERS = ("joblib_memmapping_folder*", "sem.*", "psm_*", "torch_*")
+"""What joblib, multiprocessing and torch name their shared memory: a rank that ends may leave it."""
+
+
 def traces() -> set[Path]:
-    """Files and folders of skymagic on this machine, whoever made them."""
-    places = (Path("/dev/shm"), Path(tempfile.gettempdir()))
-    return {path for place in places for path in place.glob("skymagic*")}
+    """Files and folders of skymagic on this machine, and shared memory of libraries, whoever made them."""
+    memory, temporary = Path("/dev/shm"), Path(tempfile.gettempdir())
+    found = {path for place in (memory, temporary) for path in place.glob("skymagic*")}
+    return found | {path for pattern in SHARED_BY_OTHERS for path in memory.glob(pattern)}
 
 
 def _is_held(path: Path) -> bool:
@@ -289,7 +296,8 @@ def _in_use_elsewhere(path: Path) -> bool:
         try:
             if _is_of_this_run(process):
                 continue
-            words = [*process.cmdline(), process.cwd(), *(file.path for file in process.open_files())]
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            words = [*process.cmdline(), process.cwd(), *(file.path for file in process.open_files()), maps]
         except (psutil.Error, OSError):
             continue
         if process.pid != os.getpid() and any(name in word for word in words):
@@ -372,6 +380,7 @@ def end_what_failed_tests_left() -> None:
 
 BEFORE = pytest.StashKey[set[Path]]()
 LEFT = pytest.StashKey[list[str]]()
+DOUBTFUL = pytest.StashKey[list[str]]()
 SPENT = pytest.StashKey[list[dict[str, dict[str, Any]]]]()
 AGAIN_IN_VAIN = pytest.ExitCode.INTERRUPTED
 """In the place of TESTS_FAILED where it is not enough to run again what failed (`RETRY=1`)."""
@@ -385,10 +394,11 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[MARK] = uuid.uuid4().hex
         config.stash[BEFORE] = traces()
         config.stash[LEFT] = []
+        config.stash[DOUBTFUL] = []
         config.stash[SPENT] = []
     WATCH.only_quick = config.getoption("markexpr", "") == Tier.quick.name
     sys.addaudithook(WATCH)
-    time.sleep = CLOCK.sleep
+    time.sleep = CLOCK.sleep  # type: ignore[assignment]
 
 
 def _worker(config: pytest.Config) -> str:
@@ -415,18 +425,26 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         config.workeroutput["left"] = processes_left()  # type: ignore[attr-defined]
         config.workeroutput["spent"] = durations.plain(CLOCK.files)  # type: ignore[attr-defined]
         return
-    config.stash[LEFT] += [*processes_left(), *paths_left(config.stash[BEFORE])]
+    config.stash[LEFT] += processes_left()
+    paths = paths_left(config.stash[BEFORE])
+    # nothing in a folder tells which of two runs has made it: the one that is alone looks closely, as in CI
+    config.stash[DOUBTFUL if _has_neighbours() else LEFT] += paths
     if config.stash[LEFT]:
         session.exitstatus = AGAIN_IN_VAIN
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Show where the time went; name what is left where failures are named."""
-    spent = durations.merged(config.stash.get(SPENT, []) or [durations.plain(CLOCK.files)])
+    told: list[dict[str, dict[str, Any]]] = config.stash.get(SPENT, [])
+    spent = durations.merged(told or [durations.plain(CLOCK.files)])
     if files := {name: one for name, one in spent.items() if one.tests}:
-        durations.save(files)
+        durations.save(files, config.rootpath / "build" / durations.LAST.name)
         terminalreporter.section("where the time is")
         for line in durations.lines(files):
+            terminalreporter.line(line)
+    if doubtful := config.stash.get(DOUBTFUL, []):
+        terminalreporter.section("this test run, or another one that goes on here, left behind")
+        for line in doubtful:
             terminalreporter.line(line)
     if left := config.stash.get(LEFT, []):
         terminalreporter.section("the test run left behind", red=True)

@@ -168,6 +168,7 @@ def _functions(value: Any) -> list[types.FunctionType]:
     if isinstance(value, functools.partial | functools.partialmethod):
         value = value.func
     for _ in range(5):  # a fixture, and each decorator that is honest, has __wrapped__
+        value = getattr(getattr(value, "hypothesis", None), "inner_test", value)
         if hasattr(type(value), "_get_wrapped_function"):
             value = value._get_wrapped_function()
         try:

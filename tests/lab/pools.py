@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.durations import CLOCK
 from tests.lab.notebook import Notebook
 
 MOST = 2
@@ -49,7 +50,8 @@ class Pools:
             watched: whether somebody could be asked something, as for `Notebook`.
         """
         assert shape not in self._lent, f"{shape} is lent already: a second one beside it is its test's own"
-        notebook = self.emptied(shape) or self._opened(shape)
+        with CLOCK.starting():
+            notebook = self.emptied(shape) or self._opened(shape)
         self._lent.add(shape)
         notebook.watched = watched
         try:
