@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -197,3 +199,24 @@ def test_uv_is_told_what_pip_is_configured_with() -> None:
         "UV_INDEX_STRATEGY": "unsafe-best-match", "UV_DEFAULT_INDEX": "https://two.example/simple", "UV_FIND_LINKS": "/e",
         "UV_INDEX": "mine", "HOME": "/h",
     }  # fmt: skip
+
+
+# -- promises ----------------------------------------------------------------------------------------------------------
+
+PROMISES = 13
+FAILURES = 8
+
+
+def test_each_promise_names_tests_that_exist() -> None:
+    rows = re.findall(r"^\| (\d+\.|failure:) .*? \| (.*) \|$", (ROOT / "tests/README.md").read_text(), re.MULTILINE)
+    numbers = [number for number, _ in rows]
+    assert numbers == [*(f"{number}." for number in range(1, PROMISES + 1)), *["failure:"] * FAILURES]
+    named = [re.findall(r"`(\S+?)::(\w+)`", cell) for _, cell in rows]
+    assert all(named)
+    assert not [f"{file}::{test}" for row in named for file, test in row if test not in _tests(ROOT / file)]
+
+
+def _tests(path: Path) -> set[str]:
+    """The test functions of a file; none where there is no file."""
+    functions = ast.parse(path.read_text()).body if path.exists() else []
+    return {one.name for one in functions if isinstance(one, ast.FunctionDef)}
