@@ -171,8 +171,6 @@ def _chosen(config: pytest.Config, files: dict[str, Path], weights: dict[str, fl
     """The files of this run."""
     found = set(files)
     if room := config.getoption("room"):
-        if not (Path(__file__).parent.parent / "skymagic" / room).exists():
-            raise pytest.UsageError(f"--room {room}: skymagic/ has no such folder")
         found = {name for name, path in files.items() if concerns(path, Path(__file__).parent, room)}
     if part := config.getoption("shard"):
         number, count = part
@@ -396,9 +394,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[LEFT] = []
         config.stash[DOUBTFUL] = []
         config.stash[SPENT] = []
+    if (room := config.getoption("room")) and not (Path(__file__).parent.parent / "skymagic" / room).is_dir():
+        raise pytest.UsageError(f"--room {room}: skymagic/ has no such folder")
     WATCH.only_quick = config.getoption("markexpr", "") == Tier.quick.name
     sys.addaudithook(WATCH)
-    time.sleep = CLOCK.sleep  # type: ignore[assignment]
+    durations.count_sleep()
 
 
 def _worker(config: pytest.Config) -> str:
