@@ -157,7 +157,8 @@ def _tier(reader: Reader, item: pytest.Item) -> tuple[Tier, str]:
     assert isinstance(item, pytest.Function)
     fixtures = item._fixtureinfo
     made = [each.func for name in fixtures.names_closure for each in fixtures.name2fixturedefs.get(name, ())]
-    if "getfixturevalue" in item.function.__code__.co_names:  # any of its file's
+    asked = (getattr(one, "__code__", None) for one in (item.function, *made))
+    if any(code is not None and "getfixturevalue" in code.co_names for code in asked):  # any fixture of its file
         made += [one for one in vars(item.module).values() if hasattr(one, "_get_wrapped_function")]
     # all tests use the fixtures of this file
     return reader.tier([item.function, *(one for one in made if one.__module__ != __name__)], item.path.parent.name)
