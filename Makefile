@@ -2,17 +2,26 @@
 VENV := .venv
 PYTHON ?= python3
 ARGS ?=
-# Processes that share the tests, by file: `make test PROCESSES=2`. With 0 there is one alone, as a debugger needs it.
-PROCESSES ?= 0
+# Processes that share the tests, by file: as many as there are cores. With 0 there is one alone, as a debugger needs it.
+PROCESSES ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 RETRY ?=
+# A part of the test files: `make test SHARD=1/4`, for machines that share them
+SHARD ?=
+# A folder of the package: `make near ROOM=data` takes its tests, and the test files that import from it
+ROOM ?=
 VALUES ?=
 RUN := $(VENV)/bin/python
+DEMO := $(VENV)/.demo
 READY := $(VENV)/.ready
+# The longest files come first, and none is shared: its tests use the same pools
+PYTEST := $(RUN) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: help demo test check format bench pictures notebooks soak clean
+.PHONY: help demo quick near test durations check format bench pictures notebooks soak clean
 
 help:
 	@echo "make demo    run notebooks/quickstart.ipynb and print what its cells print"
+	@echo "make quick   the tests that start no process: about half of them, in a minute"
+	@echo "make near ROOM=data  those with pools on this machine that concern a folder of the package"
 	@echo "make test    all tests"
 	@echo "make check   ruff, formatting, mypy"
 	@echo "make format  let ruff mend and format the code"
@@ -22,14 +31,24 @@ help:
 	@echo "make soak    random faults, and random changes of values, for minutes: nothing may break or grow"
 	@echo "make clean   remove what make has made"
 
-demo: $(READY)
+demo: $(DEMO)
 	@$(RUN) notebooks/show.py notebooks/quickstart.ipynb --save build/quickstart.ipynb
+
+quick: $(READY)
+	@$(PYTEST) -m quick $(if $(ROOM),--room $(ROOM)) $(ARGS)
+
+near: $(READY)
+	@$(PYTEST) -m near $(if $(ROOM),--room $(ROOM)) $(ARGS)
 
 # pytest ends with 1 when all tests ran and some failed. With RETRY=1 these are run again, by themselves.
 test: $(READY)
-	@$(RUN) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS) || { \
+	@$(PYTEST) $(if $(SHARD),--shard $(SHARD)) $(ARGS) || { \
 	  [ $$? -eq 1 ] && [ -n "$(RETRY)" ] && echo "what failed beside other tests is run again by itself" && \
 	  $(RUN) -m pytest --last-failed --last-failed-no-failures none $(ARGS); }
+
+# After a whole run: what each file takes, kept so that the longest run first and shards take as long as each other
+durations: $(READY)
+	@$(RUN) -m tests.durations
 
 check: $(READY)
 	@$(RUN) -m ruff check
@@ -60,8 +79,8 @@ clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Made once, and brought up to date when what it was made from changes.
-$(READY): pyproject.toml constraints.txt
+# Both are made once, and brought up to date when what they were made from changes: what the demo needs, and all the rest beside it.
+$(DEMO): pyproject.toml constraints.txt
 	@if ! "$(RUN)" -m pip --version >/dev/null 2>&1; then \
 	  found=; \
 	  for candidate in "$(PYTHON)" python3.13 python3.12 python3.11; do \
@@ -75,6 +94,11 @@ $(READY): pyproject.toml constraints.txt
 	  "$$found" -m venv --clear "$(VENV)" || { \
 	    echo "$$found could not make an environment. On Debian and Ubuntu its package python3-venv is needed." >&2; exit 1; }; \
 	fi
-	@echo "installing skymagic with its tools and the frameworks into $(VENV) (minutes the first time)"
-	@"$(RUN)" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,frameworks]"
+	@echo "installing skymagic with what the demo needs into $(VENV)"
+	@"$(RUN)" -m tests.environment demo
+	@touch "$@"
+
+$(READY): $(DEMO)
+	@echo "installing the tools and the frameworks that the tests need into $(VENV) (minutes the first time)"
+	@"$(RUN)" -m tests.environment dev frameworks
 	@touch "$@"

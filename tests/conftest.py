@@ -7,10 +7,12 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,13 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from tests import durations
+from tests.durations import CLOCK
 from tests.lab.ending import end, environ
+from tests.lab.pools import shared_pools
+from tests.tiers import EVENTS, Reader, Tier, concerns
+
+__all__ = ["shared_pools"]  # a fixture of all tests
 
 # In the environment of every process that the tests start, however far down.
 MARK = "SKYMAGIC_TEST_RUN"
@@ -34,6 +42,13 @@ settings.load_profile("skymagic")
 def pytest_addoption(parser: pytest.Parser) -> None:
     if find_spec("pytest_timeout") is None:  # the tests also run without it, only a hang then hangs
         parser.addini("timeout", "seconds for one test; needs pytest-timeout")
+    ours = parser.getgroup("skymagic")
+    ours.addoption(
+        "--room", help="tests of this folder of the package: those in tests/ROOM, and files that import from it"
+    )
+    ours.addoption(
+        "--shard", type=durations.shard, help="a part of the test files: 1/4, 2/4, 3/4 and 4/4 are all of them"
+    )
 
 
 # ------------------------------------------------------------------------------- components of the system
@@ -93,13 +108,128 @@ def missing(component: str) -> str | None:
     return None if here() else f"{component} is not on this machine: {remedy}"
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    """Skip what needs a component that is not here; the rest is counted as starting."""
+    _skip_without_components(item)
+    with CLOCK.setup():
+        return (yield)
+
+
+def _skip_without_components(item: pytest.Item) -> None:
     reasons = [missing(str(name)) for mark in item.iter_markers("needs") for name in mark.args]
     if reason := next(filter(None, reasons), None):
         # on a person's machine a component may be absent; in CI that would be a test that never runs
         if os.environ.get("CI", "").lower() in ("1", "true"):
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
+
+
+# ------------------------------------------------------------------------------------------------- tiers
+
+TIER = pytest.StashKey[Tier]()
+PROCESSES = pytest.StashKey[list[str]]()
+SECONDS = {Tier.quick: 0.05, Tier.near: 1.0, Tier.far: 3.0}
+"""What a test takes, where nothing is known of its file."""
+
+
+@pytest.hookimpl(tryfirst=True)  # -m, -k and --last-failed choose among what is marked and counted here
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give each test its tier, take the files of the room and the shard, and have the longest files run first where processes share them."""
+    reader = Reader()
+    weights = dict.fromkeys(map(_file, items), 0.0)
+    for item in items:
+        tier, _ = item.stash[TIER], _ = _tier(reader, item)
+        item.add_marker(tier.name)
+        weights[_file(item)] += SECONDS[tier]
+        CLOCK.files.setdefault(_file(item), durations.Spent()).of += 1
+    weights |= {name: seconds for name, seconds in durations.kept().items() if name in weights}
+    chosen = _chosen(config, {_file(item): item.path for item in items}, weights)
+    config.hook.pytest_deselected(items=[item for item in items if _file(item) not in chosen])
+    items[:] = [item for item in items if _file(item) in chosen]
+    if _worker(config):
+        items.sort(key=lambda item: (-weights[_file(item)], _file(item)))  # those of one file stay in their order
+
+
+def _tier(reader: Reader, item: pytest.Item) -> tuple[Tier, str]:
+    if any(item.iter_markers("needs")):
+        return Tier.far, "needs"
+    assert isinstance(item, pytest.Function)
+    fixtures = item._fixtureinfo
+    made = [each.func for name in fixtures.names_closure for each in fixtures.name2fixturedefs.get(name, ())]
+    asked = (getattr(one, "__code__", None) for one in (item.function, *made))
+    if any(code is not None and "getfixturevalue" in code.co_names for code in asked):  # any fixture of its file
+        made += [one for one in vars(item.module).values() if hasattr(one, "_get_wrapped_function")]
+    # all tests use the fixtures of this file
+    return reader.tier([item.function, *(one for one in made if one.__module__ != __name__)], item.path.parent.name)
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def _chosen(config: pytest.Config, files: dict[str, Path], weights: dict[str, float]) -> set[str]:
+    """The files of this run."""
+    found = set(files)
+    if room := config.getoption("room"):
+        found = {name for name, path in files.items() if concerns(path, Path(__file__).parent, room)}
+    if part := config.getoption("shard"):
+        number, count = part
+        found &= durations.shards(weights, count)[number - 1]
+    return found
+
+
+class _Watch:
+    """Sees each process that this one starts, and lets no quick test do so."""
+
+    def __init__(self) -> None:
+        self.item: pytest.Item | None = None
+        self.only_quick = False
+        self._pid = os.getpid()
+
+    def __call__(self, event: str, args: tuple[object, ...]) -> None:
+        if event not in EVENTS or os.getpid() != self._pid:
+            return
+        CLOCK.started()
+        item = self.item
+        # beside other tests, what they left may go on in threads
+        if item is None or not (self.only_quick or threading.current_thread() is threading.main_thread()):
+            return
+        if item.stash[TIER] is Tier.quick:
+            said = f"this test is of the tier quick, in which no process starts, and has started one: {event} {args[:1]}. {REMEDY}"
+            item.stash.setdefault(PROCESSES, []).append(said)
+            raise AssertionError(said)
+
+
+REMEDY = (
+    "Its tier is read from what it and its fixtures name (tests/tiers.py): it belongs to near when it starts the process by something "
+    "that can be read, as subprocess or tests.lab.notebook; else add what starts it to STARTERS there"
+)
+WATCH = _Watch()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Attribute time and processes to the file of the test that runs."""
+    CLOCK.begin(_file(item))
+    WATCH.item = item
+    try:
+        return (yield)
+    finally:
+        WATCH.item = None
+        CLOCK.end()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Count the phase; a quick test that has started a process fails even where that was taken for another error."""
+    report = yield
+    CLOCK.phase(report.when or "", report.duration)
+    if item.stash.get(PROCESSES, []) and report.passed and report.when != "setup":
+        report.outcome, report.longrepr = "failed", item.stash[PROCESSES].pop(0)
+    return report
 
 
 # --------------------------------------------------------------------------------------- nothing is left
@@ -129,14 +259,15 @@ def _belongs_to_python(process: psutil.Process) -> bool:
         return False
 
 
-TRACES = ("skymagic*", "joblib_memmapping_folder_*", "sem.*", "psm_*", "torch_*")
-"""skymagic's own, and what processes of cells share memory by: joblib, semaphores, SharedMemory, torch."""
+SHARED_BY_OTHERS = ("joblib_memmapping_folder*", "sem.*", "psm_*", "torch_*")
+"""What joblib, multiprocessing and torch name their shared memory: a rank that ends may leave it."""
 
 
 def traces() -> set[Path]:
-    """Files and folders of skymagic and of what runs on its ranks on this machine, whoever made them."""
-    places = (Path("/dev/shm"), Path(tempfile.gettempdir()))
-    return {path for place in places for name in TRACES for path in place.glob(name)}
+    """Files and folders of skymagic on this machine, and shared memory of libraries, whoever made them."""
+    memory, temporary = Path("/dev/shm"), Path(tempfile.gettempdir())
+    found = {path for place in (memory, temporary) for path in place.glob("skymagic*")}
+    return found | {path for pattern in SHARED_BY_OTHERS for path in memory.glob(pattern)}
 
 
 def _is_held(path: Path) -> bool:
@@ -164,8 +295,8 @@ def _in_use_elsewhere(path: Path) -> bool:
         try:
             if _is_of_this_run(process):
                 continue
-            words = [*process.cmdline(), process.cwd(), *(file.path for file in process.open_files())]
-            words += [mapped.path for mapped in process.memory_maps()]
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            words = [*process.cmdline(), process.cwd(), *(file.path for file in process.open_files()), maps]
         except (psutil.Error, OSError):
             continue
         if process.pid != os.getpid() and any(name in word for word in words):
@@ -248,6 +379,8 @@ def end_what_failed_tests_left() -> None:
 
 BEFORE = pytest.StashKey[set[Path]]()
 LEFT = pytest.StashKey[list[str]]()
+DOUBTFUL = pytest.StashKey[list[str]]()
+SPENT = pytest.StashKey[list[dict[str, dict[str, Any]]]]()
 AGAIN_IN_VAIN = pytest.ExitCode.INTERRUPTED
 """In the place of TESTS_FAILED where it is not enough to run again what failed (`RETRY=1`)."""
 
@@ -260,6 +393,13 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[MARK] = uuid.uuid4().hex
         config.stash[BEFORE] = traces()
         config.stash[LEFT] = []
+        config.stash[DOUBTFUL] = []
+        config.stash[SPENT] = []
+    if (room := config.getoption("room")) and not (Path(__file__).parent.parent / "skymagic" / room).is_dir():
+        raise pytest.UsageError(f"--room {room}: skymagic/ has no such folder")
+    WATCH.only_quick = config.getoption("markexpr", "") == Tier.quick.name
+    sys.addaudithook(WATCH)
+    durations.count_sleep()
 
 
 def _worker(config: pytest.Config) -> str:
@@ -270,7 +410,9 @@ def _worker(config: pytest.Config) -> str:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     """A worker has ended, and says what it leaves; or has crashed, and the tests that it had left did not run."""
-    node.config.stash[LEFT] += getattr(node, "workeroutput", {}).get("left", [])
+    said = getattr(node, "workeroutput", {})
+    node.config.stash[LEFT] += said.get("left", [])
+    node.config.stash[SPENT] += [said["spent"]] if "spent" in said else []
     if error:
         node.config.stash[LEFT].append(f"tests that {node.gateway.id} did not run: it crashed")
 
@@ -282,14 +424,29 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     end_what_failed_tests_left()
     if _worker(config):
         config.workeroutput["left"] = processes_left()  # type: ignore[attr-defined]
+        config.workeroutput["spent"] = durations.plain(CLOCK.files)  # type: ignore[attr-defined]
         return
-    config.stash[LEFT] += [*processes_left(), *paths_left(config.stash[BEFORE])]
+    config.stash[LEFT] += processes_left()
+    paths = paths_left(config.stash[BEFORE])
+    # nothing in a folder tells which of two runs has made it: the one that is alone looks closely, as in CI
+    config.stash[DOUBTFUL if _has_neighbours() else LEFT] += paths
     if config.stash[LEFT]:
         session.exitstatus = AGAIN_IN_VAIN
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Name it where failures are named."""
+    """Show where the time went; name what is left where failures are named."""
+    told: list[dict[str, dict[str, Any]]] = config.stash.get(SPENT, [])
+    spent = durations.merged(told or [durations.plain(CLOCK.files)])
+    if files := {name: one for name, one in spent.items() if one.tests}:
+        durations.save(files, config.rootpath / "build" / durations.LAST.name)
+        terminalreporter.section("where the time is")
+        for line in durations.lines(files):
+            terminalreporter.line(line)
+    if doubtful := config.stash.get(DOUBTFUL, []):
+        terminalreporter.section("this test run, or another one that goes on here, left behind")
+        for line in doubtful:
+            terminalreporter.line(line)
     if left := config.stash.get(LEFT, []):
         terminalreporter.section("the test run left behind", red=True)
         for line in dict.fromkeys(left):

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -59,10 +60,20 @@ def dotted(path: Path) -> str:
     return ".".join(part for part in path.with_suffix("").parts if part != "__init__")
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    """A module, parsed once for all tests."""
+    return ast.parse((PACKAGE / path).read_text())
+
+
+NAMES = {dotted(path) for path in MODULES}
+"""All modules of ours: made once, for it is looked up for each import."""
+
+
 def imports(path: Path, *, top_level: bool = False) -> Iterator[str]:
     """Absolute dotted names that a module imports; with top_level only those that its import runs."""
     package = ["skymagic", *path.parent.parts]
-    for node in _nodes(ast.parse((PACKAGE / path).read_text()), top_level):
+    for node in _nodes(tree(path), top_level):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -72,8 +83,8 @@ def imports(path: Path, *, top_level: bool = False) -> Iterator[str]:
             yield from (f"{start}.{alias.name}" for alias in node.names)
 
 
-def _nodes(tree: ast.AST, top_level: bool) -> Iterator[ast.AST]:
-    for node in ast.iter_child_nodes(tree):
+def _nodes(root: ast.AST, top_level: bool) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(root):
         if top_level and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
         if top_level and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
@@ -97,17 +108,17 @@ def neighbours(path: Path) -> set[str]:
 
 def named(path: Path) -> set[str]:
     """Modules of ours that strings of a module name, docstrings left out, and without the `:attribute` of a table."""
-    tree = ast.parse((PACKAGE / path).read_text())
+    nodes = list(ast.walk(tree(path)))
     documents = {
-        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        id(node.value) for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
     texts = [
         node.value
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents
     ]
     found = {name for text in texts for name in re.findall(r"\bskymagic(?:\.\w+)+", text)}
-    return {name.removeprefix("skymagic.") for name in found} & {dotted(module) for module in MODULES}
+    return {name.removeprefix("skymagic.") for name in found} & NAMES
 
 
 def test_the_root_can_be_drawn() -> None:
@@ -115,12 +126,15 @@ def test_the_root_can_be_drawn() -> None:
     assert len(entries) <= MOST_ENTRIES
 
 
-@pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.relative_to(ROOT).as_posix())
-def test_a_folder_lists_what_is_in_it(folder: Path) -> None:
+def test_a_folder_lists_what_is_in_it() -> None:
     """Each line of a folder's docstring names a module or a folder in it, and each of them has a line."""
-    there = {path.stem for path in folder.iterdir() if path.suffix == ".py"} - {"__init__"}
-    there |= {f"{path.name}/" for path in folder.iterdir() if (path / "__init__.py").exists()}
-    assert set(listed(folder)) == there
+
+    def inside(folder: Path) -> set[str]:
+        modules = {path.stem for path in folder.iterdir() if path.suffix == ".py"} - {"__init__"}
+        return modules | {f"{path.name}/" for path in folder.iterdir() if (path / "__init__.py").exists()}
+
+    # in each: names with a line that are not there, or without one
+    assert not {str(folder): odd for folder in folders() if (odd := set(listed(folder)) ^ inside(folder))}
 
 
 def test_the_map_is_that_of_the_folders() -> None:
@@ -132,14 +146,15 @@ def test_every_module_has_its_room() -> None:
     assert layers == {*BOTH, *NOTEBOOK, *NODE}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_lower_knows_nothing_of_higher(path: Path) -> None:
-    own = layer(dotted(path))
-    if not own or path == PROCESSES:
-        return  # the face reaches everything, lazily; the table of processes is what this test reads instead
-    part = next(part for part in (BOTH, NOTEBOOK, NODE) if own in part)
-    below = part[: part.index(own) + 1]
-    assert neighbours(path) <= {*below, *(() if part is BOTH else BOTH)}
+def test_lower_knows_nothing_of_higher() -> None:
+    def allowed(path: Path) -> set[str]:
+        own = layer(dotted(path))
+        part = next(part for part in (BOTH, NOTEBOOK, NODE) if own in part)
+        return {*part[: part.index(own) + 1], *(() if part is BOTH else BOTH)}
+
+    # the face reaches everything, lazily; the table of processes is what the next test reads instead
+    held = [path for path in MODULES if layer(dotted(path)) and path != PROCESSES]
+    assert not {str(path): above for path in held if (above := neighbours(path) - allowed(path))}
 
 
 def test_processes_are_named_in_one_table() -> None:
@@ -163,32 +178,37 @@ def test_no_circles() -> None:
 
 def _module_of(imported: str) -> str | None:
     """The module of ours that an imported dotted name is in, None for other people's."""
-    names = {dotted(path) for path in MODULES} - {""}
     inner = imported.removeprefix("skymagic.") if imported.startswith("skymagic.") else ""
-    while inner and inner not in names:
+    while inner and inner not in NAMES:
         inner = inner.rpartition(".")[0]
     return inner or None
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_libraries_have_one_door(path: Path) -> None:
-    name = dotted(path)
-    for library in {imported.split(".")[0] for imported in imports(path)} & set(ONLY_IN):
-        assert any(name == door or name.startswith(f"{door}.") for door in ONLY_IN[library]), library
+def libraries(path: Path, *, top_level: bool = False) -> set[str]:
+    """What a module imports, without what is in it."""
+    return {imported.split(".")[0] for imported in imports(path, top_level=top_level)}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_heavy_libraries_are_imported_on_use(path: Path) -> None:
-    top = {imported.split(".")[0] for imported in imports(path, top_level=True)}
-    if path == Path("providers/aws.py"):
-        top -= {"boto3", "botocore"}  # this module is itself imported on use
-    assert not top & INSIDE_FUNCTIONS
+def test_libraries_have_one_door() -> None:
+    def through_another(path: Path) -> set[str]:
+        inside = f"{dotted(path)}."
+        return {
+            each
+            for each in libraries(path) & set(ONLY_IN)
+            if not inside.startswith(tuple(f"{door}." for door in ONLY_IN[each]))
+        }
+
+    assert not {str(path): found for path in MODULES if (found := through_another(path))}
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if p.parts[0] == "plugins"], ids=str)
-def test_plugins_import_the_standard_library_only(path: Path) -> None:
-    top = {imported.split(".")[0] for imported in imports(path, top_level=True)}
-    assert top - {"skymagic"} <= sys.stdlib_module_names
+def test_heavy_libraries_are_imported_on_use() -> None:
+    assert not {str(path): found for path in MODULES if (found := libraries(path, top_level=True) & INSIDE_FUNCTIONS)}
+
+
+def test_plugins_import_the_standard_library_only() -> None:
+    allowed = {*sys.stdlib_module_names, "skymagic"}
+    plugins = [path for path in MODULES if path.parts[0] == "plugins"]
+    assert not {str(path): found for path in plugins if (found := libraries(path, top_level=True) - allowed)}
 
 
 def test_import_loads_nothing_heavy() -> None:

@@ -21,6 +21,7 @@ import contextlib
 import ctypes
 import itertools
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -58,6 +59,15 @@ print("up", flush=True)
 sys.stdin.read()
 """
 _numbers = itertools.count(1)
+
+
+def _first_process() -> int:
+    """A number below those of this run's processes on its machines: another run of the tests has others."""
+    most = int(Path("/proc/sys/kernel/pid_max").read_text())
+    return random.SystemRandom().randrange(0, max(1, most - 30_000), 1000)
+
+
+FIRST_PROCESS = _first_process()
 
 
 class Space:
@@ -158,7 +168,7 @@ class Machine(Host):
         self.switch, self.number, self.port = switch, number, 22
         etc_hosts = self.folder / "etc_hosts"
         etc_hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {self.name}\n")
-        self.space = Space(self.name, str(etc_hosts), first=1000 * number)
+        self.space = Space(self.name, str(etc_hosts), first=FIRST_PROCESS + 1000 * number)
         try:
             self._cable = switch.plug(self.space, "eth0")
             self.space.ip("link", "set", "eth0", "address", f"02:00:00:00:00:{number:02x}")

@@ -21,6 +21,8 @@ import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
+from tests.durations import CLOCK
+
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 90.0  # seconds without any news from the kernel; then it hangs
 DUMP_TIMEOUT = 10.0
@@ -361,11 +363,13 @@ def own_folders(folder: Path) -> dict[str, str]:
 @contextmanager
 def opened(folder: Path, *cells: str, env: dict[str, str] | None = None, **options: Any) -> Iterator[Notebook]:
     """A notebook with skymagic loaded and these cells run; closed at the end. `options` are those of `Notebook`."""
-    notebook = Notebook(folder, env, **options)
+    with CLOCK.starting():
+        notebook = Notebook(folder, env, **options)
     try:
-        notebook.run("%load_ext skymagic")
-        for cell in cells:
-            notebook.run(cell)
+        with CLOCK.starting():
+            notebook.run("%load_ext skymagic")
+            for cell in cells:
+                notebook.run(cell)
         yield notebook
     finally:
         notebook.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gzip
 import os
@@ -100,11 +101,24 @@ def make_home(home: Path, shared: Path) -> Path:
     return home
 
 
+def kept_folder(config: pytest.Config, name: str) -> Path:
+    """A folder that pytest's cache keeps for the next run; without the cache one of this process."""
+    cache: pytest.Cache | None = getattr(config, "cache", None)  # absent with -p no:cacheprovider
+    if cache is not None:
+        return cache.mkdir(name)
+    if name not in _folders:
+        _folders[name] = Path(tempfile.mkdtemp(prefix="tests-"))
+        atexit.register(shutil.rmtree, _folders[name], ignore_errors=True)
+    return _folders[name]
+
+
+_folders: dict[str, Path] = {}
+
+
 @pytest.fixture(scope="session")
 def bootstrapped_home(pytestconfig: pytest.Config) -> Path:
     """A HOME where an image without packages is ready; pytest's cache keeps it, so that it is made once."""
-    assert pytestconfig.cache is not None
-    home = pytestconfig.cache.mkdir("nodes")
+    home = kept_folder(pytestconfig, "nodes")
     setup(ShellHost(home), requirements_of(Image()), print)
     day = time.time() - 86400
     for old in (home / ".skymagic/code").iterdir():
@@ -123,8 +137,7 @@ def home(tmp_path: Path) -> Path:
 @pytest.fixture
 def cache(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> Path:
     """uv is downloaded once, and not into the user's own cache."""
-    assert pytestconfig.cache is not None
-    folder = pytestconfig.cache.mkdir("uv")
+    folder = kept_folder(pytestconfig, "uv")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
 

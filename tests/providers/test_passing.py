@@ -36,7 +36,7 @@ from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hostlist import HostSpec
 from tests.lab.hosts import Hosts, loopback
-from tests.lab.shells import MINOR, SMALL
+from tests.lab.shells import MINOR, SMALL, kept_folder
 from tests.lab.wheels import make_wheel, served
 
 HOST = Facts(
@@ -158,7 +158,6 @@ class Lab:
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Lab]:
     """Three hosts with uv, from empty homes; their index has pip and a package, and the notebook's has another one."""
-    assert pytestconfig.cache is not None
     folder = tmp_path_factory.mktemp("passing")
     index = folder / "index"
     private = index / "private"
@@ -173,7 +172,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -
     with contextlib.ExitStack() as stack:
         patches = stack.enter_context(pytest.MonkeyPatch.context())
         patches.setattr(passing, "WORTH_BYTES", 1)
-        patches.setenv("XDG_CACHE_HOME", str(pytestconfig.cache.mkdir("uv")))
+        patches.setenv("XDG_CACHE_HOME", str(kept_folder(pytestconfig, "uv")))
         here = os.uname()
         program = gzip.decompress(uv.fetch(replace(HOST, system=here.sysname, machine=here.machine)))
         url, more = (login.to(stack.enter_context(served(each, asked, admits=login))) for each in (index, private))

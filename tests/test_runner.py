@@ -1,0 +1,222 @@
+"""The runner of the tests itself: tiers, shards, durations, and the environment that it makes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import durations, environment
+from tests.durations import Spent
+from tests.house import ROOT
+from tests.tiers import Reader, Tier, concerns
+
+
+def starts_nothing() -> int:
+    return len(sys.path)
+
+
+def starts_by_a_helper() -> object:
+    return _helper()
+
+
+def _helper() -> object:
+    return [subprocess.run(["true"]) for _ in range(1)]
+
+
+class Starter:
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(["true"])
+
+
+def starts_by_a_class() -> object:
+    return Starter()
+
+
+def starts_by_an_import_inside() -> object:
+    from tests.lab.notebook import opened
+
+    return opened
+
+
+def starts_by_a_pool() -> object:
+    import skymagic as sky
+
+    return sky.Compute(nodes=2)
+
+
+def starts_a_host() -> object:
+    from tests.lab.places import pooled
+
+    return pooled
+
+
+@pytest.mark.parametrize(
+    ("function", "tier"),
+    [
+        (starts_nothing, Tier.quick),
+        (starts_by_a_helper, Tier.near),
+        (starts_by_a_class, Tier.near),
+        (starts_by_an_import_inside, Tier.near),
+        (starts_by_a_pool, Tier.near),
+        (starts_a_host, Tier.far),
+    ],
+)
+def test_a_tier_is_read_from_the_code(function: object, tier: Tier) -> None:
+    assert Reader().tier([function])[0] is tier
+
+
+def test_what_starts_a_process_runs_other_peoples_programs_in_some_folders() -> None:
+    reader = Reader()
+    assert reader.tier([starts_by_a_helper], "programs")[0] is Tier.far
+    assert reader.tier([starts_nothing], "programs")[0] is Tier.quick
+
+
+STARTS = ["subprocess.run(['true'])", "os.fork() or os._exit(0)", "os.posix_spawn('/bin/true', ['true'], {})"]
+HIDDEN = """
+import os, subprocess, time
+import pytest
+
+@pytest.mark.parametrize("start", {starts})
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_hidden(start, swallowed):
+    try:
+        eval(start, {{"os": os, "subprocess": subprocess}})  # the reader cannot see it
+    except Exception:
+        if not swallowed:
+            raise
+
+def test_seen():
+    time.sleep(0.2)
+    subprocess.run(["true"])
+"""
+
+
+def test_a_quick_test_that_starts_a_process_fails_and_a_run_tells_where_the_time_is(tmp_path: Path) -> None:
+    """Also where the test takes the failure for an error of its own."""
+    (tmp_path / "test_one.py").write_text(HIDDEN.format(starts=STARTS))
+    words = [
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tests.conftest",
+        "--rootdir",
+        str(tmp_path),
+        "-c",
+        str(ROOT / "pyproject.toml"),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+    )
+    output = done.stdout + done.stderr
+    assert "6 failed, 1 passed" in output
+    said = "this test is of the tier quick, in which no process starts, and has started one"
+    assert output.count(f"{said}: ") >= 6
+    (row,) = [line.split() for line in output.splitlines() if line.endswith("  test_one.py")]
+    seconds, starting, asleep, processes, tests, _ = row
+    assert float(seconds) >= float(asleep) >= 0.2
+    assert (int(processes), int(tests)) == (7, 7)
+    assert float(starting) < float(seconds)
+    kept = json.loads((tmp_path / "build/durations.json").read_text())
+    assert kept["test_one.py"]["tests"] == kept["test_one.py"]["of"] == 7
+
+
+# -- durations and shards ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 7])
+def test_the_shards_are_the_whole(count: int) -> None:
+    names = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/test_*.py")]
+    weights = {name: durations.kept().get(name, 1.0) for name in names}
+    parts = durations.shards(weights, count)
+    assert sorted(name for part in parts for name in part) == sorted(names)
+    loads = [sum(weights[name] for name in part) for part in parts]
+    assert max(loads) - min(loads) <= max(weights.values())
+
+
+def test_shards_are_the_same_everywhere() -> None:
+    weights = {f"{number}": 1.0 for number in range(9)}
+    assert durations.shards(weights, 4) == durations.shards(dict(reversed(weights.items())), 4)
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "4", "a/b", ""])
+def test_what_is_no_shard(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no shard|invalid literal"):
+        durations.shard(text)
+
+
+def test_ci_runs_all_shards() -> None:
+    (line,) = [line for line in (ROOT / ".github/workflows/ci.yml").read_text().splitlines() if "shard:" in line]
+    wanted = [part.strip(' "') for part in line.partition("[")[2].rstrip("]").split(",")]
+    assert wanted == [f"{number}/{len(wanted)}" for number in range(1, len(wanted) + 1)]
+
+
+def test_what_workers_took_is_added_up() -> None:
+    parts = [
+        durations.plain({"a": Spent(1.0, 0.5, 0.1, 2, 3, 5)}),
+        durations.plain({"a": Spent(2.0, 0.0, 0.0, 1, 2, 5)}),
+    ]
+    assert durations.merged(parts) == {"a": Spent(3.0, 0.5, 0.1, 3, 5, 5)}
+
+
+def test_the_table_is_kept_by_whole_files() -> None:
+    run = {"whole": Spent(9.0, tests=3, of=3), "part": Spent(1.0, tests=1, of=3), "short": Spent(0.1, tests=1, of=1)}
+    table = {"whole": 5.0, "part": 7.0, "other": 2.0, "gone": 3.0, "short": 4.0}
+    assert durations.updated(table, run, lambda name: name != "gone") == {"whole": 9.0, "part": 7.0, "other": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("import skymagic.data.store", True),
+        ("from skymagic.data import capture", True),
+        ("from skymagic import database", False),
+        ("", False),
+    ],
+)
+def test_a_file_concerns_a_room_by_its_imports(tmp_path: Path, text: str, held: bool) -> None:
+    path = tmp_path / "test_a.py"
+    path.write_text(text)
+    assert concerns(path, tmp_path / "tests", "data") is held
+    assert concerns(path, tmp_path.parent, tmp_path.name)
+
+
+# -- the environment -----------------------------------------------------------------------------------------------------
+
+
+def test_uv_is_told_what_pip_is_configured_with() -> None:
+    listed = "\n".join([
+        "global.index-url='https://one.example/simple'", "global.find-links='/a /b'", "global.extra-index-url='\\nfile:///c\\nfile:///d'",
+        "install.index-url='https://two.example/simple'", "user.name='x'", ":env:.find-links='/e'", "global.timeout='60'",
+    ])  # fmt: skip
+    found = environment.variables(environment.options(listed), {"UV_INDEX": "mine", "HOME": "/h"})
+    assert found == {
+        "UV_INDEX_STRATEGY": "unsafe-best-match", "UV_DEFAULT_INDEX": "https://two.example/simple", "UV_FIND_LINKS": "/e",
+        "UV_INDEX": "mine", "HOME": "/h",
+    }  # fmt: skip
+
+
+# -- promises ----------------------------------------------------------------------------------------------------------
+
+PROMISES = 13
+FAILURES = 8
+
+
+def test_each_promise_names_tests_that_exist() -> None:
+    rows = re.findall(r"^\| (\d+\.|failure:) .*? \| (.*) \|$", (ROOT / "tests/README.md").read_text(), re.MULTILINE)
+    numbers = [number for number, _ in rows]
+    assert numbers == [*(f"{number}." for number in range(1, PROMISES + 1)), *["failure:"] * FAILURES]
+    named = [re.findall(r"`(\S+?)::(\w+)`", cell) for _, cell in rows]
+    assert all(named)
+    assert not [f"{file}::{test}" for row in named for file, test in row if test not in _tests(ROOT / file)]
+
+
+def _tests(path: Path) -> set[str]:
+    """The test functions of a file; none where there is no file."""
+    functions = ast.parse(path.read_text()).body if path.exists() else []
+    return {one.name for one in functions if isinstance(one, ast.FunctionDef)}
