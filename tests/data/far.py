@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
+import signal
+import socket
 import subprocess
 import sys
 import types
@@ -27,27 +31,20 @@ class Far:
 
     def __init__(self, directory: str, rank: int, folder: Path | str = "/", node: int = 0) -> None:
         self.rank = rank
-        root = str(Path(__file__).resolve().parents[2])
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, directory, str(rank), str(node)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": root, "PYTHONSAFEPATH": "1"},
-        )
-
-    @property
-    def pid(self) -> int:
+        orders_read, orders = os.pipe()
+        answers, answers_written = os.pipe()
+        self.pid = _forked([directory, rank, node, str(folder), dict(os.environ)], orders_read, answers_written)
         """Its process."""
-        return self._process.pid
+        self._process = os.pidfd_open(self.pid)
+        os.close(orders_read)
+        os.close(answers_written)
+        self._orders, self._answers = os.fdopen(orders, "wb"), os.fdopen(answers, "rb")
 
     def ask(self, verb: str, argument: Any) -> Any:
         """Send one request and wait for the answer; an error there is an error here."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([verb, argument]).encode() + b"\n")
-        self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())
+        self._orders.write(json.dumps([verb, argument]).encode() + b"\n")
+        self._orders.flush()
+        answer = json.loads(self._answers.readline())
         if "error" in answer:
             raise FarError(answer["error"], answer["attributes"])
         return answer["value"]
@@ -70,16 +67,39 @@ class Far:
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
+        self._orders.close()
+        assert select.select([self._process], [], [], 60.0)[0], f"rank {self.rank} does not end"
+        os.close(self._process)
+        self._answers.close()
 
     def kill(self) -> None:
         """End it at once."""
-        self._process.kill()
+        signal.pidfd_send_signal(self._process, signal.SIGKILL)
         self.close()
+
+
+_origin: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
+"""The process that ranks are forked from, and the line to it: it has imported what each of them needs, as the forkserver of a pool."""
+
+
+def _forked(order: list[Any], orders: int, answers: int) -> int:
+    """A rank's process id; it reads and writes these descriptors."""
+    global _origin
+    for _ in range(2):  # the one that was there may have gone, for nobody has asked for long
+        if _origin is None:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PYTHONSAFEPATH": "1"}
+            with theirs:
+                _origin = ours, subprocess.Popen([sys.executable, __file__], stdin=theirs.fileno(), cwd="/", env=env)
+        link, process = _origin
+        with contextlib.suppress(OSError):
+            socket.send_fds(link, [json.dumps(order).encode()], [orders, answers])
+            if answer := link.recv(20):
+                return int(answer)
+        link.close()
+        process.wait()
+        _origin = None
+    raise AssertionError("no rank could be forked")
 
 
 class FarError(Exception):
@@ -162,6 +182,43 @@ def moved(manifest: Manifest) -> list[str]:
     return sorted(item.name for item in manifest.items if item.moved)
 
 
+IDLE = 2.0
+"""Seconds after which the process that ranks are forked from ends when nobody asks: no run of the tests leaves it."""
+
+
+def fork_ranks() -> None:
+    """Fork a rank for each order that comes with its descriptors; returns in each rank that has ended, and at last in the origin."""
+    import skymagic.kernels.rank.namespace  # noqa: F401
+
+    link = socket.socket(fileno=0)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
+    link.settimeout(IDLE)
+    with contextlib.suppress(TimeoutError):
+        while True:
+            order, descriptors, _, _ = socket.recv_fds(link, 1 << 20, 2)
+            if not order:
+                return
+            pid = os.fork()
+            if not pid:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                begin(json.loads(order), descriptors)
+                return
+            for descriptor in descriptors:
+                os.close(descriptor)
+            link.send(str(pid).encode())
+
+
+def begin(order: list[Any], descriptors: list[int]) -> None:
+    """Be this rank."""
+    directory, rank, node, folder, environment = order
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)  # the first is the origin's line, too
+        os.close(descriptor)
+    os.environ.update(environment)
+    os.chdir(folder)
+    serve(directory, rank, node)
+
+
 def serve(directory: str, rank: int, node: int) -> None:
     """Answer requests until the input ends."""
     from skymagic.kernels.rank.namespace import Namespace
@@ -193,4 +250,4 @@ def serve(directory: str, rank: int, node: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    fork_ranks()

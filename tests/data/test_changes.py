@@ -28,7 +28,7 @@ from skymagic.data.values.contents import contents_hash
 from skymagic.data.values.forms import form_for
 from tests.data.far import Notebook, moved
 from tests.lab.notebook import Notebook as RealNotebook
-from tests.lab.notebook import opened
+from tests.lab.pools import Pools
 
 Look = Callable[[Any], str]
 
@@ -490,8 +490,8 @@ def test_a_rank_that_lacks_a_restless_value_gets_it(notebook: Notebook) -> None:
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealNotebook]:
-    with opened(tmp_path_factory.mktemp("changes"), "%sky_pool --nodes 2") as one:
+def real(shared_pools: Pools) -> Iterator[RealNotebook]:
+    with shared_pools.lent("--ranks 2") as one:
         yield one
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from tests.data.far import Far, moved
 from tests.data.far import Notebook as FarNotebook
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook
+from tests.lab.pools import Pools
 
 MODEL = """
 import torch
@@ -32,8 +33,8 @@ opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("links"), "%sky_pool --nodes 2 --plugin torch") as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent("--ranks 2 --plugin torch") as one:
         yield one
 
 

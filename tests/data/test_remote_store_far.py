@@ -7,6 +7,7 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,12 +30,21 @@ STORE = "/dev/shm/skymagic-store"
 ROOT = str(Path(__file__).resolve().parents[2])
 SILENCE = 4.0  # seconds after which a server is given up; a cut lasts longer
 CUT = 6.0
+DEAD = 3
+"""Seconds after which a peer that does not answer is dead, and for which it is dialled."""
+LONG_CUT = 12.0
+"""A connection's keepalive has failed by then, and another one too."""
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    with machines(tmp_path_factory.mktemp("far") / "hosts", 3, rate_mbit=100, delay_ms=10) as made:
+        yield made
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Machines]:
-    with machines(tmp_path / "hosts", 3, rate_mbit=100, delay_ms=10) as made:
-        yield made
+def peers_are_dead_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skymagic.ssh.dial.DEAD_PEER_TIMEOUT", DEAD)
 
 
 class Pool:
@@ -51,7 +61,7 @@ class Pool:
         """A connection that is not dead."""
         known = self.connections.get(name)
         if known is None or not known.alive:
-            known = connect(SshConfig(self.hosts.config).endpoint(HostSpec(name, name)))
+            known = connect(replace(SshConfig(self.hosts.config).endpoint(HostSpec(name, name)), timeout=float(DEAD)))
             self.connections[name] = known
         return known
 
@@ -115,9 +125,10 @@ def test_the_link_is_cut_for_longer_than_a_silence(hosts: Machines, pool: Pool) 
     assert all(pool.store.name(key) in names for names in pool.there())
 
 
+@pytest.mark.usefixtures("peers_are_dead_soon")
 def test_a_machine_loses_its_cable_while_it_follows(hosts: Machines, pool: Pool) -> None:
     pool.put(b"all are up")
-    mended = threading.Timer(20.0, hosts[1].mend)  # a connection's keepalive has failed by then, and another one too
+    mended = threading.Timer(LONG_CUT, hosts[1].mend)
 
     def cut() -> None:
         hosts[1].cut()
@@ -131,6 +142,7 @@ def test_a_machine_loses_its_cable_while_it_follows(hosts: Machines, pool: Pool)
     assert any("h2 cannot be reached at present" in sentence for sentence in pool.said)
 
 
+@pytest.mark.usefixtures("peers_are_dead_soon")
 def test_a_machine_dies(hosts: Machines) -> None:
     pool = Pool(hosts, retry_timeout=2.0, silence_timeout=SILENCE)
     try:
@@ -144,6 +156,7 @@ def test_a_machine_dies(hosts: Machines) -> None:
             assert pool.store.name(key) in pool.connection(name).run(f"ls {STORE}").out.split()
     finally:
         pool.close()
+        hosts[2].reboot()
 
 
 def test_sessions_are_killed(hosts: Machines, pool: Pool) -> None:

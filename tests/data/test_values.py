@@ -9,14 +9,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.lab.notebook import Notebook, gate, opened
+from tests.lab.notebook import Notebook, gate
+from tests.lab.pools import KERNEL, Pools
 
 SETUP = "%%sky_broadcast\nimport os\nrank = int(os.environ['RANK']);"
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("values"), "%sky_pool --nodes 3", SETUP) as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent("--ranks 3", SETUP) as one:
         yield one
 
 
@@ -90,9 +91,9 @@ def test_types_stay(notebook: Notebook) -> None:
 
 def test_torch_tensors_and_models(notebook: Notebook) -> None:
     notebook.run(
-        "%%sky_broadcast -o r\nimport torch\nt = torch.arange(4.0).reshape(2, 2)[:, 1]\nm = torch.nn.Linear(2, 1)\n{'t': t, 'm': m.state_dict(), 'g': m};"
+        "%%sky_broadcast -o r -t 1\nimport torch\nt = torch.arange(4.0).reshape(2, 2)[:, 1]\nm = torch.nn.Linear(2, 1)\n{'t': t, 'm': m.state_dict(), 'g': m};"
     )
-    assert notebook.value("r[1]['t'].tolist(), r[1]['g'].weight.requires_grad, list(r[1]['m'])") == (
+    assert notebook.value("r[0]['t'].tolist(), r[0]['g'].weight.requires_grad, list(r[0]['m'])") == (
         [1.0, 3.0],
         True,
         ["weight", "bias"],
@@ -148,13 +149,6 @@ def test_a_result_of_64_megabytes_of_text(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast -o r --head\n'ä' * (32 * 2**20);")
     assert notebook.value("len(r), r[0], r[-1]") == (32 * 2**20, "ä", "ä")
     notebook.run("del r")
-
-
-def test_values_outlive_the_pool(tmp_path: Path) -> None:
-    with opened(tmp_path, "%sky_pool --nodes 1") as one:
-        one.run("%%sky_broadcast -o r\nimport numpy as np\nnp.arange(10**6);")
-        one.run("%sky_down")
-        assert one.value("r[0].sum().item()") == 499999500000
 
 
 # ------------------------------------------------------------------------------------------ what cannot come back
@@ -472,8 +466,9 @@ def test_a_rank_that_dies_between_cells_is_replaced_and_told(notebook: Notebook)
     notebook.run(SETUP)
 
 
-def test_down_ends_every_process_and_is_legal_twice(tmp_path: Path) -> None:
-    with opened(tmp_path, "%sky_pool one --nodes 2", "%sky_pool two --nodes 1") as one:
+def test_down_ends_every_process_and_is_legal_twice_and_values_outlive_it(shared_pools: Pools) -> None:
+    with shared_pools.lent(KERNEL, "%sky_pool one --nodes 2", "%sky_pool two --nodes 1") as one:
+        one.run("%%sky_broadcast -o r\nimport numpy as np\nnp.arange(10**6);")
         children = psutil.Process(one.pid).children(recursive=True)
         assert "one" in one.run("%sky_down one").stdout
         assert "'two'" in one.run("%sky_status").said
@@ -483,6 +478,7 @@ def test_down_ends_every_process_and_is_legal_twice(tmp_path: Path) -> None:
         assert "no pool" in one.run("%sky_status").said
         assert one.run("%sky_down").text == "no pool is running\n"
         assert "there is no pool" in one.fail("%%sky_broadcast\n1").text
+        assert one.value("r[0].sum().item()") == 499999500000
         one.run("%sky_pool one --nodes 1")
         one.run("%%sky_broadcast -o r\n1")
         assert one.value("r") == [1]

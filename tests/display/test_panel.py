@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from skymagic.display.panel import NodeView, PoolView, html
 from skymagic.display.starting import environment_step
 from skymagic.display.use import RankUse
 from skymagic.plan.units import rank_words
-from tests.lab.notebook import opened
+from tests.lab.pools import KERNEL, Pools
 
 TAGS = re.compile(r"<[^>]*>")
 
@@ -142,8 +141,8 @@ def test_many_ranks_are_named_as_ranges(ranks: list[int], words: str) -> None:
 # ------------------------------------------------------------------------------------------ in a notebook
 
 
-def test_a_start_is_one_display_that_ends_as_one_line(tmp_path: Path) -> None:
-    with opened(tmp_path, watched=True) as notebook:
+def test_a_start_is_one_display_that_ends_as_one_line(shared_pools: Pools) -> None:
+    with shared_pools.lent(KERNEL, watched=True) as notebook:
         shown = notebook.run("%sky_pool --ranks 2")
         start, pool = shown.rich
         assert shown.text == ""
@@ -161,21 +160,23 @@ def test_a_start_is_one_display_that_ends_as_one_line(tmp_path: Path) -> None:
         assert failed.rich == [], "a request that is refused shows nothing of a start"
 
 
-def test_a_start_that_fails_says_so_in_its_place(tmp_path: Path) -> None:
-    with opened(tmp_path, watched=True) as notebook:
+def test_a_start_that_fails_says_so_in_its_place(shared_pools: Pools) -> None:
+    with shared_pools.lent(KERNEL, watched=True) as notebook:
         notebook.run(
             "import skymagic as sky\nfrom skymagic.providers.local import Local\n"
-            "def refuse(self, survey, job_id, say):\n    raise OSError('no machine')\nLocal.acquire = refuse"
+            "acquire = Local.acquire\ndef refuse(self, survey, job_id, say):\n    raise OSError('no machine')\nLocal.acquire = refuse"
         )
         shown = notebook.finish(notebook.start("%sky_pool --ranks 2"))
+        notebook.run("Local.acquire = acquire")
         assert shown.error is not None
         (start,) = shown.rich
         assert TAGS.sub("", start["text/html"]).endswith("· not started")
 
 
 @pytest.mark.parametrize(("silent", "watched"), [("1", True), ("0", False)])
-def test_without_anybody_there_a_start_is_lines(tmp_path: Path, silent: str, watched: bool) -> None:
-    with opened(tmp_path, env={NONINTERACTIVE: silent}, watched=watched) as notebook:
+def test_without_anybody_there_a_start_is_lines(shared_pools: Pools, silent: str, watched: bool) -> None:
+    said = f"import os\nos.environ[{NONINTERACTIVE!r}] = {silent!r}"
+    with shared_pools.lent(KERNEL, said, watched=watched) as notebook:
         shown = notebook.run("%sky_pool --ranks 1;")
         assert [line.split()[0] for line in shown.lines] == ["starting", "ready"]
         assert shown.kinds == ["stdout", "execute_result"]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.lab.notebook import WIDGET_VIEW, Notebook, Shown, opened
+from tests.lab.notebook import WIDGET_VIEW, Notebook, Shown
+from tests.lab.pools import Pools
 
 SLIDER = """%%sky_broadcast
 import ipywidgets, os, time
@@ -21,8 +22,8 @@ ipywidgets.VBox([slider, said])"""
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("widgets"), "%sky_pool --nodes 2", watched=True) as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent("--ranks 2", watched=True) as one:
         yield one
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from skymagic.display import results
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook
+from tests.lab.pools import Pools
 
 
 class Loud:
@@ -66,9 +67,9 @@ def test_the_tables_rows_are_of_the_ranks_that_were_asked() -> None:
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
     setup = "%%sky_broadcast\nimport os\nimport numpy as np\nimport skymagic as sky\nrank = int(os.environ['RANK'])"
-    with opened(tmp_path_factory.mktemp("results"), "%sky_pool --ranks 2", setup) as one:
+    with shared_pools.lent("--ranks 2", setup) as one:
         yield one
 
 

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook
+from tests.lab.pools import Pools
 
 COUNT = 1500
 """More than a queue of ZeroMQ's holds: a thread that waits for itself would wait for ever."""
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("sending")) as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent("--ranks 2") as one:
         one.run("from functools import partial\nfrom skymagic.display import live, sending\nsending.prepare()")
         yield one
 

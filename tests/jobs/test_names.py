@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.notebook import Notebook, opened, seen
+from tests.lab.notebook import Notebook, seen
+from tests.lab.pools import Pools
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("names"), "%sky_pool --nodes 2") as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent("--ranks 2") as one:
         yield one
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from skymagic.kernels.agent.output import RankOutput
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook
+from tests.lab.pools import KERNEL, Pools
 
 
 @pytest.fixture
-def notebook(tmp_path: Path) -> Iterator[Notebook]:
-    with opened(tmp_path, "pool = %sky_pool --nodes 2", "%%sky_broadcast\nmine = 'kept'") as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent(KERNEL, "pool = %sky_pool --ranks 2", "%%sky_broadcast\nmine = 'kept'") as one:
         yield one
 
 

@@ -16,12 +16,13 @@ from skymagic.kernels.agent.output import RankOutput
 from skymagic.kernels.agent.unattended import GRACE, UnattendedRuns
 from skymagic.plan.lifetime import Lifetime
 from skymagic.wire.agent import BeginOutput, Publish
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook
+from tests.lab.pools import Pools
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("away"), "pool = %sky_pool --nodes 2") as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent("--ranks 2", "pool = %sky_pool --ranks 2") as one:
         yield one
 
 

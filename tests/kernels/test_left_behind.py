@@ -15,12 +15,14 @@ import psutil
 import pytest
 
 from skymagic.kernels.agent.directories import LOCK, Directories, sweep
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook
+from tests.lab.pools import KERNEL, Pools
 
 
 @pytest.fixture
-def notebook(tmp_path: Path) -> Iterator[Notebook]:
-    with opened(tmp_path, "%sky_pool --nodes 2", "%%sky_broadcast -o pids\nimport os\nos.getpid();") as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    """With a pool that each test ends in a way of its own."""
+    with shared_pools.lent(KERNEL, "%sky_pool --nodes 2", "%%sky_broadcast -o pids\nimport os\nos.getpid();") as one:
         yield one
 
 

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from tests.kernels.test_left_behind import all_end, family
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook
+from tests.lab.pools import KERNEL, Pools
 
 START = '''
 import os, subprocess, sys
@@ -52,18 +53,17 @@ def forked():
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("orphans")) as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent(KERNEL) as one:
         yield one
 
 
 @pytest.fixture
-def pool(notebook: Notebook) -> Iterator[Notebook]:
-    """A pool of two ranks, of which `pids` are processes."""
+def pool(notebook: Notebook) -> Notebook:
+    """A pool of two ranks, of which `pids` are processes: another one where a test has ended it."""
     notebook.run("%sky_pool --nodes 2")
     notebook.run(f"%%sky_broadcast -o pids\n{START}\nos.getpid();")
-    yield notebook
-    notebook.run("%sky_down")
+    return notebook
 
 
 def started(notebook: Notebook, what: str) -> list[list[psutil.Process]]:

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.notebook import Notebook, Shown, gate, opened
+from tests.lab.notebook import Notebook, Shown, gate
+from tests.lab.pools import Pools
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("output"), "%sky_pool --nodes 2") as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent("--ranks 2") as one:
         one.run("%%sky_broadcast\nimport os, sys, subprocess, threading\nrank = int(os.environ['RANK']);")
         yield one
 

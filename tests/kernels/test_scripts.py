@@ -1,6 +1,6 @@
 """``%%sky_sh``: what a script finds, what is shown of it, how it fails, and that nothing of it is left.
 
-Tests that take `notebook` run on each of `PLACES`.
+Tests that take `notebook` run on each of `PLACES`, but for those of a script's text and of what is said of it, which a place has no part in.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ def notebook(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """A notebook with a pool that all tests share: none may break it for the next."""
     with pooled(request.param, tmp_path_factory.mktemp("notebook"), {"SECRET_WORD": "hunter2"}) as opened_one:
         yield opened_one
+
+
+HERE = pytest.mark.parametrize("notebook", ["local"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -259,10 +262,12 @@ def test_the_head_is_shown_and_all_are_labelled_by_node(notebook: Notebook) -> N
     assert notebook.run(sh(script, "--only 1")).stdout == "node 1\n"
 
 
+@HERE
 def test_a_script_is_whole_without_a_last_newline(notebook: Notebook) -> None:
     assert notebook.run("%%sky_sh\nif true; then\n  echo inside\nfi").lines == ["inside"]
 
 
+@HERE
 def test_it_is_bash_with_pipes_and_options(notebook: Notebook) -> None:
     shown = notebook.run(sh("[[ abc == a* ]] && echo bash\nfalse | true\necho $? ${PIPESTATUS[*]}"))
     assert shown.lines == ["bash", "0 1 0"]
@@ -272,12 +277,14 @@ def test_it_is_bash_with_pipes_and_options(notebook: Notebook) -> None:
     assert notebook.run(sh("false\ntrue")).error is None, "the last command counts"
 
 
+@HERE
 def test_the_lines_of_a_complaint_are_those_of_the_cell(notebook: Notebook) -> None:
     failed = notebook.fail("%%sky_sh\necho one\nno_such_command")
     assert "sky_sh: line 3: no_such_command: command not found" in failed.text
     assert "exit code 127" in failed.text
 
 
+@HERE
 def test_nothing_can_be_read(notebook: Notebook) -> None:
     assert notebook.run(sh("cat; read x || echo no input")).lines == ["no input"]
 
@@ -345,6 +352,7 @@ def test_a_node_that_fails_ends_the_others(notebook: Notebook) -> None:
     assert notebook.value("found") == [5] * 4, "the ranks had no part in it"
 
 
+@HERE
 def test_the_error_says_where_and_how(notebook: Notebook) -> None:
     caught = "try:\n    get_ipython().run_cell_magic('sky_sh', '-t 0', 'exit 4')\nexcept Exception as problem:\n    caught = problem"
     notebook.run(caught)
@@ -353,11 +361,13 @@ def test_the_error_says_where_and_how(notebook: Notebook) -> None:
     assert notebook.value("(str(copy) == str(caught), copy.node, copy.status)") == (True, 0, 4)
 
 
+@HERE
 def test_a_script_that_a_signal_ends_says_which(notebook: Notebook) -> None:
     failed = notebook.fail(sh("kill -SEGV $$", "-t 0"))
     assert "was ended by SIGSEGV" in failed.text
 
 
+@HERE
 def test_the_last_traceback_is_the_cause(notebook: Notebook) -> None:
     script = "python - <<'END'\ndef load():\n    raise KeyError('column')\nload()\nEND\nresult=$?; echo afterwards; exit $result"
     failed = notebook.fail(sh(script, "-t 0"))
@@ -374,6 +384,7 @@ REFUSED = {
 }
 
 
+@HERE
 @pytest.mark.parametrize("options", REFUSED)
 def test_misuse_is_told_in_a_line(notebook: Notebook, options: str) -> None:
     failed = notebook.fail(sh("echo run", options))
@@ -382,6 +393,7 @@ def test_misuse_is_told_in_a_line(notebook: Notebook, options: str) -> None:
     assert "rank" not in failed.text
 
 
+@HERE
 def test_more_nodes_than_there_are_is_told_at_once(notebook: Notebook) -> None:
     assert "--nnodes=4, and 2 nodes" in too_many_nodes("torchrun --nnodes=4 main.py", 2)
     assert too_many_nodes("torchrun --nnodes $N a.py; torchrun --nnodes=1:4 b.py; torchrun --nnodes=2 c.py", 2) == ""
@@ -474,6 +486,7 @@ def test_what_a_script_leaves_behind_is_ended_and_said(notebook: Notebook) -> No
     assert "sleep 1002" in shown.stderr
 
 
+@HERE
 def test_what_ends_by_itself_is_not_said(notebook: Notebook) -> None:
     assert notebook.run(sh("(sleep 0.1; echo late) & echo first")).text == "first\nlate\n"
 

@@ -53,10 +53,12 @@ def remember_kernel(space: dict[str, Any]) -> None:
 
 
 def check(ranks: int) -> None:
-    """Raise an AssertionError where the notebook's pool `main` is not ready, or is at work."""
+    """Raise an AssertionError where the notebook's pool `main` is not ready, or is at work; without ranks it is to have no pool."""
     from skymagic.pool import registry
 
-    registry.close([pool for pool in (*registry.every(), *registry.ended()) if pool.name != "main"])
+    registry.close([pool for pool in (*registry.every(), *registry.ended()) if not ranks or pool.name != "main"])
+    if not ranks:
+        return
     pool = registry.find("main")
     assert (pool.state.name, pool.world_size) == ("READY", ranks), f"the pool is {pool!r}"
     registry.use(pool)
@@ -72,7 +74,8 @@ def empty_kernel(space: dict[str, Any]) -> None:
     space["_oh"].clear()
     for name in [name for name in space if re.fullmatch(r"_\d+", name)]:
         del space[name]
-    space.update(dict.fromkeys(("_", "__", "___"), ""))
+    # not as a user's own, which IPython would leave as they are from then on
+    shell.push(dict.fromkeys(("_", "__", "___"), ""), interactive=False)
     shell.displayhook._ = shell.displayhook.__ = shell.displayhook.___ = ""
     empty(space)
     folder = _begun["folder"]

@@ -331,6 +331,11 @@ class Notebook:
 
     # -- the kernel ----------------------------------------------------------------------------------------------
 
+    @property
+    def alive(self) -> bool:
+        """Whether the kernel's process is there."""
+        return bool(self._manager.is_alive())
+
     def interrupt(self) -> None:
         """Press the stop button."""
         self._manager.interrupt_kernel()

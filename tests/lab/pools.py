@@ -7,7 +7,7 @@ A file that needs a notebook with a pool, and leaves it as it was but for names,
         with shared_pools.lent("--ranks 2", "import sys") as one:
             yield one
 
-With ``scope="function"`` (no scope) each test gets it emptied, which takes a tenth of a second instead of some. A test that breaks its
+``lent(KERNEL)`` has no pool: those that its borrower makes there are stopped afterwards. With ``scope="function"`` (no scope) each test gets it emptied, which takes a tenth of a second instead of some. A test that breaks its
 pool (ends it, kills its processes, fills its disk) says so with ``shared_pools.spoil(notebook)``, or takes one of its own with
 ``tests.lab.notebook.opened``. A pool that is not as it was is never lent again: whether it is, is looked at each time.
 """
@@ -23,6 +23,8 @@ import pytest
 from tests.durations import CLOCK
 from tests.lab.notebook import Notebook
 
+KERNEL = ""
+"""The shape of a notebook without a pool."""
 MOST = 2
 """Pools that a worker keeps: each takes memory and, with its heartbeats, some of the processor."""
 IN_KERNEL = "__import__('tests.lab.emptying', fromlist=['_'])"
@@ -81,10 +83,12 @@ class Pools:
         notebook = Notebook(folder)
         try:
             notebook.run("%load_ext skymagic")
-            notebook.run(f"%sky_pool main {shape}")
-            notebook.run(f"%%sky_broadcast --no-push\n{IN_KERNEL}.remember(globals());")
+            ranks = 0
+            if shape != KERNEL:
+                notebook.run(f"%sky_pool main {shape}")
+                notebook.run(f"%%sky_broadcast --no-push\n{IN_KERNEL}.remember(globals());")
+                ranks = notebook.value("__import__('skymagic').find('main').world_size")
             notebook.value(f"{IN_KERNEL}.remember_kernel(globals())")
-            ranks = notebook.value("__import__('skymagic').find('main').world_size")
         except BaseException:
             notebook.close()
             raise
@@ -97,10 +101,12 @@ class Pools:
             return None
         notebook, ranks = self._kept.pop(shape)
         try:
-            assert ranks > 0, "its test has said that it is broken"
+            assert notebook.alive, "its kernel was ended"
+            assert ranks >= 0, "its test has said that it is broken"
             notebook.value(f"{IN_KERNEL}.check({ranks})")
-            notebook.run(EMPTY_RANKS)
-            assert len(set(notebook.value("_lab_pids"))) == ranks
+            if ranks:
+                notebook.run(EMPTY_RANKS)
+                assert len(set(notebook.value("_lab_pids"))) == ranks
             notebook.value(f"{IN_KERNEL}.empty_kernel(globals())")
         except Exception as problem:
             print(f"a pool of {shape} is not lent again: {problem}")

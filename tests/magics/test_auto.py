@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook
+from tests.lab.pools import Pools
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    folder = tmp_path_factory.mktemp("auto")
-    with opened(folder, "%sky_pool --ranks 2", "%sky_auto on") as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent("--ranks 2", "%sky_auto on") as one:
         yield one
 
 

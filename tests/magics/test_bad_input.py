@@ -13,12 +13,13 @@ import psutil
 import pytest
 
 from skymagic.run.engine import PURGE_AFTER, PURGE_BYTES
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook
+from tests.lab.pools import KERNEL, Pools
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("bad"), "%sky_pool --nodes 2 --plugin torch") as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent("--ranks 2 --plugin torch") as one:
         one.run("%%sky_broadcast\nimport os, sys, threading\nrank = int(os.environ['RANK']);")
         yield one
 
@@ -74,8 +75,8 @@ def test_syntax_error_is_said_once_and_nothing_is_sent(notebook: Notebook, body:
     assert "skymagic" not in shown.error.text
 
 
-def test_syntax_error_starts_no_pool(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with opened(tmp_path_factory.mktemp("none")) as one:
+def test_syntax_error_starts_no_pool(shared_pools: Pools) -> None:
+    with shared_pools.lent(KERNEL) as one:
         assert one.fail("%%sky_broadcast --nodes 2\ndef f(:").ename == "CellSyntaxError"
         assert psutil.Process(one.pid).children() == []
 
@@ -425,8 +426,8 @@ def test_restarts_leave_nothing(notebook: Notebook) -> None:
     assert grown(notebook, before) == {}
 
 
-def test_pools_that_come_and_go_leave_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with opened(tmp_path_factory.mktemp("come-and-go")) as one:
+def test_pools_that_come_and_go_leave_nothing(shared_pools: Pools) -> None:
+    with shared_pools.lent(KERNEL) as one:
         figures = []
         for _ in range(3):
             one.run("%sky_pool passing --nodes 1")

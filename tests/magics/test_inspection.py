@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from skymagic.display import inspection
-from tests.lab.notebook import Notebook, Shown, opened
+from tests.lab.notebook import Notebook, Shown
+from tests.lab.pools import Pools
 
 pytest.importorskip("torch")
 
@@ -27,8 +28,8 @@ dist.barrier()
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("inspection"), "%sky_pool --ranks 3 --plugin torch") as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent("--ranks 3 --plugin torch") as one:
         yield one
 
 

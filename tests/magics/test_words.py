@@ -9,13 +9,14 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook
+from tests.lab.pools import Pools
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
     """A notebook with a pool of two ranks, without a plugin; the last test ends the pool."""
-    with opened(tmp_path_factory.mktemp("words"), "%sky_pool --ranks 2") as one:
+    with shared_pools.lent("--ranks 2") as one:
         yield one
 
 
@@ -41,7 +42,7 @@ def test_a_name_that_some_ranks_have_comes_from_those(notebook: Notebook) -> Non
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 @pytest.mark.parametrize("use", ["torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))", "dist.barrier()"])
 def test_a_group_that_is_not_there_hints_at_the_plugin(notebook: Notebook, use: str) -> None:
-    failed = notebook.fail(f"%%sky_broadcast\nimport torch, torch.distributed as dist\n{use}")
+    failed = notebook.fail(f"%%sky_broadcast -t 0\nimport torch, torch.distributed as dist\n{use}")
     assert "end it (%sky_down), and make it with --plugin torch" in failed.text.splitlines()[-2]
 
 

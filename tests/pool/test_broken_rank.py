@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook
+from tests.lab.pools import Pools
 
 pytest.importorskip("torch")
 
@@ -49,8 +50,8 @@ HANGING = {
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("broken"), "%sky_pool --nodes 3 --plugin torch") as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent("--ranks 3 --plugin torch") as one:
         yield one
 
 

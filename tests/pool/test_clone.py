@@ -9,7 +9,8 @@ import pytest
 
 import skymagic as sky
 from skymagic.errors import RequestError
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook
+from tests.lab.pools import Pools
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
 
@@ -48,9 +49,9 @@ TRAIN = "%%sky_broadcast -o found\nfor _ in range(3):\n    step()\nweights()"
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
     plugin = " --plugin torch" if find_spec("torch") else ""
-    with opened(tmp_path_factory.mktemp("clone"), f"%sky_pool --nodes 3{plugin}") as one:
+    with shared_pools.lent(f"--ranks 3{plugin}") as one:
         yield one
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook
+from tests.lab.pools import KERNEL, Pools
 
 
 @pytest.fixture
-def notebook(tmp_path: Path) -> Iterator[Notebook]:
-    with opened(tmp_path) as made:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent(KERNEL) as made:
         yield made
 
 

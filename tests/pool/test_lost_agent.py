@@ -8,14 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook
+from tests.lab.pools import Pools
 
 AGENT = "pool.pool._resources.agents._links[0]._transport._child.pid"
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("lost"), "pool = %sky_pool --nodes 2", "big = list(range(400_000))") as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent("--ranks 2", "pool = %sky_pool --ranks 2", "big = list(range(400_000))") as one:
         yield one
 
 

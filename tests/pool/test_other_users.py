@@ -18,7 +18,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from tests.conftest import traces
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook
+from tests.lab.pools import Pools
 
 NOBODY = 65534
 LOOK = """
@@ -51,8 +52,8 @@ NOISE = [b"", b"\x00" * 8, b"<IDS|MSG>"]
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("notebook"), "%sky_pool --nodes 2") as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent("--ranks 2") as one:
         yield one
 
 

@@ -32,10 +32,25 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 
 @pytest.fixture(autouse=True)
-def no_pool_is_left(notebook: Notebook) -> Iterator[None]:
+def no_pool_is_left(request: pytest.FixtureRequest, notebook: Notebook) -> Iterator[None]:
+    """Tests begin and end without a pool, but for those that look at the one of `running`."""
+    shared = "running" in request.fixturenames
+    if not shared:
+        notebook.run("%sky_down --all")
     yield
-    notebook.run("%sky_down --all")
-    assert family(notebook) == []
+    if not shared:
+        notebook.run("%sky_down --all")
+        assert family(notebook) == []
+
+
+STARTED = "%sky_pool --nodes 1 --secret POOL_TEST_SECRET"
+
+
+@pytest.fixture
+def running(notebook: Notebook) -> Notebook:
+    """With a pool that no test changes: it is started where it is not there."""
+    notebook.run(STARTED)
+    return notebook
 
 
 PLUGINS = '''
@@ -131,8 +146,14 @@ def test_sky_pool_again_is_the_same_pool(notebook: Notebook) -> None:
     assert notebook.value("pids == again") is True
 
 
-def test_another_shape_under_the_same_name_is_refused(notebook: Notebook) -> None:
-    notebook.run("%sky_pool --nodes 1")
+def test_a_rank_has_loaded_nothing_that_the_cell_did_not_ask_for(running: Notebook) -> None:
+    heavy = {"debugpy", "tqdm", "numpy", "torch", "pandas", "matplotlib", "jedi"}
+    running.run(f"%%sky_broadcast -o r\nimport sys\nsorted({heavy!r} & sys.modules.keys())")
+    assert running.value("r") == [[]]
+
+
+def test_another_shape_under_the_same_name_is_refused(running: Notebook) -> None:
+    notebook = running
     before = {process.pid for process in family(notebook)}
     for line in (
         "%%sky_broadcast --nodes 2\n1",
@@ -144,13 +165,6 @@ def test_another_shape_under_the_same_name_is_refused(notebook: Notebook) -> Non
         assert "'main' runs already" in error.text
         assert "%sky_down main" in error.text
     assert {process.pid for process in family(notebook)} == before
-
-
-def test_a_rank_has_loaded_nothing_that_the_cell_did_not_ask_for(notebook: Notebook) -> None:
-    notebook.run("%sky_pool --nodes 1")
-    heavy = {"debugpy", "tqdm", "numpy", "torch", "pandas", "matplotlib", "jedi"}
-    notebook.run(f"%%sky_broadcast -o r\nimport sys\nsorted({heavy!r} & sys.modules.keys())")
-    assert notebook.value("r") == [[]]
 
 
 def test_two_pools_side_by_side(notebook: Notebook) -> None:
@@ -363,6 +377,10 @@ def test_every_rank_of_two_nodes_with_two_ranks_knows_its_place(notebook: Notebo
     assert len(ports) == 1
     head = psutil.Process(int(notebook.run("%sky_status").said.splitlines()[2].split()[3]))
     assert int(ports.pop()) in {c.laddr.port for c in head.net_connections("tcp") if c.status == "LISTEN"}
+    listening = [
+        c.laddr.ip for process in family(notebook) for c in process.net_connections("inet") if c.status == "LISTEN"
+    ]
+    assert {address for address in listening if not address.startswith("127.")} <= {"::1"}, "no public address"
 
 
 @pytest.mark.parametrize("options", ["--dry-run", "", "--cpus 9999"])
@@ -373,7 +391,7 @@ def test_a_secret_that_is_not_there_is_refused(notebook: Notebook, options: str)
 
 
 def test_a_secret_is_in_no_command_line_and_in_nothing_shown(notebook: Notebook) -> None:
-    shown = notebook.run("%sky_pool --nodes 1 --secret POOL_TEST_SECRET")
+    shown = notebook.run(STARTED)
     status = notebook.run("%sky_status")
     texts = [
         shown.text,
@@ -386,20 +404,7 @@ def test_a_secret_is_in_no_command_line_and_in_nothing_shown(notebook: Notebook)
     files = [path for folder in folders(notebook) for path in folder.rglob("*") if path.is_file()]
     assert files
     assert not [path for path in files if b"hush-7391" in path.read_bytes()]
-
-
-def test_the_pools_files_are_the_users_alone(notebook: Notebook) -> None:
-    notebook.run("%sky_pool --nodes 1")
-    assert [folder.stat().st_mode & 0o777 for folder in folders(notebook)] == [0o700, 0o700]
-
-
-def test_ranks_listen_on_no_public_address(notebook: Notebook) -> None:
-    notebook.run("%sky_pool --nodes 2 --plugin torch")
-    listening = [
-        c.laddr.ip for process in family(notebook) for c in process.net_connections("inet") if c.status == "LISTEN"
-    ]
-    assert listening
-    assert {address for address in listening if not address.startswith("127.")} <= {"::1"}
+    assert [folder.stat().st_mode & 0o777 for folder in folders(notebook)] == [0o700, 0o700], "the user's alone"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ports are held on Linux only")
@@ -510,7 +515,6 @@ def test_a_process_of_ours_that_is_killed_is_told_and_leaves_nothing(notebook: N
     notebook.run("%sky_down")
     assert gone(processes) == []
     assert [path for path in left if path.exists()] == []
-    notebook.run("%sky_pool --nodes 1")
 
 
 def test_a_pool_that_is_lost_between_cells_is_told_by_the_next(notebook: Notebook) -> None:
@@ -555,31 +559,40 @@ def test_extension_is_loaded_again_and_unloaded(tmp_path: Path) -> None:
         assert gone(processes) == []
 
 
-def test_a_group_of_the_users_own_without_a_plugin(tmp_path: Path) -> None:
+def test_a_group_of_the_users_own_without_a_plugin(notebook: Notebook) -> None:
     """The environment is complete; also that of a rank that was started anew."""
     pytest.importorskip("torch")
     body = (
         "%%sky_broadcast -o sums\nimport torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
         "one = torch.ones(1)\ndist.all_reduce(one)\ndist.destroy_process_group()\none.item()"
     )
-    with opened(tmp_path, "%sky_pool --nodes 2", body) as notebook:
-        assert notebook.value("sums") == [2.0, 2.0]
-        notebook.run("%sky_restart --rank 0")
-        notebook.run(body)
-        assert notebook.value("sums") == [2.0, 2.0]
+    notebook.run("%sky_pool --nodes 2")
+    notebook.run(body)
+    assert notebook.value("sums") == [2.0, 2.0]
+    notebook.run("%sky_restart --rank 0")
+    notebook.run(body)
+    assert notebook.value("sums") == [2.0, 2.0]
 
 
-def test_files_beside_the_notebook_are_not_pythons_own(tmp_path: Path) -> None:
+def test_files_beside_the_notebook_are_not_pythons_own(notebook: Notebook) -> None:
     """What starts the ranks uses Python's `selectors`; ranks find what lies beside the notebook, as the notebook does."""
-    (tmp_path / "selectors.py").write_text("raise RuntimeError('the wrong one')")
-    (tmp_path / "mine.py").write_text("word = 'here'")
-    with opened(tmp_path, "%sky_pool --nodes 1") as notebook:
+    wrong = notebook.folder / "selectors.py"
+    wrong.write_text("raise RuntimeError('the wrong one')")
+    (notebook.folder / "mine.py").write_text("word = 'here'")
+    try:
+        notebook.run("%sky_pool --nodes 1")
         assert notebook.run("%%sky_broadcast\nimport mine\nprint(mine.word)").text == "here\n"
+    finally:
+        wrong.unlink()
 
 
-def test_ranks_that_registered_unheard_are_asked_for(tmp_path: Path) -> None:
+def test_ranks_that_registered_unheard_are_asked_for(notebook: Notebook) -> None:
     """Far away, ranks can be there before the client's subscription has reached the controller."""
-    deaf = "import skymagic.run.engine\nskymagic.run.engine._Client._register_engine = lambda client, message: None"
-    with opened(tmp_path, deaf, "%sky_pool --nodes 2") as notebook:
+    client = "skymagic.run.engine._Client._register_engine"
+    notebook.run(f"import skymagic.run.engine\nheard = {client}\n{client} = lambda client, message: None")
+    try:
+        notebook.run("%sky_pool --nodes 2")
         shown = notebook.run("%%sky_broadcast --only all\nprint('here')")
         assert shown.text.count("here") == 2
+    finally:
+        notebook.run(f"{client} = heard")

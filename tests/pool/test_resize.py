@@ -9,8 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook
 from tests.lab.places import ON_HOSTS, pooled
+from tests.lab.pools import KERNEL, Pools
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 PLACE = """%%sky_broadcast -o places
@@ -22,8 +23,8 @@ info = sky.instance_info()
 
 
 @pytest.fixture
-def notebook(tmp_path: Path) -> Iterator[Notebook]:
-    with opened(tmp_path) as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent(KERNEL) as one:
         yield one
 
 

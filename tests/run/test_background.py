@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.notebook import Notebook, gate, opened
+from tests.lab.notebook import Notebook, gate
+from tests.lab.pools import Pools
 
 TEN = "for step in range(10):\n    print('step', step, 'of rank', rank)\n"
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("background"), "%sky_pool --nodes 2") as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent("--ranks 2") as one:
         one.run("%%sky_broadcast\nimport os\nrank = int(os.environ['RANK']);")
         one.run("def begin(line, body): return get_ipython().run_cell_magic('sky_broadcast', f'-a {line}', body)")
         yield one

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.notebook import Failed, Notebook, opened
+from tests.lab.notebook import Failed, Notebook
+from tests.lab.pools import Pools
 
 SETUP = "%%sky_broadcast\nimport os, sys\nrank = int(os.environ['RANK']);"
 HOST = socket.gethostname()
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("failures"), "%sky_pool --nodes 3", "import sys", SETUP) as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent("--ranks 3", "import sys", SETUP) as one:
         yield one
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook
+from tests.lab.pools import Pools
 
 pytest.importorskip("torch")
 
@@ -25,8 +26,8 @@ step(torch.ones(4, 2))
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("post-mortem"), "%sky_pool --ranks 2 --plugin torch") as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent("--ranks 2 --plugin torch") as one:
         yield one
 
 

@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.notebook import Failed, Notebook, Shown, opened
+from tests.lab.notebook import Failed, Notebook, Shown
+from tests.lab.pools import Pools
 
 HOST = socket.gethostname()
 SETUP = "%%sky_broadcast\nimport os, sys, time\nrank = int(os.environ['RANK']);"
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("shown"), "%sky_pool --nodes 2", "import sys", SETUP) as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent("--ranks 2", "import sys", SETUP) as one:
         yield one
 
 

@@ -15,7 +15,8 @@ from skymagic.run.slowness import Usage, now, over
 from skymagic.run.stall import LAST_SAMPLES, Stall
 from skymagic.runtime import limits, usage
 from skymagic.wire.metrics import FIXED, USAGE, packed
-from tests.lab.notebook import Shown, opened
+from tests.lab.notebook import Shown
+from tests.lab.pools import Pools
 
 
 def loader(share: float, seconds: int = 12, step: float = 1.0) -> list[Usage]:
@@ -98,7 +99,7 @@ def line(shown: Shown) -> str:
     return next((data["text/plain"] for data in shown.rich if " · " in data["text/plain"]), "")
 
 
-def test_a_slow_data_set_on_one_rank_is_named(tmp_path: Path) -> None:
+def test_a_slow_data_set_on_one_rank_is_named(shared_pools: Pools, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     stop = tmp_path / "stop"
     cell = f"""\
@@ -117,7 +118,7 @@ for batch in DataLoader(Images(), batch_size=2):
     if os.path.exists({str(stop)!r}):
         break
 """
-    with opened(tmp_path, "%sky_pool --ranks 2 --plugin torch", view_after=0.2, watched=True) as notebook:
+    with shared_pools.lent("--ranks 2 --plugin torch", view_after=0.2, watched=True) as notebook:
         shown = notebook.start(cell)
         notebook.watch(shown, lambda one: "loading data" in line(one))
         said = re.search(r"rank 1 spends (\d+)% of its steps loading data", line(shown))
@@ -163,7 +164,7 @@ def test_a_rank_for_which_the_others_wait_each_time_is_always_last() -> None:
     assert last_of(busy) == [], "the others work too"
 
 
-def test_a_straggler_of_ddp_is_named_without_reports(tmp_path: Path) -> None:
+def test_a_straggler_of_ddp_is_named_without_reports(shared_pools: Pools, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     stop = tmp_path / "stop"
     cell = f"""\
@@ -181,10 +182,10 @@ while True:
         break
 """
     setting = "%config SkyMagic.stall_after = 2.0"  # five looks in it
-    with opened(tmp_path, setting, "%sky_pool --ranks 2 --plugin torch", view_after=0.2, watched=True) as notebook:
+    with shared_pools.lent("--ranks 2 --plugin torch", setting, view_after=0.2, watched=True) as notebook:
         shown = notebook.start(cell)
         notebook.watch(shown, lambda one: "last in every collective" in line(one))
         assert "rank 1 is last in every collective" in line(shown)
         stop.touch()
         notebook.finish(shown)
-    assert re.fullmatch(r"2 ranks · \d+\.\d s · rank 1 was last in every collective", line(shown))
+    assert re.fullmatch(r"2 ranks · \d+\.\d s · (?:shipped .* · )?rank 1 was last in every collective", line(shown))

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from skymagic.plan.requests import Defaults
-from tests.lab.notebook import ROOT, Failed, Notebook, Shown, opened
+from tests.lab.notebook import ROOT, Failed, Notebook, Shown
+from tests.lab.pools import Pools
 
 pytest.importorskip("torch")
 
@@ -26,8 +27,8 @@ FOREVER = 1000.0
 
 
 @pytest.fixture(scope="module")
-def module_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("stopping"), "%sky_pool --nodes 3 --plugin torch", SETUP) as one:
+def module_notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent("--ranks 3 --plugin torch", SETUP) as one:
         one.run(f"%config SkyMagic.grace = {FOREVER}")
         yield one
 

@@ -16,7 +16,8 @@ from nbclient import NotebookClient
 from skymagic.display.bars import Bars, bar
 from skymagic.display.labels import Terminal
 from skymagic.display.run_line import Number, Progress, RunEnd, RunState, as_html, end_line, line, sparkline
-from tests.lab.notebook import ROOT, WIDGET_VIEW, Notebook, Shown, buttons, has_buttons, opened
+from tests.lab.notebook import ROOT, WIDGET_VIEW, Notebook, Shown, buttons, has_buttons
+from tests.lab.pools import Pools
 
 WIDGETS = "application/vnd.jupyter.widget"
 
@@ -164,11 +165,12 @@ def test_what_is_open_goes_on_below_the_line(before: str, after: str, shown: lis
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
     setup = "%%sky_broadcast\nimport os, sys, time\nimport skymagic as sky\nrank = int(os.environ['RANK']);"
-    folder = tmp_path_factory.mktemp("view")
     patient = "%config SkyMagic.grace = 30.0"  # no rank is killed, and loses its names, because the machine is busy
-    with opened(folder, patient, "pool = %sky_pool --ranks 2", setup, view_after=0.2, watched=True) as one:
+    with shared_pools.lent(
+        "--ranks 2", patient, "pool = %sky_pool --ranks 2", setup, view_after=0.2, watched=True
+    ) as one:
         yield one
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.lab.notebook import Notebook, Shown, opened
+from tests.lab.notebook import Notebook, Shown
+from tests.lab.pools import KERNEL, Pools
 
 HOOK = """%%sky_broadcast
 import os, signal, time, skymagic as sky
@@ -34,8 +35,8 @@ while hangs:
 
 
 @pytest.fixture
-def notebook(tmp_path: Path):
-    with opened(tmp_path) as one:
+def notebook(shared_pools: Pools, tmp_path: Path):
+    with shared_pools.lent(KERNEL) as one:
         one.run(f"folder, signals, hangs = {str(tmp_path)!r}, ['SIGUSR1', 'SIGTERM'], True")
         yield one
 
