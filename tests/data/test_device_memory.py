@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -100,7 +101,7 @@ def test_pieces_of_host_and_device_come_in_their_order(
     data = torch.randint(0, 255, (10_000,), dtype=torch.uint8)
     raw = data.numpy().tobytes()
     gpu.put(data)
-    pieces = [
+    pieces: list[bytes | memoryview | device.DeviceBytes] = [
         b"begin", device.DeviceBytes(data[:3333], []), device.DeviceBytes(data[3333:3334], []), b"between",
         memoryview(b"more"), device.DeviceBytes(data[3334:], []), b"end",
     ]  # fmt: skip
@@ -178,3 +179,38 @@ def test_changes_of_a_devices_memory_are_seen(notebook: Notebook, gpu: DeviceMem
     assert sums(notebook) == expected_sums(notebook)
     changed = notebook.namespace["model"].weight if "model" in change else notebook.namespace["order"]
     assert gpu.since() <= changed.nbytes + SMALL_PARTS
+
+
+class Part:
+    """Stands for a DTensor: how many of the tensors that it and others were gathered to are alive."""
+
+    made: ClassVar[list[weakref.ref[Any]]] = []
+    most: ClassVar[int] = 0
+
+    def __init__(self, gpu: DeviceMemory, value: float) -> None:
+        self.gpu, self.value, self.grad = gpu, value, None
+
+    def detach(self) -> Part:
+        return self
+
+    def full_tensor(self) -> Any:
+        whole = torch.full((10, 10), self.value)
+        self.gpu.put(whole)
+        Part.made.append(weakref.ref(whole))
+        Part.most = max(Part.most, sum(each() is not None for each in Part.made))
+        return whole
+
+
+@pytest.mark.parametrize("sender", [True, False])
+def test_of_what_is_sharded_a_gpu_holds_one_whole_tensor_at_a_time(gpu: DeviceMemory, sender: bool) -> None:
+    Part.made, Part.most = [], 0
+    parts = [Part(gpu, float(number)) for number in range(5)]
+    gathered: dict[int, Any] = {}
+    shards._gather([*parts, parts[0]], gathered, keep=sender)
+    assert (len(Part.made), Part.most) == (5, 1)
+    assert not any(each() is not None for each in Part.made)
+    assert gpu.since() == (5 * 400 if sender else 0)
+    values = [gathered[id(each)] for each in parts] if sender else []
+    assert [(each.shape, each.mean().item(), gpu.has(each)) for each in values] == [
+        ((10, 10), float(number), False) for number in range(5 * sender)
+    ]

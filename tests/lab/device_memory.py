@@ -5,6 +5,7 @@ What they stand in for is where bytes lie, and nothing else: pinned buffers and 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -67,7 +68,8 @@ def device_memory() -> Iterator[DeviceMemory]:
 
     def whole_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
         memory.copied += storage.nbytes()
-        return storage.clone()
+        raw = (ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())
+        return torch.frombuffer(bytearray(raw), dtype=torch.uint8).untyped_storage()
 
     def on_host(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
         return empty(*args, **kwargs)

@@ -106,6 +106,20 @@ def _on_its_device(tracker: Tracker, storage: Any, start: int, stop: int) -> pic
     return out_of_band(DeviceBytes(whole[start:stop], tracker.versions.setdefault(storage._cdata, [])))
 
 
+def on_host(tensor: Any) -> Any:
+    """A tensor in host memory: itself where it is there."""
+    torch = sys.modules["torch"]
+    if tensor.device.type == "cpu":
+        return tensor
+    flat = tensor.contiguous().view(-1).view(torch.uint8)
+    copy = DeviceBytes(flat, []).read()
+    return (
+        torch.frombuffer(copy, dtype=tensor.dtype).view(tensor.shape)
+        if copy
+        else torch.empty_like(tensor, device="cpu")
+    )
+
+
 def version(tensor: Any) -> int | None:
     """How often torch has seen a tensor, or another with its memory, change in place; None for one of inference mode."""
     return None if tensor.is_inference() else int(tensor._version)

@@ -305,7 +305,7 @@ class RankKernel(IPythonParallelKernel):
             names[LAST_VALUE] = shell.displayhook.value
         senders = {**dict.fromkeys(order.gather, order.gather_ranks), LAST_VALUE: order.value_ranks}
         mine = {name for name, ranks in senders.items() if self._context.info.rank in ranks}
-        with self._namespace.gathered(names) as parts:
+        with self._namespace.gathered(names, mine) as parts:
             outcome["values"] = self._namespace.pack({name: names[name] for name in names if name in mine}, parts)
         missing = [name for name in order.gather if name in mine and name not in names]
         outcome["values"].update({name: {"error": NOT_DEFINED, "type": "NameError"} for name in missing})
