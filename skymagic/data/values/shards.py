@@ -214,6 +214,7 @@ def _gather(parts: Sequence[Any], into: dict[int, Any], *, keep: bool) -> None:
             gathered = part.detach().full_tensor()
             if keep and id(part) not in into:
                 into[id(part)] = on_host(gathered)
+            del gathered  # before the next one is made
     for part in parts if keep else ():
         if isinstance(part, torch.nn.Parameter) and not isinstance(into[id(part)], torch.nn.Parameter):
             parameter = torch.nn.Parameter(into[id(part)], requires_grad=part.requires_grad)

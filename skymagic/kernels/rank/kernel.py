@@ -21,7 +21,7 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 from traitlets import Type
 
 from skymagic.kernels import network, stacks
-from skymagic.kernels.rank import comms, context, tracebacks
+from skymagic.kernels.rank import comms, context, gpu, tracebacks
 from skymagic.kernels.rank.interrupts import Interrupts
 from skymagic.kernels.rank.lending import lend
 from skymagic.kernels.rank.namespace import BindError, Namespace
@@ -232,6 +232,7 @@ class RankKernel(IPythonParallelKernel):
     async def _carry_out(self, order: Order, source: str) -> dict[str, Any]:
         if isinstance(order, Rejoin):
             self._forget_failure()
+            gpu.free_memory()  # before groups are formed, which need memory, too
             self._update_info(order.infos.get(str(self._context.info.rank)))
             hooks = self._context.hooks
             return {"status": "ok", "notes": hooks.rejoin(order.generation) if order.form else hooks.settle()}
@@ -242,7 +243,7 @@ class RankKernel(IPythonParallelKernel):
                 self._post_mortem.command(order.command)
             return {"status": "ok", "kept": self._post_mortem is not None}
         outcome: dict[str, Any] = {"status": "ok", "bound": False, "joined": True}
-        self._post_mortem = None
+        self._end_post_mortem()
         try:
             self.shell.know_cells(order.manifest.get("cells", {}))
             self._namespace.bind(order.manifest)
@@ -266,6 +267,13 @@ class RankKernel(IPythonParallelKernel):
             self._context.info = self._context.hooks.info = runtime.InstanceInfo.from_plain(info)
             os.environ.update(network.environment(self._context.info))
             runtime.enter(self._context.info)
+
+    def _end_post_mortem(self) -> None:
+        """Free what the frames of the last cell's error hold: nobody can look at them any more."""
+        if self._post_mortem is not None:
+            tracebacks.clear_frames(self._post_mortem.problem)
+            self._post_mortem = None
+            gpu.free_memory()
 
     def _forget_failure(self) -> None:
         """Let go of the last error's frames, which hold what the group that broke was used with."""
@@ -297,6 +305,9 @@ class RankKernel(IPythonParallelKernel):
             if error is not None and error.__traceback__ is not None and not stopped:
                 with contextlib.suppress(Exception):  # a cell may have broken what pdb needs
                     self._post_mortem = PostMortem(error, shell.compile._filename_map)
+            outcome["gpu_lost"] = gpu.lost(error)
+            if self._post_mortem is None:
+                tracebacks.clear_frames(error)
             return
         if shell._last_traceback:  # of something that does not fail a cell, such as a __repr__
             print("\n".join(shell._last_traceback), file=sys.stderr)
