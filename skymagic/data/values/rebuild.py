@@ -46,6 +46,17 @@ def module(name: str) -> types.ModuleType:
     return sys.modules[name]
 
 
+TRITON = (
+    "version", "do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "launch_metadata",
+)  # fmt: skip
+"""What `triton.jit` was called with, by attributes of what it has made."""
+
+
+def triton_kernel(function: types.FunctionType, options: dict[str, Any]) -> Any:
+    """A kernel, decorated again: triton reads the function's source, which is a cell's."""
+    return module("triton").jit(function, **options)
+
+
 def shell() -> Any:
     """This side's IPython."""
     return module("IPython").get_ipython()
