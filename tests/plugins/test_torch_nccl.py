@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from skymagic.display import text  # noqa: E402
 from skymagic.kernels.network import interfaces  # noqa: E402
+from skymagic.kernels.rank import gpu  # noqa: E402
 from skymagic.plugins._torch import carryover, groups, membership, nccl  # noqa: E402
 from skymagic.runtime import rendezvous  # noqa: E402
 from skymagic.runtime.info import InstanceInfo  # noqa: E402
@@ -53,7 +56,7 @@ def test_an_abort_is_first_and_nobody_waits_for_it_but_who_forms_groups(monkeypa
         return started()
 
     monkeypatch.setattr(group._aborts, "begin", begin)
-    monkeypatch.setattr(group._connections, "shut_down", lambda: events.append("sockets") or 2)
+    monkeypatch.setattr(group._connections, "shut_down", lambda: len(events.__iadd__(["sockets"])[:2]))
     assert group.free() == 3
     assert group.free() == 3
     ours = [event for event in events if event in ("begin", "sockets")]
@@ -107,3 +110,22 @@ def test_models_are_compared_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(made) <= 8 << 20 < 2000 * 2000 * 8
     before = told([("Linear", "something else")])[0]
     assert "Linear: its parameters differ between ranks" in carryover.differing([model])[0]
+
+
+def test_where_a_rank_waits_for_a_collective_on_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [
+        {"profiling_name": "nccl:broadcast", "state": "completed", "collective_seq_id": 6},
+        {"profiling_name": "nccl:all_reduce", "state": "started", "collective_seq_id": 7},
+        {"profiling_name": "nccl:all_gather", "state": "scheduled", "collective_seq_id": 8},
+    ]
+
+    def dump(includeCollectives: bool, onlyActive: bool) -> str:
+        return json.dumps({"entries": entries})
+
+    stack = {"busy": True, "frames": [{"cell": 3, "line": 5, "name": "<module>", "code": "loss.item()"}]}
+    assert gpu.with_collective(stack) == stack
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch._C._distributed_c10d, gpu.RECORDED, dump, raising=False)
+    assert text.places({0: gpu.with_collective(stack)["frames"]}) == "rank 0 in all_reduce, line 5"
+    entries.clear()
+    assert gpu.with_collective(stack) == stack

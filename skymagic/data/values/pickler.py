@@ -226,8 +226,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return getattr, (module, function.__qualname__)
         self.marks.add(id(kernel))
         self._refer("triton")
-        options = {name: value for name in rebuild.TRITON if (value := getattr(kernel, name, None)) is not None}
-        return rebuild.triton_kernel, (function, options)
+        options = {name: getattr(kernel, each, None) for name, each in rebuild.TRITON.items()}
+        return rebuild.triton_kernel, (function, {name: value for name, value in options.items() if value is not None})
 
     def _cached(self, function: Any) -> Any:
         module = sys.modules.get(function.__module__)

@@ -46,10 +46,9 @@ def module(name: str) -> types.ModuleType:
     return sys.modules[name]
 
 
-TRITON = (
-    "version", "do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "launch_metadata",
-)  # fmt: skip
-"""What `triton.jit` was called with, by attributes of what it has made."""
+_SAME = ("version", "do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "launch_metadata")
+TRITON = {**dict(zip(_SAME, _SAME, strict=True)), "repr": "_repr"}
+"""What `triton.jit` is called with → attributes of what it makes."""
 
 
 def triton_kernel(function: types.FunctionType, options: dict[str, Any]) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -15,6 +16,9 @@ from typing import Any
 DEVICE_FILES = ("/dev/nvidia", "/dev/kfd")
 """Files of GPUs' drivers: NVIDIA's and AMD's; a process that uses a GPU has one open."""
 LOST = "CUDA cannot be used in this process any more: the rank is replaced, and its variables are lost"
+RECORDED = "_dump_nccl_trace_json"
+NCCL = "torch/distributed/nccl"
+"""Stands for a file in frames of collectives on GPUs, whose line is their number."""
 LARGEST = 4
 """Variables that are named when a GPU's memory is full."""
 
@@ -67,6 +71,23 @@ def explain(problem: BaseException | None, variables: Mapping[str, Any]) -> str:
             return _whose_memory(cuda, variables)
         return ""
     return LOST if lost(problem) else ""
+
+
+def with_collective(stack: dict[str, Any]) -> dict[str, Any]:
+    """A stack, with the oldest of NCCL's collectives that have not ended as its innermost frame.
+
+    The main thread has only launched it, and waits for the GPU at some later line. By torch's flight recorder, which the plugin turns on.
+    """
+    dump = getattr(getattr(getattr(sys.modules.get("torch"), "_C", None), "_distributed_c10d", None), RECORDED, None)
+    if dump is None or not stack["busy"] or _cuda() is None:
+        return stack
+    with contextlib.suppress(Exception):  # another version of torch writes another text
+        entries = json.loads(dump(includeCollectives=True, onlyActive=True))["entries"]
+        oldest = next(each for each in entries if each["state"] != "completed")
+        name = str(oldest["profiling_name"]).rpartition(":")[2]
+        frame = {"file": NCCL, "line": int(oldest["collective_seq_id"]), "name": name, "library": True}
+        return {**stack, "frames": [*stack["frames"], frame]}
+    return stack
 
 
 def _is_cuda_error(torch: Any, problem: BaseException | None) -> bool:
