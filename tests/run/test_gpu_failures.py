@@ -11,7 +11,7 @@ from tests.lab.notebook import Notebook, opened
 pytest.importorskip("torch")
 
 STAND_IN = """
-import contextlib, gc, hashlib, os, tempfile, time, weakref
+import gc, hashlib, os, time, weakref
 import torch, torch.distributed as dist
 class Cuda:
     pending, sticky, emptied = None, False, 0
@@ -116,9 +116,6 @@ step()"""
 
 
 SPIN = """
-from skymagic.kernels.rank import gpu
-file = tempfile.NamedTemporaryFile(prefix="standin-nvidia")
-gpu.DEVICE_FILES = (file.name,)
 def spin(seconds):
     # as waiting for a GPU does: in native code, the interpreter let go, the processor in use
     begun, count = time.perf_counter(), 20_000

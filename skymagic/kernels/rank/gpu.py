@@ -8,13 +8,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-DEVICE_FILES = ("/dev/nvidia", "/dev/kfd")
-"""Files of GPUs' drivers: NVIDIA's and AMD's; a process that uses a GPU has one open."""
 LOST = "CUDA cannot be used in this process any more: the rank is replaced, and its variables are lost"
 RECORDED = "_dump_nccl_trace_json"
 NCCL = "torch/distributed/nccl"
@@ -24,12 +21,8 @@ LARGEST = 4
 
 
 def in_use() -> bool:
-    """Whether this process uses a GPU, through whatever library. Safe on any thread."""
-    for entry in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{entry}").startswith(DEVICE_FILES):
-                return True
-    return False
+    """Whether this process uses a GPU through torch, whose groups can be aborted. Safe on any thread."""
+    return _cuda() is not None
 
 
 def synchronize() -> None:
