@@ -46,6 +46,7 @@ def one(name: str) -> None:
 
 def rows_of(check: Check, env: dict[str, str], seconds: float) -> list[Row]:
     """Run a check in a process of its own; a last row where it did not come to its end."""
+    LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{check.name.replace(' ', '-').replace(',', '')}.log"
     words = [sys.executable, str(Path(__file__).resolve()), "--check", check.name]
     with log.open("w") as errors, tempfile.TemporaryDirectory(prefix="gpu-") as profile:
@@ -66,10 +67,10 @@ def rows_of(check: Check, env: dict[str, str], seconds: float) -> list[Row]:
                 output, _ = process.communicate()
     rows = [Row(**json.loads(line)) for line in output.splitlines() if line.startswith("{")]
     if late:
-        rows.append(Row("comes to its end", f"not within {seconds:.0f} s, see {log.relative_to(ROOT)}", "", False))
+        rows.append(Row("comes to its end", f"not within {seconds:.0f} s, see {os.path.relpath(log)}", "", False))
     elif process.returncode:
         last = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
-        rows.append(Row("comes to its end", f"{last[:90]} (all of it: {log.relative_to(ROOT)})", "", False))
+        rows.append(Row("comes to its end", f"{last[:90]} (all of it: {os.path.relpath(log)})", "", False))
     return rows
 
 
@@ -109,7 +110,6 @@ def main() -> int:
         return 0
     if unknown := set(options.checks) - set(names):
         parser.error(f"no check {', '.join(sorted(unknown))}: there are {', '.join(names)}")
-    LOGS.mkdir(parents=True, exist_ok=True)
     begun, bad, skipped = time.monotonic(), [], []
     gpus = gpu_count() if ON_GPU else 2
     print(f"{gpus} GPU{'s' * (gpus != 1)}\ncheck  →  seen  →  expected  →  ok", flush=True)

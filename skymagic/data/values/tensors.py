@@ -111,13 +111,10 @@ def on_host(tensor: Any) -> Any:
     torch = sys.modules["torch"]
     if tensor.device.type == "cpu":
         return tensor
-    flat = tensor.contiguous().view(-1).view(torch.uint8)
-    copy = DeviceBytes(flat, []).read()
-    return (
-        torch.frombuffer(copy, dtype=tensor.dtype).view(tensor.shape)
-        if copy
-        else torch.empty_like(tensor, device="cpu")
-    )
+    plain = tensor.resolve_conj().resolve_neg().contiguous().view(-1)
+    copy = DeviceBytes(plain.view(torch.uint8), []).read()
+    flat = torch.frombuffer(copy, dtype=torch.uint8) if copy else torch.empty(0, dtype=torch.uint8)
+    return flat.view(tensor.dtype).view(tensor.shape)
 
 
 def version(tensor: Any) -> int | None:
