@@ -232,7 +232,8 @@ class RankKernel(IPythonParallelKernel):
     async def _carry_out(self, order: Order, source: str) -> dict[str, Any]:
         if isinstance(order, Rejoin):
             self._forget_failure()
-            gpu.free_memory()  # before groups are formed, which need memory, too
+            if not order.form:  # else the plugin frees it: not before it has aborted what runs on the GPU
+                gpu.free_memory()
             self._update_info(order.infos.get(str(self._context.info.rank)))
             hooks = self._context.hooks
             return {"status": "ok", "notes": hooks.rejoin(order.generation) if order.form else hooks.settle()}

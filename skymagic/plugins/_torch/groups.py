@@ -111,6 +111,7 @@ class Group:
         self._defaults += [dist.group.WORLD]
         self.leave()
         gc.collect()  # errors hold frames, and frames the old groups with their connections and threads
+        nccl.empty_cache()
         self.form(info)
         formed = subgroups.form_again(self._before, alive=True)
         gone = [*(one.group for one in self._before), *filter(None, self._defaults)]

@@ -77,6 +77,14 @@ def abort_all(backends: Iterable[Any]) -> None:
             leader._group_end()
 
 
+def empty_cache() -> None:
+    """Give memory of the GPU back that nothing uses. After an abort: it waits for all kernels, also for those that wait for other ranks."""
+    cuda = sys.modules["torch"].cuda
+    if cuda.is_initialized():
+        with contextlib.suppress(Exception):  # its context is lost
+            cuda.empty_cache()
+
+
 def _backends() -> Iterable[Any]:
     """NCCL's part of each group; none without NCCL."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
