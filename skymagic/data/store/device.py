@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import math
 import pickle
 import sys
@@ -54,8 +55,9 @@ class DeviceBytes:
             done += piece.nbytes
         return copy
 
+    @functools.cached_property
     def mark(self) -> tuple[object, ...] | None:
-        """Changes when the contents do, without copying them: address, version counters, and sums that the device makes.
+        """When it was asked for first; changes when the contents do, without copying them: address, version counters, and sums that the device makes.
 
         Version counters miss writes through ``.data`` and by custom kernels. Sums of rows and of columns of the memory as a
         matrix of words see those; sums of rows alone would miss a new permutation. None: it cannot be said.

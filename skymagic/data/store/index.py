@@ -85,7 +85,7 @@ class ContentIndex:
             part.data = data.read()
             part.hash = digest([part.data])
             return True
-        mark = data.mark()
+        mark = data.mark
         before, hash = self._devices.get(data.place, (None, ""))
         if mark is not None and mark == before:
             part.hash = hash
@@ -122,7 +122,7 @@ class ContentIndex:
 
     def put(self, part: Part, progress: Callable[[int], None] | None = None) -> Extent:
         """Write a large part as a file of its own; its hash becomes that of the bytes that were written."""
-        mark = part.data.mark() if isinstance(part.data, DeviceBytes) else None  # before its bytes are read
+        mark = part.data.mark if isinstance(part.data, DeviceBytes) else None  # before its bytes are read
         key = self.store.put(part.hash, [part.data], part.nbytes, progress)
         part.hash = key
         if isinstance(part.data, DeviceBytes):
