@@ -16,7 +16,7 @@ READY := $(VENV)/.ready
 # The longest files come first, and none is shared: its tests use the same pools
 PYTEST := $(RUN) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: help demo quick near test durations check format bench pictures notebooks soak clean
+.PHONY: help demo quick near test durations check format bench gpu gpu-wheels pictures notebooks soak clean
 
 help:
 	@echo "make demo    run notebooks/quickstart.ipynb and print what its cells print"
@@ -26,6 +26,8 @@ help:
 	@echo "make check   ruff, formatting, mypy"
 	@echo "make format  let ruff mend and format the code"
 	@echo "make bench   the figures, each as a ratio measured in this run"
+	@echo "make gpu     what only a GPU can show, on a machine that has one; docs/gpus.md"
+	@echo "make gpu-wheels  a folder of wheels for such a machine that has no internet"
 	@echo "make pictures  take the README's pictures anew, in JupyterLab (Chromium is needed)"
 	@echo "make notebooks  run all notebooks, and keep what they show"
 	@echo "make soak    random faults, and random changes of values, for minutes: nothing may break or grow"
@@ -61,6 +63,16 @@ format: $(READY)
 
 bench: $(READY)
 	@$(RUN) benchmarks/run.py $(ARGS)
+
+# Not in .venv: a machine with a GPU has a torch of its own, and perhaps no internet. WHEELS is a folder that gpu-wheels has filled.
+WHEELS ?=
+gpu:
+	@WHEELS="$(WHEELS)" "$(PYTHON)" benchmarks/gpu.py $(ARGS)
+
+# FOR is the Python of that machine: make gpu-wheels FOR=3.12 WHEELS=/tmp/wheels ARGS="accelerate lightning"
+FOR ?=
+gpu-wheels: $(READY)
+	@$(RUN) benchmarks/gpu_wheels.py "$(or $(WHEELS),build/gpu-wheels)" $(if $(FOR),--python $(FOR)) $(ARGS)
 
 pictures: $(READY)
 	@mkdir -p docs/pictures

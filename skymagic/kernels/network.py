@@ -75,5 +75,6 @@ def environment(info: InstanceInfo) -> dict[str, str]:
 def interfaces(info: InstanceInfo, kept: Mapping[str, str]) -> dict[str, str]:
     """The variables that pin gloo and NCCL to the cluster's interface, but for those that the user has set."""
     name = interface_to(info.head_addr)
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    return {key: name for key in names if name is not None and key not in kept}
+    # NCCL takes a name for the beginning of names, unless it is told that it is whole: eth1 would be eth10, too
+    names = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+    return {key: value for key, value in names.items() if name is not None and value is not None and key not in kept}

@@ -104,7 +104,11 @@ class Recovery:
 
     def begin_after(self, report: Report) -> None:
         """Begin if a run has left ranks dead, out of their group, or out of step with each other, or has failed otherwise."""
-        dead = [number for number, rank in report.ranks.items() if rank.died is not None]
+        dead = [
+            number
+            for number, rank in report.ranks.items()
+            if rank.died is not None or (rank.outcome or {}).get("gpu_lost")
+        ]
         outcomes = [rank.outcome for rank in report.ranks.values() if rank.outcome is not None]
         left_group = not all(outcome.get("joined", True) for outcome in outcomes)
         broken = bool(dead) or left_group or report.freed or report.out_of_step

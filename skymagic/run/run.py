@@ -41,6 +41,7 @@ from skymagic.run.stall import Stall
 from skymagic.run.state import state_of
 from skymagic.run.submission import Event, Submission
 from skymagic.wire import agent as wire
+from skymagic.wire.order import ON_GPU
 
 OTHERS_FAIL_TIME = 0.1
 """Seconds that other ranks have to fail by themselves, so that an error that all of them raise is told as such."""
@@ -48,6 +49,8 @@ ROOT_CAUSE_TIME = 0.5
 """Seconds to wait for the cause when the first news is that a connection closed."""
 MAX_GRACE_EXTENSIONS = 5
 """How often a rank that is leaving its cell (an ``except`` or ``finally`` of the user's, a slow machine) gets the grace period again."""
+GPU_GRACE = 30.0
+"""Seconds from the first grace period's end in which ranks that use a GPU may leave their cells: kernels, and NCCL's abort, take their time."""
 WAITS_AFTER = 0.08
 """Seconds after an interrupt until it is asked which ranks wait in native code and cannot take it; and between such questions."""
 KILL_HINT_DELAY = 0.7
@@ -97,6 +100,7 @@ class Run:
         """When each step is taken; None for never."""
         self._due[Run._time_out] = None if limits.timeout is None else now + limits.timeout
         self._grace_extensions = 0
+        self._gpu_deadline: float | None = None
         self._disturbed: set[int] = set()
         """Ranks that were sent signals or other disturbances."""
         self._stall = Stall(limits.stall_after, now)
@@ -241,8 +245,15 @@ class Run:
         """The grace period is over: kill, but leave ranks that are on their way out of the cell a little longer."""
         open_ranks = self._unfinished()
         leaving = self._agents.ask(open_ranks, "leaving", timeout=ANSWER_TIMEOUT)
-        may_leave = {rank for rank in open_ranks if leaving.get(rank, self._limits.silent_may_leave)}
-        stuck = [rank for rank in open_ranks if rank not in may_leave or self._grace_extensions >= MAX_GRACE_EXTENSIONS]
+        now = time.monotonic()
+        self._gpu_deadline = self._gpu_deadline or now + GPU_GRACE
+
+        def may_leave(answer: bool | str) -> bool:
+            if answer == ON_GPU:
+                return self._gpu_deadline is not None and now < self._gpu_deadline
+            return bool(answer) and self._grace_extensions < MAX_GRACE_EXTENSIONS
+
+        stuck = [rank for rank in open_ranks if not may_leave(leaving.get(rank, self._limits.silent_may_leave))]
         self._grace_extensions += 1
         if len(stuck) < len(open_ranks):
             self._due[Run._kill_stuck] = time.monotonic() + self._limits.grace

@@ -12,7 +12,8 @@ from skymagic.data.remote.clients import Clients
 from skymagic.data.remote.pieces import PIECE, PieceIndex, cut_into_pieces, piece_digests, recipe
 from skymagic.data.remote.prefetch import Prefetch
 from skymagic.data.remote.replication import ReplicatedFile, Replication
-from skymagic.data.store.base import Buffer, Store
+from skymagic.data.store.base import Buffer, Content, Store
+from skymagic.data.store.device import DeviceBytes
 from skymagic.data.store.store import LARGE, digest
 from skymagic.errors import PoolError
 from skymagic.wire import store
@@ -86,17 +87,18 @@ class RemoteStore(Store):
             self._replication.query(list(new.values()), self._clients.connected())  # one round trip for all
             return frozenset(key for key, file in new.items() if file.placement.here or file.placement.sources)
 
-    def unsent(self, data: Buffer) -> int:
-        if len(data) < 2 * PIECE or not self._pieces:
+    def unsent(self, data: Content) -> int:
+        if isinstance(data, DeviceBytes) or len(data) < 2 * PIECE or not self._pieces:
             return len(data)
         found = zip(cut_into_pieces(data), self._pieces.find(piece_digests(data)), strict=True)
         return sum(len(piece) for piece, place in found if place is None)
 
     def put(
-        self, key: str | None, pieces: Iterable[Buffer], nbytes: int, progress: Callable[[int], None] | None = None
+        self, key: str | None, pieces: Iterable[Content], nbytes: int, progress: Callable[[int], None] | None = None
     ) -> str:
-        pieces = list(pieces)
-        key = key or digest(pieces)
+        # in host memory: they are read several times, and kept until all nodes have them
+        parts: list[Buffer] = [each.read() if isinstance(each, DeviceBytes) else each for each in pieces]
+        key = key or digest(parts)
         with self._sending:
             if not self.missing([key]):
                 return key
@@ -105,8 +107,8 @@ class RemoteStore(Store):
             self._make_room(nbytes)
             self._replication.add([file])
             try:
-                digests = self._assemble(file, pieces, progress)
-                file.pieces = pieces
+                digests = self._assemble(file, parts, progress)
+                file.pieces = parts
                 self._replication.replicate(file, progress)
             except BaseException:
                 self._replication.remove([file])

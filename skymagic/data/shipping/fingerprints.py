@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from skymagic.data.shipping.bundles import Variable
-from skymagic.data.store.base import Buffer
+from skymagic.data.store.base import Content
+from skymagic.data.store.device import DeviceBytes
 from skymagic.data.store.index import ContentIndex
 from skymagic.data.store.store import digest
 from skymagic.data.values import pickling
@@ -96,7 +97,7 @@ def _local(variable: Variable, modules: Mapping[str, str]) -> list[bytes]:
     return [modules[name].encode() for name in sorted(variable.pickled.modules) if name in modules]
 
 
-def _hashes(variable: Variable) -> Callable[[memoryview | bytes], str | None]:
+def _hashes(variable: Variable) -> Callable[[Content], str | None]:
     """The hashes that parts of a variable have already, by their memory."""
     if variable.pickled.plain:
         return lambda memory: None
@@ -104,8 +105,10 @@ def _hashes(variable: Variable) -> Callable[[memoryview | bytes], str | None]:
     return (lambda memory: known.get(_place(memory))) if known else (lambda memory: None)
 
 
-def _place(memory: Buffer) -> tuple[int, int]:
+def _place(memory: Content) -> tuple[int, int]:
     """Address and length, or an object's identity for bytes."""
+    if isinstance(memory, DeviceBytes):
+        return memory.place
     numpy = sys.modules.get("numpy")
     if isinstance(memory, memoryview) and numpy is not None and memory.nbytes:
         return numpy.frombuffer(memory, numpy.uint8).__array_interface__["data"][0], memory.nbytes

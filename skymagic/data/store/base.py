@@ -8,7 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
+from skymagic.data.store.device import DeviceBytes
+
 Buffer = bytes | bytearray | memoryview
+Content = Buffer | DeviceBytes
+"""Bytes of a value, wherever they lie."""
 
 
 class Store(ABC):
@@ -30,7 +34,7 @@ class Store(ABC):
 
     @abstractmethod
     def put(
-        self, key: str | None, pieces: Iterable[Buffer], nbytes: int, progress: Callable[[int], None] | None = None
+        self, key: str | None, pieces: Iterable[Content], nbytes: int, progress: Callable[[int], None] | None = None
     ) -> str:
         """Write one file from pieces that follow one another; what is here already is not written again.
 
@@ -77,7 +81,7 @@ class Store(ABC):
         """
         return frozenset()
 
-    def unsent(self, data: Buffer) -> int:
+    def unsent(self, data: Content) -> int:
         """Bytes that move when this is put and is not here: all of it, or the pieces that no file here has."""
         return len(data)
 

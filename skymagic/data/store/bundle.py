@@ -12,7 +12,7 @@ import base64
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from skymagic.data.store.base import Buffer
+from skymagic.data.store.base import Buffer, Content
 
 INLINE = 64 << 10
 """Parts that are together shorter than this many bytes are inline."""
@@ -22,18 +22,18 @@ _ALIGN = 64
 Location = str | list[int]
 
 
-def inline(part: Buffer) -> str:
+def inline(part: Content) -> str:
     """The location of a part that needs no file."""
-    return base64.b64encode(part).decode()
+    return base64.b64encode(bytes(part)).decode()
 
 
-def align(parts: Sequence[Buffer]) -> tuple[list[Buffer], list[int], int]:
+def align(parts: Sequence[Content]) -> tuple[list[Content], list[int], int]:
     """Parts one after the other in a file, each at a multiple of 64 bytes, as vector instructions and torch like it.
 
     Returns:
         What to write, the offset of each part, and the length of all in bytes.
     """
-    pieces: list[Buffer] = []
+    pieces: list[Content] = []
     offsets: list[int] = []
     nbytes = 0
     for part in parts:
@@ -44,7 +44,9 @@ def align(parts: Sequence[Buffer]) -> tuple[list[Buffer], list[int], int]:
     return pieces, offsets, nbytes
 
 
-def write_parts(parts: Sequence[Buffer], give: Callable[[list[Buffer], int], str]) -> tuple[str | None, list[Location]]:
+def write_parts(
+    parts: Sequence[Content], give: Callable[[list[Content], int], str]
+) -> tuple[str | None, list[Location]]:
     """Write what is not inline into one file.
 
     Args:

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import xxhash
 
-from skymagic.data.store.base import Buffer, Store
+from skymagic.data.store.base import Buffer, Content, Store
 from skymagic.data.store.bundle import align
+from skymagic.data.store.device import DeviceBytes
 from skymagic.data.store.store import LARGE, digest
 
 _SAMPLES = 64
@@ -30,7 +31,7 @@ class Extent(NamedTuple):
 class Part:
     """A piece of a pickled value."""
 
-    data: Buffer
+    data: Content
     blob: bool
     """Whether it is found again by its content; the others are small and travel with the orders."""
     hash: str | None = None
@@ -55,6 +56,8 @@ class ContentIndex:
         self._extents: dict[str, Extent] = {}
         self._samples: set[bytes] = set()
         """Of the large parts that were put."""
+        self._devices: dict[tuple[int, int], tuple[tuple[object, ...] | None, str]] = {}
+        """By the place of a device's bytes: `DeviceBytes.mark`, and the content's hash."""
         self._needs: dict[str, frozenset[str]] = {}
         self._gone: frozenset[str] = frozenset()
 
@@ -68,11 +71,33 @@ class ContentIndex:
         complete = True
         for part in parts:
             if part.blob and part.hash is None:
-                if lazily and part.nbytes >= LARGE and _sample(part.data) not in self._samples:
+                if isinstance(part.data, DeviceBytes):
+                    complete = self._identify_on_device(part, part.data, lazily) and complete
+                elif lazily and part.nbytes >= LARGE and _sample(part.data) not in self._samples:
                     complete = False
                 else:
                     part.hash = digest([part.data])
         return complete
+
+    def _identify_on_device(self, part: Part, data: DeviceBytes, lazily: bool) -> bool:
+        """Hash a device's bytes, with one copy where they have changed and none where they have not; whether there is a hash."""
+        if part.nbytes < LARGE:
+            part.data = data.read()
+            part.hash = digest([part.data])
+            return True
+        mark = data.mark
+        before, hash = self._devices.get(data.place, (None, ""))
+        if mark is not None and mark == before:
+            part.hash = hash
+        elif lazily:
+            return False
+        elif self.store.remote:
+            part.data = data.read()
+            part.hash = digest([part.data])
+            self._devices[data.place] = (mark, part.hash)
+        else:
+            self.put(part)  # hashed as it is written: the next sweep takes what nobody needs
+        return True
 
     def expect(self, parts: Iterable[Part]) -> None:
         """These parts will be put, as far as they are not here."""
@@ -97,9 +122,13 @@ class ContentIndex:
 
     def put(self, part: Part, progress: Callable[[int], None] | None = None) -> Extent:
         """Write a large part as a file of its own; its hash becomes that of the bytes that were written."""
+        mark = part.data.mark if isinstance(part.data, DeviceBytes) else None  # before its bytes are read
         key = self.store.put(part.hash, [part.data], part.nbytes, progress)
         part.hash = key
-        self._samples.add(_sample(part.data))
+        if isinstance(part.data, DeviceBytes):
+            self._devices[part.data.place] = (mark, key)
+        else:
+            self._samples.add(_sample(part.data))
         extent = self._extents[key] = Extent(key, 0, part.nbytes)
         return extent
 
@@ -137,6 +166,7 @@ class ContentIndex:
         self.store.drop(key for key in here - needed if not self.store.pinned(key))
         here = self.store.keys()
         self._extents = {content: extent for content, extent in self._extents.items() if extent.key in here}
+        self._devices = {place: known for place, known in self._devices.items() if known[1] in self._extents}
 
 
 def _sample(data: Buffer) -> bytes:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from skymagic.data.store.base import Buffer, Store
+from skymagic.data.store.base import Content, Store
+from skymagic.data.store.device import host_pieces
 from skymagic.data.store.writer import STEP, Partial
 
 LARGE = 1 << 20
@@ -42,12 +43,12 @@ class _File:
     """When it was last asked for, in seconds of the monotonic clock."""
 
 
-def digest(pieces: Iterable[Buffer]) -> str:
+def digest(pieces: Iterable[Content]) -> str:
     """The xxh3-128 of all pieces as one stream, in hex."""
     import xxhash
 
     state = xxhash.xxh3_128()
-    for piece in pieces:
+    for piece in host_pieces(pieces):
         state.update(piece)
     return str(state.hexdigest())
 
@@ -119,15 +120,14 @@ class NodeStore(Store):
         private(self.directory)
 
     def put(
-        self, key: str | None, pieces: Iterable[Buffer], nbytes: int, progress: Callable[[int], None] | None = None
+        self, key: str | None, pieces: Iterable[Content], nbytes: int, progress: Callable[[int], None] | None = None
     ) -> str:
         if key is not None and not self.missing([key]):
             return key
         with Partial(self._place(nbytes), lambda: self._spill(nbytes)) as partial:
-            for piece in pieces:
-                view = memoryview(piece)
+            for view in host_pieces(pieces):
                 for start in range(0, view.nbytes, STEP):
-                    partial.write(view.cast("B")[start : start + STEP])
+                    partial.write(view[start : start + STEP])
                     if progress is not None and partial.nbytes % _TOLD < STEP:
                         progress(partial.nbytes)
             key = partial.key()
@@ -159,7 +159,7 @@ class NodeStore(Store):
 
         return map_private(self.path(name))
 
-    def give(self, pieces: Iterable[Buffer], nbytes: int) -> str:
+    def give(self, pieces: Iterable[Content], nbytes: int) -> str:
         """Write a file for another process, which unlinks it with ``take``; returns its name."""
         with self._lock:
             key = self.put(None, pieces, nbytes)

@@ -20,6 +20,7 @@ from typing import Any
 
 import xxhash
 
+from skymagic.data.store.base import Content
 from skymagic.data.store.store import LARGE, digest
 from skymagic.data.values.kinds import changeable, is_a
 from skymagic.data.values.memory import Span, clusters
@@ -42,7 +43,7 @@ Form = Callable[["Contents", Any], None]
 Reduce = Callable[[Any], Any]
 """Takes an object apart as ``__reduce_ex__`` does; NotImplemented for what pickles by its name."""
 
-Hashes = Callable[[memoryview | bytes], str | None]
+Hashes = Callable[[Content], str | None]
 """The hash of memory or bytes where it is known, that they need not be looked at twice."""
 
 
@@ -144,7 +145,7 @@ class Contents:
         self.sequence(names)
         self.sequence([state[name] for name in names])
 
-    def memory(self, buffer: memoryview | bytes) -> None:
+    def memory(self, buffer: Content) -> None:
         """Add bytes."""
         self.hashed(len(buffer), self._hashes(buffer) or digest([buffer]))
 

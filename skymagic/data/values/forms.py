@@ -13,6 +13,7 @@ from typing import Any
 
 import xxhash
 
+from skymagic.data.store.device import DeviceBytes
 from skymagic.data.values.arrays import bounds, plain_dtypes
 from skymagic.data.values.contents import Contents, Form
 from skymagic.data.values.kinds import is_a
@@ -114,8 +115,11 @@ def _tensor(contents: Contents, tensor: Any) -> None:
     start = data.data_ptr()
     stop = start + extent_of(size, stride) * data.element_size()
     contents.span(start, stop, data)
-    data = data.cpu().contiguous()
-    contents.memory(memory(data.data_ptr(), data.data_ptr() + data.nbytes).raw())
+    data = data.contiguous()
+    if data.device.type == "cpu":
+        contents.memory(memory(data.data_ptr(), data.data_ptr() + data.nbytes).raw())
+    else:
+        contents.memory(DeviceBytes(data.view(-1).view(torch.uint8), []))
 
 
 def _small_tensor(contents: Contents, tensor: Any) -> None:

@@ -174,6 +174,8 @@ class Tracker:
         self.private: set[int] = set()
         self.whole: set[int] = set()
         self.storages: dict[int, Any] = {}
+        self.versions: dict[int, list[int | None]] = {}
+        """By the handle of a storage: torch's version counters of the tensors in it."""
 
 
 Reduced = tuple[Any, ...] | Any

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from skymagic.data.store.base import Buffer
+from skymagic.data.store.device import DeviceBytes
 from skymagic.data.values.memory import Span
 
 CONTAINERS = (list, dict, set, bytearray)
@@ -18,7 +19,7 @@ class Pickled(NamedTuple):
 
     pieces: tuple[Buffer, ...]
     """The pickle stream; large byte strings by reference."""
-    buffers: tuple[memoryview, ...]
+    buffers: tuple[memoryview | DeviceBytes, ...]
     """Out-of-band memory, 1-dimensional bytes, in the order of the pickle."""
     modules: frozenset[str] = frozenset()
     """Modules of the notebook's folder that it refers to."""

@@ -118,6 +118,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if issubclass(kind, BaseException):
             self.active = True
             return lambda pickler, obj: reduce_exception(obj)
+        if is_a(kind, "triton.runtime", "JITFunction"):
+            return ValuePickler._triton
         if is_a(kind, "IPython", "InteractiveShell"):
             return lambda pickler, obj: (rebuild.shell, ())
         self._need(kind)
@@ -250,6 +252,17 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return NotImplemented
         self._refer(module.__name__)
         return rebuild.module, (module.__name__,)
+
+    def _triton(self, kernel: Any) -> Any:
+        """A function of ``triton.jit``: its source, compiled anew on the other side; compiled kernels are a device's own."""
+        function = kernel.fn
+        module = sys.modules.get(function.__module__)
+        if function.__globals__ is not self.namespace and getattr(module, function.__qualname__, None) is kernel:
+            return getattr, (module, function.__qualname__)
+        self.marks.add(id(kernel))
+        self._refer("triton")
+        options = {name: getattr(kernel, each, None) for name, each in rebuild.TRITON.items()}
+        return rebuild.triton_kernel, (function, {name: value for name, value in options.items() if value is not None})
 
     def _cached(self, function: Any) -> Any:
         module = sys.modules.get(function.__module__)

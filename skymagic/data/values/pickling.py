@@ -13,7 +13,8 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from skymagic.data.store.base import Buffer
+from skymagic.data.store.base import Buffer, Content
+from skymagic.data.store.device import DeviceBytes
 from skymagic.data.values import numbered, plain, rebuild
 from skymagic.data.values.links import LISTED, Links
 from skymagic.data.values.memory import Tracker, layout
@@ -72,7 +73,7 @@ def together(pickles: Sequence[Pickled]) -> list[list[int]]:
 
 def loads(
     header: Sequence[Buffer],
-    buffers: Iterable[Buffer],
+    buffers: Iterable[Content],
     namespace: dict[str, Any],
     *,
     links: Sequence[object] = (),
@@ -85,6 +86,7 @@ def loads(
         links: the objects that it refers to.
         memo: gets the objects that were made, by their numbers; nothing where there may be too many.
     """
+    buffers = (each.read() if isinstance(each, DeviceBytes) else each for each in buffers)
     before, here.namespace = here.namespace, namespace
     lent, here.lent = here.lent, []
     weak, here.weak = here.weak, []

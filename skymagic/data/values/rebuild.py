@@ -50,6 +50,16 @@ def module(name: str) -> types.ModuleType:
     return sys.modules[name]
 
 
+_SAME = ("version", "do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "launch_metadata")
+TRITON = {**dict(zip(_SAME, _SAME, strict=True)), "repr": "_repr"}
+"""What `triton.jit` is called with → attributes of what it makes."""
+
+
+def triton_kernel(function: types.FunctionType, options: dict[str, Any]) -> Any:
+    """A kernel, decorated again: triton reads the function's source, which is a cell's."""
+    return module("triton").jit(function, **options)
+
+
 def shell() -> Any:
     """This side's IPython."""
     return module("IPython").get_ipython()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from skymagic.data.store.base import Buffer
+from skymagic.data.store.device import DeviceBytes, behind
 from skymagic.data.store.store import LARGE
 from skymagic.data.values.memory import SMALL
 
@@ -16,11 +17,14 @@ class Buffers:
     """Out-of-band buffers in the order of the pickle; small ones stay in it."""
 
     def __init__(self) -> None:
-        self.kept: list[memoryview] = []
+        self.kept: list[memoryview | DeviceBytes] = []
 
     def add(self, buffer: pickle.PickleBuffer) -> bool:
         """For the pickler: True for a buffer that stays in the stream."""
         raw = buffer.raw()
+        if (data := behind(raw)) is not None:
+            self.kept.append(data)
+            return False
         if raw.nbytes < SMALL:
             return True
         self.kept.append(raw)

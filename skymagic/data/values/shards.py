@@ -15,11 +15,12 @@ import contextlib
 import pickle
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from skymagic.data.values.kinds import is_a
+from skymagic.data.values.tensors import on_host
 from skymagic.runtime import info, rendezvous
 
 WAIT = 86400.0
@@ -127,12 +128,15 @@ def reducer(kind: type) -> Callable[[Any, Shards], Any] | None:
 
 
 @contextlib.contextmanager
-def whole(values: Mapping[str, object], search: Callable[[object, Search], object]) -> Iterator[Shards]:
+def whole(
+    values: Mapping[str, object], search: Callable[[object, Search], object], sent: Container[str]
+) -> Iterator[Shards]:
     """Gather what lies on several ranks; called on all ranks that take part in a run, with the same names.
 
     Args:
         values: what is to be sent, by these ranks or by others.
         search: pickles a value and passes a `Search`.
+        sent: names of the values that this rank sends; of the others it keeps nothing.
     """
     dist = sys.modules.get("torch.distributed")
     if dist is None or not values or not dist.is_initialized():
@@ -154,7 +158,7 @@ def whole(values: Mapping[str, object], search: Callable[[object, Search], objec
                     stack.enter_context(summoned(module, writeback=False, with_grads=grads))
                     inner = (each for each in module.modules() if isinstance(each, type(module)))
                     gathered.wrappers.update(map(id, inner))
-            _gather(found[name].tensors, gathered.tensors)
+            _gather(found[name].tensors, gathered.tensors, keep=name in sent)
         yield gathered
 
 
@@ -195,13 +199,23 @@ def _problem(name: str, found: Mapping[int, Mapping[str, Any]]) -> str:
     return ""
 
 
-def _gather(parts: Sequence[Any], into: dict[int, Any]) -> None:
-    """The whole tensors; parameters stay parameters, with their gradients."""
+def _gather(parts: Sequence[Any], into: dict[int, Any], *, keep: bool) -> None:
+    """The whole tensors, one after the other, so that a GPU holds one of them at a time; parameters stay parameters, with their gradients.
+
+    Args:
+        into: gets them, in host memory.
+        keep: whether this rank needs them; it takes part in the collectives all the same.
+    """
     torch = sys.modules["torch"]
+    done: set[int] = set()
     for part in parts:
-        if id(part) not in into:
-            into[id(part)] = part.detach().full_tensor()
-    for part in parts:
+        if id(part) not in done:
+            done.add(id(part))  # on all ranks alike: what was gathered for another name is gathered again
+            gathered = part.detach().full_tensor()
+            if keep and id(part) not in into:
+                into[id(part)] = on_host(gathered)
+            del gathered  # before the next one is made
+    for part in parts if keep else ():
         if isinstance(part, torch.nn.Parameter) and not isinstance(into[id(part)], torch.nn.Parameter):
             parameter = torch.nn.Parameter(into[id(part)], requires_grad=part.requires_grad)
             if part.grad is not None:

@@ -11,6 +11,7 @@ import sys
 from functools import lru_cache
 from typing import Any
 
+from skymagic.data.store.device import DeviceBytes, out_of_band
 from skymagic.data.values.memory import SMALL, Block, Reduced, Region, Span, Storage, Tracker, memory, writable
 
 
@@ -46,6 +47,8 @@ def _reduce(tracker: Tracker, tensor: Any) -> Reduced:
     else:
         return reduced
     storage = _canonical(tracker, untyped)
+    if storage.device.type != "cpu":
+        tracker.versions.setdefault(storage._cdata, []).append(version(tensor))
     place: Any = storage
     if storage.nbytes() and tensor.numel() and storage.data_ptr():
         first = storage.data_ptr() + offset * tensor.element_size()
@@ -137,12 +140,8 @@ def reduce_block(tracker: Tracker, block: Block) -> Reduced:
     storage = tracker.storages.get(block.owner)
     if storage is None or storage.device.type == "cpu":
         return _block, (memory(block.start, block.stop),)
-    torch = sys.modules["torch"]
-    whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     first = storage.data_ptr()
-    part = whole[max(block.start - first, 0) : block.stop - first].cpu()
-    tracker.storages[id(part)] = part  # alive until it is written
-    return _block, (memory(part.data_ptr(), part.data_ptr() + part.nbytes),)
+    return _block, (_on_its_device(tracker, storage, max(block.start - first, 0), block.stop - first),)
 
 
 def reduce_untyped(tracker: Tracker, storage: Any) -> Reduced:
@@ -151,14 +150,35 @@ def reduce_untyped(tracker: Tracker, storage: Any) -> Reduced:
     if known is not storage:
         return _same, (known,)
     if storage.device.type != "cpu":
-        kind, storage = storage.device.type, storage.cpu()
-        tracker.storages[id(storage)] = storage
-        if tracker.between_ranks:
-            return _on_device, (storage, kind)
+        buffer = _on_its_device(tracker, storage, 0, storage.nbytes()) if storage.nbytes() else b""
+        return (_device_storage, (buffer, storage.device.type)) if tracker.between_ranks else (_storage, (buffer,))
     if not storage.nbytes():
         return _storage, (b"",)
     start, nbytes = storage.data_ptr(), storage.nbytes()
     return _storage, (ctypes.string_at(start, nbytes) if nbytes < SMALL else memory(start, start + nbytes),)
+
+
+def _on_its_device(tracker: Tracker, storage: Any, start: int, stop: int) -> pickle.PickleBuffer:
+    """Bytes of a device's storage: the pickle refers to them, and whoever writes it copies them."""
+    torch = sys.modules["torch"]
+    whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return out_of_band(DeviceBytes(whole[start:stop], tracker.versions.setdefault(storage._cdata, [])))
+
+
+def on_host(tensor: Any) -> Any:
+    """A tensor in host memory: itself where it is there."""
+    torch = sys.modules["torch"]
+    if tensor.device.type == "cpu":
+        return tensor
+    plain = tensor.resolve_conj().resolve_neg().contiguous().view(-1)
+    copy = DeviceBytes(plain.view(torch.uint8), []).read()
+    flat = torch.frombuffer(copy, dtype=torch.uint8) if copy else torch.empty(0, dtype=torch.uint8)
+    return flat.view(tensor.dtype).view(tensor.shape)
+
+
+def version(tensor: Any) -> int | None:
+    """How often torch has seen a tensor, or another with its memory, change in place; None for one of inference mode."""
+    return None if tensor.is_inference() else int(tensor._version)
 
 
 def _canonical(tracker: Tracker, storage: Any) -> Any:

@@ -15,6 +15,7 @@ control         the control socket to the agent, with a thread of its own
 refusals        what a cell may ask of a notebook and not of a rank: input, debuggers, skymagic itself
 spawned         what processes that a cell starts afresh know of the cells
 waiting         whether the main thread waits in native code, where it cannot take an interrupt
+gpu             the rank's GPU: whose error it is, and memory freed after a failure
 post_mortem     the debugger on the frames of the last error
 plugin_hooks    the hooks of the pool's plugins, entered in order and left in reverse
 own_modules     the modules that the kernel is made of, restored where a cell has removed them

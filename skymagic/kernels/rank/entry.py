@@ -26,7 +26,7 @@ from skymagic.data.values import descriptions
 from skymagic.kernels import stacks
 from skymagic.kernels.fork import signal_pipe
 from skymagic.kernels.network import environment, interfaces
-from skymagic.kernels.rank import captured, comms, context, packages, tracebacks
+from skymagic.kernels.rank import captured, comms, context, gpu, packages, tracebacks
 from skymagic.kernels.rank.between import BetweenCells
 from skymagic.kernels.rank.control import Control
 from skymagic.kernels.rank.kernel import RankKernel
@@ -71,7 +71,7 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
             leaving=kernel.interrupts.will_return,
             waits=kernel.interrupts.waits,
             joining=kernel.joining,
-            stacks=lambda: stacks.of_main_thread(kernel),
+            stacks=lambda: gpu.with_collective(stacks.of_main_thread(kernel)),
             variables=lambda: descriptions.described(kernel.shell.user_ns, kernel.shell.user_ns_hidden),
             installed=packages.installed,
             rescan=packages.rescan,

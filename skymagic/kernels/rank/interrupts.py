@@ -10,7 +10,8 @@ from types import FrameType
 from typing import Any
 
 from skymagic.kernels import stacks
-from skymagic.kernels.rank import waiting
+from skymagic.kernels.rank import gpu, waiting
+from skymagic.wire.order import ON_GPU
 
 IMPORT_RETRY_SECONDS = 0.05
 """Seconds after which an interrupt that came during an import is tried again."""
@@ -86,10 +87,15 @@ class Interrupts:
         cancelled = self.awaited is not None and self.fallen  # its `finally` may await too
         return not self.allowed or cancelled or isinstance(problem, BaseException)
 
-    def will_return(self) -> bool:
-        """Whether the rank will leave its cell by itself if it is given time."""
+    def will_return(self) -> bool | str:
+        """Whether the rank will leave its cell by itself if it is given time; `ON_GPU`: likely, as soon as kernels on its GPU end.
+
+        Waiting for a GPU spins in native code, which no interrupt ends and which looks like a calculation.
+        """
         main = threading.main_thread().ident
-        return self.unwinding() or (main is not None and importing(sys._current_frames().get(main)))
+        if self.unwinding() or (main is not None and importing(sys._current_frames().get(main))):
+            return True
+        return ON_GPU if gpu.in_use() else False
 
     def waits(self) -> list[dict[str, Any]]:
         """After an interrupt: where the main thread waits in native code and cannot take it; else nothing.

@@ -21,7 +21,7 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 from traitlets import Type
 
 from skymagic.kernels import network, stacks
-from skymagic.kernels.rank import comms, context, tracebacks
+from skymagic.kernels.rank import comms, context, gpu, tracebacks
 from skymagic.kernels.rank.interrupts import Interrupts
 from skymagic.kernels.rank.lending import lend
 from skymagic.kernels.rank.namespace import BindError, Namespace
@@ -235,6 +235,8 @@ class RankKernel(IPythonParallelKernel):
     async def _carry_out(self, order: Order, source: str) -> dict[str, Any]:
         if isinstance(order, Rejoin):
             self._forget_failure()
+            if not order.form:  # else the plugin frees it: not before it has aborted what runs on the GPU
+                gpu.free_memory()
             self._update_info(order.infos.get(str(self._context.info.rank)))
             hooks = self._context.hooks
             return {"status": "ok", "notes": hooks.rejoin(order.generation) if order.form else hooks.settle()}
@@ -245,7 +247,7 @@ class RankKernel(IPythonParallelKernel):
                 self._post_mortem.command(order.command)
             return {"status": "ok", "kept": self._post_mortem is not None}
         outcome: dict[str, Any] = {"status": "ok", "bound": False, "joined": True}
-        self._post_mortem = None
+        self._end_post_mortem()
         try:
             self.shell.know_cells(order.manifest.get("cells", {}))
             self._namespace.bind(order.manifest)
@@ -269,6 +271,13 @@ class RankKernel(IPythonParallelKernel):
             self._context.info = self._context.hooks.info = runtime.InstanceInfo.from_plain(info)
             os.environ.update(network.environment(self._context.info))
             runtime.enter(self._context.info)
+
+    def _end_post_mortem(self) -> None:
+        """Free what the frames of the last cell's error hold: nobody can look at them any more."""
+        if self._post_mortem is not None:
+            tracebacks.clear_frames(self._post_mortem.problem)
+            self._post_mortem = None
+            gpu.free_memory()
 
     def _forget_failure(self) -> None:
         """Let go of the last error's frames, which hold what the group that broke was used with."""
@@ -300,6 +309,9 @@ class RankKernel(IPythonParallelKernel):
             if error is not None and error.__traceback__ is not None and not stopped:
                 with contextlib.suppress(Exception):  # a cell may have broken what pdb needs
                     self._post_mortem = PostMortem(error, shell.compile._filename_map)
+            outcome["gpu_lost"] = gpu.lost(error)
+            if self._post_mortem is None:
+                tracebacks.clear_frames(error)
             return
         if shell._last_traceback:  # of something that does not fail a cell, such as a __repr__
             print("\n".join(shell._last_traceback), file=sys.stderr)
@@ -308,7 +320,7 @@ class RankKernel(IPythonParallelKernel):
             names[LAST_VALUE] = shell.displayhook.value
         senders = {**dict.fromkeys(order.gather, order.gather_ranks), LAST_VALUE: order.value_ranks}
         mine = {name for name, ranks in senders.items() if self._context.info.rank in ranks}
-        with self._namespace.gathered(names) as parts:
+        with self._namespace.gathered(names, mine) as parts:
             outcome["values"] = self._namespace.pack({name: names[name] for name in names if name in mine}, parts)
         missing = [name for name in order.gather if name in mine and name not in names]
         outcome["values"].update({name: {"error": NOT_DEFINED, "type": "NameError"} for name in missing})

@@ -10,7 +10,7 @@ import platform
 import secrets
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from skymagic.data.store.bundle import part_fields, read_parts, write_parts
@@ -143,9 +143,15 @@ class Namespace:
         return "" if name in self._before else name
 
     @contextlib.contextmanager
-    def gathered(self, values: Mapping[str, object]) -> Iterator[Shards]:
-        """For `pack`: what is whole on several ranks together; on all ranks that take part, whether they pack or not."""
-        with shards.whole(values, lambda value, found: pickling.dumps(value, self.variables, parts=found)) as parts:
+    def gathered(self, values: Mapping[str, object], sent: Container[str]) -> Iterator[Shards]:
+        """For `pack`: what is whole on several ranks together; on all ranks that take part, whether they pack or not.
+
+        Args:
+            sent: names of what this rank packs.
+        """
+        with shards.whole(
+            values, lambda value, found: pickling.dumps(value, self.variables, parts=found), sent
+        ) as parts:
             yield parts
 
     def pack(self, values: Mapping[str, object], parts: Shards = REFUSED) -> dict[str, dict[str, Any]]:

@@ -33,6 +33,7 @@ class PostMortem(pdb.Pdb):
 
     def __init__(self, problem: BaseException, cells: Mapping[str, int]) -> None:
         super().__init__(stdin=io.StringIO(), stdout=sys.stdout, nosigint=True, readrc=False)
+        self.problem = problem
         self._cells = cells
         self.setup(None, tracebacks.telling(problem.__traceback__) or problem.__traceback__)
 

@@ -18,7 +18,7 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
 from traitlets import Type
 
-from skymagic.kernels.rank import captured, refusals, tracebacks, widgets
+from skymagic.kernels.rank import captured, gpu, refusals, tracebacks, widgets
 from skymagic.kernels.rank.comms import relay
 from skymagic.kernels.rank.context import current
 from skymagic.kernels.rank.own_modules import OwnModules
@@ -96,11 +96,27 @@ class RankShell(ZMQInteractiveShell):
     own_modules: OwnModules | None = None
     """What tracebacks are made with; set by the kernel."""
 
+    async def run_ast_nodes(self, *args: Any, **kwargs: Any) -> bool:
+        """Run a cell, and wait for what it has left running on its GPU: its error is this cell's. Whether it failed."""
+        failed = bool(await super().run_ast_nodes(*args, **kwargs))
+        if failed:
+            return True
+        try:
+            gpu.synchronize()
+        except BaseException as problem:
+            if (result := kwargs.get("result")) is not None:
+                result.error_in_exec = problem
+            self.showtraceback(running_compiled_code=True)
+            return True
+        return False
+
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """Format the error: whole also for SystemExit, and of groups, whose tracebacks IPython would print."""
         kind, problem, tb = exc_tuple or sys.exc_info()
         if self.own_modules is not None:
             self.own_modules.restore()
+        if problem is not None and not current().freed and (note := gpu.explain(problem, self.user_ns)):
+            problem.add_note(note)
         try:
             self._format(kind, problem, tb, *args, **kwargs)
         except Exception:  # a cell has broken what that takes: its own error is told all the same

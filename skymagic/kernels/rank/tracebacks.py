@@ -144,6 +144,12 @@ def chain(problem: BaseException) -> Iterator[BaseException]:
             todo += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
 
 
+def clear_frames(problem: BaseException | None) -> None:
+    """Let go of the local variables of the frames that an exception, and those that it followed from, have gone through."""
+    for each in chain(problem) if problem is not None else ():
+        traceback.clear_frames(each.__traceback__)
+
+
 def line_count(frame: FrameType) -> int:
     """How many lines the source of a frame has, also of a cell, which is no file.
 

@@ -9,6 +9,7 @@ A rank that fails in a step leaves the others blocked in a collective. They are 
 plugin       `Plugin` torch: wheels, options, hooks
 groups       the default process group of a rank
 membership   who is in a group, and what its members tell each other before it is used
+nccl         variables for NCCL, and the abort of all its communicators
 unblock      a rank let out of a collective that will never end
 subgroups    groups of the user and of device meshes, made again under their names
 sharded      FSDP, DTensor and device meshes: put in order after a failure, or named as lost

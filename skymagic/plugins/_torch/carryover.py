@@ -11,6 +11,8 @@ from typing import Any
 from skymagic.plugins._torch import membership
 
 SYNC = "for p in {name}.parameters(): dist.broadcast(p.data, 0)"
+PIECE = 1 << 20
+"""Elements that are compared at a time: 8 MB in double precision."""
 DEFAULT = "default_pg"
 """How torch describes a default group, also one that is gone."""
 
@@ -114,14 +116,19 @@ def lost_groups(variables: Mapping[str, Any]) -> list[str]:
 def differing(wrappers: list[Any]) -> list[str]:
     """DDP wrappers whose parameters are not the same on all ranks, for one rank had stepped and others had not.
 
-    Compared by sums in double precision; each rank takes part, in the order of the wrappers' parameter counts.
+    Compared by sums in double precision; each rank takes part, in the order of the wrappers' parameter counts. In double precision is a
+    piece of a parameter at a time: a model that fills its GPU is compared, too.
     """
     import torch
 
     def fingerprint(wrapper: Any) -> str:
-        values = [parameter.detach().double() for parameter in wrapper.parameters()]
-        sums = (sum(v.sum().item() for v in values), sum(v.pow(2).sum().item() for v in values))
-        return repr(sums)  # as text, for two NaN are the same here
+        totals: dict[Any, Any] = {}
+        for parameter in wrapper.parameters():
+            total = totals.setdefault(parameter.device, torch.zeros(2, dtype=torch.float64, device=parameter.device))
+            for piece in parameter.detach().contiguous().view(-1).split(PIECE):
+                values = piece.double()
+                total += torch.stack([values.sum(), values.dot(values)])
+        return repr([total.tolist() for total in totals.values()])  # as text, for two NaN are the same here
 
     with torch.no_grad():
         mine = {name_of(wrapper): fingerprint(wrapper) for wrapper in wrappers}

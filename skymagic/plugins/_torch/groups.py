@@ -15,12 +15,15 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from skymagic.plugins._torch import carryover, guard, launched, membership, sharded, subgroups
+from skymagic.plugins._torch import carryover, guard, launched, membership, nccl, sharded, subgroups
 from skymagic.plugins._torch.unblock import Connections
 from skymagic.runtime import rendezvous
 from skymagic.runtime.info import InstanceInfo, taking_part
 
 STORE_TIMEOUT = timedelta(seconds=60)
+FIRST_USE_TIMEOUT = timedelta(minutes=30)
+"""How long ranks wait for each other through the store once the group is formed: NCCL connects a subgroup, or two ranks, when
+they first use it."""
 
 
 class Group:
@@ -33,6 +36,7 @@ class Group:
     def __init__(self, backend: str | None) -> None:
         self.backend = backend
         self._connections = Connections()
+        self._aborts = nccl.Aborts()
         self._wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._on_default: weakref.WeakSet[Any] = weakref.WeakSet()
         """Those of them that use the default group."""
@@ -75,6 +79,7 @@ class Group:
             finally:
                 self._ours = False
             membership.verify(secret, info.rank)
+            self._store.set_timeout(FIRST_USE_TIMEOUT)
 
     def leave(self) -> None:
         """Destroy the group, if there is one, also one that was being formed when a rank failed."""
@@ -92,18 +97,21 @@ class Group:
 
     def free(self) -> int:
         """Let the main thread out of a collective; called on another thread. The number of things shut down."""
-        return self._connections.shut_down() + abort_nccl()
+        aborted = self._aborts.begin()  # first: it must begin while all communicators are whole
+        return aborted + self._connections.shut_down()
 
     def reform(self, info: InstanceInfo) -> list[str]:
         """New groups with all ranks; models go on with them. Returns what the user must know, in sentences."""
         import torch.distributed as dist
 
         self.free()  # asynchronous work may be pending without anybody waiting for it
+        self._aborts.wait()
         # after an attempt that failed, what variables hold is still of the time before it
         self._before = list({one.key: one for one in (*subgroups.existing(), *self._before)}.values())
         self._defaults += [dist.group.WORLD]
         self.leave()
         gc.collect()  # errors hold frames, and frames the old groups with their connections and threads
+        nccl.empty_cache()
         self.form(info)
         formed = subgroups.form_again(self._before, alive=True)
         gone = [*(one.group for one in self._before), *filter(None, self._defaults)]
@@ -209,7 +217,8 @@ class Group:
 
         @functools.wraps(helper)
         def new_group_helper(*args: Any, **kwargs: Any) -> Any:
-            with self._connections.recorded():
+            backend = kwargs.get("backend", args[3] if len(args) > 3 else "")
+            with self._connections.recorded() if nccl.shares_sockets(backend) else contextlib.nullcontext():
                 return helper(*args, **kwargs)
 
         @functools.wraps(wrap)
@@ -319,17 +328,3 @@ def sequence() -> dict[str, int]:
             key = f"{c10d._world.pg_names[group]} {membership.digest(repr(sorted(ranks))):x}"
             counts[key] = int(group._get_sequence_number_for_group())
     return counts
-
-
-def abort_nccl() -> int:
-    """Abort NCCL's communicators, which frees whoever waits in them; the number of groups aborted."""
-    c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    torch = sys.modules.get("torch")
-    if c10d is None or torch is None or not torch.cuda.is_available():
-        return 0
-    count = 0
-    for group in list(c10d._world.pg_map):
-        with contextlib.suppress(Exception):
-            group._get_backend(torch.device("cuda")).abort()
-            count += 1
-    return count

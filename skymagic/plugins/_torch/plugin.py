@@ -75,6 +75,9 @@ def hooks(backend: str | None) -> dict[str, Any]:
 
     @contextlib.contextmanager
     def around_app(info: InstanceInfo) -> Iterator[None]:
+        from skymagic.plugins._torch import nccl
+
+        nccl.set_variables()
         import torch
 
         from skymagic.plugins import _reports

@@ -1,0 +1,131 @@
+"""NCCL's side of a failure, with stand-ins for its communicators: variables, the order of what is freed, what is compared."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from skymagic.display import text  # noqa: E402
+from skymagic.kernels.network import interfaces  # noqa: E402
+from skymagic.kernels.rank import gpu  # noqa: E402
+from skymagic.plugins._torch import carryover, groups, membership, nccl  # noqa: E402
+from skymagic.runtime import rendezvous  # noqa: E402
+from skymagic.runtime.info import InstanceInfo  # noqa: E402
+
+
+class Communicator:
+    """Notes what is done to it, and on which thread."""
+
+    def __init__(self, name: str, events: list[str], fails: bool = False, until: threading.Event | None = None) -> None:
+        self.name, self.events, self.fails, self.until = name, events, fails, until
+
+    def _group_start(self) -> None:
+        self.events.append("start")
+
+    def _group_end(self) -> None:
+        self.events.append("end")
+
+    def abort(self) -> None:
+        if self.until is not None:
+            self.until.wait(30)
+        self.events.append(f"abort {self.name}")
+        if self.fails:
+            raise RuntimeError("unhandled system error")
+
+
+def test_all_communicators_are_aborted_as_one_operation() -> None:
+    events: list[str] = []
+    nccl.abort_all([Communicator("a", events, fails=True), Communicator("b", events)])
+    assert events == ["start", "abort a", "abort b", "end"]
+
+
+def test_an_abort_is_first_and_nobody_waits_for_it_but_who_forms_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    done = threading.Event()
+    monkeypatch.setattr(nccl, "_backends", lambda: [Communicator("a", events, until=done)])
+    group = groups.Group(None)
+    started = group._aborts.begin
+
+    def begin() -> int:
+        events.append("begin")
+        return started()
+
+    monkeypatch.setattr(group._aborts, "begin", begin)
+    monkeypatch.setattr(group._connections, "shut_down", lambda: len(events.__iadd__(["sockets"])[:2]))
+    assert group.free() == 3
+    assert group.free() == 3
+    ours = [event for event in events if event in ("begin", "sockets")]
+    assert ours == ["begin", "sockets"] * 2
+    assert "abort a" not in events
+    waiting = threading.Thread(target=group._aborts.wait)
+    waiting.start()
+    while not rendezvous.waits():  # a slow abort is not a rank that hangs
+        pass
+    done.set()
+    waiting.join()
+    assert [event for event in events if event not in ours] == ["start", "abort a", "end"]  # once
+
+
+def test_variables_that_the_user_has_not_set() -> None:
+    environment = {"TORCH_NCCL_ENABLE_MONITORING": "1", "NCCL_ASYNC_ERROR_HANDLING": "1"}
+    nccl.set_variables(environment)
+    assert environment == {
+        "TORCH_NCCL_ENABLE_MONITORING": "1",
+        "NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+    }
+    plain: dict[str, str] = {}
+    nccl.set_variables(plain)
+    assert plain["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+
+
+def test_the_interface_is_meant_whole() -> None:
+    info = InstanceInfo(head_addr="127.0.0.1")
+    assert interfaces(info, {}) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+    assert interfaces(info, {"NCCL_SOCKET_IFNAME": "eth"}) == {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def test_models_are_compared_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(pairs: Any) -> list[dict[int, int]]:
+        row = {membership.digest(name): membership.digest(value) for name, value in pairs}
+        return [row, before or row]
+
+    made: list[int] = []
+    double = torch.Tensor.double
+
+    def counted(tensor: Any) -> Any:
+        made.append(tensor.numel() * 8)
+        return double(tensor)
+
+    monkeypatch.setattr(membership, "tell_all", told)
+    monkeypatch.setattr(torch.Tensor, "double", counted)
+    model = torch.nn.Linear(2000, 2000).bfloat16()
+    before: dict[int, int] = {}
+    assert carryover.differing([model]) == []
+    assert max(made) <= 8 << 20 < 2000 * 2000 * 8
+    before = told([("Linear", "something else")])[0]
+    assert "Linear: its parameters differ between ranks" in carryover.differing([model])[0]
+
+
+def test_where_a_rank_waits_for_a_collective_on_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [
+        {"profiling_name": "nccl:broadcast", "state": "completed", "collective_seq_id": 6},
+        {"profiling_name": "nccl:all_reduce", "state": "started", "collective_seq_id": 7},
+        {"profiling_name": "nccl:all_gather", "state": "scheduled", "collective_seq_id": 8},
+    ]
+
+    def dump(includeCollectives: bool, onlyActive: bool) -> str:
+        return json.dumps({"entries": entries})
+
+    stack = {"busy": True, "frames": [{"cell": 3, "line": 5, "name": "<module>", "code": "loss.item()"}]}
+    assert gpu.with_collective(stack) == stack
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch._C._distributed_c10d, gpu.RECORDED, dump, raising=False)
+    assert text.places({0: gpu.with_collective(stack)["frames"]}) == "rank 0 in all_reduce, line 5"
+    entries.clear()
+    assert gpu.with_collective(stack) == stack
