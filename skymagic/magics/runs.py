@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+from skymagic.data.capture import assignments
 from skymagic.display import text as display
 from skymagic.display.screen import print_note
 from skymagic.display.sending import write
@@ -51,6 +52,15 @@ class Runs:
         self._shell, self._settings, self._auto, self._results = shell, settings, auto, results
         self.pending: list[Run] = []
         """Those that go on beside the notebook, and some that have ended."""
+        self._assigned = assignments.watch(shell.user_ns)
+        shell.events.register("pre_run_cell", self._cell_begins)
+        shell.events.register("post_run_cell", self._cell_ends)
+
+    def _cell_begins(self, info: Any) -> None:
+        self._assigned.begin()
+
+    def _cell_ends(self, result: Any) -> None:
+        self._assigned.end(lambda: self._shell.transform_cell(result.info.raw_cell), completed=result.success)
 
     # -- where -------------------------------------------------------------------------------------------------------
 

@@ -167,7 +167,7 @@ class Runs:
 
         with progress:
             return self._resources.shipper.prepare(
-                spec.source_without_magics, spec.ranks, push=spec.push, no_push=spec.no_push, fresh=spec.fresh,
+                spec.source_without_magics, spec.ranks, push=spec.push, gather=spec.gather, no_push=spec.no_push, fresh=spec.fresh,
                 extra=spec.extra, compiler_flags=spec.compiler_flags, dry_run=dry_run, progress=progress, warn=note, note=note,
                 unsettled=self._packages.unsettled,
             )  # fmt: skip
@@ -202,6 +202,8 @@ class Runs:
                 completed = outcome["status"] == "ok"
                 shipper.bound(manifest, number, outcome["rebound"], outcome["deleted"], completed=completed)
             shipper.gone(number, outcome.get("unlinked", ()), outcome.get("lost", ()))
+            if "reads" in outcome:
+                shipper.reads(number, **outcome["reads"])
         return report
 
     def _metrics(self, spec: RunSpec) -> Metrics:

@@ -1,6 +1,6 @@
 """What each rank's names are bound to, as far as the notebook knows.
 
-The rule of state: a rank keeps its own binding of a name until the notebook's value of that name changes.
+The rule of state: a rank keeps its own binding of a name until the notebook assigns that name or changes its value.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ class _Rank:
     """Names that a cell has bound on the rank since they were shipped."""
     sources: dict[str, str] = field(default_factory=dict)
     """Local modules and cells that it has, with their hashes."""
+    reads: str = ""
+    """The digest of what its functions read."""
 
 
 class Bindings:
@@ -30,6 +32,8 @@ class Bindings:
         self._ranks: dict[int, _Rank] = {}
         self.replaced: set[int] = set()
         """Ranks that were started anew."""
+        self._reads: dict[str, Mapping[str, Sequence[str]]] = {}
+        """By digest: function or class → the global names that it reads."""
 
     def bound(self, manifest: Manifest, rank: int, rebound: Mapping[str, str | None], deleted: Iterable[str]) -> None:
         """A rank has bound a manifest's names and run its cell.
@@ -58,6 +62,26 @@ class Bindings:
     def set_fingerprints(self, rank: int, fingerprints: Mapping[str, str]) -> None:
         """A rank keeps its own bindings as long as the notebook's values have these fingerprints."""
         self._ranks.setdefault(rank, _Rank()).fingerprints.update(fingerprints)
+
+    def set_reads(self, rank: int, digest: str, names: Mapping[str, Sequence[str]] | None) -> None:
+        """What a rank's functions and classes read; None where the digest is known."""
+        if names is not None:
+            self._reads[digest] = names
+        self._ranks.setdefault(rank, _Rank()).reads = digest
+        used = {state.reads for state in self._ranks.values()}
+        self._reads = {each: names for each, names in self._reads.items() if each in used}
+
+    def known_reads(self) -> list[str]:
+        """Digests of which ranks need not say what they stand for."""
+        return sorted(self._reads)
+
+    def reads(self, ranks: Iterable[int]) -> dict[str, set[str]]:
+        """Functions and classes on these ranks → the global names that they read."""
+        found: dict[str, set[str]] = {}
+        for digest in {self._ranks[rank].reads for rank in ranks if rank in self._ranks}:
+            for function, names in self._reads.get(digest, {}).items():
+                found.setdefault(function, set()).update(names)
+        return found
 
     def forget(self, ranks: Iterable[int]) -> None:
         """These ranks hold nothing any more."""

@@ -10,7 +10,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
@@ -28,6 +28,8 @@ class Here(threading.local):
     """Names that are bound until the value is there."""
     same_files: bool = False
     """Whether what is pickled goes to processes that see the same files."""
+    function_made: Callable[[types.CodeType], object] = staticmethod(lambda code: None)
+    """Called with the code of each function that gets this side's global names."""
 
 
 here = Here()
@@ -80,6 +82,8 @@ def accompanied(*values: Any) -> Any:
 def function(code: types.CodeType, where: str | None, name: str, closure: Any) -> types.FunctionType:
     """A function without its state, with the globals of a module, or of this side's notebook."""
     space = namespace() if where is None else vars(module(where))
+    if where is None:
+        here.function_made(code)
     return types.FunctionType(code, space, name, None, closure)
 
 

@@ -8,9 +8,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from ipykernel.compiler import XCachingCompiler
 from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core import page, ultratb
 from IPython.core.displayhook import DisplayHook
@@ -88,8 +89,22 @@ class RankDisplayPublisher(DisplayPublisher):
         """The agent knows to which request output belongs."""
 
 
+class RankCompiler(XCachingCompiler):  # type: ignore[misc]
+    """IPython's compiler, which says what it has compiled."""
+
+    compiled: Callable[[object], None] | None = None
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        code = super().__call__(*args, **options)
+        if self.compiled is not None:
+            self.compiled(code)
+        return code
+
+
 class RankShell(ZMQInteractiveShell):
     """IPython's shell with a rank's displays; errors are returned, not published."""
+
+    compiler_class = Type(RankCompiler)
 
     displayhook_class = Type(RankDisplayHook)
     display_pub_class = Type(RankDisplayPublisher)
