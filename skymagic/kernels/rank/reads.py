@@ -6,7 +6,6 @@ instance. So code is listed as it is compiled, rebuilt or bound, by weak referen
 
 from __future__ import annotations
 
-import builtins
 import functools
 import types
 import weakref
@@ -16,8 +15,6 @@ from typing import Any
 from skymagic.data.capture.bytecode import code_names
 from skymagic.data.capture.functions import mentioned_names
 from skymagic.data.store.store import digest
-
-_BUILTIN = vars(builtins).keys()
 
 
 class Reads:
@@ -60,7 +57,7 @@ class Reads:
             found: dict[str, set[str]] = {}
             for _, function, names in list(self._codes.values()):
                 found.setdefault(function, set()).update(names)
-            listed = {function: sorted(names - _BUILTIN) for function, names in sorted(found.items()) if names - _BUILTIN}
+            listed = {function: sorted(names) for function, names in sorted(found.items()) if names}
             self._report = digest([repr(listed).encode()]), listed
         mark, names = self._report
         return {"digest": mark, "names": None if mark in known else names}

@@ -104,12 +104,13 @@ class RankCompiler(XCachingCompiler):  # type: ignore[misc]
 class RankShell(ZMQInteractiveShell):
     """IPython's shell with a rank's displays; errors are returned, not published."""
 
-    compiler_class = Type(RankCompiler)
-
     displayhook_class = Type(RankDisplayHook)
     display_pub_class = Type(RankDisplayPublisher)
     own_modules: OwnModules | None = None
     """What tracebacks are made with; set by the kernel."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "compiler_class": RankCompiler})  # ipykernel passes its own
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """Format the error: whole also for SystemExit, and of groups, whose tracebacks IPython would print."""
