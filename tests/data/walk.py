@@ -157,17 +157,20 @@ class Model:
         if not reads:
             self.typed.add(name)
 
-    def begin(self, *, runs: bool = True) -> None:
+    def begin(self, *used: str, runs: bool = True) -> None:
         """A cell begins: what shadowed a name of Python's own goes where the notebook has it no more.
 
-        A cell that runs something may run the rank's functions: what these read comes again where it has changed.
+        A cell that runs something may run the rank's functions: what these read comes again where it has changed. Large values are
+        looked at where the cell uses something that the rank has bound, or where they were assigned again.
         """
         for name in SHADOWED:
             if name not in self.namespace and name in self.seen and name not in self.own:
                 del self.seen[name]
                 self.names.pop(name, None)
         for name in sorted(self.read & self.seen.keys() if runs else ()):
-            self.use(name)
+            large = getattr(self.namespace.get(name), "nbytes", 0) >= 1 << 20
+            if self.own.intersection(used) or not large or self.seen[name][1] != self.assigned.get(name, 0):
+                self.use(name)
 
     def use(self, name: str) -> bool:
         """A cell uses a name: the notebook's value comes when it differs from the one that came last. Whether there is one now."""
@@ -297,7 +300,7 @@ class Walk:
 
     def uses(self, name: str) -> bool:
         """Whether the ranks have a name in the cell that comes now; where they have not, a cell that uses it fails."""
-        self.model.begin()
+        self.model.begin(name)
         there = self.model.use(name)
         if not there and name not in SHADOWED:
             self.there(name, fails=True)
@@ -342,9 +345,10 @@ class Walk:
 
     def define(self, name: str, _: str) -> None:
         """Make a function on the ranks, somewhere, which reads a name."""
-        self.model.begin()
+        self.model.begin(name)
         self.model.use(name)
         self.model.read.add(name)
+        self.model.own.add(f"read_{name}")
         form = self.rand.choice(list(DEFINING))
         self.there(DEFINING[form].format(name=name))
         self.made[name] = form
@@ -354,7 +358,7 @@ class Walk:
         if name not in self.made:
             return
         form = self.made[name]
-        self.model.begin()
+        self.model.begin(f"read_{name}")
         if form in NAMED:
             self.model.use(name)
         there = name in self.model.names

@@ -22,7 +22,7 @@ from skymagic.data.values.links import FIXED_TYPES
 
 _BUILTIN_NAMES = vars(builtins).keys()
 _LARGE = 1 << 20
-"""Bytes of a value that is not looked at for the sake of a function which the cell does not name, unless it is another object."""
+"""Bytes of a value that is not looked at for the sake of a hook that may run in any cell, unless it is another object."""
 
 
 class Comparison:
@@ -52,8 +52,9 @@ class Comparison:
     def read_by_functions(self, request: Request) -> dict[str, str]:
         """Names that functions on the ranks read and the cell may need, each with the reason.
 
-        Those that the cell names may run, and so may what these read. Of others nobody can say: a hook or a callback runs by itself.
-        For their sake a name that the ranks have got is looked at again, which costs little where it is small.
+        Those that the cell names may run, and so may what these read. Of others nobody can say: what a cell has bound on a rank may
+        hold any function, and hooks and callbacks run by themselves. So the names that the ranks have got are looked at again, with
+        all their bytes if the cell uses something that the ranks have bound.
         """
         reads = {} if request.no_push else self._bindings.reads(request.ranks)
         found: dict[str, str] = {}
@@ -66,11 +67,12 @@ class Comparison:
             seen |= new
             todo += sorted(new)
         if reads and request.names.runs and not request.fresh:
+            every = any(self._bindings.has_rebound(rank, name) for rank in request.ranks for name in request.wanted)
             sent = set().union(*(self._bindings.fingerprints(rank) for rank in request.ranks)) - {*request.gather}
             for function, names in sorted(reads.items()):
                 others = (names & sent & self._namespace.keys()) - seen
                 seen |= others
-                found.update({name: f"used by {function}" for name in sorted(others) if not self._settled(request, name)})
+                found.update({name: f"used by {function}" for name in sorted(others) if every or not self._settled(request, name)})
         return {name: reason for name, reason in found.items() if name not in request.kept}
 
     def compare(self, request: Request, needs: Needs) -> None:

@@ -68,6 +68,7 @@ class Fingerprints:
             return stream
         known = self.known.get(variable.name)
         if known is not None and known.stream == stream:
+            self.known[variable.name] = known._replace(value=_reference(value))
             variable.fingerprint = known.fingerprint
             return known.fingerprint
         variable.same_object = known is not None and known.holds(value)
