@@ -248,6 +248,7 @@ class Shipper(Unpacking):
                 "cells": cells.numbers(texts),
                 "temporary": sorted(request.temporary),
                 "unbound": sorted(unbound),
+                "fresh": request.fresh,
                 "reads": self.bindings.known_reads(),
             }
         except BaseException as problem:

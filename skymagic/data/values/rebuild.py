@@ -12,10 +12,11 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from cloudpickle import cloudpickle as _cloud
 
+from skymagic.data.values.contents import Contents
 from skymagic.data.values.foreign import is_final
 from skymagic.data.values.memory import writable
 
@@ -157,8 +158,17 @@ def cached_property(function: Any, name: str) -> Any:
 
 # -- classes -------------------------------------------------------------------------------------------------------------
 
-_arrived: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
-"""Classes that another process defined, with the names of the members that it gave them."""
+
+class Arrived(NamedTuple):
+    """A class that another process defined, as it came last."""
+
+    members: frozenset[str] = frozenset()
+    """The names of the members that it had there."""
+    contents: str | None = None
+    """Their hash; None where nobody can say what they contain."""
+
+
+_arrived: weakref.WeakKeyDictionary[type, Arrived] = weakref.WeakKeyDictionary()
 
 
 def known_class(tracker: str) -> type | None:
@@ -191,20 +201,43 @@ def new_class(tracker: str, meta: type, name: str, bases: tuple[Any, ...], membe
 
 
 def fill_class(cls: type, state: Any) -> None:
-    """Set a class's members, but not those of a class that was defined here and has come back."""
+    """Set a class's members, but not those of a class that was defined here and has come back.
+
+    A class comes with each of its instances. What was changed in it here stays, until it is another one where it was defined.
+    """
     if cls in _arrived:
-        members = frozenset(state[0])
-        for name in _arrived[cls] - members:  # deleted there
+        known, now = _arrived[cls], Arrived(frozenset(state[0]), _members_hash(cls, state))
+        if known.contents is not None and known == now:
+            return
+        for name in known.members - now.members:  # deleted there
             if name in vars(cls):
                 delattr(cls, name)
-        _arrived[cls] = members
+        _arrived[cls] = now
         set_now = {name: value for name, value in state[0].items() if not is_final(cls, name)}
         _cloud._class_setstate(cls, (set_now, state[1]))
 
 
 def _track(cls: type) -> type:
-    _arrived[cls] = frozenset()
+    _arrived[cls] = Arrived()
     return cls
+
+
+def _members_hash(cls: type, state: Any) -> str | None:
+    from skymagic.data.values import pickling  # which imports this module
+    from skymagic.data.values.forms import form_for
+
+    contents = Contents(pickling.reducer(namespace()), form_for, lambda memory: None)
+    contents.again(cls)  # methods refer to it: what it has here is none of what came
+    try:
+        return contents.of(state)
+    except Exception:  # of the members' own code
+        return None
+
+
+def forget_classes() -> None:
+    """Let the members of all classes that come again be set as they come."""
+    for cls in list(_arrived):
+        _arrived[cls] = _arrived[cls]._replace(contents=None)
 
 
 def _dynamic(cls: type) -> bool:

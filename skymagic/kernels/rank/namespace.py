@@ -84,6 +84,8 @@ class Namespace:
             linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         self._modules(orders)
         mine = [bundle for bundle in orders.get("bundles", ()) if self._is_for_this_rank(bundle)]
+        if orders.get("fresh"):
+            rebuild.forget_classes()
         with self._all_or_none([name for bundle in mine for name in bundle["names"]]):
             self._bind_in_order(mine, orders)
         self._shipped.update(name for bundle in mine for name in bundle["names"])
