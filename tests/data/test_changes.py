@@ -507,7 +507,11 @@ READ = {
         "line.set_ydata([3, 1])",
     ),
     "set": ("x = {0, 8}", "x.clear(); x.update((8, 0))", "x.add(1)"),
-    "function": ("def x(): return 1", "x.__code__ = (lambda: 1).__code__.replace(co_name='x', co_qualname='x')", "def x(): return 2"),
+    "function": (
+        "def x(): return 1",
+        "x.__code__ = (lambda: 1).__code__.replace(co_name='x', co_qualname='x')",
+        "def x(): return 2",
+    ),
     "dispatch": (
         "import functools\n@functools.singledispatch\ndef x(a): return 1",
         "x(1)",

@@ -230,7 +230,16 @@ class Walk:
 
     def run(self, steps: int) -> None:
         """Take so many steps."""
-        here = (self.assign, self.assign, self.again, self.change, self.forget, self.copy, self.copy_itself, self.itself)
+        here = (
+            self.assign,
+            self.assign,
+            self.again,
+            self.change,
+            self.forget,
+            self.copy,
+            self.copy_itself,
+            self.itself,
+        )
         there = (
             self.touch,
             self.touch,

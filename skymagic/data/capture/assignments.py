@@ -6,7 +6,10 @@ numbers, True and None are one object each, however often they are assigned. Ran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import ast
+import contextlib
+import types
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from skymagic.data.capture.names import CellNames, cell_names, interactive, is_output
@@ -29,6 +32,8 @@ class Assignments:
         """The number of the last assignment."""
         self._last: dict[str, int] = {}
         self._typed: dict[str, int] = {}
+        self.on_modules: dict[str, str] = {}
+        """What cells have set in modules: ``"cfg.lr"`` → the module."""
         self._before: dict[str, int] | None = None
         self._looked = False
 
@@ -48,7 +53,7 @@ class Assignments:
     def look(self) -> None:
         """Something is about to run on ranks in the middle of a cell: what the cell has assigned so far comes before it."""
         self._looked = True
-        self._note(self._rebound(), CellNames())
+        self._note(self._rebound(), frozenset())
 
     def end(self, source: Callable[[], str], *, completed: bool) -> None:
         """The cell is over.
@@ -58,14 +63,16 @@ class Assignments:
             completed: whether it came to its end.
         """
         if self.watched and self._before is not None:
-            try:
-                names = cell_names(source())
-            except SyntaxError:
-                names = CellNames()
+            names, tree = CellNames(), ast.Module([], [])
+            with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+                text = source()
+                names, tree = cell_names(text), ast.parse(text)
+            self.on_modules.update(set_on_modules(tree, self.namespace))
             rebound = self._rebound()
             # of these nobody can say whether they came before what has run on the ranks meanwhile, or after it
             certain = names.certain if completed and not self._looked else frozenset()
-            self._note({*rebound, *(certain & self.namespace.keys())}, names)
+            read = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+            self._note({*rebound, *(certain & self.namespace.keys())}, names.certain - (names.loads & read))
         self._before = None
 
     def brought(self, names: Iterable[str]) -> None:
@@ -81,13 +88,38 @@ class Assignments:
         self._before = now
         return [name for name, identity in now.items() if before.get(name) != identity]
 
-    def _note(self, assigned: Iterable[str], names: CellNames) -> None:
+    def _note(self, assigned: Iterable[str], typed: frozenset[str]) -> None:
         for name in assigned:
             if not is_output(name) and not interactive(name, self.namespace[name]):
                 self.now += 1
                 self._last[name] = self.now
-                if name in names.certain and name not in names.loads:
+                if name in typed:
                     self._typed[name] = self.now
+
+
+def set_on_modules(tree: ast.AST, namespace: Mapping[str, object]) -> dict[str, str]:
+    """Attributes of modules that code assigns or changes an item of: ``"cfg.lr"`` → the module."""
+    found = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            path = _path(target)
+            module, depth = namespace.get(path[0]) if path else None, 1
+            while depth < len(path) and isinstance(inner := getattr(module, path[depth], None), types.ModuleType):
+                module, depth = inner, depth + 1
+            if isinstance(module, types.ModuleType) and depth < len(path):
+                found[f"{module.__name__}.{path[depth]}"] = module.__name__
+    return found
+
+
+def _path(target: ast.expr) -> list[str]:
+    """``["cfg", "lr"]`` for ``cfg.lr`` and for ``cfg.lr[0].x``; nothing for what does not begin with a name."""
+    names: list[str] = []
+    while isinstance(target, ast.Attribute | ast.Subscript):
+        names = [target.attr, *names] if isinstance(target, ast.Attribute) else []  # of an item: in what it is
+        target = target.value
+    return [target.id, *names] if isinstance(target, ast.Name) else []
 
 
 _watched: dict[int, Assignments] = {}

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from skymagic.data.shipping.manifest import Manifest
 
+_NEVER = object()
+
 
 @dataclass
 class _Rank:
@@ -21,6 +23,8 @@ class _Rank:
     """Names that a cell has bound on the rank since they were shipped."""
     sources: dict[str, str] = field(default_factory=dict)
     """Local modules and cells that it has, with their hashes."""
+    environ: dict[str, str | None] = field(default_factory=dict)
+    """Variables of the environment that it has from the notebook."""
     reads: str = ""
     """The digest of what its functions read."""
 
@@ -53,6 +57,7 @@ class Bindings:
         self._drop(state, deleted)
         state.sources.update({each["name"]: each["hash"] for each in manifest.orders.get("modules", ())})
         state.sources.update(dict.fromkeys(manifest.orders.get("sources", ()), ""))
+        state.environ.update(manifest.orders.get("environ", {}))
 
     def _drop(self, state: _Rank, names: Iterable[str]) -> None:
         for name in names:
@@ -62,6 +67,11 @@ class Bindings:
     def set_fingerprints(self, rank: int, fingerprints: Mapping[str, str]) -> None:
         """A rank keeps its own bindings as long as the notebook's values have these fingerprints."""
         self._ranks.setdefault(rank, _Rank()).fingerprints.update(fingerprints)
+
+    def lacking_environ(self, changed: Mapping[str, str | None], ranks: Iterable[int]) -> dict[str, str | None]:
+        """Those of the notebook's variables of the environment that some of these ranks have not got."""
+        held = [self._ranks.get(rank, _Rank()).environ for rank in ranks]
+        return {name: value for name, value in changed.items() if any(each.get(name, _NEVER) != value for each in held)}
 
     def set_reads(self, rank: int, digest: str, names: Mapping[str, Sequence[str]] | None) -> None:
         """What a rank's functions and classes read; None where the digest is known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Container, Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from skymagic.data.capture import modules
@@ -72,7 +73,13 @@ class Comparison:
             for function, names in sorted(reads.items()):
                 others = (names & sent & self._namespace.keys()) - seen
                 seen |= others
-                found.update({name: f"used by {function}" for name in sorted(others) if every or not self._settled(request, name)})
+                found.update(
+                    {
+                        name: f"used by {function}"
+                        for name in sorted(others)
+                        if every or not self._settled(request, name)
+                    }
+                )
         return {name: reason for name, reason in found.items() if name not in request.kept}
 
     def compare(self, request: Request, needs: Needs) -> None:
@@ -149,6 +156,11 @@ class Comparison:
             if name not in self._namespace and not self._bindings.has_rebound(rank, name)
         )
 
+    def modules(self, request: Request, needs: Needs) -> frozenset[str]:
+        """Dotted names of the modules that a cell uses."""
+        values = (value.value.__name__ for value in needs.values.values() if isinstance(value.value, ModuleType))
+        return request.names.imports.union(needs.sources, values)
+
     def deleted(self, request: Request) -> frozenset[str]:
         """Names that the cell uses, that some rank holds, and that the notebook has not."""
         held = set().union(*(self._bindings.fingerprints(rank) for rank in request.ranks))
@@ -192,7 +204,12 @@ class Comparison:
 
     def _differs(self, known: str | None, mark: str | None) -> bool:
         """Whether a value that ranks have, and that no cell has assigned since, looks different."""
-        return known is not None and mark is not None and known != mark and known.partition("@")[2] == mark.partition("@")[2]
+        return (
+            known is not None
+            and mark is not None
+            and known != mark
+            and known.partition("@")[2] == mark.partition("@")[2]
+        )
 
     def _is_pulled(self, name: str, value: object) -> bool:
         """Whether the notebook's value of a name is what came from the ranks under this name, changed or not, or a part of it."""

@@ -125,4 +125,3 @@ def _reference(value: object) -> Callable[[], object] | int:
         return weakref.ref(value)
     except TypeError:
         return id(value)
-

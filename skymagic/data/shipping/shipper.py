@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from skymagic.data.capture import assignments, cells
+from skymagic.data.capture import assignments, cells, environment
 from skymagic.data.capture.imports import ModulesNeeded
 from skymagic.data.capture.names import cell_names
 from skymagic.data.capture.scripts import with_scripts
@@ -133,6 +133,7 @@ class Shipper(Unpacking):
                 raise ModulesNeeded(needed, frozenset(needs.sources))
             if note is not None:
                 self.notes.deleted(self.comparison.deleted(request), note)
+                self.notes.set_on_modules(self.assigned.on_modules, self.comparison.modules(request, needs), note)
             packed = Packer(self.links, self.index, self.folder, request, needs).pack()
             if note is not None:
                 self.notes.apart(packed.apart, note)
@@ -227,6 +228,7 @@ class Shipper(Unpacking):
         """Write what is lacking, and make the orders."""
         bundles = packed.bundles
         unbound = self.comparison.shadowed(request.ranks)
+        environ = self._environ(request)
         items = needs.items()
         writer = BundleWriter(self.index, request.progress)
         try:
@@ -249,6 +251,7 @@ class Shipper(Unpacking):
                 "temporary": sorted(request.temporary),
                 "unbound": sorted(unbound),
                 "fresh": request.fresh,
+                "environ": environ,
                 "reads": self.bindings.known_reads(),
             }
         except BaseException as problem:
@@ -265,6 +268,14 @@ class Shipper(Unpacking):
         for each in (self.collector, self.comparison, self.notes, self.links):
             each.forget_names(self.namespace)
         return manifest
+
+    def _environ(self, request: Request) -> dict[str, str | None]:
+        """What the notebook has changed in its environment and some of the ranks have not got."""
+        changed = environment.changed()
+        secret = {name for name in changed if environment.is_secret(name)}
+        if request.note is not None:
+            self.notes.secret(secret, request.note)
+        return self.bindings.lacking_environ({n: v for n, v in changed.items() if n not in secret}, request.ranks)
 
     def _lacking_cells(self, values: Iterable[Variable], ranks: Sequence[int]) -> dict[str, str]:
         files = frozenset().union(*(value.pickled.files for value in values))

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import linecache
+import os
 import platform
 import secrets
 import sys
@@ -80,6 +81,11 @@ class Namespace:
         Raises:
             BindError: a value or a module cannot be rebuilt here.
         """
+        for name, value in orders.get("environ", {}).items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
         for name, text in orders.get("sources", {}).items():
             linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         self._modules(orders)
