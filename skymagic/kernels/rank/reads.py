@@ -59,8 +59,8 @@ class Reads:
                 found.setdefault(function, set()).update(names)
             listed = {function: sorted(names) for function, names in sorted(found.items()) if names}
             self._report = digest([repr(listed).encode()]), listed
-        mark, names = self._report
-        return {"digest": mark, "names": None if mark in known else names}
+        mark, listing = self._report
+        return {"digest": mark, "names": None if mark in known else listing}
 
     def _forget(self, key: int, _: object) -> None:
         self._codes.pop(key, None)
