@@ -89,7 +89,7 @@ class RankDisplayPublisher(DisplayPublisher):
         """The agent knows to which request output belongs."""
 
 
-class RankCompiler(XCachingCompiler):  # type: ignore[misc]
+class RankCompiler(XCachingCompiler):
     """IPython's compiler, which says what it has compiled."""
 
     compiled: Callable[[object], None] | None = None
