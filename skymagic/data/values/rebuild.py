@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, cast
 
 from cloudpickle import cloudpickle as _cloud
 
-from skymagic.data.values.contents import Contents
 from skymagic.data.values.foreign import is_final
 from skymagic.data.values.memory import writable
 
@@ -31,6 +30,8 @@ class Here(threading.local):
     """Whether what is pickled goes to processes that see the same files."""
     function_made: Callable[[types.CodeType], object] = staticmethod(lambda code: None)
     """Called with the code of each function that gets this side's global names."""
+    class_hash: Callable[[type, Any], str | None] = staticmethod(lambda cls, state: None)
+    """What the members contain that come for a class, as one hash; None where nobody can say."""
 
 
 here = Here()
@@ -206,7 +207,7 @@ def fill_class(cls: type, state: Any) -> None:
     A class comes with each of its instances. What was changed in it here stays, until it is another one where it was defined.
     """
     if cls in _arrived:
-        known, now = _arrived[cls], Arrived(frozenset(state[0]), _members_hash(cls, state))
+        known, now = _arrived[cls], Arrived(frozenset(state[0]), here.class_hash(cls, state))
         if known.contents is not None and known == now:
             return
         for name in known.members - now.members:  # deleted there
@@ -220,18 +221,6 @@ def fill_class(cls: type, state: Any) -> None:
 def _track(cls: type) -> type:
     _arrived[cls] = Arrived()
     return cls
-
-
-def _members_hash(cls: type, state: Any) -> str | None:
-    from skymagic.data.values import pickling  # which imports this module
-    from skymagic.data.values.forms import form_for
-
-    contents = Contents(pickling.reducer(namespace()), form_for, lambda memory: None)
-    contents.again(cls)  # methods refer to it: what it has here is none of what came
-    try:
-        return contents.of(state)
-    except Exception:  # of the members' own code
-        return None
 
 
 def forget_classes() -> None:
