@@ -35,7 +35,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 @pytest.fixture
 def notebook(shared: Notebook) -> Notebook:
-    empty = "for _name in [name for name in list(globals()) if name[:1] != '_']:\n    del globals()[_name]"
+    empty = "for _name in [name for name in list(globals()) if name[:1] != '_']:\n    del globals()[_name]\nimport gc as _gc\n_gc.collect()"  # classes go with the collector
     shared.here(empty)
     shared.there(empty)
     return shared
