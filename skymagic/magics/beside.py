@@ -55,6 +55,8 @@ class Run:
         """How long it took, when it has ended."""
         self._waiters: list[Callable[[], object]] = []
         """Called when it has ended."""
+        self.taken = threading.Event()
+        """Set once the run has all that it needs of the notebook's variables, which may change then; or it waits for others, or has ended."""
         self._lock = threading.Lock()
         self.view = BesideView()
         """What its ranks report; the run draws it."""
@@ -72,6 +74,7 @@ class Run:
             self._value = self._call(self)
         except BaseException as problem:
             self._problem = problem
+        self.taken.set()
         with self._lock:
             self._seconds = time.monotonic() - self._begun
             waiters, self._waiters = self._waiters, []
@@ -79,6 +82,14 @@ class Run:
             with contextlib.suppress(RuntimeError):  # its event loop is closed
                 waiter()
         self._refresh()
+
+    def wait_taken(self) -> None:
+        """Wait until the notebook's variables may change; an interrupt stops the run."""
+        try:
+            self.taken.wait()
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
 
     @property
     def given(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+from skymagic.data.capture import assignments, environment
 from skymagic.display import text as display
 from skymagic.display.screen import print_note
 from skymagic.display.sending import write
@@ -51,6 +52,16 @@ class Runs:
         self._shell, self._settings, self._auto, self._results = shell, settings, auto, results
         self.pending: list[Run] = []
         """Those that go on beside the notebook, and some that have ended."""
+        environment.remember()
+        self._assigned = assignments.watch(shell.user_ns)
+        shell.events.register("pre_run_cell", self._cell_begins)
+        shell.events.register("post_run_cell", self._cell_ends)
+
+    def _cell_begins(self, info: Any) -> None:
+        self._assigned.begin()
+
+    def _cell_ends(self, result: Any) -> None:
+        self._assigned.end(lambda: self._shell.transform_cell(result.info.raw_cell), completed=result.success)
 
     # -- where -------------------------------------------------------------------------------------------------------
 
@@ -74,7 +85,10 @@ class Runs:
     def run(self, request: RunRequest, body: str) -> Run | None:
         """Run a cell and keep its values; with --noblock, return at once."""
         cell = self._cell(body)
-        return self._beside_or_now(request.noblock, cell, lambda beside: self._run_now(request, cell, beside))
+        pending = self._beside_or_now(request.noblock, cell, lambda beside: self._run_now(request, cell, beside))
+        if pending is not None and not request.pool.given() - {"name"}:  # making a pool takes minutes
+            pending.wait_taken()
+        return pending
 
     def run_script(self, request: ShellRequest, body: str) -> Run | None:
         """Run a script on the nodes; with --noblock or --detach, return at once."""
@@ -198,4 +212,4 @@ def _known(spec: RunSpec, pool: Pool, beside: Run | None) -> RunSpec:
     if beside is None:
         return spec
     beside.pool, beside.ranks = pool, spec.ranks
-    return replace(spec, beside=True)
+    return replace(spec, beside=True, taken=beside.taken.set)

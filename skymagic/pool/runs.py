@@ -72,6 +72,7 @@ class Runs:
             with self.counted():
                 begun = time.monotonic()
                 manifest = self._prepare(spec, screen, stop)
+                spec.taken()
                 ship_seconds = time.monotonic() - begun
                 # those of the store, on where the values went, are shown with the cell that sent them
                 for note in [*self._status.take_notes(), *replaced.sent_instead(manifest, bindings, spec.ranks)]:
@@ -167,7 +168,7 @@ class Runs:
 
         with progress:
             return self._resources.shipper.prepare(
-                spec.source_without_magics, spec.ranks, push=spec.push, no_push=spec.no_push, fresh=spec.fresh,
+                spec.source_without_magics, spec.ranks, push=spec.push, gather=spec.gather, no_push=spec.no_push, fresh=spec.fresh,
                 extra=spec.extra, compiler_flags=spec.compiler_flags, dry_run=dry_run, progress=progress, warn=note, note=note,
                 unsettled=self._packages.unsettled,
             )  # fmt: skip
@@ -202,6 +203,8 @@ class Runs:
                 completed = outcome["status"] == "ok"
                 shipper.bound(manifest, number, outcome["rebound"], outcome["deleted"], completed=completed)
             shipper.gone(number, outcome.get("unlinked", ()), outcome.get("lost", ()))
+            if "reads" in outcome:
+                shipper.reads(number, **outcome["reads"])
         return report
 
     def _metrics(self, spec: RunSpec) -> Metrics:
@@ -227,6 +230,7 @@ def _tell(spec: RunSpec, before: Sequence[RunSpec]) -> None:
     others = {other.execution_count: other for other in before if other.execution_count != spec.execution_count}
     if others and not spec.waits:
         raise PoolStateError("; ".join(_busy(number, other) for number, other in others.items()))
+    spec.taken()
     for number, other in others.items():
         remedy = f"; to stop that one, stop this cell, then Out[{number}].cancel()" if other.beside else ""
         print_note(f"[waits for cell {number} on {rank_words(other.ranks)}{remedy}]")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,5 +42,7 @@ class RunSpec:
     """Whether the variables take the first rank's values alone."""
     beside: bool = False
     """The notebook does not wait for it, and the user has a handle."""
+    taken: Callable[[], object] = field(default=lambda: None, compare=False)
+    """Called once all that it needs of the notebook is in the store, or while it waits for other runs."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Values by name that only this run brings: arguments of a call. The ranks forget them afterwards."""

@@ -14,6 +14,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+from skymagic.data.capture.assignments import Assignments
 from skymagic.data.shipping.shipper import Manifest, Shipper
 from skymagic.data.store.base import Store
 from skymagic.data.store.store import NodeStore, create, remove
@@ -122,12 +123,16 @@ class Notebook:
         """Ship through this store to these ranks."""
         self.module = types.ModuleType("__main__")
         self.namespace = vars(self.module)
-        self.shipper = Shipper(store, self.namespace, str(self.folder), **options)
+        self.assigned = Assignments(self.namespace)
+        self.assigned.watched = True
+        self.shipper = Shipper(store, self.namespace, str(self.folder), assigned=self.assigned, **options)
         self.ranks = ranks
 
     def here(self, source: str) -> None:
         """Run a plain cell."""
+        self.assigned.begin()
         exec(compile(source, "<here>", "exec", dont_inherit=True), self.namespace)
+        self.assigned.end(lambda: source, completed=True)
 
     def there(self, source: str, **options: Any) -> Manifest:
         """Broadcast a cell."""
@@ -144,6 +149,7 @@ class Notebook:
             names = {key: changes[key] for key in ("rebound", "deleted")}
             self.shipper.bound(manifest, far.rank, **names, completed=failed is None)
             self.shipper.gone(far.rank, changes["unlinked"], changes["lost"])
+            self.shipper.reads(far.rank, **changes["reads"])
             problem = problem or failed
         if problem is not None:
             raise problem
@@ -234,7 +240,9 @@ def serve(directory: str, rank: int, node: int) -> None:
             if verb == "bind":
                 namespace.bind(argument)
             elif verb == "run":
-                exec(compile(argument, "<there>", "exec", dont_inherit=True), namespace.variables)
+                code = compile(argument, "<there>", "exec", dont_inherit=True)
+                namespace.reads.compiled(code)
+                exec(code, namespace.variables)
             elif verb == "changes":
                 value = namespace.changes()
             elif verb == "eval":

@@ -507,14 +507,18 @@ READ = {
         "line.set_ydata([3, 1])",
     ),
     "set": ("x = {0, 8}", "x.clear(); x.update((8, 0))", "x.add(1)"),
-    "function": ("def x(): return 1", "def x():\n    # as before\n    return 1", "def x(): return 2"),
+    "function": (
+        "def x(): return 1",
+        "x.__code__ = (lambda: 1).__code__.replace(co_name='x', co_qualname='x')",
+        "def x(): return 2",
+    ),
     "dispatch": (
         "import functools\n@functools.singledispatch\ndef x(a): return 1",
         "x(1)",
         "@x.register\ndef _(a: int): return 2",
     ),
-    "array": ("import numpy as np\nx = np.eye(3)", "x = np.asfortranarray(x)", "x[0, 0] = 2"),
-    "tensor": ("import torch\nx = torch.arange(99)[5:50]", "x = x.clone()", "x[0] = 2"),
+    "array": ("import numpy as np\nx = np.eye(3)", "x.strides = x.strides[::-1]", "x[0, 0] = 2"),
+    "tensor": ("import torch\nx = torch.arange(99)[5:50]", "x.set_(x.clone())", "x[0] = 2"),
 }
 
 

@@ -76,6 +76,26 @@ NOT_BINDING = {
 """Cells with a store that never runs."""
 
 
+DEFINING = {
+    "function": "def read_{name}(): return show({name})",
+    "lambda": "read_{name} = [lambda: show({name})]",
+    "class": "class Read_{name}:\n    def __call__(self): return show({name})\nread_{name} = Read_{name}()",
+    "nested": "def make():\n    def inner(): return show({name})\n    return lambda: inner()\nread_{name} = (make(),)\ndel make",
+    "exec": "exec('def read_{name}(): return show({name})')",
+}
+"""Cells that make a function which reads a name."""
+NAMED = {"function", "exec"}
+"""Those whose function has the name that the cell uses: what it reads comes with the cell though it has never been there."""
+CALLING = {
+    "function": "read_{name}()",
+    "lambda": "read_{name}[0]()",
+    "class": "read_{name}()",
+    "nested": "read_{name}[0]()",
+    "exec": "read_{name}()",
+}
+"""How it is called."""
+
+
 class Sides(Protocol):
     """A notebook with ranks: `far.Notebook`, or a real one."""
 
@@ -103,7 +123,13 @@ class Model:
         self.names: dict[str, Any] = {}
         exec(compile(TOUCH, "<model>", "exec", dont_inherit=True), self.names)
         self.seen: dict[str, Any] = {}
-        """What the notebook's value was when the rank's binding was made."""
+        """What the notebook's value was when the rank's binding was made, and which assignment had made it."""
+        self.assigned: dict[str, int] = {}
+        """How often the notebook has assigned a name."""
+        self.typed: set[str] = set()
+        """Names that were typed anew since they came from the ranks."""
+        self.read: set[str] = set()
+        """Names that functions on the rank read."""
         self.own: set[str] = set()
         """Names that the rank has bound since it got them."""
         self.pulled: dict[str, list[Any]] = {}
@@ -121,17 +147,35 @@ class Model:
         """The notebook's value of a name, in plain words."""
         return self.names["show"](self.copied(self.namespace[name]))
 
-    def begin(self) -> None:
-        """A cell begins: what shadowed a name of Python's own goes where the notebook has it no more."""
+    def looked_at(self, name: str) -> tuple[Any, int]:
+        """What the rule compares of a name."""
+        return self.shown(name), self.assigned.get(name, 0)
+
+    def assign(self, name: str, *, reads: bool) -> None:
+        """The notebook has assigned a name; whether the cell read it."""
+        self.assigned[name] = self.assigned.get(name, 0) + 1
+        if not reads:
+            self.typed.add(name)
+
+    def begin(self, *used: str, runs: bool = True) -> None:
+        """A cell begins: what shadowed a name of Python's own goes where the notebook has it no more.
+
+        A cell that runs something may run the rank's functions: what these read comes again where it has changed. Large values are
+        looked at where the cell uses something that the rank has bound, or where they were assigned again.
+        """
         for name in SHADOWED:
             if name not in self.namespace and name in self.seen and name not in self.own:
                 del self.seen[name]
                 self.names.pop(name, None)
+        for name in sorted(self.read & self.seen.keys() if runs else ()):
+            large = getattr(self.namespace.get(name), "nbytes", 0) >= 1 << 20
+            if self.own.intersection(used) or not large or self.seen[name][1] != self.assigned.get(name, 0):
+                self.use(name)
 
     def use(self, name: str) -> bool:
         """A cell uses a name: the notebook's value comes when it differs from the one that came last. Whether there is one now."""
         if name in self.namespace and not self._came_from_there(name):
-            now = self.shown(name)
+            now = self.looked_at(name)
             if self.seen.get(name, self) != now:
                 self.seen[name] = now
                 self.names[name] = self.copied(self.namespace[name])
@@ -140,7 +184,8 @@ class Model:
 
     def _came_from_there(self, name: str) -> bool:
         value = self.namespace[name]
-        if not any(value is each for each in self.pulled.get(name, ())):
+        typed = isinstance(value, (int, float, str)) and name in self.typed
+        if typed or not any(value is each for each in self.pulled.get(name, ())):
             self.pulled.pop(name, None)
             return False
         if value is not self.pulled[name][0]:
@@ -152,7 +197,7 @@ class Model:
         self.names[name] = value
         self.own.add(name)
         if name in self.namespace:
-            self.seen[name] = self.shown(name)
+            self.seen[name] = self.looked_at(name)
 
     def delete(self, name: str) -> None:
         """A cell has deleted a name."""
@@ -164,7 +209,8 @@ class Model:
         """A name has come to the notebook."""
         value = self.namespace[name]
         self.pulled[name] = [value, *(value if isinstance(value, list) else ())]
-        self.seen[name] = self.shown(name)
+        self.typed.discard(name)
+        self.seen[name] = self.looked_at(name)
 
 
 class Walk:
@@ -177,10 +223,23 @@ class Walk:
         sides.there("touch, show, Box, np, copy, contextlib")
         self.model = Model(sides.namespace)
         self.last = ""
+        self.statements: dict[str, str] = {}
+        """The last assignment to each name."""
+        self.made: dict[str, str] = {}
+        """How the function was made that reads a name."""
 
     def run(self, steps: int) -> None:
         """Take so many steps."""
-        here = (self.assign, self.assign, self.change, self.forget, self.copy, self.copy_itself)
+        here = (
+            self.assign,
+            self.assign,
+            self.again,
+            self.change,
+            self.forget,
+            self.copy,
+            self.copy_itself,
+            self.itself,
+        )
         there = (
             self.touch,
             self.touch,
@@ -190,6 +249,9 @@ class Walk:
             self.store_that_never_runs,
             self.rebind,
             self.alias,
+            self.define,
+            self.call,
+            self.call,
         )
         both = (self.pull, self.take_away, self.delete, self.fail, self.compare, self.compare, self.compare)
         name, other = NAMES[:2]
@@ -201,7 +263,21 @@ class Walk:
     # -- in the notebook ---------------------------------------------------------------------------------------------
 
     def assign(self, name: str, _: str) -> None:
-        self.sides.here(f"{name} = {self.rand.choice(MAKE)(self.rand)}")
+        self.statements[name] = f"{name} = {self.rand.choice(MAKE)(self.rand)}"
+        self.again(name, _)
+
+    def again(self, name: str, _: str) -> None:
+        """Run a cell again, or for the first time."""
+        if name in self.statements:
+            self.sides.here(self.statements[name])
+            self.model.assign(name, reads=False)
+
+    def itself(self, name: str, _: str) -> None:
+        """Assign what it is, or its first item."""
+        if name in self.sides.namespace:
+            value = self.sides.namespace[name]
+            self.sides.here(f"{name} = {name}[0]" if isinstance(value, list) else f"{name} = {name}")
+            self.model.assign(name, reads=True)
 
     def change(self, name: str, _: str) -> None:
         if name in self.sides.namespace:
@@ -214,6 +290,7 @@ class Walk:
     def copy(self, name: str, other: str) -> None:
         if name in self.sides.namespace:
             self.sides.here(f"{other} = copy.deepcopy({name})")
+            self.model.assign(other, reads=name == other)
 
     def copy_itself(self, name: str, _: str) -> None:
         self.copy(name, name)
@@ -232,7 +309,7 @@ class Walk:
 
     def uses(self, name: str) -> bool:
         """Whether the ranks have a name in the cell that comes now; where they have not, a cell that uses it fails."""
-        self.model.begin()
+        self.model.begin(name)
         there = self.model.use(name)
         if not there and name not in SHADOWED:
             self.there(name, fails=True)
@@ -275,6 +352,32 @@ class Walk:
             self.model.bind(other, self.model.names[name])
             self.there(f"{other} = {name}")
 
+    def define(self, name: str, _: str) -> None:
+        """Make a function on the ranks, somewhere, which reads a name."""
+        self.model.begin(name)
+        self.model.use(name)
+        self.model.read.add(name)
+        self.model.own.add(f"read_{name}")
+        form = self.rand.choice(list(DEFINING))
+        self.there(DEFINING[form].format(name=name))
+        self.made[name] = form
+
+    def call(self, name: str, _: str) -> None:
+        """Call a function that reads a name, in a cell whose text does not say which."""
+        if name not in self.made:
+            return
+        form = self.made[name]
+        self.model.begin(f"read_{name}")
+        if form in NAMED:
+            self.model.use(name)
+        there = name in self.model.names
+        if there or name not in SHADOWED:
+            self.there(f"shown = {CALLING[form].format(name=name)}", fails=not there)
+        if there:
+            expected = json.loads(json.dumps(self.model.names["show"](self.model.names[name])))
+            found = json.loads(json.dumps(self.sides.values("shown")))
+            assert found == [expected] * 2, (self.seed, self.step, name, self.made[name])
+
     def fail(self, name: str, _: str) -> None:
         if self.uses(name):
             self.model.names["touch"](self.model.names[name], self.step)
@@ -286,7 +389,7 @@ class Walk:
             self.model.delete(name)
 
     def pull(self, name: str, _: str) -> None:
-        self.model.begin()
+        self.model.begin(runs=False)
         if name in self.model.names:
             self.there("pass")  # what shadowed a name is gone there too
             self.sides.pull(name)

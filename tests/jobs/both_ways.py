@@ -31,6 +31,10 @@ IPYTHONS = re.compile(
 TIMES = re.compile(r"[\d.e+]+ (?:ns|us|µs|μs|ms|s|min)\b|\+-|±")
 SHIPPED = re.compile(r"^\[shipped .* in .*\]\n", re.MULTILINE)
 """What a cell is told on a busy machine, where its names take half a second."""
+LOCAL = "%%local"
+"""The first line of a cell that is a plain one both ways."""
+PULL = "%%pull"
+"""In the place of a cell: brings names here, where there are ranks."""
 ADDRESS = re.compile(r"0[xX][0-9a-fA-F]+")
 
 
@@ -154,6 +158,8 @@ class Both:
         self.must(setup)
         run, before = Run(), own(self.shell.user_ns)
         for cell in cells:
+            if cell.startswith(PULL):
+                continue
             result, printed = self.run_cell(cell)
             run.printed += printed
             problem = result.error_before_exec or result.error_in_exec
@@ -171,7 +177,11 @@ class Both:
         run, back = Run(), Run()
         self.shell.user_ns.pop("_sky_value", None)
         for cell in cells:
-            result, printed = self.run_cell(f"%%sky_broadcast -o _sky_value\n{cell}")
+            if cell.startswith(PULL):
+                self.must(f"%sky_pull --head {cell.removeprefix(PULL)}")
+                continue
+            local = cell.startswith(LOCAL)
+            result, printed = self.run_cell(cell if local else f"%%sky_broadcast -o _sky_value\n{cell}")
             run.printed += SHIPPED.sub("", printed)
             problem = result.error_before_exec or result.error_in_exec
             if type(problem).__name__ == "ResultError":

@@ -1551,6 +1551,156 @@ print('b')
 """,
     "items = [1, 2, 3]",
 )
+# -- plain cells between broadcast ones: what ``%%local`` begins runs in the notebook both ways --------------------------
+
+CHANGED = "\n%%%\n%%local\nlr = 0.5\n%%%\n"
+family(
+    "read by functions",
+    [
+        f"lr = 0.1\n----\n{made}{CHANGED}{call}"
+        for made, call in [
+            ("def train(): return lr\ntrain()", "train()"),
+            ("train = lambda: lr\ntrain()", "train()"),
+            ("import functools\ntrain = functools.partial(lambda x: lr, 1)\ntrain()", "train()"),
+            ("import functools\n@functools.wraps(print)\ndef train(): return lr\ntrain()", "train()"),
+            ("import functools\n@functools.lru_cache\ndef train(n): return lr\ntrain(1)", "train(2), train(1)"),
+            ("class T:\n    def run(self): return lr\ntrain = T().run\ntrain()", "train()"),
+            (
+                "import torch\nclass Net(torch.nn.Module):\n    def forward(self, x): return x * lr\nnet = Net()\nnet(2)",
+                "net(2)",
+            ),
+            ("exec('def train(): return lr')\ntrain()", "train()"),
+            ("hooks = []\n@hooks.append\ndef train(): return lr\nhooks[0]()", "hooks[0]()"),
+            ("def low(): return lr\ndef train(): return [low() for _ in 'ab']\ntrain()", "train()"),
+            ("def make():\n    def inner(): return lr\n    return inner\nlr; train = make()", "train()"),
+            ("get_ipython().run_cell('def train(): return lr')\ntrain()", "train()"),
+        ]
+    ],
+)
+family(
+    "helpers that change",
+    """
+def helper(): return 1
+----
+def train(): return helper()
+train()
+%%%
+%%local
+def helper(): return 2
+%%%
+train()
+
+def helper(): return 1
+----
+train = helper
+train()
+%%%
+%%local
+def helper(): return 2
+%%%
+train(), helper()
+
+class Helper:
+    def __call__(self): return scale
+scale = 1
+----
+made = Helper()
+made()
+%%%
+%%local
+scale = 3
+%%%
+made()
+
+scale = {'a': [1]}
+----
+def train(): return scale['a']
+train()
+%%%
+%%local
+scale['a'].append(2)
+%%%
+train()
+""",
+)
+CLASS = """class Item:
+    count, all = 0, []
+    def __init__(self, n): self.n = n
+    def shown(self): return self.n
+one = Item(1)"""
+family(
+    "state of classes",
+    [
+        f"{CLASS}\n----\nItem, one\n{change}\n%%%\n%%local\ntwo = Item(2)\n%%%\ngot = two.n, one.shown(), {expression}\ndel Item, one, two"
+        for change, expression in [
+            ("Item.count = 5", "two.count"),
+            ("Item.count += 5", "Item.count"),
+            ("Item.all.append(one.n)", "two.all"),
+            ("Item.shown = lambda self: -self.n", "two.shown()"),
+            ("Item.other = 'x'", "two.other"),
+            ("del Item.count", "hasattr(two, 'count')"),
+            ("Item.double = property(lambda self: 2 * self.n)", "two.double"),
+            ("setattr(Item, 'count', 7)", "one.count"),
+            ("type(one).count = 8", "type(two).count"),
+            ("Item.__repr__ = lambda self: 'item'", "repr(two)"),
+        ]
+    ],
+)
+family(
+    "assigned again",
+    [
+        f"{statement}\n----\n{change}\n%%%\n%%local\n{statement}\n%%%\n{expression}"
+        for statement, change, expression in [
+            ("losses = []; n = 0", "losses.append(1); n += 1", "losses, n"),
+            ("n = None", "n = 5", "n"),
+            ("n = True", "n = not n", "n"),
+            ("name = 'text'", "name += '!'", "name"),
+            ("def step(): return 1", "step = lambda: 2", "step()"),
+            ("import json as tool", "tool = 5", "tool.dumps([1])"),
+            ("import numpy as np\na = np.zeros(5)", "a[1] = 3", "a.sum()"),
+            ("for n in range(3): pass\nn = 7", "n = 9", "n"),
+            ("(n := 4)", "n = 9", "n"),
+            ("n, (m, *rest) = 1, (2, 3)", "n, m, rest = 5, 6, 7", "n, m, rest"),
+            ("state = {'step': 0}", "state['step'] += 1", "state"),
+        ]
+    ],
+)
+family(
+    "typed after it came back",
+    [
+        f"{setup}\n----\n{there}\n%%%\n%%pull {name}\n%%%\n{later}\n%%%\n%%local\n{typed}\n%%%\n{name}"
+        for setup, there, name, later, typed in [
+            ("pass", "n = 3", "n", "n = 50", "n = 3"),
+            ("pass", "n = True", "n", "n = False", "n = True"),
+            ("pass", "n = None", "n", "n = 1", "n = None"),
+            ("pass", "n = 'a'", "n", "n = 'b'", "n = 'a'"),
+            ("pass", "n = 1.0", "n", "n = 2.0", "n = 3.0"),
+            ("n = 3", "n = 3", "n", "n += 1", "n = 3"),
+            ("b = 0", "b = 0", "b", "b = 5", "del b\nb = 0"),
+            ("b = 0", "b += 1", "b", "b = 5", "b = 0"),
+            ("pass", "n = ()", "n", "n = (1,)", "n = [2]"),
+            ("pass", "n = [1]", "n", "n.append(2)", "n = []"),
+        ]
+    ],
+)
+family(
+    "environment",
+    [
+        f"import os\n----\nos\n%%%\n%%local\n{change}\n%%%\n{expression}"
+        for change, expression in [
+            ("os.environ['V2_A'] = 'x'", "os.environ['V2_A']"),
+            ("os.environ.update(V2_B='y')", "os.environ.get('V2_B')"),
+            ("os.environ.setdefault('V2_C', 'z')", "os.getenv('V2_C')"),
+            ("os.environ['V2_D'] = '1'; del os.environ['V2_D']", "'V2_D' in os.environ"),
+            ("%env V2_E=e", "os.environ['V2_E']"),
+            ("%set_env V2_F=f", "os.environ['V2_F']"),
+            ("os.putenv('V2_G', 'g'); os.environ['V2_G'] = 'g'", "os.popen('echo $V2_G').read()"),
+            ("os.environb[b'V2_H'] = b'h'", "os.environ['V2_H']"),
+            ("os.environ |= {'V2_I': 'i'}", "os.environ['V2_I']"),
+            ("os.environ['V2_J'] = 'ünï=1 2'", "os.environ['V2_J']"),
+        ]
+    ],
+)
 CASES["long: a thousand lines"] = Case("\n".join(f"x{i} = {i}" for i in range(1000)))
 CASES["long: a thousand lines in one function"] = Case(
     "def f():\n" + "\n".join(f"    x = {i}" for i in range(1000)) + "\n    return x\nf()"

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.kernels.test_left_behind import all_end, family
-from tests.lab.notebook import Notebook
+from tests.lab.notebook import Notebook, opened
 from tests.lab.pools import KERNEL, Pools
 
 START = '''

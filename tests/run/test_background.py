@@ -49,6 +49,21 @@ def test_the_handle_of_a_run(notebook: Notebook) -> None:
     assert notebook.value("[run.output(rank) for rank in (0, 1)]") == [f"{written(rank)}over\n" for rank in (0, 1)]
 
 
+@pytest.mark.parametrize("change", ["a[:] = 1", "a += 1", "a.sort()", "model.fill_(1)", "text[:] = b'y' * len(text)"])
+def test_what_a_run_takes_is_taken_before_it_returns(notebook: Notebook, change: str) -> None:
+    notebook.run(
+        "import numpy as np, torch\n"
+        "a, model, text = np.zeros(20_000_000), torch.zeros(5_000_000), bytearray(b'x' * 50_000_000)"
+    )
+    notebook.run("a[-1] = -1")
+    notebook.run(
+        "handle = get_ipython().run_cell_magic('sky_broadcast', '-a -o sums',"
+        " 'float(a[0]), float(a[-1]), len(set(a[::1000])), model.sum().item(), set(text)')\n" + change
+    )
+    notebook.run("handle.result()")
+    assert notebook.value("sums") == [(0.0, -1.0, 1, 0.0, {ord("x")})] * len(notebook.value("sums"))
+
+
 def test_a_long_output_comes_in_pieces_and_none_is_none(notebook: Notebook) -> None:
     begin(notebook, "for i in range(300_000): print('täglich', i)", "-t 1")
     notebook.run("run.wait(60)")

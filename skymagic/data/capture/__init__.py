@@ -6,6 +6,8 @@ branching    names that are met on the paths through a cell
 definitions  names that are defined on every path to a place
 scopes       free names of functions
 bytecode     names in code objects
+assignments  the names that the notebook's cells assign, and what they set in modules
+environment  what the notebook has changed in its environment
 functions    names that a function of the notebook mentions in string literals
 strings      names in string literals: code, templates, IPython's calls, keys of the namespace
 annotations  names in annotations that are strings

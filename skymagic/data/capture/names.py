@@ -42,6 +42,8 @@ class CellNames:
     """Names of which it asks only whether they are there (``'x' in globals()``): they travel if they can."""
     scripts: tuple[Script, ...] = ()
     """Files that it runs with ``%run``."""
+    runs: bool = True
+    """Whether it does anything: functions that it does not name may run then."""
 
 
 @lru_cache(maxsize=64)
@@ -91,26 +93,33 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
         hints=frozenset(hints - flow.loads - flow.stores),
         probes=frozenset(flow.probes - flow.loads),
         scripts=tuple(flow.scripts),
+        runs=not all(isinstance(each, ast.Pass) for each in tree.body),
     )
 
 
 Uses = Callable[[str, object], Mapping[str, str]]
 
 
-def reach(loads: Iterable[str], namespace: Mapping[str, object], uses: Uses | None = None) -> dict[str, str]:
+def reach(
+    loads: Iterable[str],
+    namespace: Mapping[str, object],
+    uses: Uses | None = None,
+    others: Mapping[str, str] = types.MappingProxyType({}),
+) -> dict[str, str]:
     """The names of the namespace that a cell needs, each with the reason.
 
     Args:
         loads: what the cell itself loads; names that the namespace lacks are left out.
         uses: what a name's value needs: global names with where they are used. The default follows functions and
             classes of the namespace without pickling anything.
+        others: further names with the reason, followed after all that the cell itself loads.
 
     Returns:
         Names in the order in which they were found: ``"the cell"`` or ``"used by Net.forward"``.
     """
     follow = uses or (lambda name, value: static_uses(value, namespace))
     why: dict[str, str] = {}
-    todo: dict[str, str] = dict.fromkeys(sorted(loads, reverse=True), "the cell")
+    todo: dict[str, str] = {**others, **dict.fromkeys(sorted(loads, reverse=True), "the cell")}
     while todo:
         name, reason = todo.popitem()
         value = namespace.get(name, _NOTHING)

@@ -1,6 +1,6 @@
 """What each rank's names are bound to, as far as the notebook knows.
 
-The rule of state: a rank keeps its own binding of a name until the notebook's value of that name changes.
+The rule of state: a rank keeps its own binding of a name until the notebook assigns that name or changes its value.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from skymagic.data.shipping.manifest import Manifest
+
+_NEVER = object()
 
 
 @dataclass
@@ -21,6 +23,10 @@ class _Rank:
     """Names that a cell has bound on the rank since they were shipped."""
     sources: dict[str, str] = field(default_factory=dict)
     """Local modules and cells that it has, with their hashes."""
+    environ: dict[str, str | None] = field(default_factory=dict)
+    """Variables of the environment that it has from the notebook."""
+    reads: str = ""
+    """The digest of what its functions read."""
 
 
 class Bindings:
@@ -30,6 +36,8 @@ class Bindings:
         self._ranks: dict[int, _Rank] = {}
         self.replaced: set[int] = set()
         """Ranks that were started anew."""
+        self._reads: dict[str, Mapping[str, Sequence[str]]] = {}
+        """By digest: function or class → the global names that it reads."""
 
     def bound(self, manifest: Manifest, rank: int, rebound: Mapping[str, str | None], deleted: Iterable[str]) -> None:
         """A rank has bound a manifest's names and run its cell.
@@ -49,6 +57,7 @@ class Bindings:
         self._drop(state, deleted)
         state.sources.update({each["name"]: each["hash"] for each in manifest.orders.get("modules", ())})
         state.sources.update(dict.fromkeys(manifest.orders.get("sources", ()), ""))
+        state.environ.update(manifest.orders.get("environ", {}))
 
     def _drop(self, state: _Rank, names: Iterable[str]) -> None:
         for name in names:
@@ -58,6 +67,31 @@ class Bindings:
     def set_fingerprints(self, rank: int, fingerprints: Mapping[str, str]) -> None:
         """A rank keeps its own bindings as long as the notebook's values have these fingerprints."""
         self._ranks.setdefault(rank, _Rank()).fingerprints.update(fingerprints)
+
+    def lacking_environ(self, changed: Mapping[str, str | None], ranks: Iterable[int]) -> dict[str, str | None]:
+        """Those of the notebook's variables of the environment that some of these ranks have not got."""
+        held = [self._ranks.get(rank, _Rank()).environ for rank in ranks]
+        return {name: value for name, value in changed.items() if any(each.get(name, _NEVER) != value for each in held)}
+
+    def set_reads(self, rank: int, digest: str, names: Mapping[str, Sequence[str]] | None) -> None:
+        """What a rank's functions and classes read; None where the digest is known."""
+        if names is not None:
+            self._reads[digest] = names
+        self._ranks.setdefault(rank, _Rank()).reads = digest
+        used = {state.reads for state in self._ranks.values()}
+        self._reads = {each: names for each, names in self._reads.items() if each in used}
+
+    def known_reads(self) -> list[str]:
+        """Digests of which ranks need not say what they stand for."""
+        return sorted(self._reads)
+
+    def reads(self, ranks: Iterable[int]) -> dict[str, set[str]]:
+        """Functions and classes on these ranks → the global names that they read."""
+        found: dict[str, set[str]] = {}
+        for digest in {self._ranks[rank].reads for rank in ranks if rank in self._ranks}:
+            for function, names in self._reads.get(digest, {}).items():
+                found.setdefault(function, set()).update(names)
+        return found
 
     def forget(self, ranks: Iterable[int]) -> None:
         """These ranks hold nothing any more."""

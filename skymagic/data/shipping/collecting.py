@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from skymagic.data.capture.names import CellNames, is_output, reach
@@ -33,8 +34,11 @@ class Collector:
         self._immutables: dict[str, Variable] = {}
         self._unpicklable: dict[str, tuple[object, str]] = {}
 
-    def collect(self, request: Request) -> Needs:
+    def collect(self, request: Request, read: Mapping[str, str] = MappingProxyType({})) -> Needs:
         """Pickle the names that a cell needs, and follow the functions in them to further names.
+
+        Args:
+            read: names that functions on the ranks read, with the reason: they travel if they can.
 
         Raises:
             CaptureError: variables cannot travel.
@@ -57,12 +61,13 @@ class Collector:
             found, annotated = variable.pickled.uses, variable.pickled.hints
             if not found and not annotated:
                 return found
-            needed.update(found)
+            if name in needed:
+                needed.update(found)
             if annotated:
                 found = {**{each: f"an annotation of {where}" for each, where in annotated.items()}, **found}
             return {used: where for used, where in found.items() if used not in request.kept}
 
-        why = reach(request.wanted | request.hints, request.space, uses)
+        why = reach(request.wanted | request.hints, request.space, uses, read)
         why.update({name: "--push" for name in request.push if name in why})
         refusals = [
             refusal(name, request.space[name], why[name], problem, self._attempt)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Container, Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
 
 from skymagic.data.capture import modules
+from skymagic.data.capture.assignments import Assignments
 from skymagic.data.capture.names import interactive, is_output
 from skymagic.data.capture.resources import READERS
 from skymagic.data.shipping.bindings import Bindings
@@ -16,8 +19,11 @@ from skymagic.data.shipping.pulled import Pulled
 from skymagic.data.shipping.request import Needs, Request
 from skymagic.data.shipping.sources import Sources
 from skymagic.data.store.index import ContentIndex
+from skymagic.data.values.links import FIXED_TYPES
 
 _BUILTIN_NAMES = vars(builtins).keys()
+_LARGE = 1 << 20
+"""Bytes of a value that is not looked at for the sake of a hook that may run in any cell, unless it is another object."""
 
 
 class Comparison:
@@ -27,9 +33,12 @@ class Comparison:
         collector: pickles the values.
         index: hashes their parts.
         sources: finds the modules that they refer to.
+        assigned: the assignments of the notebook's cells.
     """
 
-    def __init__(self, collector: Collector, index: ContentIndex, sources: Sources, notes: Notes) -> None:
+    def __init__(
+        self, collector: Collector, index: ContentIndex, sources: Sources, notes: Notes, assigned: Assignments
+    ) -> None:
         self._namespace = collector.namespace
         self._folder = collector.folder
         self._bindings: Bindings = collector.bindings
@@ -37,8 +46,41 @@ class Comparison:
         self._index = index
         self._sources = sources
         self._notes = notes
+        self._assigned = assigned
         self._fingerprints = Fingerprints(collector.namespace, collector.folder, index)
         self._pulled: dict[str, Pulled] = {}
+
+    def read_by_functions(self, request: Request) -> dict[str, str]:
+        """Names that functions on the ranks read and the cell may need, each with the reason.
+
+        Those that the cell names may run, and so may what these read. Of others nobody can say: what a cell has bound on a rank may
+        hold any function, and hooks and callbacks run by themselves. So the names that the ranks have got are looked at again, with
+        all their bytes if the cell uses something that the ranks have bound.
+        """
+        reads = {} if request.no_push else self._bindings.reads(request.ranks)
+        found: dict[str, str] = {}
+        todo = sorted(request.wanted) if reads else []
+        seen = set(todo)
+        while todo:
+            function = todo.pop()
+            new = reads.get(function, set()) - seen
+            found.update(dict.fromkeys(sorted(new), f"used by {function}"))
+            seen |= new
+            todo += sorted(new)
+        if reads and request.names.runs and not request.fresh:
+            every = any(self._bindings.has_rebound(rank, name) for rank in request.ranks for name in request.wanted)
+            sent = set().union(*(self._bindings.fingerprints(rank) for rank in request.ranks)) - {*request.gather}
+            for function, names in sorted(reads.items()):
+                others = (names & sent & self._namespace.keys()) - seen
+                seen |= others
+                found.update(
+                    {
+                        name: f"used by {function}"
+                        for name in sorted(others)
+                        if every or not self._settled(request, name)
+                    }
+                )
+        return {name: reason for name, reason in found.items() if name not in request.kept}
 
     def compare(self, request: Request, needs: Needs) -> None:
         """Find which ranks lack which of the values, and the modules that are needed."""
@@ -52,7 +94,7 @@ class Comparison:
         pulled -= request.temporary
         unstable = set() if request.fresh else self._unstable(request, needs)
         always = values if request.fresh else {*request.temporary, *((pulled | unstable) & set(request.push))}
-        fingerprints = {name: value.fingerprint for name, value in values.items()}
+        fingerprints = {name: self._marked(name, value.fingerprint) for name, value in values.items()}
         lacking = self._bindings.ranks_without_value(fingerprints, ranks, always)
         for name in unstable.difference(always):
             lacking[name] = [rank for rank in lacking[name] if name not in self._bindings.fingerprints(rank)]
@@ -73,7 +115,11 @@ class Comparison:
             if not value.pickled.plain and value.name not in request.temporary:
                 self._index.identify(value.parts)
                 self._fingerprints.take(value, hashes)
-        return {name: value.fingerprint or "" for name, value in needs.values.items() if name not in request.temporary}
+        return {
+            name: self._marked(name, value.fingerprint or "")
+            for name, value in needs.values.items()
+            if name not in request.temporary
+        }
 
     def present(self, names: Iterable[str]) -> dict[str, str]:
         """Fingerprints of the notebook's present values of names that ranks bind themselves."""
@@ -91,14 +137,15 @@ class Comparison:
                     self._index.identify(variable.parts)
                     local = modules.collect(variable.pickled.modules, self._folder)
                     self._fingerprints.take(variable, {each: module.hash for each, module in local.items()})
-                fingerprints[name] = variable.fingerprint or ""
+                fingerprints[name] = self._marked(name, variable.fingerprint or "")
             except Exception:  # it cannot travel, so its identity must do
                 fingerprints[name] = self._collector.identity(name, value)
         return fingerprints
 
     def gathered(self, types: Mapping[str, str]) -> None:
         """The notebook's present values of these names came from the ranks: name → type there."""
-        self._pulled.update({name: Pulled.of(self._namespace[name], kind) for name, kind in types.items()})
+        now = self._assigned.now
+        self._pulled.update({name: Pulled.of(self._namespace[name], kind, now) for name, kind in types.items()})
 
     def shadowed(self, ranks: Sequence[int]) -> frozenset[str]:
         """Names of Python's own that the notebook has taken back, and ranks have from it: `list` after ``list = 5; del list``."""
@@ -108,6 +155,11 @@ class Comparison:
             for name in self._bindings.fingerprints(rank).keys() & _BUILTIN_NAMES
             if name not in self._namespace and not self._bindings.has_rebound(rank, name)
         )
+
+    def modules(self, request: Request, needs: Needs) -> frozenset[str]:
+        """Dotted names of the modules that a cell uses."""
+        values = (value.value.__name__ for value in needs.values.values() if isinstance(value.value, ModuleType))
+        return request.names.imports.union(needs.sources, values)
 
     def deleted(self, request: Request) -> frozenset[str]:
         """Names that the cell uses, that some rank holds, and that the notebook has not."""
@@ -138,14 +190,40 @@ class Comparison:
             for name, value in needs.values.items()
             if value.same_object
             and name not in request.temporary
-            and any(known.get(name, value.fingerprint) != value.fingerprint for known in held)
+            and any(self._differs(known.get(name), self._marked(name, value.fingerprint)) for known in held)
             and self._fingerprints.is_unstable(value, needs.hashes)
         }
+
+    def _settled(self, request: Request, name: str) -> bool:
+        """Whether a large value is the object that was looked at when the ranks got it."""
+        known = self._fingerprints.known.get(name)
+        if known is None or known.nbytes < _LARGE or not known.holds(self._namespace[name]):
+            return False
+        mark = self._marked(name, known.fingerprint)
+        return all(self._bindings.fingerprints(rank).get(name, mark) == mark for rank in request.ranks)
+
+    def _differs(self, known: str | None, mark: str | None) -> bool:
+        """Whether a value that ranks have, and that no cell has assigned since, looks different."""
+        return (
+            known is not None
+            and mark is not None
+            and known != mark
+            and known.partition("@")[2] == mark.partition("@")[2]
+        )
 
     def _is_pulled(self, name: str, value: object) -> bool:
         """Whether the notebook's value of a name is what came from the ranks under this name, changed or not, or a part of it."""
         known = self._pulled.get(name)
-        if known is not None and not known.holds(value):
+        if known is None:
+            return False
+        # ``n = 3`` makes the very object that came: only what the cell has made of the name is a part of it
+        typed = type(value) in FIXED_TYPES and self._assigned.typed_since(name, known.assigned)
+        if typed or not known.holds(value):
             del self._pulled[name]
-            known = None
-        return known is not None
+            return False
+        return True
+
+    def _marked(self, name: str, fingerprint: Any) -> Any:
+        """A fingerprint of a name's value, which is another one once a cell has assigned the name again; None stays None."""
+        number = self._assigned.last(name)
+        return f"{fingerprint}@{number}" if number and fingerprint is not None else fingerprint

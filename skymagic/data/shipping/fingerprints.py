@@ -27,6 +27,11 @@ class Known(NamedTuple):
     fingerprint: str
     value: Callable[[], object] | int
     """A weak reference to it, or its identity."""
+    nbytes: int
+
+    def holds(self, value: object) -> bool:
+        """Whether this is the value that was looked at."""
+        return self.value == id(value) if isinstance(self.value, int) else self.value() is value
 
 
 class Fingerprints:
@@ -64,11 +69,12 @@ class Fingerprints:
             return stream
         known = self.known.get(variable.name)
         if known is not None and known.stream == stream:
+            self.known[variable.name] = known._replace(value=_reference(value))
             variable.fingerprint = known.fingerprint
             return known.fingerprint
-        variable.same_object = known is not None and _is(known.value, value)
+        variable.same_object = known is not None and known.holds(value)
         variable.fingerprint = self._contents(variable, stream, modules)
-        self.known[variable.name] = Known(stream, variable.fingerprint, _reference(value))
+        self.known[variable.name] = Known(stream, variable.fingerprint, _reference(value), pickled.nbytes)
         return variable.fingerprint
 
     def is_unstable(self, variable: Variable, modules: Mapping[str, str]) -> bool:
@@ -122,7 +128,3 @@ def _reference(value: object) -> Callable[[], object] | int:
         return weakref.ref(value)
     except TypeError:
         return id(value)
-
-
-def _is(reference: Callable[[], object] | int, value: object) -> bool:
-    return reference == id(value) if isinstance(reference, int) else reference() is value

@@ -23,12 +23,34 @@ class Notes:
         self._deleted: set[str] = set()
         self._unstable: set[str] = set()
         self._apart: set[Apart] = set()
+        self._set: set[str] = set()
+        self._secret: set[str] = set()
 
     def deleted(self, names: Iterable[str], note: Note) -> None:
         """These names are gone from the notebook, and some rank holds them."""
         for name in sorted(set(names) - self._deleted):
             self._deleted.add(name)
             note(f"{name} is deleted here, the ranks still hold it")
+
+    def set_on_modules(self, attributes: Mapping[str, str], used: Iterable[str], note: Note) -> None:
+        """The notebook has set these attributes of modules (attribute → module); the cell uses the modules `used`."""
+        said = [
+            name
+            for name, module in attributes.items()
+            if name not in self._set and any(f"{module}.".startswith(f"{each}.") for each in used)
+        ]
+        self._set.update(said)
+        if said:
+            names = ", ".join(said)
+            note(f"{names}: set here, and modules travel without what is set in them; set it in a broadcast cell too")
+
+    def secret(self, names: Iterable[str], note: Note) -> None:
+        """These variables of the environment stay here."""
+        for name in sorted(set(names) - self._secret):
+            self._secret.add(name)
+            note(
+                f"{name} is set in the notebook's environment and stays here, for it looks like a secret: %sky_pool --secret {name}"
+            )
 
     def unstable(self, names: Iterable[str], note: Note) -> None:
         """The values of these names look different each time."""

@@ -13,13 +13,15 @@ class Pulled:
     """The value, and the items of a list by rank."""
     type: str
     """On the ranks."""
+    assigned: int = 0
+    """The number of the last assignment before it came."""
     noted: bool = False
     """Whether the user knows that it does not go back."""
 
     @classmethod
-    def of(cls, value: object, type: str) -> Pulled:
+    def of(cls, value: object, type: str, assigned: int) -> Pulled:
         """The notebook's value of a name, just after it came."""
-        return cls((value, *(value if isinstance(value, list) else ())), type)
+        return cls((value, *(value if isinstance(value, list) else ())), type, assigned)
 
     def holds(self, value: object) -> bool:
         """Whether this is the value, or a part of it; if it is a part, the others are let go of."""

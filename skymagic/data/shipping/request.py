@@ -24,6 +24,8 @@ class Request:
     temporary: frozenset[str] = frozenset()
     """Names for this cell alone."""
     push: Sequence[str] = ()
+    gather: Sequence[str] = ()
+    """Names that come back: those that the cell does not use come as the ranks have them."""
     no_push: bool = False
     """Whether only `push` and `temporary` travel."""
     kept: frozenset[str] = frozenset()

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from skymagic.data.capture import cells
+from skymagic.data.capture import assignments, cells, environment
 from skymagic.data.capture.imports import ModulesNeeded
 from skymagic.data.capture.names import cell_names
 from skymagic.data.capture.scripts import with_scripts
@@ -34,26 +34,37 @@ __all__ = ["Item", "Manifest", "Shipper"]
 class Shipper(Unpacking):
     """Knows what the ranks of one pool hold, and makes the orders that bring them what a cell needs.
 
-    A rank keeps its own binding of a name until the notebook's value of that name changes.
+    A rank keeps its own binding of a name until the notebook assigns that name or changes its value. A cell uses the names in its
+    text, and those that the functions which it may run read.
 
     Args:
         store: the node's store, or that of several nodes.
         namespace: the notebook's global names; read at each ``prepare``.
         folder: the notebook's folder: modules in it travel as source.
         large: bytes from which the user is told that a variable is on its way to other machines.
+        assigned: the assignments of the notebook's cells, if not those that IPython reports.
     """
 
-    def __init__(self, store: Store, namespace: dict[str, Any], folder: str, *, large: int = 1_000_000_000) -> None:
+    def __init__(
+        self,
+        store: Store,
+        namespace: dict[str, Any],
+        folder: str,
+        *,
+        large: int = 1_000_000_000,
+        assigned: assignments.Assignments | None = None,
+    ) -> None:
         super().__init__(store, namespace)
         self.folder = folder
         self.large = large
         self.index = ContentIndex(store)
         self.bindings = Bindings()
+        self.assigned = assigned or assignments.of(namespace)
         self.sources = Sources(folder, self.bindings, remote=store.remote)
         self.links = SentLinks(namespace)
         self.notes = Notes()
         self.collector = Collector(namespace, folder, self.bindings)
-        self.comparison = Comparison(self.collector, self.index, self.sources, self.notes)
+        self.comparison = Comparison(self.collector, self.index, self.sources, self.notes, self.assigned)
 
     def prepare(
         self,
@@ -61,6 +72,7 @@ class Shipper(Unpacking):
         ranks: Sequence[int],
         *,
         push: Sequence[str] = (),
+        gather: Sequence[str] = (),
         no_push: bool | Sequence[str] = False,
         fresh: bool = False,
         extra: Mapping[str, object] | None = None,
@@ -77,6 +89,7 @@ class Shipper(Unpacking):
             source: the cell as plain Python.
             ranks: where it will run.
             push: names that travel though the cell does not load them.
+            gather: names that come back after it.
             no_push: True: nothing travels; or names that stay here.
             fresh: send everything again.
             extra: values by name that travel beside the notebook's own, always, for this cell alone: the ranks forget
@@ -97,12 +110,14 @@ class Shipper(Unpacking):
         """
         names = with_scripts(cell_names(source, compiler_flags))
         with self._lock, mapped.to_processes(same_files=not self.store.remote):
+            self.assigned.look()
             request = Request(
                 names=names,
                 ranks=ranks,
                 space={**self.namespace, **extra} if extra else self.namespace,
                 temporary=frozenset(extra or ()),
                 push=push,
+                gather=gather,
                 no_push=no_push is True,
                 kept=frozenset() if isinstance(no_push, bool) else frozenset(no_push),
                 fresh=fresh,
@@ -118,6 +133,7 @@ class Shipper(Unpacking):
                 raise ModulesNeeded(needed, frozenset(needs.sources))
             if note is not None:
                 self.notes.deleted(self.comparison.deleted(request), note)
+                self.notes.set_on_modules(self.assigned.on_modules, self.comparison.modules(request, needs), note)
             packed = Packer(self.links, self.index, self.folder, request, needs).pack()
             if note is not None:
                 self.notes.apart(packed.apart, note)
@@ -159,6 +175,7 @@ class Shipper(Unpacking):
             types: name → type of the value on a rank.
         """
         with self._lock:
+            self.assigned.brought(types)
             fingerprints = self.comparison.present(types)
             for rank in ranks:
                 self.bindings.set_fingerprints(rank, fingerprints)
@@ -181,6 +198,11 @@ class Shipper(Unpacking):
             self.bindings.forget(ranks)
             self.links.forget(ranks)
 
+    def reads(self, rank: int, digest: str, names: Mapping[str, Sequence[str]] | None) -> None:
+        """This rank says which global names its functions and classes read; `Reads.report`."""
+        with self._lock:
+            self.bindings.set_reads(rank, digest, names)
+
     def gone(self, rank: int, unlinked: Iterable[str], lost: Iterable[Sequence[int]]) -> None:
         """This rank says what it holds no more of the objects that it made of the notebook's values; `Held.report`."""
         with self._lock:
@@ -190,7 +212,7 @@ class Shipper(Unpacking):
 
     def _needs(self, request: Request) -> Needs:
         """The values that a run needs, with those of which ranks hold a part that must be the same object."""
-        needs = self.collector.collect(request)
+        needs = self.collector.collect(request, self.comparison.read_by_functions(request))
         self.comparison.compare(request, needs)
         while related := self.collector.related(request, needs, self.links):
             if not self.collector.add(request, needs, related):
@@ -206,6 +228,7 @@ class Shipper(Unpacking):
         """Write what is lacking, and make the orders."""
         bundles = packed.bundles
         unbound = self.comparison.shadowed(request.ranks)
+        environ = self._environ(request)
         items = needs.items()
         writer = BundleWriter(self.index, request.progress)
         try:
@@ -227,6 +250,9 @@ class Shipper(Unpacking):
                 "cells": cells.numbers(texts),
                 "temporary": sorted(request.temporary),
                 "unbound": sorted(unbound),
+                "fresh": request.fresh,
+                "environ": environ,
+                "reads": self.bindings.known_reads(),
             }
         except BaseException as problem:
             self.store.unpin(writer.keys)
@@ -242,6 +268,14 @@ class Shipper(Unpacking):
         for each in (self.collector, self.comparison, self.notes, self.links):
             each.forget_names(self.namespace)
         return manifest
+
+    def _environ(self, request: Request) -> dict[str, str | None]:
+        """What the notebook has changed in its environment and some of the ranks have not got."""
+        changed = environment.changed()
+        secret = {name for name in changed if environment.is_secret(name)}
+        if request.note is not None:
+            self.notes.secret(secret, request.note)
+        return self.bindings.lacking_environ({n: v for n, v in changed.items() if n not in secret}, request.ranks)
 
     def _lacking_cells(self, values: Iterable[Variable], ranks: Sequence[int]) -> dict[str, str]:
         files = frozenset().union(*(value.pickled.files for value in values))

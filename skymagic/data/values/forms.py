@@ -22,6 +22,8 @@ from skymagic.data.values.tensors import extent_of, is_plain
 
 _BLOCK = 1 << 15
 """Elements of an array that are put in order at a time."""
+_VIRTUAL = 4
+"""An array whose elements are this many times its memory (``broadcast_to``, ``expand``, sliding windows) is its memory and strides."""
 
 
 def form_for(kind: type) -> Form | None:
@@ -66,8 +68,12 @@ def _array(contents: Contents, array: Any) -> None:
     contents.add(dtype.str if dtype.names is None and dtype.metadata is None and dtype.kind != "V" else dtype)
     if not array.size:
         return
-    contents.span(*bounds(array), array)
-    if array.flags.c_contiguous:
+    start, stop = bounds(array)
+    contents.span(start, stop, array)
+    if array.nbytes > _VIRTUAL * (stop - start):
+        contents.say("overlapping", array.strides, array.__array_interface__["data"][0] - start)
+        contents.memory(memory(start, stop).raw())
+    elif array.flags.c_contiguous:
         contents.memory(memoryview(_bytes(array)))
     else:
         contents.hashed(array.nbytes, _in_order(array))
@@ -115,6 +121,10 @@ def _tensor(contents: Contents, tensor: Any) -> None:
     start = data.data_ptr()
     stop = start + extent_of(size, stride) * data.element_size()
     contents.span(start, stop, data)
+    if data.device.type == "cpu" and data.nbytes > _VIRTUAL * (stop - start):
+        contents.say("overlapping", tuple(stride))
+        contents.memory(memory(start, stop).raw())
+        return
     data = data.contiguous()
     if data.device.type == "cpu":
         contents.memory(memory(data.data_ptr(), data.data_ptr() + data.nbytes).raw())

@@ -16,6 +16,8 @@ from typing import Any
 from skymagic.data.store.base import Buffer, Content
 from skymagic.data.store.device import DeviceBytes
 from skymagic.data.values import numbered, plain, rebuild
+from skymagic.data.values.contents import Contents
+from skymagic.data.values.forms import form_for
 from skymagic.data.values.links import LISTED, Links
 from skymagic.data.values.memory import Tracker, layout
 from skymagic.data.values.pickled import Pickled, groups
@@ -90,6 +92,7 @@ def loads(
     before, here.namespace = here.namespace, namespace
     lent, here.lent = here.lent, []
     weak, here.weak = here.weak, []
+    here.class_hash = _class_hash
     try:
         if sum(map(len, header)) > LISTED:
             memo = None
@@ -135,6 +138,16 @@ def reducer(namespace: dict[str, Any]) -> Callable[[Any], Any]:
         return reduced
 
     return reduce
+
+
+def _class_hash(cls: type, state: object) -> str | None:
+    """The hash of the members that come for a class."""
+    contents = Contents(reducer(rebuild.namespace()), form_for, lambda memory: None)
+    contents.again(cls)  # methods refer to it: what it has here is none of what came
+    try:
+        return contents.of(state)
+    except Exception:  # of the members' own code
+        return None
 
 
 class _Namespace:

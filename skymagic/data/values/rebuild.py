@@ -14,7 +14,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from cloudpickle import cloudpickle as _cloud
 
@@ -32,6 +32,10 @@ class Here(threading.local):
     """Whether what is pickled goes to processes that see the same files."""
     weak: Sequence[tuple[Any, list[Any]]] = ()
     """Weak collections that were rebuilt, and what is in them, until the value is there."""
+    function_made: Callable[[types.CodeType], object] = staticmethod(lambda code: None)
+    """Called with the code of each function that gets this side's global names."""
+    class_hash: Callable[[type, Any], str | None] = staticmethod(lambda cls, state: None)
+    """What the members contain that come for a class, as one hash; None where nobody can say."""
 
 
 here = Here()
@@ -94,6 +98,8 @@ def accompanied(*values: Any) -> Any:
 def function(code: types.CodeType, where: str | None, name: str, closure: Any) -> types.FunctionType:
     """A function without its state, with the globals of a module, or of this side's notebook."""
     space = namespace() if where is None else vars(module(where))
+    if where is None:
+        here.function_made(code)
     return types.FunctionType(code, space, name, None, closure)
 
 
@@ -167,8 +173,17 @@ def cached_property(function: Any, name: str) -> Any:
 
 # -- classes -------------------------------------------------------------------------------------------------------------
 
-_arrived: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
-"""Classes that another process defined, with the names of the members that it gave them."""
+
+class Arrived(NamedTuple):
+    """A class that another process defined, as it came last."""
+
+    members: frozenset[str] = frozenset()
+    """The names of the members that it had there."""
+    contents: str | None = None
+    """Their hash; None where nobody can say what they contain."""
+
+
+_arrived: weakref.WeakKeyDictionary[type, Arrived] = weakref.WeakKeyDictionary()
 
 
 def known_class(tracker: str) -> type | None:
@@ -201,20 +216,31 @@ def new_class(tracker: str, meta: type, name: str, bases: tuple[Any, ...], membe
 
 
 def fill_class(cls: type, state: Any) -> None:
-    """Set a class's members, but not those of a class that was defined here and has come back."""
+    """Set a class's members, but not those of a class that was defined here and has come back.
+
+    A class comes with each of its instances. What was changed in it here stays, until it is another one where it was defined.
+    """
     if cls in _arrived:
-        members = frozenset(state[0])
-        for name in _arrived[cls] - members:  # deleted there
+        known, now = _arrived[cls], Arrived(frozenset(state[0]), here.class_hash(cls, state))
+        if known.contents is not None and known == now:
+            return
+        for name in known.members - now.members:  # deleted there
             if name in vars(cls):
                 delattr(cls, name)
-        _arrived[cls] = members
+        _arrived[cls] = now
         set_now = {name: value for name, value in state[0].items() if not is_final(cls, name)}
         _cloud._class_setstate(cls, (set_now, state[1]))
 
 
 def _track(cls: type) -> type:
-    _arrived[cls] = frozenset()
+    _arrived[cls] = Arrived()
     return cls
+
+
+def forget_classes() -> None:
+    """Let the members of all classes that come again be set as they come."""
+    for cls in list(_arrived):
+        _arrived[cls] = _arrived[cls]._replace(contents=None)
 
 
 def _dynamic(cls: type) -> bool:

@@ -8,6 +8,7 @@ shell           IPython's shell: displays go by way of the agent, errors are ret
 namespace       the rank's variables: values are bound, and packed for the way back
 lending         the rank's own values, packed for other ranks
 held            the objects made of the notebook's values, for values that refer to them
+reads           the global names that functions and classes of the rank read
 importer        the remote importer: modules from sources that the notebook sent
 packages        what can be imported here, for the notebook, which installs what is missing
 missing         the name that an exception says is missing

@@ -75,6 +75,7 @@ class RankKernel(IPythonParallelKernel):
         self._namespace = Namespace(
             self.shell.user_ns, self._context.store, self._context.info.rank, self._context.info.node
         )
+        self.shell.compile.compiled = self._namespace.reads.compiled
         self._stdio = Stdio()
         preloaded = [name for plugin in self._context.hooks.plugins for name in plugin.preload]
         self.shell.own_modules = self._own_modules = OwnModules(preloaded)

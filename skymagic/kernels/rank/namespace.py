@@ -6,16 +6,17 @@ import contextlib
 import importlib
 import importlib.metadata
 import linecache
+import os
 import platform
 import secrets
 import sys
 import types
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from skymagic.data.store.bundle import part_fields, read_parts, write_parts
 from skymagic.data.store.store import NodeStore
-from skymagic.data.values import pickling, shards
+from skymagic.data.values import pickling, rebuild, shards
 from skymagic.data.values.exceptions import without_locals
 from skymagic.data.values.kinds import type_name
 from skymagic.data.values.naming import Accompanied
@@ -24,6 +25,7 @@ from skymagic.data.values.shards import REFUSED, Shards
 from skymagic.kernels.rank.held import GONE, Held
 from skymagic.kernels.rank.importer import RemoteImporter
 from skymagic.kernels.rank.missing import missing_name
+from skymagic.kernels.rank.reads import Reads
 
 _SMALL_CONSTANT = 1 << 10
 """Bytes of a number or string that accompanies the code which uses it."""
@@ -65,6 +67,9 @@ class Namespace:
         self.store = NodeStore(store_directory)
         self.importer = RemoteImporter()
         self.held = Held()
+        self.reads = Reads(variables)
+        rebuild.here.function_made = self.reads.add
+        self._known_reads: Sequence[str] = ()
         self._before: dict[str, Any] = {}
         """The variables as they were when the cell began."""
         self._shipped: set[str] = set()
@@ -76,15 +81,23 @@ class Namespace:
         Raises:
             BindError: a value or a module cannot be rebuilt here.
         """
+        for name, value in orders.get("environ", {}).items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
         for name, text in orders.get("sources", {}).items():
             linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         self._modules(orders)
         mine = [bundle for bundle in orders.get("bundles", ()) if self._is_for_this_rank(bundle)]
+        if orders.get("fresh"):
+            rebuild.forget_classes()
         with self._all_or_none([name for bundle in mine for name in bundle["names"]]):
             self._bind_in_order(mine, orders)
         self._shipped.update(name for bundle in mine for name in bundle["names"])
         for name in orders.get("unbound", ()):
             self.variables.pop(name, None)
+        self._known_reads = orders.get("reads", ())
         self._before = dict(self.variables)
 
     @contextlib.contextmanager
@@ -125,7 +138,8 @@ class Namespace:
             self.variables.pop(name, None)
 
     def changes(self) -> dict[str, list[Any]]:
-        """What a cell has done to the names since `bind`, by identity: ``{"rebound": […], "deleted": […]}``, and `Held.report`.
+        """What a cell has done to the names since `bind`, by identity: ``{"rebound": […], "deleted": […]}``, and the reports of `Held`
+        and `Reads`.
 
         However it did: a text cannot tell which of its assignments ran, nor what ``%run`` or ``globals()`` bind.
         """
@@ -135,7 +149,9 @@ class Namespace:
         deleted = [name for name in before if name not in self.variables]
         self._shipped.difference_update(rebound, deleted)
         before.clear()  # what nothing else holds is gone
-        return {"rebound": rebound, "deleted": deleted, **self.held.report(self.variables)}
+        self.reads.bound(self.variables[name] for name in rebound)
+        reads = self.reads.report(self._known_reads)
+        return {"rebound": rebound, "deleted": deleted, **self.held.report(self.variables), "reads": reads}
 
     def missing(self, problem: BaseException | None) -> str:
         """The name that the cell has missed here, and has not deleted itself; empty if it failed for another reason."""

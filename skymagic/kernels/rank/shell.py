@@ -8,9 +8,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from ipykernel.compiler import XCachingCompiler
 from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core import page, ultratb
 from IPython.core.displayhook import DisplayHook
@@ -88,6 +89,18 @@ class RankDisplayPublisher(DisplayPublisher):
         """The agent knows to which request output belongs."""
 
 
+class RankCompiler(XCachingCompiler):
+    """IPython's compiler, which says what it has compiled."""
+
+    compiled: Callable[[object], None] | None = None
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        code = super().__call__(*args, **options)
+        if self.compiled is not None:
+            self.compiled(code)
+        return code
+
+
 class RankShell(ZMQInteractiveShell):
     """IPython's shell with a rank's displays; errors are returned, not published."""
 
@@ -95,6 +108,9 @@ class RankShell(ZMQInteractiveShell):
     display_pub_class = Type(RankDisplayPublisher)
     own_modules: OwnModules | None = None
     """What tracebacks are made with; set by the kernel."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "compiler_class": RankCompiler})  # ipykernel passes its own
 
     async def run_ast_nodes(self, *args: Any, **kwargs: Any) -> bool:
         """Run a cell, and wait for what it has left running on its GPU: its error is this cell's. Whether it failed."""

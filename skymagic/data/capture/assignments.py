@@ -1,0 +1,140 @@
+"""Which names the notebook's cells assign: a statement that runs again is a change, even where it makes an equal value.
+
+A name counts as assigned where it has another object after the cell, or where the cell binds it on every path to its end: small
+numbers, True and None are one object each, however often they are assigned. Ranks find in the same way what their cells bind.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from skymagic.data.capture.names import CellNames, cell_names, interactive, is_output
+
+
+class Assignments:
+    """Counts the assignments to the global names of one notebook.
+
+    Values are compared by identity and never held: what a cell deletes is free at once.
+
+    Args:
+        namespace: the notebook's global names.
+    """
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self.namespace = namespace
+        self.watched = False
+        """Whether somebody asks; nothing is read before."""
+        self.now = 0
+        """The number of the last assignment."""
+        self._last: dict[str, int] = {}
+        self._typed: dict[str, int] = {}
+        self.on_modules: dict[str, str] = {}
+        """What cells have set in modules: ``"cfg.lr"`` → the module."""
+        self._before: dict[str, int] | None = None
+        self._looked = False
+
+    def last(self, name: str) -> int:
+        """The number of the last assignment to a name; 0 where there was none."""
+        return self._last.get(name, 0)
+
+    def typed_since(self, name: str, number: int) -> bool:
+        """Whether a later cell has assigned the name without reading it: ``n = 3``, not ``n = n[0]``."""
+        return self._typed.get(name, 0) > number
+
+    def begin(self) -> None:
+        """A cell of the notebook begins."""
+        self._before = {name: id(value) for name, value in list(self.namespace.items())}
+        self._looked = False
+
+    def look(self) -> None:
+        """Something is about to run on ranks in the middle of a cell: what the cell has assigned so far comes before it."""
+        self._looked = True
+        self._note(self._rebound(), frozenset())
+
+    def end(self, source: Callable[[], str], *, completed: bool) -> None:
+        """The cell is over.
+
+        Args:
+            source: makes the cell's plain Python.
+            completed: whether it came to its end.
+        """
+        if self.watched and self._before is not None:
+            names, tree = CellNames(), ast.Module([], [])
+            with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+                text = source()
+                names, tree = cell_names(text), ast.parse(text)
+            self.on_modules.update(set_on_modules(tree, self.namespace))
+            rebound = self._rebound()
+            # of these nobody can say whether they came before what has run on the ranks meanwhile, or after it
+            certain = names.certain if completed and not self._looked else frozenset()
+            read = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+            self._note({*rebound, *(certain & self.namespace.keys())}, names.certain - (names.loads & read))
+        self._before = None
+
+    def brought(self, names: Iterable[str]) -> None:
+        """These names have just been bound to values of the ranks: the cell itself has not assigned them."""
+        if self._before is not None:
+            self._before.update({name: id(self.namespace[name]) for name in names if name in self.namespace})
+
+    def _rebound(self) -> list[str]:
+        """Names that have other objects than at the last look."""
+        before, now = self._before, {name: id(value) for name, value in list(self.namespace.items())}
+        if before is None:
+            return []
+        self._before = now
+        return [name for name, identity in now.items() if before.get(name) != identity]
+
+    def _note(self, assigned: Iterable[str], typed: frozenset[str]) -> None:
+        for name in assigned:
+            if not is_output(name) and not interactive(name, self.namespace[name]):
+                self.now += 1
+                self._last[name] = self.now
+                if name in typed:
+                    self._typed[name] = self.now
+
+
+def set_on_modules(tree: ast.AST, namespace: Mapping[str, object]) -> dict[str, str]:
+    """Attributes of modules that code assigns or changes an item of: ``"cfg.lr"`` → the module."""
+    found = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            path = _path(target)
+            module, depth = namespace.get(path[0]) if path else None, 1
+            while depth < len(path) and isinstance(inner := getattr(module, path[depth], None), types.ModuleType):
+                module, depth = inner, depth + 1
+            if isinstance(module, types.ModuleType) and depth < len(path):
+                found[f"{module.__name__}.{path[depth]}"] = module.__name__
+    return found
+
+
+def _path(target: ast.expr) -> list[str]:
+    """``["cfg", "lr"]`` for ``cfg.lr`` and for ``cfg.lr[0].x``; nothing for what does not begin with a name."""
+    names: list[str] = []
+    while isinstance(target, ast.Attribute | ast.Subscript):
+        names = [target.attr, *names] if isinstance(target, ast.Attribute) else []  # of an item: in what it is
+        target = target.value
+    return [target.id, *names] if isinstance(target, ast.Name) else []
+
+
+_watched: dict[int, Assignments] = {}
+"""By the identity of the namespace."""
+
+
+def watch(namespace: dict[str, Any]) -> Assignments:
+    """The assignments of a notebook whose cells are reported; twice is safe."""
+    return _watched.setdefault(id(namespace), Assignments(namespace))
+
+
+def of(namespace: dict[str, Any]) -> Assignments:
+    """The assignments to these names; none are counted where no cells are reported."""
+    found = _watched.get(id(namespace))
+    if found is None or found.namespace is not namespace:
+        return Assignments(namespace)
+    found.watched = True
+    return found

@@ -1,0 +1,84 @@
+"""The global names that the functions and classes of a rank read: a cell that may run one needs the notebook's values of them.
+
+A function comes from the notebook, from a cell, from ``exec`` or ``%run``, and ends up in a variable, a hook, a registry or an
+instance. So code is listed as it is compiled, rebuilt or bound, by weak references: what nothing can run any more reads nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from skymagic.data.capture.bytecode import code_names
+from skymagic.data.capture.functions import mentioned_names
+from skymagic.data.store.store import digest
+
+
+class Reads:
+    """Lists the code of one rank.
+
+    Args:
+        variables: the rank's global names.
+    """
+
+    def __init__(self, variables: dict[str, Any]) -> None:
+        self._variables = variables
+        self._codes: dict[int, tuple[weakref.ref[types.CodeType], str, frozenset[str]]] = {}
+        self._report: tuple[str, dict[str, list[str]]] | None = None
+
+    def compiled(self, code: object) -> None:
+        """A cell was compiled: the functions and classes in it may be made."""
+        for inner in getattr(code, "co_consts", ()):
+            if isinstance(inner, types.CodeType):
+                self.add(inner)
+
+    def add(self, code: types.CodeType) -> None:
+        """There is a function of this code; functions in it may outlive it."""
+        if id(code) not in self._codes:
+            names = code_names(code).loads | mentioned_names(code)
+            gone = functools.partial(self._forget, id(code))
+            self._codes[id(code)] = weakref.ref(code, gone), code.co_qualname.partition(".")[0], names
+            self._report = None
+            self.compiled(code)
+
+    def bound(self, values: Iterable[object]) -> None:
+        """Variables hold these now: the functions among them may come from ``exec`` or ``%run``."""
+        for value in values:
+            for function in _functions(value):
+                if function.__globals__ is self._variables:
+                    self.add(function.__code__)
+
+    def report(self, known: Iterable[str]) -> dict[str, Any]:
+        """What is read: ``{"digest": …, "names": {function or class: [names]}}``; no names where the notebook knows the digest."""
+        if self._report is None:
+            found: dict[str, set[str]] = {}
+            for _, function, names in list(self._codes.values()):
+                found.setdefault(function, set()).update(names)
+            listed = {function: sorted(names) for function, names in sorted(found.items()) if names}
+            self._report = digest([repr(listed).encode()]), listed
+        mark, listing = self._report
+        return {"digest": mark, "names": None if mark in known else listing}
+
+    def _forget(self, key: int, _: object) -> None:
+        self._codes.pop(key, None)
+        self._report = None
+
+
+def _functions(value: object) -> Iterator[types.FunctionType]:
+    """Functions that a variable's value is, wraps or, for a class, has."""
+    for _ in range(_WRAPPED):
+        if isinstance(value, types.FunctionType):
+            yield value
+        elif isinstance(value, type) and value.__module__ == "__main__":
+            for member in vars(value).values():
+                if not isinstance(member, type):
+                    yield from _functions(member)
+        inner = (getattr(value, name, None) for name in ("__wrapped__", "__func__", "func", "fget"))
+        value = next((each for each in inner if each is not None), None)
+
+
+_WRAPPED = 8
+"""Decorators around one function that are looked through."""

@@ -1,0 +1,165 @@
+"""What functions on the ranks read is used by a cell as much as what its text names; what the notebook assigns again is new."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.data.far import Notebook, moved
+
+MADE = {
+    "function": ("def train(): return lr", "got = train()"),
+    "nested": ("def outer():\n    def inner(): return lr\n    return inner\ntrain = outer()", "got = train()"),
+    "lambda": ("train = lambda: lr", "got = train()"),
+    "partial": ("import functools\ntrain = functools.partial(lambda x: lr, 1)", "got = train()"),
+    "cached": ("import functools\n@functools.lru_cache\ndef train(n): return lr\ntrain(0)", "got = train(1)"),
+    "method": ("class T:\n    def run(self): return lr\ntrain = T().run", "got = train()"),
+    "instance": ("class T:\n    def __call__(self): return lr\ntrain = T()", "got = train()"),
+    "registry": ("calls = []\ndef train(): return lr\ncalls.append(train)\ndel train", "got = calls[0]()"),
+    "hook": ("import types\nhooks = types.SimpleNamespace()\nhooks.f = lambda: lr", "got = hooks.f()"),
+    "exec": ("exec('def train(): return lr')", "got = train()"),
+    "through another": ("def low(): return lr\ndef train(): return low()", "got = train()"),
+    "of a function of the notebook": ("train = helper", "got = train()"),
+    "of a class of the notebook": ("train = Helper()", "got = train()"),
+    "by name": ("def train(): return globals()['lr']", "got = train()"),
+}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    made = Notebook(tmp_path_factory.mktemp("reads"), 2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def notebook(shared: Notebook) -> Notebook:
+    empty = "for _name in [name for name in list(globals()) if name[:1] != '_']:\n    del globals()[_name]\nimport gc as _gc\n_gc.collect()"  # classes go with the collector
+    shared.here(empty)
+    shared.there(empty)
+    return shared
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_what_a_rank_s_function_reads_comes_again(notebook: Notebook, made: str) -> None:
+    definition, call = MADE[made]
+    notebook.here("lr = 0.1\ndef helper(): return lr\nclass Helper:\n    def __call__(self): return lr")
+    notebook.there(f"{definition}\nlr")
+    notebook.here("lr = 0.5")
+    notebook.there(call)
+    assert notebook.values("got") == [0.5] * 2
+
+
+def test_a_helper_that_was_redefined(notebook: Notebook) -> None:
+    notebook.here("def helper(): return 1")
+    notebook.there("def train(): return helper()\ntrain()")
+    notebook.here("def helper(): return 2")
+    manifest = notebook.there("got = train()")
+    assert notebook.values("got") == [2] * 2
+    assert [(item.name, item.why) for item in manifest.items if item.moved] == [("helper", "used by train")]
+
+
+def test_a_name_that_comes_later(notebook: Notebook) -> None:
+    notebook.there("def train(): return later")
+    notebook.here("later = 3")
+    notebook.there("got = train()")
+    assert notebook.values("got") == [3] * 2
+
+
+def test_functions_that_are_gone_read_nothing(notebook: Notebook) -> None:
+    notebook.here("lr = 1")
+    notebook.there("def train(): return lr\ntrain()")
+    notebook.there("del train")
+    notebook.here("lr = 2")
+    assert moved(notebook.there("x = 5")) == []
+
+
+def test_a_large_value_is_looked_at_where_the_cell_names_what_reads_it(notebook: Notebook) -> None:
+    notebook.here("import numpy as np\nbig = np.zeros(300_000)\nsmall = np.zeros(3)")
+    notebook.there("def train(): return float(big[0] + small[0])\ntrain()")
+    notebook.here("big[0] = 1")
+    assert moved(notebook.there("x = 5")) == []
+    assert moved(notebook.there("got = train()")) == ["big"]
+    notebook.here("small[0] = 1")
+    assert moved(notebook.there("x = 5")) == ["small"]
+    notebook.here("big = np.ones(300_000)")
+    assert moved(notebook.there("x = 5")) == ["big"]
+
+
+def test_what_cannot_travel_stays_away_from_cells_that_do_not_name_it(notebook: Notebook) -> None:
+    notebook.here("import threading\nlock = 1")
+    notebook.there("def train(): return lock\ntrain()")
+    notebook.here("lock = threading.Lock()")
+    assert moved(notebook.there("x = 5")) == []
+
+
+def test_what_comes_back_is_the_ranks_own(notebook: Notebook) -> None:
+    notebook.here("n = 1")
+    notebook.there("def train(): return n\nn = n + 6")
+    notebook.here("n = 2")
+    assert moved(notebook.there("x = 1", gather=["n"])) == []
+    assert moved(notebook.there("x = 1", no_push=["n"])) == []
+    assert moved(notebook.there("")) == []
+    assert moved(notebook.there("x = 1")) == ["n"]
+
+
+# assigned again
+
+
+@pytest.mark.parametrize(
+    "assignment", ["n = 0", "n = None", "n = []", "import json as n", "def n(): pass", "(n := 'text')", "n = 1\nn = 0"]
+)
+def test_an_assignment_that_runs_again_is_a_change(notebook: Notebook, assignment: str) -> None:
+    notebook.here(assignment)
+    notebook.there("n\nn = ['theirs']")
+    assert moved(notebook.there("n")) == []
+    notebook.here(assignment)
+    assert moved(notebook.there("n")) == ["n"]
+    assert notebook.values("n == ['theirs']") == [False] * 2
+    assert moved(notebook.there("n")) == []
+
+
+def test_bytes_that_are_there_do_not_travel_again(notebook: Notebook) -> None:
+    notebook.here("import numpy as np\nbig = np.zeros(300_000)")
+    notebook.there("big[0] = 5")
+    notebook.here("big = np.zeros(300_000)")
+    manifest = notebook.there("big")
+    assert (moved(manifest), manifest.nbytes < 1000) == (["big"], True)
+    assert notebook.values("big[0]") == [0] * 2
+
+
+def test_what_was_not_assigned_is_no_change(notebook: Notebook) -> None:
+    notebook.here("n, m = 0, []")
+    notebook.there("n, m = n + 1, m + [1]")
+    notebook.here("if m:\n    n = 0\nn\nm")
+    assert moved(notebook.there("n, m")) == []
+    assert notebook.values("[n, m]") == [[1, [1]]] * 2
+
+
+def test_what_came_from_the_ranks_does_not_go_back_by_an_assignment(notebook: Notebook) -> None:
+    notebook.there("n, model = 3, [1]")
+    notebook.pull("n")
+    notebook.pull("model")
+    notebook.there("n, model = 50, [2]")
+    notebook.here("model = model")
+    assert moved(notebook.there("n, model")) == []
+    notebook.here("n = n")
+    assert moved(notebook.there("n")) == []
+
+
+def test_a_number_that_is_typed_is_no_part_of_what_was_brought(notebook: Notebook) -> None:
+    notebook.there("n = 3")
+    notebook.pull("n")
+    notebook.there("n = 50")
+    notebook.here("n = 3")
+    assert moved(notebook.there("n")) == ["n"]
+    assert notebook.values("n") == [3] * 2
+
+
+def test_a_name_that_was_deleted_and_assigned_again_goes(notebook: Notebook) -> None:
+    notebook.here("b = 0")
+    notebook.there("b = b + 1")
+    notebook.here("del b")
+    notebook.here("b = 0")
+    assert moved(notebook.there("b")) == ["b"]
