@@ -139,6 +139,14 @@ def matches(name: str, driver_name: str) -> bool:
     return here == wanted and (size is None or size in _words(driver_name))
 
 
+def known_as(driver_name: str) -> str:
+    """The canonical name of the device that its driver calls so, else the driver's without the vendor's: ``"H200"``, ``"TITAN Xp"``."""
+    fitting = [name for name in NAMES if matches(name, driver_name)]
+    if not fitting:
+        return driver_name.removeprefix("NVIDIA ")
+    return max(fitting, key=lambda name: _product(name)[1] is not None)  # A100-80GB rather than A100
+
+
 def _words(name: str) -> list[str]:
     """Upper-case words without the vendor's, a number joined to what it belongs to: RTX 4090 -> RTX4090."""
     joined = re.sub(r"\bRTX[\s-]+(?=[A-Z]?\d)", "RTX", name.upper())

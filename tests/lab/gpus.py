@@ -27,7 +27,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +67,14 @@ class Gpus:
 
     Attributes:
         refuses: what nvidia-smi says instead of answering. hangs: it never answers.
+        cuda: whether torch and jax are installed as builds for CUDA.
     """
 
     folder: Path
     gpus: Sequence[Gpu] = ()
     refuses: str = ""
     hangs: bool = False
-    files: dict[str, str] = field(default_factory=dict, repr=False)
+    cuda: bool = True
 
     def __post_init__(self) -> None:
         here = str(Path(__file__).resolve())
@@ -81,6 +82,14 @@ class Gpus:
         load += "import sys\nsys.modules['standin_gpus'] = m\ns.loader.exec_module(m)\n"
         (self.folder / "bin").mkdir(parents=True)
         self.write()
+        for name, version in (
+            (("torch", f"{version_of('torch')}+cu128"), ("jax_cuda12_plugin", "0.10.2")) if self.cuda else ()
+        ):
+            about = self.folder / f"{name}-{version}.dist-info"
+            about.mkdir()
+            (about / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+            )
         (self.folder / "sitecustomize.py").write_text(f"{load}m.install()\n")
         (self.folder / "pynvml.py").write_text(f"{load}globals().update(m.nvml())\n")
         program = self.folder / "bin" / "nvidia-smi"
@@ -89,7 +98,12 @@ class Gpus:
 
     def write(self) -> None:
         """Let what was changed in this object hold from now on."""
-        about = {"gpus": [asdict(gpu) for gpu in self.gpus], "refuses": self.refuses, "hangs": self.hangs}
+        about = {
+            "gpus": [asdict(gpu) for gpu in self.gpus],
+            "refuses": self.refuses,
+            "hangs": self.hangs,
+            "cuda": self.cuda,
+        }
         path = self.folder / "machine.json.new"
         path.write_text(json.dumps(about))
         path.replace(self.folder / "machine.json")
@@ -111,6 +125,13 @@ class Gpus:
     def forget(self) -> None:
         """`calls` begins anew."""
         (self.folder / "calls.jsonl").unlink(missing_ok=True)
+
+
+def version_of(distribution: str) -> str:
+    """The version that is installed here, without its label."""
+    from importlib.metadata import version
+
+    return version(distribution).partition("+")[0]
 
 
 def uuid_of(number: int) -> str:
@@ -454,12 +475,16 @@ class Finder:
         self.patches = {"torch": CUDA.patch, "torch.distributed.distributed_c10d": patch_distributed, "jax": patch_jax}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        patch = self.patches.pop(name, None)
+        patch = self.patches.get(name)
         if patch is None:
             return None
         import importlib.util
 
-        spec = importlib.util.find_spec(name)
+        del self.patches[name]  # the search below comes by here too
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.patches[name] = patch
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
@@ -474,7 +499,7 @@ class Finder:
 
 def install() -> None:
     """In each Python process that has the environment, at its start."""
-    if VARIABLE in os.environ:
+    if VARIABLE in os.environ and _machine()["cuda"]:
         sys.meta_path.insert(0, Finder())
 
 

@@ -184,11 +184,11 @@ def test_everything_of_a_pool() -> None:
     )
 
 
-def test_ranks_of_this_machine_are_its_nodes() -> None:
-    assert parse_pool("--ranks 2") == parse_pool("--nodes 2")
-    assert parse_pool("--ranks 2 --gpu A100 --procs-per-node 1").nodes == 2
-    assert parse_pool("--ranks 2").given() == {"nodes"}
-    assert parse_pool("", body="ranks = 3").nodes == 3
+def test_ranks_of_this_machine_are_one_node() -> None:
+    assert parse_pool("--ranks 2") == parse_pool("--nodes 1 --procs-per-node 2")
+    assert parse_pool("--ranks 2 --gpu all").procs_per_node == 2
+    assert parse_pool("--ranks 2").given() == {"nodes", "procs_per_node"}
+    assert parse_pool("", body="ranks = 3").procs_per_node == 3
     assert "ranks counts ranks of this machine" in mistakes(parse_pool, "--provider ssh", body="ranks = 3")[0]
 
 
@@ -328,11 +328,13 @@ def test_nothing_is_evaluated() -> None:
         ("--provider shh", "--provider: no provider is called 'shh'; did you mean 'ssh'?"),
         ("--provider slurm --nodes 4", "--provider: slurm is not there yet: pools are of this machine"),
         ("--ranks 0", "--ranks: must be at least 1"),
-        ("--ranks 2 --nodes 2", "--ranks and --nodes are the same option (2 and 2)"),
-        ("--ranks 2 --provider ssh --hosts a,b", "of --provider ssh is counted in nodes: write --nodes 2"),
-        ("--ranks 2 --hosts a,b", "a pool of hosts is counted in nodes: write --nodes 2"),
-        ("--ranks 4 --procs-per-node 2", "--ranks counts all ranks, and --procs-per-node those of a node"),
-        ("--ranks 4 --gpu A100:2", "--ranks counts all ranks, and --gpu A100:2 those of a node"),
+        ("--ranks 2 --nodes 2", "--ranks is one node of so many ranks, and --nodes 2 makes several: keep one of them"),
+        (
+            "--ranks 2 --provider ssh --hosts a,b",
+            "of --provider ssh is counted in nodes: write --nodes, and --procs-per-node",
+        ),
+        ("--ranks 2 --hosts a,b", "a pool of hosts is counted in nodes: write --nodes, and --procs-per-node"),
+        ("--ranks 4 --procs-per-node 2", "--ranks and --procs-per-node are the same option (4 and 2)"),
         ("--node 2", "--node: no such option; did you mean '--nodes'?"),
         ("--num_nodes 2", "did you mean '--num-nodes'?"),
         ("-output x", "-output: no such option; did you mean '--output'?"),

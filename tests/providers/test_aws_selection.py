@@ -185,18 +185,22 @@ def test_each_machine_has_what_was_asked_for_and_no_smaller_one_was_left_out(req
         assert one.spot if request_.spot else one.on_demand
         assert serves(request_.cpus, one.vcpus)
         assert serves(request_.memory, one.memory)
-        if request_.gpu is None:
+        if request_.accelerator is None:
             assert one.gpu is None
             assert one.general
         else:
-            assert one.gpus >= request_.gpu.count
+            assert one.gpus >= request_.accelerator.count
             assert one.gpu is not None
-            assert one.gpu.partition("-")[0] == request_.gpu.name.partition("-")[0]
-    if request_.gpu is not None:
+            assert one.gpu.partition("-")[0] == request_.accelerator.name.partition("-")[0]
+    if request_.accelerator is not None:
         assert len({one.gpus for one in found}) <= 1
-        exact = [one for one in types().values() if one.gpu == request_.gpu.name and one.gpus == request_.gpu.count]
+        exact = [
+            one
+            for one in types().values()
+            if one.gpu == request_.accelerator.name and one.gpus == request_.accelerator.count
+        ]
         if exact and request_.cpus is request_.memory is None:
-            assert found[0].gpus == request_.gpu.count
+            assert found[0].gpus == request_.accelerator.count
     else:
         assert found == sorted(found, key=lambda one: (one.vcpus, one.memory, -one.generation, one.name))
 

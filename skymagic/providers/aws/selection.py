@@ -32,13 +32,13 @@ def wanted(request: PoolRequest, types: Iterable[InstanceType]) -> list[Instance
     generation's machines for general use, the smallest first, never one whose processor is held back after a while (burstable, flex).
     """
     usable = [one for one in types if _had(request, one) and _enough(request, one)]
-    if request.gpu is None:
+    if request.accelerator is None:
         plain = [one for one in usable if not one.gpus and one.general]
         # x and u7 have the most memory, and a price to match: only where nothing else has as much
         common = [one for one in plain if re.match(r"[cmr]\d", one.name)]
         large = [one for one in plain if re.match(r"x\d|u7", one.name)]
         return sorted(common or large, key=lambda one: (one.vcpus, one.memory, -one.generation, one.name))[:MOST_TYPES]
-    name, count = request.gpu.name, request.gpu.count
+    name, count = request.accelerator.name, request.accelerator.count
     having = [one for one in usable if one.gpu and one.gpus >= count and _is(name, one.gpu)]
     fewest = min((one.gpus for one in having), default=0)
     return sorted((one for one in having if one.gpus == fewest), key=lambda one: one.name)
@@ -55,7 +55,7 @@ def _had(request: PoolRequest, one: InstanceType) -> bool:
 
 def _enough(request: PoolRequest, one: InstanceType) -> bool:
     cpus, memory = request.cpus, request.memory
-    if request.gpu is None:
+    if request.accelerator is None:
         cpus = cpus or AtLeast(max(LEAST_CPUS, request.procs_per_node or 1), or_more=True)
         memory = memory or AtLeast(LEAST_MEMORY, or_more=True)
     return serves(cpus, one.vcpus) and serves(memory, one.memory)
@@ -109,9 +109,9 @@ def per_hour(one: Offer, nodes: int) -> float | None:
 
 def check(request: PoolRequest) -> None:
     """Raise RequestError for accelerators that no type serves, whatever a region has."""
-    if request.gpu is None:
+    if request.accelerator is None:
         return
-    device = kind(request.gpu.name)
+    device = kind(request.accelerator.name)
     if not device.cuda:
         raise RequestError(f"{device.name} is not supported on EC2: {NOT_CUDA}")
     if device.name in ("T4G", "GH200", "GB200", "GB300"):
@@ -125,7 +125,7 @@ def nothing(request: PoolRequest, there: Mapping[str, Catalogue]) -> list[str]:
     regions = " or ".join(there)
     types = [one for catalogue in there.values() for one in catalogue.types.values() if _had(request, one)]
     how = " on spot" if request.spot else ""
-    gpu = request.gpu
+    gpu = request.accelerator
     if gpu is None:
         asked = " and ".join(_amounts(request))
         exact = "; write 8+ for at least 8" if _exact(request) else ""
