@@ -171,7 +171,7 @@ works() { [ -f "$folder/env/$1/.ready" ] && "$folder/env/$1/bin/python" -c '' 2>
 environment() {
     env=$key-$(uname -s)-$(uname -m)
     case $(libc) in musl) env=$env-musl ;; esac
-    if [ -n "$builds" ] && [ -n "$accelerated" ]; then env=$env-$accelerated; fi
+    if [ -n "$builds$jax" ] && [ -n "$accelerated" ]; then env=$env-$accelerated; fi
     # One home may serve several machines, with GPUs and without; and an environment's interpreter need not be on all of them.
     if [ -f "$folder/env/$env/.ready" ] && ! works "$env"; then env=$env-$(uname -n); fi
     tell env "$env"
@@ -261,6 +261,7 @@ def probe_script(requirements: Requirements, sizes: bool = False) -> str:
         "ask_indexes": INDEX_PROBE,
         "ask_sources": SOURCES_PROBE,
         "accelerated": "",
+        "jax": "yes" if "jax" in set(map(project, requirements.packages)) else "",
         "gpu_fields": gpus.FIELDS,
         "gpu_users": gpus.APPLICATIONS,
         "gpu_hold": gpus.HOLD,

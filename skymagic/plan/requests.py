@@ -22,6 +22,10 @@ PLANNED_PROVIDERS = ("slurm",)
 """Providers that have a name and nothing else; a package may bring one of them."""
 
 
+COMPOSITE = re.compile(r"(cpu|cuda|xpu|mps|hpu):\w+(,(cpu|cuda|xpu|mps|hpu):\w+)*")
+"""Torch's backends by device: a value with a comma in it."""
+
+
 @dataclass(frozen=True)
 class PluginSpec:
     """A plugin by name, with options as they were written; a secret among them is not shown."""
@@ -40,7 +44,8 @@ class PluginSpec:
 def plugin_specs(text: str) -> tuple[PluginSpec, ...]:
     """``"torch:backend=gloo,cuda=cu124,jax"``: a piece with ``=`` is an option of the plugin before it.
 
-    A piece that starts like a version constraint goes on with the value before it (``version=>=2.3,<2.5``).
+    A piece that starts like a version constraint goes on with the value before it (``version=>=2.3,<2.5``), and so does one of a
+    composite backend (``backend=cpu:gloo,cuda:nccl``).
     Raises RequestError for an option without a plugin, an option twice, and no name; all at once.
     """
     found: list[tuple[str, dict[str, str]]] = []
@@ -49,6 +54,9 @@ def plugin_specs(text: str) -> tuple[PluginSpec, ...]:
         options = found[-1][1] if found else {}
         if options and re.match(r"[<>=!~]", piece):
             options[next(reversed(options))] += f",{piece}"
+            continue
+        if options and COMPOSITE.fullmatch(options[last := next(reversed(options))]) and COMPOSITE.fullmatch(piece):
+            options[last] += f",{piece}"  # cpu:gloo,cuda:nccl
             continue
         option = piece
         if ":" in piece.partition("=")[0] or "=" not in piece:

@@ -56,7 +56,7 @@ def test_a_type_as_ec2_tells_it() -> None:
 @pytest.mark.parametrize(
     ("name", "mib", "canonical"),
     [("A100", 40960, "A100"), ("A100", 81920, "A100-80GB"), ("V100", 16384, "V100"), ("V100", 32768, "V100-32GB"), ("T4g", 16384, "T4G"),
-     ("H200", 144384, "H200"), ("B200", 183359, "B200"), ("L40S", 45776, "L40S"), ("RTX PRO 4500", 32768, "RTX PRO 4500")],
+     ("H200", 144384, "H200"), ("B200", 183359, "B200"), ("L40S", 45776, "L40S"), ("RTX PRO 4500", 32768, "RTXPRO4500"), ("RTX PRO 9900", 32768, "RTX PRO 9900")],
 )  # fmt: skip
 def test_gpus_by_the_names_that_people_write(name: str, mib: int, canonical: str) -> None:
     assert gpu_name(name, mib) == canonical

@@ -25,6 +25,10 @@ _ROUNDING = 0.01
 """Of memory, as a share: 1152 GB may be told as 1152.0 or 1151.9."""
 
 
+BEFORE_OPEN = ("K80", "M60", "P4", "P40", "P100", "V100", "V100-32GB")
+"""GPUs that NVIDIA's open kernel module does not serve (Kepler to Volta): the image's driver has that module alone."""
+
+
 def wanted(request: PoolRequest, types: Iterable[InstanceType]) -> list[InstanceType]:
     """The types that serve a request, best known first; none where nothing does.
 
@@ -114,6 +118,12 @@ def check(request: PoolRequest) -> None:
     device = kind(request.accelerator.name)
     if not device.cuda:
         raise RequestError(f"{device.name} is not supported on EC2: {NOT_CUDA}")
+    if device.name in BEFORE_OPEN and not request.cloud.image_id:
+        raise RequestError(
+            f"{device.name} does not work with the image for GPUs on EC2: its driver has NVIDIA's open kernel module, which serves Turing and "
+            "later (T4, A10G, L4, A100, …). Take one of those, or an image of yours with the proprietary module: "
+            "%config SkyMagic.aws = {'image_id': 'ami-…'}"
+        )
     if device.name in ("T4G", "GH200", "GB200", "GB300"):
         raise RequestError(
             f"{device.name} comes with ARM processors on EC2, and nodes are {ARCHITECTURE} as most notebooks: T4 or L4 instead"
