@@ -145,7 +145,9 @@ def _disjoint(
     request: PoolRequest, inventories: Sequence[Inventory]
 ) -> Iterator[tuple[Inventory, Sequence[GpuDevice]]]:
     """Each machine with GPUs that no earlier node of it takes: two hosts may be one machine."""
-    machines = [inventory.machine or inventory.hostname for inventory in inventories]
+    machines = [
+        (inventory.machine or inventory.hostname, [one.word for one in inventory.gpus]) for inventory in inventories
+    ]
     for node, inventory in enumerate(inventories):
         place, nodes = machines[:node].count(machines[node]), machines.count(machines[node])
         fitting = [

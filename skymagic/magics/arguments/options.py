@@ -153,7 +153,8 @@ class Magic:
 
 
 _POOL_EXAMPLES = (
-    "%sky_pool --ranks 2 --plugin torch                    # two ranks on this machine",
+    "%sky_pool --plugin torch                              # one rank per GPU of this machine",
+    "%sky_pool --ranks 2 --plugin torch                    # one node of two ranks on this machine",
     "%sky_pool train --nodes 4 --gpu A100:8 --plugin torch:backend=nccl --idle 30m",
     "%sky_pool train --nodes 4 --gpu A100:8 --dry-run      # the plan and its price",
     "%sky_pool lab --ranks 2 --detached                    # %sky_attach lab, when the kernel was killed or restarted",
