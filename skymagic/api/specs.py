@@ -9,9 +9,7 @@ from typing import Any, Literal
 from skymagic import plugins
 from skymagic.api.calls import positive
 from skymagic.errors import RequestError
-from skymagic.plan import gpus
-from skymagic.plan.accelerators import Accelerator
-from skymagic.plan.gpus import GpuChoice
+from skymagic.plan.accelerators import Accelerator, GpuChoice, read_gpus
 from skymagic.plan.image import Image
 from skymagic.plan.keywords import suggesting
 from skymagic.plan.requests import PluginSpec, PoolRequest, plugin_specs
@@ -222,7 +220,7 @@ def _minimum(value: Any) -> AtLeast:
 
 def _accelerator(value: Any) -> Accelerator | GpuChoice:
     if isinstance(value, str | int):
-        return gpus.read(str(value))
+        return read_gpus(str(value))
     made = value() if callable(value) else value
     if not isinstance(made, Accelerator):
         raise RequestError(f'{value!r} is not an accelerator: write "A100", "A100:8", "all" or sky.accelerators.A100()')

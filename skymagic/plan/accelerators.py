@@ -232,6 +232,45 @@ class Accelerator:
         return f"{self.name}:{self.count}"
 
 
+@dataclass(frozen=True)
+class GpuChoice:
+    """GPUs of each node that are asked for by their number, or one by one.
+
+    Attributes:
+        count: how many of any kind; 0 for none, None for all of them, or for `words`.
+        words: numbers as nvidia-smi counts, or UUIDs and their beginnings.
+    """
+
+    count: int | None = None
+    words: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.words:
+            return ",".join(self.words)
+        return {None: "all", 0: "none"}.get(self.count, str(self.count))
+
+
+def read_gpus(text: str) -> Accelerator | GpuChoice:
+    """``all``, ``none``, ``4``, ``A100``, ``A100:4``, ``0,2``, ``GPU-…`` as a choice. Raises RequestError."""
+    text = text.strip()
+    if text.casefold() in ("all", "none"):
+        return GpuChoice(0 if text.casefold() == "none" else None)
+    words = tuple(filter(None, map(str.strip, text.split(","))))
+    if words and ("," in text or re.match(r"(GPU|MIG)-", text)):
+        wrong = [word for word in words if not re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", word)]
+        again = [word for word in dict.fromkeys(words) if words.count(word) > 1]
+        mistakes = [f"{word!r} is no GPU: write numbers (0,2) or UUIDs (nvidia-smi -L)" for word in wrong]
+        mistakes += [f"GPU {word} is named twice" for word in again]
+        if mistakes:
+            raise RequestError(mistakes)
+        return GpuChoice(words=words)
+    if text.isdigit():
+        if int(text) == 0:
+            raise RequestError("0 is no number of GPUs: write none, or 0, (with a comma) for the GPU with the number 0")
+        return GpuChoice(int(text))
+    return Accelerator.parse(text)
+
+
 def __getattr__(name: str) -> Callable[..., Accelerator]:
     if name.startswith("_") or not name[:1].isupper():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,14 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from skymagic.errors import RequestError
-from skymagic.plan.accelerators import Accelerator, known_as, matches
+from skymagic.plan.accelerators import Accelerator, GpuChoice, known_as, matches
+from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import count, rank_words
-
-if TYPE_CHECKING:
-    from skymagic.plan.requests import PoolRequest
 
 FIELDS = "index,uuid,name,memory.total,compute_mode,mig.mode.current"
 """What nvidia-smi is asked for; drivers before MIG (R450) know all but the last."""
@@ -144,45 +141,6 @@ def _called(devices: Iterable[GpuDevice], word: str) -> list[GpuDevice]:
         return [one for one in devices if one.index == int(word)][:1]
     fitting = [one for one in devices if re.match(r"(GPU|MIG)-", word) and one.uuid.startswith(word)]
     return fitting if len(fitting) == 1 else []
-
-
-@dataclass(frozen=True)
-class GpuChoice:
-    """GPUs of each node that are asked for by their number, or one by one.
-
-    Attributes:
-        count: how many of any kind; 0 for none, None for all of them, or for `words`.
-        words: numbers as nvidia-smi counts, or UUIDs and their beginnings.
-    """
-
-    count: int | None = None
-    words: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        if self.words:
-            return ",".join(self.words)
-        return {None: "all", 0: "none"}.get(self.count, str(self.count))
-
-
-def read(text: str) -> Accelerator | GpuChoice:
-    """``all``, ``none``, ``4``, ``A100``, ``A100:4``, ``0,2``, ``GPU-…`` as a choice. Raises RequestError."""
-    text = text.strip()
-    if text.casefold() in ("all", "none"):
-        return GpuChoice(0 if text.casefold() == "none" else None)
-    words = tuple(filter(None, map(str.strip, text.split(","))))
-    if words and ("," in text or re.match(r"(GPU|MIG)-", text)):
-        wrong = [word for word in words if not re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", word)]
-        again = [word for word in dict.fromkeys(words) if words.count(word) > 1]
-        mistakes = [f"{word!r} is no GPU: write numbers (0,2) or UUIDs (nvidia-smi -L)" for word in wrong]
-        mistakes += [f"GPU {word} is named twice" for word in again]
-        if mistakes:
-            raise RequestError(mistakes)
-        return GpuChoice(words=words)
-    if text.isdigit():
-        if int(text) == 0:
-            raise RequestError("0 is no number of GPUs: write none, or 0, (with a comma) for the GPU with the number 0")
-        return GpuChoice(int(text))
-    return Accelerator.parse(text)
 
 
 def frameworks(request: PoolRequest) -> frozenset[str]:

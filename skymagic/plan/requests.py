@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, fields
 
 from skymagic.errors import RequestError
 from skymagic.plan import absent, masking
-from skymagic.plan.accelerators import Accelerator
+from skymagic.plan.accelerators import Accelerator, GpuChoice
 from skymagic.plan.cloud import CloudSettings
-from skymagic.plan.gpus import GpuChoice
 from skymagic.plan.image import Image
 from skymagic.plan.masking import is_secret_name
 from skymagic.plan.selection import Selection

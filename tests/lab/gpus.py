@@ -375,7 +375,6 @@ class Cuda:
             "is_initialized": lambda: self.initialised == os.getpid(), "init": self.initialise, "_lazy_init": self.initialise,
             "current_device": self.current_device, "get_device_properties": self.properties,
             "get_device_name": lambda device=None: self.properties(device).name, "mem_get_info": self.memory,
-            "_is_compiled": lambda: True, "synchronize": lambda device=None: note("synchronize"), "empty_cache": lambda: note("empty_cache"),
             **nothing,
         }  # fmt: skip
         for name, function in functions.items():

@@ -16,7 +16,7 @@ from skymagic.kernels.check import efa_unused
 from skymagic.kernels.network import hcas, infiniband_ports
 from skymagic.magics.arguments.pool_magic import parse_pool
 from skymagic.plan import accelerators, gpus
-from skymagic.plan.accelerators import known_as, matches
+from skymagic.plan.accelerators import known_as, matches, read_gpus
 from skymagic.plan.planning import fits, plan, plan_over
 from skymagic.plan.plans import Inventory, Plan
 from skymagic.pool.specs import devices_environment
@@ -232,13 +232,13 @@ def test_parts_of_gpus_are_shown_to_each_rank_alone(mixed: Gpus, monkeypatch: py
 
 
 def test_options_of_gpu() -> None:
-    assert [str(gpus.read(text)) for text in ("all", "NONE", "4", "a100", "A100:4", "0,2", "0,", "GPU-12ab")] == [
+    assert [str(read_gpus(text)) for text in ("all", "NONE", "4", "a100", "A100:4", "0,2", "0,", "GPU-12ab")] == [
         "all", "none", "4", "A100:1", "A100:4", "0,2", "0", "GPU-12ab",
     ]  # fmt: skip
-    assert "write none, or 0, (with a comma)" in refused(gpus.read, "0")
-    assert "GPU 1 is named twice" in refused(gpus.read, "1,1")
-    assert "'A100' is no GPU" in refused(gpus.read, "A100,0")
-    assert "did you mean" in refused(gpus.read, "A10O")
+    assert "write none, or 0, (with a comma)" in refused(read_gpus, "0")
+    assert "GPU 1 is named twice" in refused(read_gpus, "1,1")
+    assert "'A100' is no GPU" in refused(read_gpus, "A100,0")
+    assert "did you mean" in refused(read_gpus, "A10O")
     assert "does not say which GPU is to be rented" in refused(_rented, "--gpu all")
 
 

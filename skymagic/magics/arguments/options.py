@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from skymagic.magics.arguments import readers
 from skymagic.magics.arguments.readers import Reader
-from skymagic.plan import gpus
+from skymagic.plan.accelerators import read_gpus
 from skymagic.plan.requests import plugin_specs
 from skymagic.plan.selection import Selection
 from skymagic.plan.units import at_least, memory
@@ -50,7 +50,7 @@ POOL: tuple[Option, ...] = (
     Option(("--provider",), "provider", str, "NAME", "where: auto, local (this machine), ssh (hosts of yours), aws (rented)", choices="providers"),
     Option(("--nodes", "--num-nodes"), "nodes", readers.number(1), "N", "number of machines; on this one: simulated nodes, with GPUs of their own"),
     Option(("--ranks",), "procs_per_node", readers.number(1), "N", "on this machine: one node of N ranks, with a GPU each where there are any"),
-    Option(("--gpu", "--gpus"), "gpu", gpus.read, "WHICH", "GPUs of each node: A100, A100:4, 4, 0,2, GPU-uuid, all or none", choices="gpus"),
+    Option(("--gpu", "--gpus"), "gpu", read_gpus, "WHICH", "GPUs of each node: A100, A100:4, 4, 0,2, GPU-uuid, all or none", choices="gpus"),
     Option(("--cpus",), "cpus", at_least, "N[+]", "CPU cores of each node, 8+ for at least 8"),
     Option(("--memory",), "memory", memory, "GB[+]", "memory of each node"),
     Option(("--procs-per-node",), "procs_per_node", readers.procs, "N|auto", "ranks of each node; auto: one per GPU, else 1", choices="auto"),
