@@ -287,6 +287,18 @@ def test_ranks_that_share_gpus(four: tuple[Gpus, Notebook]) -> None:
     notebook.run("%sky_down more\n%sky_down few")
 
 
+@pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
+def test_jax_takes_the_same_numbers_and_leaves_memory_to_others(four: tuple[Gpus, Notebook]) -> None:
+    about, notebook = four
+    about.forget()
+    notebook.run("%sky_pool mesh --plugin jax --gpu 2,3")
+    calls = sorted(about.calls("jax.distributed.initialize"), key=lambda call: call["rank"])
+    assert [call["local_device_ids"] for call in calls] == [[0], [1]]
+    assert {call["cuda_visible_devices"] for call in calls} == {f"{uuid_of(2)},{uuid_of(3)}"}
+    assert [call["settings"] for call in calls] == [{"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}] * 2
+    notebook.run("%sky_down mesh")
+
+
 def test_nccl_on_a_shared_gpu_is_refused_in_words(four: tuple[Gpus, Notebook]) -> None:
     _, notebook = four
     said = notebook.fail("%sky_pool wrong --plugin torch:backend=nccl --gpu 0, --ranks 2").text

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from skymagic.errors import RequestError
 from skymagic.plan.accelerators import Accelerator
+from skymagic.plan.cloud import CloudSettings
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import AtLeast, at_least
 from skymagic.providers.aws import estimates, selection
@@ -351,3 +352,13 @@ def test_a_price_over_the_limit_in_words() -> None:
         )
     with pytest.raises(RequestError, match="nobody tells what 1 × p4d.24xlarge in us-east-1 cost, and --max-price is"):
         choice(PoolRequest(max_price=40.0), Market((replace(A100, price=None),)))
+
+
+@pytest.mark.parametrize("name", ["V100", "V100-32GB", "M60", "P100"])
+def test_gpus_that_the_open_driver_does_not_serve_are_refused(name: str) -> None:
+    """The image's driver has NVIDIA's open kernel module alone, which begins with Turing."""
+    request_ = PoolRequest(provider="aws", gpu=Accelerator(name))
+    with pytest.raises(RequestError, match="open kernel module, which serves Turing and later"):
+        selection.check(request_)
+    selection.check(replace(request_, cloud=CloudSettings(image_id="ami-0123456789abcdef0")))
+    selection.check(PoolRequest(provider="aws", gpu=Accelerator("T4")))
