@@ -106,9 +106,9 @@ class Compute:
         specs: alternatives, the first that can be met is taken; all other keywords hold for each that says nothing of them.
         provider: ``sky.Local()``, ``sky.SSH(hosts)``, ``sky.AWS()``, ``sky.Slurm()``, or a name; this machine where it
             satisfies the request.
-        nodes: machines (on this machine: ranks, or groups of them); 1.
-        ranks: on this machine: the same as `nodes`, and refused elsewhere.
-        accelerator: per node: ``"A100"``, ``"A100:8"`` or ``sky.accelerators.A100(count=8)``.
+        nodes: machines (on this machine: simulated nodes, with GPUs of their own); 1.
+        ranks: on this machine: one node of so many ranks, with a GPU each where there are any; refused elsewhere.
+        accelerator: per node: ``"A100"``, ``"A100:8"``, ``"all"``, ``"none"``, ``4``, ``"0,2"`` or ``sky.accelerators.A100(count=8)``.
         plugins: ``sky.plugins.torch()`` and the like, or as text: ``"torch:backend=gloo"``.
         image: packages, variables and files of the nodes.
         name: what magics call it; with a name, a pool that runs and fits is used again and not ended by ``with``.

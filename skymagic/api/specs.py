@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from skymagic import plugins
 from skymagic.api.calls import positive
 from skymagic.errors import RequestError
-from skymagic.plan.accelerators import Accelerator
+from skymagic.plan.accelerators import Accelerator, GpuChoice, read_gpus
 from skymagic.plan.image import Image
 from skymagic.plan.keywords import suggesting
 from skymagic.plan.requests import PluginSpec, PoolRequest, plugin_specs
@@ -116,7 +116,7 @@ class Spec:
     provider: str | Choice | None = None
     nodes: int | None = None
     ranks: int | None = None
-    accelerator: str | Accelerator | Callable[[], Accelerator] | None = None
+    accelerator: str | int | Accelerator | Callable[[], Accelerator] | None = None
     plugins: Iterable[Plugin | PluginSpec | str] = ()
     image: Image | None = None
     procs_per_node: int | None = None
@@ -160,11 +160,13 @@ class Spec:
                 return None
 
         said = {
-            "nodes": read("nodes", count) or read("ranks", count),
+            "nodes": read("nodes", count),
             "gpu": read("accelerator", _accelerator),
             "plugins": read("plugins", _plugins),
             "image": self.image,
-            "procs_per_node": read("procs_per_node", count) or (self.worker and self.worker.concurrency),
+            "procs_per_node": read("procs_per_node", count)
+            or read("ranks", count)
+            or (self.worker and self.worker.concurrency),
             "cpus": read("cpus", lambda value: at_least(f"{value}")) or read("vcpus", _minimum),
             "memory": read("memory", lambda value: at_least(f"{value}", "GB")) or read("memory_gb", _minimum),
             "pip": self.pip,
@@ -183,13 +185,21 @@ class Spec:
         request = PoolRequest(
             provider=choice.name, yes=True, **{**{key: value for key, value in said.items() if value}, **choice.fields}
         )
-        if self.ranks is not None and (mistakes := request.ranks_mistakes("ranks")):
+        if self.ranks is None:
+            return request
+        if mistakes := request.ranks_mistakes("ranks"):
             raise RequestError(mistakes)
-        return request
+        return replace(request, nodes=1)
 
     def _twice(self) -> list[str]:
         """What is said in two ways."""
-        pairs = (("nodes", "ranks"), ("cpus", "vcpus"), ("memory", "memory_gb"), ("procs_per_node", "worker"))
+        pairs = (
+            ("procs_per_node", "ranks"),
+            ("ranks", "worker"),
+            ("cpus", "vcpus"),
+            ("memory", "memory_gb"),
+            ("procs_per_node", "worker"),
+        )
         return [
             f"{a} and {b} are the same ({getattr(self, a)} and {getattr(self, b)}); keep one of them"
             for a, b in pairs
@@ -208,12 +218,12 @@ def _minimum(value: Any) -> AtLeast:
     return AtLeast(at_least(f"{value}").amount, or_more=True)
 
 
-def _accelerator(value: Any) -> Accelerator:
-    if isinstance(value, str):
-        return Accelerator.parse(value)
+def _accelerator(value: Any) -> Accelerator | GpuChoice:
+    if isinstance(value, str | int):
+        return read_gpus(str(value))
     made = value() if callable(value) else value
     if not isinstance(made, Accelerator):
-        raise RequestError(f'{value!r} is not an accelerator: write "A100", "A100:8" or sky.accelerators.A100()')
+        raise RequestError(f'{value!r} is not an accelerator: write "A100", "A100:8", "all" or sky.accelerators.A100()')
     return made
 
 

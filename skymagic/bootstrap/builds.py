@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from skymagic.bootstrap.facts import Facts, Offer
@@ -50,6 +51,28 @@ def choose(requirements: Requirements, facts: Facts) -> Builds:
             only_cuda.append(offers[-1])
             constraints.append(_pin(offers[-1], offers))
     return Builds(backend if reachable else "", tuple(constraints), tuple(only_cuda))
+
+
+JAX = re.compile(r"jax(\[cuda1\d\])?(?=$|[\s<>=!~;,@])")
+"""A requirement of JAX's, as its plugin and Keras's write it."""
+CUDA_13_DRIVER = 580
+"""NVIDIA's driver from which on uv's ``auto`` takes PyTorch's builds for CUDA 13."""
+
+
+def for_gpus(packages: Sequence[str], facts: Facts, backend: str) -> tuple[str, ...]:
+    """Requirements for this host: JAX with what uses NVIDIA's GPUs where it has some, of one CUDA major with PyTorch's build.
+
+    Both bring CUDA's libraries, and one process loads only one of each.
+
+    Args:
+        backend: PyTorch's, as `Builds` has it.
+    """
+    if not (facts.gpus or facts.driver):
+        return tuple(JAX.sub("jax", text) if JAX.match(text) else text for text in packages)
+    driver = facts.driver.partition(".")[0]
+    newest = 13 if driver.isdigit() and int(driver) >= CUDA_13_DRIVER else 12
+    major = backend[2:4] if backend.startswith("cu") else newest
+    return tuple(JAX.sub(f"jax[cuda{major}]", text, count=1) if JAX.match(text) else text for text in packages)
 
 
 def _allowed(requirements: Requirements, name: str, offers: Iterable[Offer]) -> list[Offer]:

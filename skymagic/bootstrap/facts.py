@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from skymagic.bootstrap.quoting import MARK
+from skymagic.plan import gpus
 from skymagic.plan.capacity import Room
+from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.plans import Inventory
 
 
@@ -64,6 +66,8 @@ class Facts:
         refusal: why nothing can be written at `folder`; "" when it can.
         noexec: the folder whose file system runs no programs; "" when it does.
         foreign: `folder` as ls shows it when it belongs to another user. exposed: when others may write to it.
+        gpus: names of its GPUs. devices: the same as its driver lists them. visible: CUDA_VISIBLE_DEVICES of its sessions; None where it is
+            not set. complaint: what its driver has said instead.
         driver: version of NVIDIA's driver; "" without one. rocm: whether AMD's ROCm is there.
         addresses: (interface, address) of all interfaces that are up, loopback too; interface "-" where unknown.
         pythons: interpreters; not looked for when the environment is ready.
@@ -99,6 +103,9 @@ class Facts:
     foreign: str = ""
     exposed: str = ""
     gpus: tuple[str, ...] = ()
+    devices: tuple[GpuDevice, ...] = field(default=(), repr=False)
+    visible: str | None = None
+    complaint: str = ""
     driver: str = ""
     rocm: bool = False
     addresses: tuple[tuple[str, str], ...] = ()
@@ -130,9 +137,12 @@ class Facts:
     def inventory(self, python: str = "") -> Inventory:
         """The host as planning sees it."""
         memory_gb = round(self.memory_kb * 1024 / 1e9, 1)
-        return Inventory(
-            self.hostname, self.cpus, memory_gb, self.gpus, python, room=Room(descriptors=self.descriptors)
-        )
+        seen = gpus.visible(self.devices, self.visible)
+        unusable = f"the driver of {self.hostname} does not answer ({self.complaint})" if self.complaint else ""
+        if self.rocm and not self.devices:
+            unusable = f"{self.hostname} has AMD's GPUs (ROCm), and ranks run CUDA programs"
+        room = Room(descriptors=self.descriptors)
+        return Inventory(self.hostname, self.cpus, memory_gb, seen, python, room=room, unusable=unusable)
 
 
 def parse(out: str) -> Facts:
@@ -155,6 +165,8 @@ def parse(out: str) -> Facts:
     def number(name: str) -> int | None:
         return int(one(name)) if one(name).isdigit() else None
 
+    rows, tree, users, held = (said.get(name, ()) for name in ("gpu", "gpu_tree", "gpu_user", "gpu_hold"))
+    devices = gpus.listed(rows, tree, users, held)
     return Facts(
         **{name: one(name) for name in ("system", "machine", "hostname", "home", "folder", "user", "libc")},
         **{name: one(name) for name in ("boot", "refusal", "noexec", "foreign", "exposed", "env", "unreached")},
@@ -165,7 +177,10 @@ def parse(out: str) -> Facts:
         descriptors=number("descriptors"),
         disk_kb=number("disk_kb"),
         shm_kb=number("shm_kb"),
-        gpus=tuple(said.get("gpu", ())),
+        gpus=tuple(device.name for device in devices),
+        devices=devices,
+        visible=said["visible"][-1] if "visible" in said else None,
+        complaint=one("gpu_complaint"),
         driver=one("driver"),
         rocm="rocm" in said,
         no_index="no_index" in said,

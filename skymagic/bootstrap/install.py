@@ -9,7 +9,7 @@ from pathlib import PurePath
 from shlex import quote
 from urllib.parse import quote as escaped
 
-from skymagic.bootstrap.builds import TORCH_INDEX, Builds, choose
+from skymagic.bootstrap.builds import TORCH_INDEX, Builds, choose, for_gpus
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.packages import PACKAGES
 from skymagic.bootstrap.pip_settings import PIP_SETTINGS
@@ -303,7 +303,7 @@ def requirements_function(plan: InstallPlan, facts: Facts) -> str:
     indexes = [f"--extra-index-url {url}" for url in requirements.indexes if without_user(url) not in plan.silent]
     indexes, scoped = ([], ()) if plan.sent else (indexes, requirements.scoped)
     files = {
-        "requirements.txt": [*indexes, *requirements.packages, *uploaded],
+        "requirements.txt": [*indexes, *for_gpus(requirements.packages, facts, plan.builds.backend), *uploaded],
         "builds.txt": plan.sent or plan.builds.constraints,
         "versions.txt": () if plan.sent else requirements.preferences,
         "own.txt": [f"{each.name} {each.digest}" for each in requirements.own],

@@ -9,6 +9,7 @@ from skymagic.bootstrap.indexes import ANSWER_SECONDS, INDEX_PROBE
 from skymagic.bootstrap.pip_settings import PIP_SETTINGS
 from skymagic.bootstrap.quoting import TELL, assignments
 from skymagic.bootstrap.requirements import Requirements
+from skymagic.plan import gpus
 from skymagic.plan.image import project
 
 PYTHON_PROBE = (
@@ -137,8 +138,20 @@ gpus() {
     command -v nvidia-smi >/dev/null 2>&1 || return 0
     bounded=
     if command -v timeout >/dev/null 2>&1; then bounded="timeout 20"; fi
-    found=$($bounded nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | sed -n 's/^\(..*\)$/@sky gpu \1/p')
-    if [ -n "$found" ]; then accelerated=cuda; echo "$found"; fi
+    table=--format=csv,noheader,nounits
+    smi() { $bounded nvidia-smi "$@" 2>&1; }
+    lines() { printf '%s\n' "$2" | sed -n "s/^..*/@sky $1 &/p"; }
+    if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then tell visible "$CUDA_VISIBLE_DEVICES"; fi
+    # drivers before MIG do not know the last field
+    if found=$(smi "--query-gpu=$gpu_fields" $table) || found=$(smi "--query-gpu=${gpu_fields%,*}" $table); then
+        case $found in [0-9]*) accelerated=cuda ;; *) return 0 ;; esac
+        lines gpu "$found"
+        lines gpu_tree "$(smi -L)"
+        lines gpu_user "$(smi "--query-compute-apps=$gpu_users" $table)"
+        sed -n "s|.*@\($gpu_hold.*\)|@sky gpu_hold \1|p" /proc/net/unix 2>/dev/null
+    else
+        tell gpu_complaint "$(echo ${found:-nvidia-smi took more than 20 s})"
+    fi
 }
 
 addresses() {
@@ -158,7 +171,7 @@ works() { [ -f "$folder/env/$1/.ready" ] && "$folder/env/$1/bin/python" -c '' 2>
 environment() {
     env=$key-$(uname -s)-$(uname -m)
     case $(libc) in musl) env=$env-musl ;; esac
-    if [ -n "$builds" ] && [ -n "$accelerated" ]; then env=$env-$accelerated; fi
+    if [ -n "$builds$jax" ] && [ -n "$accelerated" ]; then env=$env-$accelerated; fi
     # One home may serve several machines, with GPUs and without; and an environment's interpreter need not be on all of them.
     if [ -f "$folder/env/$env/.ready" ] && ! works "$env"; then env=$env-$(uname -n); fi
     tell env "$env"
@@ -248,5 +261,9 @@ def probe_script(requirements: Requirements, sizes: bool = False) -> str:
         "ask_indexes": INDEX_PROBE,
         "ask_sources": SOURCES_PROBE,
         "accelerated": "",
+        "jax": "yes" if "jax" in set(map(project, requirements.packages)) else "",
+        "gpu_fields": gpus.FIELDS,
+        "gpu_users": gpus.APPLICATIONS,
+        "gpu_hold": gpus.HOLD,
     }
     return "\n".join([TELL, folder_line(requirements), *assignments(names)]) + PIP_SETTINGS + _BODY

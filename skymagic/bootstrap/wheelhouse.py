@@ -21,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 
 from skymagic.bootstrap import uv
+from skymagic.bootstrap.builds import for_gpus
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.packages import PACKAGES
 from skymagic.bootstrap.pip_settings import PIP_SETTINGS
@@ -155,7 +156,9 @@ def _resolved(wanted: Wanted, facts: Facts, work: Path) -> list[str]:
     """Pins of all that `wanted` comes to on that platform."""
     indexes = [f"--extra-index-url {url}" for url in wanted.indexes]
     paths = [Path(path).as_uri() for path in wanted.paths]
-    (work / "requirements.txt").write_text("\n".join([*indexes, *wanted.packages, *paths, ""]))
+    (work / "requirements.txt").write_text(
+        "\n".join([*indexes, *for_gpus(wanted.packages, facts, wanted.backend), *paths, ""])
+    )
     (work / "always.txt").write_text("\n".join([*wanted.constraints, ""]))
     (work / "versions.txt").write_text("\n".join([*wanted.preferences, ""]))
     (work / "builds.txt").write_text("\n".join([*_builds_here(facts), ""]))

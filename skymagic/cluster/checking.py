@@ -113,6 +113,7 @@ def _health(node: Node, client: Client, own: Sequence[int]) -> Health:
         complaint=looked.complaint,
         strangers=strangers,
         xids=None if looked.kernel is None else xids(looked.kernel),
+        efa_unused=looked.efa,
         disk_free=looked.disk_free,
         ahead=ahead,
         unsure=unsure,

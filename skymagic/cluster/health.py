@@ -98,6 +98,7 @@ class Health:
         complaint: what nvidia-smi has said instead of listing GPUs.
         strangers: processes on its GPUs that are none of the pool's; None where nobody tells.
         xids: None where the kernel's log may not be read.
+        efa_unused: whether it has EFA's network cards, and NCCL has no plugin for them.
         ahead: seconds that its clock is ahead of the notebook's. unsure: how wrong that may be.
     """
 
@@ -107,6 +108,7 @@ class Health:
     complaint: str = ""
     strangers: tuple[int, ...] | None = ()
     xids: tuple[Xid, ...] | None = ()
+    efa_unused: bool = False
     disk_free: int = 0
     ahead: float = 0.0
     unsure: float = 0.0
@@ -291,6 +293,8 @@ def _worth(node: Health, usual: str) -> list[str]:
     for one in node.xids or ():
         if one.number not in HARDWARE_XIDS:
             found.append(f"a program has failed on the GPU at {one.device} (Xid {one.number})")
+    if node.efa_unused:
+        found.append("it has EFA, and not aws-ofi-nccl: NCCL uses TCP (install the plugin, or take the image for GPUs)")
     if node.disk_free < LEAST_DISK:
         found.append(f"{size(node.disk_free)} of its disk free")
     return found

@@ -22,10 +22,10 @@ class Meter:
 
     Args:
         agents: of the pool, as they are then.
-        devices: by rank the GPUs that it has, as their machine counts them.
+        devices: by rank the UUIDs of the GPUs that it has, or their numbers as the machine counts them.
     """
 
-    def __init__(self, agents: Callable[[], Agents], devices: Callable[[int], Sequence[int]]) -> None:
+    def __init__(self, agents: Callable[[], Agents], devices: Callable[[int], Sequence[str]]) -> None:
         self._agents, self._devices = agents, devices
         self._before: dict[int, tuple[float, float]] = {}
         """By rank: when it was measured (its node's clock), and its processor seconds then."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from skymagic.plan import accelerators
 from skymagic.plan.distributions import Environment
+from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.units import duration_text, ranges, rank_words, size
 
 MAX_STATUS_ROWS = 64
@@ -129,12 +130,13 @@ def shortened(names: str) -> str:
     return " + ".join([*listed[:3], *([f"{len(listed) - 3} more"] if len(listed) > 3 else [])])
 
 
-def gpus(name: str | None, here: Sequence[str]) -> str:
+def gpus(name: str | None, devices_here: Sequence[GpuDevice], complaint: str = "") -> str:
     """The GPUs of this machine, and below them the accelerators that can be asked for (with a canonical name: this one).
 
-    `here` are the names of its GPUs, as their driver gives them.
+    A driver that does not answer has a `complaint`.
     """
-    devices = ", ".join(f"{here.count(gpu)} × {gpu}" for gpu in dict.fromkeys(here)) or "no GPU"
+    here = [one.name for one in devices_here]
+    devices = ", ".join(f"{here.count(gpu)} × {gpu}" for gpu in dict.fromkeys(here)) or complaint or "no GPU"
     rows = [
         (one.name, f"{one.memory:g} GB", sum(accelerators.matches(one.name, gpu) for gpu in here))
         for one in accelerators.KINDS

@@ -36,7 +36,23 @@ def look() -> wire.Looked:
     if shutil.which("nvidia-smi") is None:
         return wire.Looked(disk_free=disk.free)
     gpus, complaint = _said("nvidia-smi", f"--query-gpu={','.join(wire.GPU_FIELDS)}", "--format=csv,noheader,nounits")
-    return wire.Looked(gpus, complaint, _processes() if gpus else None, _kernel(), disk.free)
+    return wire.Looked(gpus, complaint, _processes() if gpus else None, _kernel(), efa_unused(), disk.free)
+
+
+def efa_unused(root: Path = Path("/")) -> bool:
+    """Whether EFA's cards are there and NCCL's plugin for them (aws-ofi-nccl) is not: without it NCCL takes TCP, and says nothing."""
+    drivers = root.glob("sys/class/infiniband/*/device/driver")
+    if not any(driver.resolve().name == "efa" for driver in drivers):
+        return False
+    places = (
+        "opt/amazon/ofi-nccl",
+        "opt/amazon/aws-ofi-nccl",
+        "opt/aws-ofi-nccl",
+        "usr/local/lib",
+        "usr/lib/x86_64-linux-gnu",
+    )
+    names = ("libnccl-net*.so*", "libnccl-ofi*.so*")
+    return not any(True for place in places for name in names for _ in (root / place).glob(f"**/{name}"))
 
 
 def _said(*command: str) -> tuple[str, str]:

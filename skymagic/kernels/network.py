@@ -6,7 +6,8 @@ import contextlib
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -77,4 +78,27 @@ def interfaces(info: InstanceInfo, kept: Mapping[str, str]) -> dict[str, str]:
     name = interface_to(info.head_addr)
     # NCCL takes a name for the beginning of names, unless it is told that it is whole: eth1 would be eth10, too
     names = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
-    return {key: value for key, value in names.items() if name is not None and value is not None and key not in kept}
+    found = {key: value for key, value in names.items() if name is not None and key not in kept}
+    ports = infiniband_ports() if info.total_nodes > 1 and "NCCL_IB_HCA" not in kept else ()
+    return {**found, **({"NCCL_IB_HCA": chosen} if (chosen := hcas(ports)) else {})}
+
+
+def infiniband_ports(root: Path = Path("/sys/class/infiniband")) -> tuple[tuple[str, bool, str], ...]:
+    """(``mlx5_0:1``, whether it is active, InfiniBand or Ethernet) of each port of this machine's RDMA cards; EFA's have none of NCCL's."""
+    found = []
+    for port in sorted(root.glob("*/ports/*")):
+        with contextlib.suppress(OSError):
+            active = "ACTIVE" in (port / "state").read_text()
+            found.append((f"{port.parents[1].name}:{port.name}", active, (port / "link_layer").read_text().strip()))
+    return tuple(found)
+
+
+def hcas(ports: Sequence[tuple[str, bool, str]]) -> str:
+    """NCCL_IB_HCA for these ports; "" where NCCL's own choice, all of them, is right.
+
+    By itself NCCL spreads over all that are active. Where InfiniBand's fabric and an Ethernet card for storage are in one machine, it waits
+    for connections over the second one that lead nowhere.
+    """
+    active = [(name, layer) for name, is_active, layer in ports if is_active]
+    fabric = [name for name, layer in active if layer == "InfiniBand"]
+    return f"={','.join(fabric)}" if fabric and len(fabric) < len(active) else ""

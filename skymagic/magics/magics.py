@@ -35,7 +35,7 @@ from skymagic.plan.units import rank_words
 from skymagic.pool import keys, making, notebooks, records, registry, surveys
 from skymagic.pool.status import now
 from skymagic.providers.aws.configured import set_up
-from skymagic.providers.local import gpus as local_gpus
+from skymagic.providers.local import driver
 from skymagic.run import interrupt
 
 # Other packages may bring more; looking for those takes longer than many a cell.
@@ -218,7 +218,7 @@ class SkyMagics(Magics):
     @line_magic
     def sky_gpus(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_gpus(line))
-        print(display.gpus(request.gpu.name if request.gpu else None, local_gpus()), flush=True)
+        print(display.gpus(request.gpu.name if request.gpu else None, *driver()), flush=True)
         settings = self.settings.defaults().aws
         asks = request.rented or request.output is not None
         if request.gpu is None or not (asks or set_up(settings)):

@@ -8,6 +8,7 @@ suggest         the nearest name to one that is misspelt
 keywords        keywords that a function does not take, and the nearest that it does
 absent          names of Skyward that stand for what is not here, with a sentence for each
 accelerators    accelerators by name
+gpus            GPUs of a machine: listed, asked for, given to nodes
 masking         what is shown of text that may hold secrets
 image           packages, environment and files that ranks need
 distributions   distributions by what is imported from them; what a node lacks

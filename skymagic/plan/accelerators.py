@@ -35,20 +35,29 @@ class Kind:
 
 # Memory is the vendor's; where one name comes in several sizes the smallest stands under the bare name.
 KINDS: tuple[Kind, ...] = (
+    Kind("A2", 16),
     Kind("A10", 24),
     Kind("A10G", 24),
+    Kind("A16", 16),
+    Kind("A30", 24),
     Kind("A40", 48),
     Kind("A100", 40, aliases=("A100-40GB", "A100-SXM4", "A100-SXM4-40GB", "A100-PCIE-40GB")),
     Kind("A100-80GB", 80, aliases=("A100-80", "A100-SXM4-80GB", "A100-SXM-80GB", "A100-PCIE-80GB")),
+    Kind("A800", 40),
+    Kind("A800-80GB", 80),
     Kind("B200", 192),
     Kind("B300", 288),
     Kind("GB200", 192),
     Kind("GB300", 288),
     Kind("GH200", 96),
+    Kind("H20", 96),
     Kind("H100", 80, aliases=("H100-80GB", "H100-SXM", "H100-SXM5", "H100-PCIE")),
     Kind("H200", 141, aliases=("H200-SXM", "H200-141GB")),
+    Kind("H800", 80),
     Kind("K80", 12),
+    Kind("L2", 24),
     Kind("L4", 24),
+    Kind("L20", 48),
     Kind("L40", 48),
     Kind("L40S", 48),
     Kind("M60", 8),
@@ -63,21 +72,35 @@ KINDS: tuple[Kind, ...] = (
     Kind("RTX3090", 24),
     Kind("RTX3090Ti", 24),
     Kind("RTX4060", 8),
+    Kind("RTX4060Ti", 8),
     Kind("RTX4070", 12),
+    Kind("RTX4070Ti", 12),
     Kind("RTX4080", 16),
+    Kind("RTX4080-SUPER", 16),
     Kind("RTX4090", 24),
+    Kind("RTX4090D", 24),
     Kind("RTX5070", 12),
+    Kind("RTX5070Ti", 16),
     Kind("RTX5080", 16),
     Kind("RTX5090", 32),
     Kind("RTX6000", 24),
+    Kind("RTX4000-Ada", 20),
+    Kind("RTX5000-Ada", 32),
     Kind("RTX6000-Ada", 48),
+    Kind("RTX8000", 48),
+    Kind("RTXA2000", 6, aliases=("A2000",)),
     Kind("RTXA4000", 16, aliases=("A4000",)),
     Kind("RTXA5000", 24, aliases=("A5000",)),
     Kind("RTXA6000", 48, aliases=("A6000",)),
+    Kind("RTXPRO4000", 24),
+    Kind("RTXPRO4500", 32),
+    Kind("RTXPRO5000", 48),
+    Kind("RTXPRO6000", 96),
     Kind("T4", 16),
     Kind("T4G", 16),
     Kind("V100", 16, aliases=("V100-16GB", "V100-SXM2", "V100-SXM2-16GB")),
     Kind("V100-32GB", 32, aliases=("V100-32", "V100-SXM2-32GB")),
+    Kind("V100S", 32),
     Kind("MI210", 64, cuda=False),
     Kind("MI250X", 128, cuda=False),
     Kind("MI300X", 192, cuda=False),
@@ -139,10 +162,18 @@ def matches(name: str, driver_name: str) -> bool:
     return here == wanted and (size is None or size in _words(driver_name))
 
 
+def known_as(driver_name: str) -> str:
+    """The canonical name of the device that its driver calls so, else the driver's without the vendor's: ``"H200"``, ``"TITAN Xp"``."""
+    fitting = [name for name in NAMES if matches(name, driver_name)]
+    if not fitting:
+        return driver_name.removeprefix("NVIDIA ")
+    return max(fitting, key=lambda name: _product(name)[1] is not None)  # A100-80GB rather than A100
+
+
 def _words(name: str) -> list[str]:
     """Upper-case words without the vendor's, a number joined to what it belongs to: RTX 4090 -> RTX4090."""
-    joined = re.sub(r"\bRTX[\s-]+(?=[A-Z]?\d)", "RTX", name.upper())
-    joined = re.sub(r"(?<=\d)(TI|ADA)\b", r" \1", joined)
+    joined = re.sub(r"\bRTX[\s-]+(PRO[\s-]+)?(?=[A-Z]?\d)", lambda found: "RTXPRO" if found[1] else "RTX", name.upper())
+    joined = re.sub(r"(?<=\d)(TI|ADA|D)\b", r" \1", joined)
     return [word for word in re.split(r"[^A-Z0-9.]+", joined) if word and word not in _VENDORS]
 
 
@@ -150,7 +181,8 @@ def _product(name: str) -> tuple[tuple[str, ...], str | None]:
     """((model, variants in order), memory size or None)."""
     model, *rest = _words(name) or [""]
     size = next((word for word in rest if re.fullmatch(r"\d+GB", word)), None)
-    return (model, *sorted(_VARIANTS.intersection(rest))), size
+    variants = _VARIANTS - {"BLACKWELL"} if model.startswith("RTXPRO") else _VARIANTS  # there are no others
+    return (model, *sorted(variants.intersection(rest))), size
 
 
 @suggesting("an accelerator", {"n": "count", "number": "count", "gpus": "count"})
@@ -198,6 +230,45 @@ class Accelerator:
 
     def __str__(self) -> str:
         return f"{self.name}:{self.count}"
+
+
+@dataclass(frozen=True)
+class GpuChoice:
+    """GPUs of each node that are asked for by their number, or one by one.
+
+    Attributes:
+        count: how many of any kind; 0 for none, None for all of them, or for `words`.
+        words: numbers as nvidia-smi counts, or UUIDs and their beginnings.
+    """
+
+    count: int | None = None
+    words: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.words:
+            return ",".join(self.words)
+        return {None: "all", 0: "none"}.get(self.count, str(self.count))
+
+
+def read_gpus(text: str) -> Accelerator | GpuChoice:
+    """``all``, ``none``, ``4``, ``A100``, ``A100:4``, ``0,2``, ``GPU-…`` as a choice. Raises RequestError."""
+    text = text.strip()
+    if text.casefold() in ("all", "none"):
+        return GpuChoice(0 if text.casefold() == "none" else None)
+    words = tuple(filter(None, map(str.strip, text.split(","))))
+    if words and ("," in text or re.match(r"(GPU|MIG)-", text)):
+        wrong = [word for word in words if not re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", word)]
+        again = [word for word in dict.fromkeys(words) if words.count(word) > 1]
+        mistakes = [f"{word!r} is no GPU: write numbers (0,2) or UUIDs (nvidia-smi -L)" for word in wrong]
+        mistakes += [f"GPU {word} is named twice" for word in again]
+        if mistakes:
+            raise RequestError(mistakes)
+        return GpuChoice(words=words)
+    if text.isdigit():
+        if int(text) == 0:
+            raise RequestError("0 is no number of GPUs: write none, or 0, (with a comma) for the GPU with the number 0")
+        return GpuChoice(int(text))
+    return Accelerator.parse(text)
 
 
 def __getattr__(name: str) -> Callable[..., Accelerator]:

@@ -6,13 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from skymagic.errors import RequestError
-from skymagic.plan import capacity
+from skymagic.plan import capacity, gpus
 from skymagic.plan.accelerators import matches
+from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.image import Image
 from skymagic.plan.masking import masked
 from skymagic.plan.plans import Inventory, Plan, Topology, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import AtLeast, count, duration_text
+
+ADD = "; add hosts with --provider ssh --hosts …, or set up AWS (aws configure) and rent them with --provider aws"
 
 
 def plan(request: PoolRequest, inventory: Inventory) -> Plan:
@@ -20,8 +23,10 @@ def plan(request: PoolRequest, inventory: Inventory) -> Plan:
 
     Raises RequestError with every reason why it cannot be, in words, with what to add.
     """
-    shape = topology(request)
-    devices, mistakes = _devices(request, shape, inventory)
+    mistakes: list[str] = []
+    nodes = request.nodes or 1
+    allotted = _allotted(request, inventory, inventory.gpus, nodes, "this machine", mistakes)
+    shape = Topology(nodes, allotted.procs_per_node)
     mistakes += [*_elsewhere(request), *_too_small(request, shape, inventory)]
     mistakes += capacity.refusals(shape.world_size, inventory.room)
     image = _image(request, mistakes)
@@ -38,7 +43,8 @@ def plan(request: PoolRequest, inventory: Inventory) -> Plan:
         hosts=(inventory.hostname,),
         cpus=inventory.cpus,
         memory_gb=inventory.memory_gb,
-        devices=devices,
+        devices=allotted.devices,
+        gpu_words=allotted.words,
         question="" if request.yes else capacity.question(shape.world_size, inventory.cpus),
     )
 
@@ -48,25 +54,23 @@ def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: 
 
     Raises RequestError with every reason why it cannot be, of all machines.
     """
-    shape = topology(replace(request, nodes=request.nodes or len(inventories)))
+    nodes = request.nodes or len(inventories)
     mistakes = _rented(request)
-    if shape.nodes > len(inventories):
-        mistakes.append(f"--nodes {shape.nodes} needs as many hosts, and {len(inventories)} are named")
-    devices: list[tuple[int, ...]] = []
-    taken: dict[str, set[int]] = {}
-    for node, inventory in enumerate(inventories[: shape.nodes]):
-        # one machine may be two nodes
-        used = taken.setdefault(inventory.machine or inventory.hostname, set())
-        names = enumerate(inventory.gpus) if request.gpu else ()
-        here = [i for i, name in names if request.gpu and i not in used and matches(request.gpu.name, name)]
-        mistakes += _too_few(request, here, inventory) + _too_weak(request, inventory)
+    if nodes > len(inventories):
+        mistakes.append(f"--nodes {nodes} needs as many hosts, and {len(inventories)} are named")
+    allotted = [
+        _allotted(request, inventory, here, 1, inventory.hostname, mistakes)
+        for inventory, here in _disjoint(request, inventories[:nodes])
+    ]
+    counts = [len(one.devices[0]) if one.devices else 0 for one in allotted]
+    if len(set(counts)) > 1 and not mistakes:
+        mistakes.append(gpus.unequal([each.hostname for each in inventories[:nodes]], counts))
+    shape = Topology(nodes, max(one.procs_per_node for one in allotted))
+    for node, inventory in enumerate(inventories[:nodes]):
+        mistakes += _too_weak(request, inventory)
         mistakes += capacity.refusals_of_node(
             shape.procs_per_node, shape.world_size, inventory.room, inventory.hostname, head=node == 0
         )
-        devices.append(tuple(here[: request.gpu.count]) if request.gpu else ())
-        used.update(devices[-1])
-    if request.gpu and request.gpu.count % shape.procs_per_node:
-        mistakes.append(_uneven(request.gpu.count, shape))
     image = _image(request, mistakes)
     if mistakes:
         raise RequestError(mistakes)
@@ -79,7 +83,8 @@ def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: 
         hosts=tuple(inventory.hostname for inventory in chosen),
         cpus=min(inventory.cpus for inventory in chosen),
         memory_gb=min(inventory.memory_gb for inventory in chosen),
-        devices=tuple(devices) if request.gpu else (),
+        devices=tuple(one.devices[0] for one in allotted if one.devices),
+        gpu_words=tuple(dict.fromkeys(words for one in allotted for words in one.words)),
         remote=True,
     )
 
@@ -91,14 +96,6 @@ def _image(request: PoolRequest, mistakes: list[str]) -> Image:
     except RequestError as wrong:
         mistakes += wrong.mistakes
         return request.image
-
-
-def _too_few(request: PoolRequest, here: list[int], inventory: Inventory) -> list[str]:
-    gpu = request.gpu
-    if gpu is None or len(here) >= gpu.count:
-        return []
-    has = f"{len(here)} {gpu.name} of {gpu.count}" if here else f"no {gpu.name}"
-    return [f"{inventory.hostname} has {has} (it has: {', '.join(inventory.gpus) or 'none'})"]
 
 
 def _too_weak(request: PoolRequest, inventory: Inventory) -> list[str]:
@@ -117,39 +114,53 @@ def _short(request: PoolRequest, inventory: Inventory, nodes: int = 1) -> Iterat
             yield option, asked, f"{has:.12g} {unit}"
 
 
-def _uneven(count: int, shape: Topology) -> str:
-    return (
-        f"{count} GPUs per node cannot be shared by {shape.procs_per_node} ranks per node equally; "
-        "leave --procs-per-node out for one rank per GPU"
-    )
-
-
-def _devices(
-    request: PoolRequest, shape: Topology, inventory: Inventory
-) -> tuple[tuple[tuple[int, ...], ...], list[str]]:
-    """(devices of each node, mistakes)."""
-    gpu = request.gpu
-    if gpu is None:
-        return (), []
-    mistakes = []
-    if gpu.count % shape.procs_per_node:
-        mistakes.append(_uneven(gpu.count, shape))
-    here = [index for index, name in enumerate(inventory.gpus) if matches(gpu.name, name)]
-    if len(here) < shape.nodes * gpu.count:
-        has = f"no {gpu.name}" if not here else f"{len(here)} {gpu.name} of {shape.nodes * gpu.count}"
-        there = ", ".join(inventory.gpus) or "none"
+def _allotted(
+    request: PoolRequest, inventory: Inventory, here: Sequence[GpuDevice], nodes: int, machine: str, mistakes: list[str]
+) -> gpus.Allotment:
+    """GPUs for the nodes of a machine, as far as they can be given; why not is added to `mistakes`."""
+    none = gpus.Allotment(procs_per_node=request.procs_per_node or 1)
+    if not gpus.wanted(request):
+        return none if request.gpu is None else replace(none, devices=((),) * nodes)  # of which they see none
+    if inventory.unusable:
+        if request.gpu is None:
+            return replace(none, words=(f"{inventory.unusable}: ranks on CPUs",))
+        mistakes.append(f"--gpu {request.gpu}: {inventory.unusable}")
+        return none
+    try:
+        made = gpus.allot(request, here, nodes, machine)
+    except RequestError as refused:
+        mistakes += [
+            mistake + (ADD if " has no" in mistake and machine == "this machine" else "")
+            for mistake in refused.mistakes
+        ]
+        return none
+    if made.shared and "jax" in gpus.frameworks(request):
         mistakes.append(
-            f"this machine has {has} (it has: {there}); add hosts with --provider ssh --hosts …, or set up AWS (aws configure) "
-            "and rent them with --provider aws"
+            f"{made.words[0].partition(':')[0]}, and JAX cannot share them: ask for one rank per GPU, or for --gpu none"
         )
-    nodes = range(0, shape.nodes * gpu.count, gpu.count)
-    return tuple(tuple(here[first : first + gpu.count]) for first in nodes), mistakes
+    return made
 
 
-def too_few_gpus(request: PoolRequest, names: Sequence[str]) -> bool:
-    """Whether a machine with these GPUs has not those that are asked for."""
-    gpu = request.gpu
-    return gpu is not None and sum(matches(gpu.name, name) for name in names) < topology(request).nodes * gpu.count
+def _disjoint(
+    request: PoolRequest, inventories: Sequence[Inventory]
+) -> Iterator[tuple[Inventory, Sequence[GpuDevice]]]:
+    """Each machine with GPUs that no earlier node of it takes: two hosts may be one machine."""
+    machines = [
+        (inventory.machine or inventory.hostname, [one.word for one in inventory.gpus]) for inventory in inventories
+    ]
+    for node, inventory in enumerate(inventories):
+        place, nodes = machines[:node].count(machines[node]), machines.count(machines[node])
+        fitting = [
+            one for one in inventory.gpus if request.accelerator is None or matches(request.accelerator.name, one.name)
+        ]
+        share = request.accelerator.count if request.accelerator else max(1, len(fitting) // nodes)
+        yield inventory, fitting[place * share : (place + 1) * share] if nodes > 1 else inventory.gpus
+
+
+def too_few_gpus(request: PoolRequest, here: Sequence[GpuDevice]) -> bool:
+    """Whether a machine with these GPUs has not the kind that is asked for, or too few."""
+    gpu = request.accelerator
+    return gpu is not None and sum(matches(gpu.name, one.name) for one in here) < (request.nodes or 1) * gpu.count
 
 
 def _elsewhere(request: PoolRequest) -> list[str]:
@@ -197,9 +208,14 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
 
     if request.provider != "auto":
         differs("provider", running.provider, request.provider, "it is a {here} pool, not {asked}")
-    size = count(shape.nodes, "rank" if running.counted_in_ranks else "node")
-    differs("nodes", shape.nodes, wanted.nodes, f"it has {size}, not {{asked}}")
-    differs("procs_per_node", shape.procs_per_node, wanted.procs_per_node, "it has {here} ranks per node, not {asked}")
+    in_ranks = running.counted_in_ranks and wanted.nodes == 1 and {"nodes", "procs_per_node"} <= given  # --ranks
+    if in_ranks and shape.world_size != wanted.world_size:
+        reasons.append(f"it has {count(shape.world_size, 'rank')}, not {wanted.world_size}")
+    else:
+        size = count(shape.nodes, "node" if running.remote or shape.procs_per_node > 1 or in_ranks else "rank")
+        differs("nodes", shape.nodes, wanted.nodes, f"it has {size}, not {{asked}}")
+        here = count(shape.procs_per_node, "rank")
+        differs("procs_per_node", shape.procs_per_node, wanted.procs_per_node, f"it has {here} per node, not {{asked}}")
     differs("gpu", made.gpu or "no GPU", request.gpu, "it was made with {here}, not {asked}")
     for name, has in (("cpus", running.cpus), ("memory", running.memory_gb)):
         asked = getattr(request, name)

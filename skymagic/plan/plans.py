@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from skymagic.plan.accelerators import GpuChoice
 from skymagic.plan.capacity import Room
+from skymagic.plan.gpus import GpuDevice, first_gpu
 from skymagic.plan.image import Image
 from skymagic.plan.masking import masked
 from skymagic.plan.requests import PoolRequest
@@ -37,13 +39,17 @@ class Topology:
 
 
 def topology(request: PoolRequest) -> Topology:
-    """The ranks that `request` asks for: 1 node unless said, one rank per GPU asked for, else 1."""
-    return Topology(request.nodes or 1, request.procs_per_node or (request.gpu.count if request.gpu else 1))
+    """The ranks that `request` asks for, before anything is known of machines: 1 node unless said, one rank per GPU asked for, else 1."""
+    asked = 1
+    if request.gpu is not None:
+        words = request.gpu.words if isinstance(request.gpu, GpuChoice) else ()
+        asked = len(words) or request.gpu.count or 1
+    return Topology(request.nodes or 1, request.procs_per_node or asked)
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """What a machine has; `gpus` are the names that its driver gives, in the order of its devices.
+    """What a machine has; `gpus` are those that CUDA_VISIBLE_DEVICES shows, in its order.
 
     Two hosts of one `machine` are one machine; empty where nobody knows.
     """
@@ -51,11 +57,13 @@ class Inventory:
     hostname: str
     cpus: int
     memory_gb: float
-    gpus: tuple[str, ...] = ()
+    gpus: tuple[GpuDevice, ...] = ()
     python: str = ""
     machine: str = ""
     room: Room = field(default_factory=Room)
     """What is left for more processes, where somebody has looked."""
+    unusable: str = ""
+    """Why its GPUs, if any, cannot be used, in words: a driver that does not answer, a torch that is built without CUDA."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,8 @@ class Plan:
 
     Attributes:
         request: what it answers.
-        devices: for each node, the indices of the GPUs that it takes; empty when none were asked for.
+        devices: for each node, the GPUs that its ranks see; empty where nothing is said of GPUs, and of a node that is to see none.
+        gpu_words: which GPUs ranks have, and what is worth knowing of others.
         cpus: CPU cores that a node may use. memory_gb: its memory.
         price: dollars per hour for the whole pool; None where nobody tells.
         priced: where the price is from: "price list of 2026-11-22"; "" on machines that nobody is paid for.
@@ -83,7 +92,7 @@ class Plan:
     hosts: tuple[str, ...]
     cpus: int
     memory_gb: float
-    devices: tuple[tuple[int, ...], ...] = ()
+    devices: tuple[tuple[GpuDevice, ...], ...] = ()
     price: float | None = 0.0
     remote: bool = False
     set_up: str = ""
@@ -92,14 +101,14 @@ class Plan:
     priced: str = ""
     region: str = ""
     notes: tuple[str, ...] = ()
+    gpu_words: tuple[str, ...] = ()
 
-    def devices_of(self, rank: int) -> tuple[int, ...]:
-        """The GPUs of `rank`: an equal share of its node's, as indices of devices on its machine."""
-        if not self.devices:
-            return ()
-        share = len(self.devices[0]) // self.topology.procs_per_node
-        first = self.topology.local_rank(rank) * share
-        return self.devices[self.topology.node_of(rank)][first : first + share]
+    def devices_of(self, rank: int) -> tuple[GpuDevice, ...]:
+        """The GPUs of `rank`: an equal share of its node's, or one that it shares with other ranks."""
+        shape = self.topology
+        node = self.devices[shape.node_of(rank)] if self.devices else ()
+        first = first_gpu(shape.local_rank(rank), shape.procs_per_node, len(node))
+        return node[first : first + max(1, len(node) // shape.procs_per_node)]
 
     @property
     def outlives(self) -> bool:
@@ -108,8 +117,8 @@ class Plan:
 
     @property
     def counted_in_ranks(self) -> bool:
-        """Whether its size is told in ranks alone: on this machine, where a node is one of them."""
-        return not self.remote and self.topology.procs_per_node == 1
+        """Whether its size is told in ranks alone: on this machine, where it is one node, or each node is one rank."""
+        return not self.remote and 1 in (self.topology.procs_per_node, self.topology.nodes)
 
     @property
     def size(self) -> str:
@@ -123,7 +132,8 @@ class Plan:
     def starting(self) -> str:
         """What starts, where, and what it costs if anything: -y leaves nothing to ask, and this is said all the same."""
         cost = f": {cost_words(self.price, self.priced)}" if self.region else ""
-        return f"starting {count(self.topology.world_size, 'rank')} on {', '.join(self.hosts)}{cost}"
+        gpus = "".join(f"; {words}" for words in self.gpu_words)
+        return f"starting {count(self.topology.world_size, 'rank')} on {', '.join(self.hosts)}{cost}{gpus}"
 
     def text(self) -> str:
         """The plan as --dry-run prints it, without values of variables."""
@@ -137,7 +147,7 @@ class Plan:
         rows = {
             "where": f"{self.provider}: {', '.join(self.hosts)}",
             "ranks": str(shape.world_size) + ("" if self.counted_in_ranks else by_node),
-            "GPUs": f"{asked.gpu.count} × {asked.gpu.name} on each node" if asked.gpu else "none asked for",
+            "GPUs": f"\n{'':13}".join(self.gpu_words) or _gpus_asked_for(asked),
             "asks": f"{self.question}: add -y if you mean that" if self.question else "",
             "machine": f"{self.cpus} CPUs and {self.memory_gb:.12g} GB",
             "plugins": ", ".join(map(str, asked.plugins)),
@@ -152,6 +162,12 @@ class Plan:
         }
         title = f"Plan of pool {asked.name!r}" if asked.name else "Plan of a pool"
         return "\n".join([title, *(f"  {key:<10} {value}" for key, value in rows.items() if value)])
+
+
+def _gpus_asked_for(request: PoolRequest) -> str:
+    """GPUs of machines that are not there yet."""
+    gpu = request.accelerator
+    return f"{gpu.count} × {gpu.name} on each node" if gpu else str(request.gpu or "none asked for")
 
 
 def cost_words(price: float | None, priced: str) -> str:

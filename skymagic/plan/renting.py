@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from skymagic.errors import RequestError
+from skymagic.plan import gpus
 from skymagic.plan.image import Image
 from skymagic.plan.plans import Plan, cost_words, topology
 from skymagic.plan.requests import PoolRequest
@@ -56,11 +57,12 @@ def plan_rented(request: PoolRequest, rental: Rental) -> Plan:
     request = bounded(request)
     shape = topology(request)
     mistakes = ["--hosts names machines of yours, and these are rented: leave it out"] if request.hosts else []
-    if request.gpu is not None and request.gpu.count % shape.procs_per_node:
+    if request.gpu is not None and request.accelerator is None and str(request.gpu) != "none":
         mistakes.append(
-            f"{request.gpu.count} GPUs per node cannot be shared by {shape.procs_per_node} ranks per node equally; "
-            "leave --procs-per-node out for one rank per GPU"
+            f"--gpu {request.gpu} does not say which GPU is to be rented: write its name, as in --gpu A100:8"
         )
+    if request.accelerator is not None and request.accelerator.count % shape.procs_per_node:
+        mistakes.append(gpus.uneven(request.accelerator.count, shape.procs_per_node))
     try:
         image = request.whole_image()
     except RequestError as wrong:
@@ -77,7 +79,9 @@ def plan_rented(request: PoolRequest, rental: Rental) -> Plan:
         hosts=(machines,),
         cpus=rental.cpus,
         memory_gb=rental.memory_gb,
-        devices=tuple(tuple(range(request.gpu.count)) for _ in range(shape.nodes)) if request.gpu else (),
+        devices=(gpus.named(*[request.accelerator.name] * request.accelerator.count),) * shape.nodes
+        if request.accelerator
+        else (),
         price=rental.price,
         remote=True,
         question="" if request.yes else question(request, machines, rental),
@@ -101,7 +105,7 @@ def until(request: PoolRequest) -> str:
 
 
 def _unused(request: PoolRequest, rental: Rental) -> list[str]:
-    gpu = request.gpu
+    gpu = request.accelerator
     if gpu is None or rental.gpus <= gpu.count:
         return []
     return [

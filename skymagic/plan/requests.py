@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 
 from skymagic.errors import RequestError
 from skymagic.plan import absent, masking
-from skymagic.plan.accelerators import Accelerator
+from skymagic.plan.accelerators import Accelerator, GpuChoice
 from skymagic.plan.cloud import CloudSettings
 from skymagic.plan.image import Image
 from skymagic.plan.masking import is_secret_name
@@ -19,6 +19,10 @@ from skymagic.plan.units import AtLeast
 PROVIDERS = ("auto", "local", "ssh", "aws")
 PLANNED_PROVIDERS = ("slurm",)
 """Providers that have a name and nothing else; a package may bring one of them."""
+
+
+COMPOSITE = re.compile(r"(cpu|cuda|xpu|mps|hpu):\w+(,(cpu|cuda|xpu|mps|hpu):\w+)*")
+"""Torch's backends by device: a value with a comma in it."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ class PluginSpec:
 def plugin_specs(text: str) -> tuple[PluginSpec, ...]:
     """``"torch:backend=gloo,cuda=cu124,jax"``: a piece with ``=`` is an option of the plugin before it.
 
-    A piece that starts like a version constraint goes on with the value before it (``version=>=2.3,<2.5``).
+    A piece that starts like a version constraint goes on with the value before it (``version=>=2.3,<2.5``), and so does one of a
+    composite backend (``backend=cpu:gloo,cuda:nccl``).
     Raises RequestError for an option without a plugin, an option twice, and no name; all at once.
     """
     found: list[tuple[str, dict[str, str]]] = []
@@ -48,6 +53,9 @@ def plugin_specs(text: str) -> tuple[PluginSpec, ...]:
         options = found[-1][1] if found else {}
         if options and re.match(r"[<>=!~]", piece):
             options[next(reversed(options))] += f",{piece}"
+            continue
+        if options and COMPOSITE.fullmatch(options[last := next(reversed(options))]) and COMPOSITE.fullmatch(piece):
+            options[last] += f",{piece}"  # cpu:gloo,cuda:nccl
             continue
         option = piece
         if ":" in piece.partition("=")[0] or "=" not in piece:
@@ -88,8 +96,9 @@ class PoolRequest:
     """A pool as it was asked for; None and empty where nothing was said.
 
     Attributes:
+        gpu: of each node; None for those that are free there, where a plugin uses GPUs.
         cpus, memory: per node, memory in GB.
-        procs_per_node: ranks on each node; None for one per GPU asked for, else 1.
+        procs_per_node: ranks on each node; None for one per GPU, else 1.
         secrets: names only; values come from the notebook's environment and never stand here.
         region: where to rent, or several with commas between, the best liked first.
         replace: rent another machine in the place of one that is lost.
@@ -103,6 +112,7 @@ class PoolRequest:
         cloud: how rented machines are reached.
         imports: dotted names of modules that the notebook uses: other machines get the distributions that they are from, in
             the notebook's versions.
+        resizes: job id of the pool that runs and gets this size; "" for another one.
         stated: fields that the user wrote, where the others hold configured defaults; None when what differs
             from the dataclass's own defaults was written.
     """
@@ -110,7 +120,7 @@ class PoolRequest:
     name: str | None = None
     provider: str = "auto"
     nodes: int | None = None
-    gpu: Accelerator | None = None
+    gpu: Accelerator | GpuChoice | None = None
     cpus: AtLeast | None = None
     memory: AtLeast | None = None
     procs_per_node: int | None = None
@@ -135,6 +145,7 @@ class PoolRequest:
     image: Image = field(default_factory=Image)
     cloud: CloudSettings = field(default_factory=CloudSettings, repr=False)
     imports: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    resizes: str = field(default="", compare=False, repr=False)
     stated: frozenset[str] | None = field(default=None, compare=False, repr=False)
 
     def given(self) -> frozenset[str]:
@@ -149,7 +160,13 @@ class PoolRequest:
             "stated",
             "imports",
             "cloud",
+            "resizes",
         }
+
+    @property
+    def accelerator(self) -> Accelerator | None:
+        """The kind of GPU that it asks for; None where it asks for none, or for any kind."""
+        return self.gpu if isinstance(self.gpu, Accelerator) else None
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -172,16 +189,18 @@ class PoolRequest:
         return self.provider == "local" or (self.provider == "auto" and not self.hosts)
 
     def ranks_mistakes(self, label: str = "--ranks") -> list[str]:
-        """Why `nodes` cannot be written as a number of ranks (`label`); empty where each node is one rank of this machine."""
+        """Why ranks cannot be counted as those of one node (`label`); empty on this machine, where no nodes are asked for."""
         if not self.here:
             where = "of hosts" if self.provider == "auto" else f"of --provider {self.provider}"
             return [
-                f"{label} counts ranks of this machine; a pool {where} is counted in nodes: write --nodes {self.nodes}"
+                f"{label} counts ranks of this machine; a pool {where} is counted in nodes: write --nodes, and --procs-per-node"
             ]
-        several = "--procs-per-node" if self.procs_per_node not in (None, 1) else ""
-        if self.gpu is not None and self.gpu.count > 1 and self.procs_per_node != 1:
-            several = f"--gpu {self.gpu}"
-        return [f"{label} counts all ranks, and {several} those of a node: write --nodes with it"] if several else []
+        if self.nodes is None:
+            return []
+        return [
+            f"{label} is one node of so many ranks, and --nodes {self.nodes} makes several: keep one of them, or write "
+            f"--nodes {self.nodes} --procs-per-node N for N ranks on each"
+        ]
 
     def whole_image(self) -> Image:
         """`image` with `python`, `pip` and `env` added. Raises RequestError when they contradict each other."""

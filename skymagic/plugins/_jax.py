@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -46,12 +47,27 @@ def jax(version: str | None = None) -> Plugin:
     )
 
 
+def check_build(gpus: Sequence[int]) -> None:
+    """Raises RuntimeError where there are GPUs and JAX is installed without what uses them: it would compute on CPUs, and say nothing."""
+    if not gpus:
+        return
+    from importlib.metadata import distributions
+
+    if not any(re.fullmatch(r"jax[-_]cuda\d+[-_]plugin", dist.name or "") for dist in distributions()):
+        raise RuntimeError(
+            "this JAX is installed without CUDA, and the pool has GPUs: install jax[cuda12] on the nodes, or take CPUs (--gpu none)"
+        )
+
+
 @contextlib.contextmanager
 def around_app(info: InstanceInfo) -> Iterator[None]:
     """Join the ranks into one mesh; leave it when the process is stopped."""
     import jax
 
-    devices = devices_of(info)
+    devices = info.gpus_of_rank()
+    check_build(devices)
+    # by itself a JAX process takes three quarters of a GPU's memory when it starts, and torch beside it, or another rank, gets none
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     reserved = socket.socket()
     with reserved:
         coordinator = coordinator_address(info, reserved)
@@ -66,7 +82,7 @@ def around_app(info: InstanceInfo) -> Iterator[None]:
             coordinator_address=coordinator,
             num_processes=info.world_size,
             process_id=info.rank,
-            local_device_ids=devices or None,
+            local_device_ids=list(devices) or None,
             cluster_detection_method="deactivate",
             initialization_timeout=TIMEOUT,
             coordinator_bind_address=coordinator,  # otherwise all addresses of the machine, public ones too
@@ -91,12 +107,6 @@ def _said(plain: Callable[..., None], why: str) -> Callable[..., None]:
         print(f"{why}; this call of {plain.__name__} changes nothing", file=sys.stderr)
 
     return told
-
-
-def devices_of(info: InstanceInfo) -> Sequence[int]:
-    """The GPUs of a rank among those that its node sees: an equal share; none on a node without."""
-    share = info.accelerators // info.local_world_size
-    return range(info.local_rank * share, (info.local_rank + 1) * share)
 
 
 def coordinator_address(info: InstanceInfo, reserved: socket.socket) -> str:

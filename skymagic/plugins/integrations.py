@@ -30,7 +30,7 @@ def torch(function: Callable[..., Any] | None = None, /, *, backend: str | None 
     serves. Outside a pool the function simply runs.
 
     Args:
-        backend: ``"nccl"``, ``"gloo"``, …; None: nccl where CUDA is, else gloo.
+        backend: ``"nccl"``, ``"gloo"``, ``"cpu:gloo,cuda:nccl"``, …; None for the one that fits the ranks' devices.
 
     Raises:
         TypeError: not a function, or one that is lazy already: ``@sky.function`` must be above.

@@ -20,11 +20,13 @@ class Cluster:
     nodes: int = 1
     procs_per_node: int = 1
     accelerator: Accelerator | None = None
+    gpus: int = 0
+    """GPUs of each node, where that is known without their kind."""
 
     @property
     def cuda(self) -> bool:
         """Whether the nodes have GPUs that run CUDA programs."""
-        return self.accelerator is not None and self.accelerator.cuda
+        return self.gpus > 0 if self.accelerator is None else self.accelerator.cuda
 
 
 def _same_image(image: Image, cluster: Cluster) -> Image:

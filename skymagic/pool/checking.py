@@ -21,5 +21,9 @@ def check(agents: Agents, plan: Plan, quick: bool, say: Callable[[str], None]) -
         if state.pid is not None and state.exited is None:
             own.setdefault(agents.specs[rank][0], []).append(state.pid)
     # nodes of a pool on this machine share it
-    gpus = plan.request.gpu.count * plan.topology.nodes // len(agents.nodes) if plan.request.gpu else 0
+    gpus = (
+        len({one.word for node in plan.devices for one in node})
+        if not plan.remote
+        else max(map(len, plan.devices), default=0)
+    )
     return checking.check(agents.nodes, own, checking.QUICK if quick else checking.WHOLE, expected=gpus, say=say)

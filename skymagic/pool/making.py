@@ -61,8 +61,11 @@ def ensure(
         registry.use(there)
         return there
     if there is not None and resize and there.ended is None:
-        # the same request, where nothing is said of how many nodes there are, and which
-        others = replace(request, nodes=None, hosts=(), stated=request.given() - {"nodes", "hosts"})
+        # the same request, where nothing is said of how many nodes there are, and which; --ranks is a number of both
+        size = {"nodes", "hosts", *(() if there.plan.remote or request.nodes is None else ("procs_per_node",))}
+        others = replace(request, nodes=None, procs_per_node=None, hosts=(), stated=request.given() - size)
+        if "procs_per_node" not in size:
+            others = replace(others, procs_per_node=request.procs_per_node)
         if not fits(others, there.plan):
             return resized(there, request, tell)
     by_name = not request.given() and stopped.named(request.name) is not None  # which says all else
@@ -124,16 +127,23 @@ def resized(pool: Pool, request: PoolRequest, tell: Callable[[str], None]) -> Po
         RequestError: there is no room for them, and nothing has changed.
     """
     hosts = request.hosts or pool.plan.request.hosts
-    wanted = replace(pool.plan.request, nodes=request.nodes, hosts=hosts, yes=request.yes)
+    wanted = replace(
+        pool.plan.request, nodes=request.nodes, procs_per_node=request.procs_per_node or pool.plan.request.procs_per_node,
+        hosts=hosts, yes=request.yes, resizes=pool.job_id,
+    )  # fmt: skip
     provider = providers.serving(wanted)
     survey = provider.plan(wanted, tell)
     plan = survey.plan
     try:
         surveys.confirm(plan)
-        nodes = count(plan.topology.nodes, "rank" if plan.counted_in_ranks else "node")
+        in_ranks = plan.counted_in_ranks and pool.plan.counted_in_ranks
+        before, after = (one.topology.world_size if in_ranks else one.topology.nodes for one in (pool.plan, plan))
+        nodes = count(after, "rank" if in_ranks else "node")
         registry.use(pool)
         if not plan.remote:
-            tell(f"pool {pool.name!r} gets {nodes} instead of {pool.plan.topology.nodes} …")
+            tell(f"pool {pool.name!r} gets {nodes} instead of {before} …")
+            for words in plan.gpu_words:
+                tell(words)
             tell(pool.resize(plan))
             survey.close()
             pool.keep_key()

@@ -48,12 +48,15 @@ def hook_ended(message: wire.HookEnded) -> str:
     return f"rank {message.rank}: its on_interruption hook {how}, in {message.seconds:.1f} s"
 
 
-def variables_then(before: int, after: int, inseparable: Sequence[str]) -> str:
+def variables_then(before: int, after: int, inseparable: Sequence[str], moved: bool = False) -> str:
     """What becomes of the variables when a pool of `before` ranks has `after`.
 
     Args:
         inseparable: plugins whose ranks cannot go on when their number changes.
+        moved: whether ranks have other GPUs then.
     """
+    if moved and not inseparable:
+        return "all ranks were started anew, without variables: they have other GPUs now"
     if inseparable:
         names = ", ".join(inseparable)
         return f"all ranks were started anew, without variables: {names} cannot go on with another number of ranks"

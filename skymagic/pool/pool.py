@@ -83,7 +83,7 @@ class Pool(Status):
         self._plugin_contexts: list[tuple[str, contextlib.ExitStack]] = []
         """What plugins have open in the notebook, with their names."""
         self.scheduler = Scheduler()
-        self.meter = Meter(lambda: self.agents, lambda rank: self.plan.devices_of(rank))
+        self.meter = Meter(lambda: self.agents, lambda rank: [one.word for one in self.plan.devices_of(rank)])
         """What measures what its ranks use."""
         self._resources = Resources(self, provider, survey, namespace, defaults.away)
         dispatch = Dispatch(self, self._resources)

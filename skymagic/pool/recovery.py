@@ -26,7 +26,7 @@ from skymagic.display.screen import Screen
 from skymagic.errors import PoolError, PoolStateError, RequestError
 from skymagic.plan.plans import Plan
 from skymagic.plan.units import rank_words
-from skymagic.pool import messages
+from skymagic.pool import messages, specs
 from skymagic.pool.hanging import Watch
 from skymagic.pool.resources import Resources
 from skymagic.pool.scheduling import Reservation, Scheduler
@@ -191,6 +191,13 @@ class Recovery:
         """See `Pool.resize`: ranks are added or released, and those that stay form a new group."""
         self._status.check(Event.RECOVER)
         before, after = self._status.world_size, plan.topology.world_size
+        stay = range(min(before, after))
+        # a process cannot take other GPUs than it has opened
+        moved = any(
+            specs.devices_environment(self._status.plan, rank) != specs.devices_environment(plan, rank)
+            or self._status.plan.devices_of(rank) != plan.devices_of(rank)
+            for rank in stay
+        )
         # The wait may be interrupted. What follows may not, and so goes on by itself when the user does not wait for it.
         reservation = self._scheduler.request(range(max(before, after)))
         self._scheduler.acquire(reservation)
@@ -200,7 +207,7 @@ class Recovery:
                 self.check()
                 self._status.plan = plan
                 self._infos = self._resources.reshape()
-                self._recover(list(range(0 if self._status.inseparable else before, after)))
+                self._recover(list(range(0 if moved or self._status.inseparable else before, after)))
                 if (problem := self._take_problem()) is not None:
                     raise PoolError(f"the ranks did not come up: {problem}") from problem
             finally:
@@ -209,7 +216,7 @@ class Recovery:
 
         for problem in failures(run_all([work], name="skymagic-resize")):
             raise problem
-        return messages.variables_then(before, after, self._status.inseparable)
+        return messages.variables_then(before, after, self._status.inseparable, moved)
 
     # -- on its own thread -------------------------------------------------------------------------------------------
 

@@ -27,6 +27,20 @@ def environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
     return {**env, **dict(plan.image.env), **dict(plan.request.env), **secret}
 
 
+def devices_environment(plan: Plan, rank: int) -> dict[str, str]:
+    """What tells CUDA which GPUs a rank sees: those of its node, of which it takes its own by LOCAL_RANK, as under torchrun.
+
+    Of parts of GPUs (MIG) CUDA shows a process one alone, the first in the list: there each rank has a list of its own.
+    """
+    if not plan.devices:
+        return {}
+    node = plan.devices[plan.topology.node_of(rank)]
+    seen = plan.devices_of(rank) if any(one.part for one in node) else node
+    # where UUIDs are not known yet, numbers count as nvidia-smi does
+    order = {} if all(one.uuid for one in seen) else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(one.word for one in seen), **order}
+
+
 def of_agents(
     status: Status, nodes: Sequence[Node], detached_timeout: float | None, environ: Mapping[str, str]
 ) -> list[wire.AgentSpec]:
@@ -43,7 +57,7 @@ def of_agents(
         wire.AgentSpec(
             pool=status.name, job_id=status.job_id, node=node.index, head=node.index == 0, preload=preload,
             nodes=len(nodes), client=status.client, version=skymagic.__version__,
-            devices=plan.devices[node.index] if plan.remote and plan.devices else (),
+            devices=tuple(one.index for one in plan.devices[node.index]) if plan.remote and plan.devices else (),
             env=environment(plan, environ), address=node.address or None,
             idle_timeout=request.idle, max_lifetime=request.max_lifetime,
             detached_timeout=detached_timeout if plan.outlives else None, max_away=request.max_away,
@@ -70,11 +84,13 @@ def of_ranks(status: Status, nodes: Sequence[Node], head_port: int) -> dict[int,
         node = shape.node_of(rank)
         info = InstanceInfo(
             node=node, total_nodes=shape.nodes, head_addr=nodes[0].address, head_port=head_port,
-            accelerators=plan.request.gpu.count if plan.request.gpu else 0, peers=peers, rank=rank,
+            accelerators=len(plan.devices[node]) if plan.devices else 0, peers=peers, rank=rank,
             world_size=shape.world_size, local_rank=shape.local_rank(rank), local_world_size=shape.procs_per_node,
             hostname=peers[node].hostname, job_id=status.job_id,
         )  # fmt: skip
-        # ranks of one node see the node's GPUs, and take theirs by LOCAL_RANK, as under torchrun
-        env = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, plan.devices[node]))} if plan.devices else {}
-        found[rank] = (machines[node], wire.RankSpec(rank, info.plain(), packed, env))
+        held = tuple(one.uuid for one in plan.devices_of(rank) if one.uuid)
+        found[rank] = (
+            machines[node],
+            wire.RankSpec(rank, info.plain(), packed, devices_environment(plan, rank), gpus=held),
+        )
     return found

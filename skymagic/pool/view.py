@@ -9,6 +9,7 @@ from types import MappingProxyType
 from skymagic.display.panel import NodeView, PoolView
 from skymagic.display.starting import UNNAMED, StartStep
 from skymagic.display.use import RankUse
+from skymagic.plan import gpus
 from skymagic.pool.states import State
 from skymagic.pool.status import Status
 
@@ -43,13 +44,12 @@ def starting(pool: Status, rows: Rows, seconds: float, steps: Mapping[str, Start
 def about(pool: Status, seconds: float = 0.0) -> tuple[str, ...]:
     """Where it is, how large, with what, at which price, and about what it has cost after so many seconds."""
     plan = pool.plan
-    gpu = plan.request.gpu
     each = " per node" if plan.topology.nodes > 1 else ""
     spent = f", about ${plan.price * seconds / 3600:.2f} so far" if plan.price and seconds else ""
     words = (
         plan.provider,
         f"{plan.size} on {_few(plan.hosts)}",
-        f"{gpu.count} × {gpu.name}{each}" if gpu else "",
+        f"{gpus.kinds(plan.devices[0])}{each}" if plan.devices and plan.devices[0] else "",
         ", ".join(spec.name for spec in plan.request.plugins),
         f"${plan.price:.2f} per hour{spent}" if plan.price else "",
     )

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 
 from skymagic import plugins
 from skymagic.cluster import Node
 from skymagic.errors import RequestError
-from skymagic.plan import image
+from skymagic.plan import gpus, image
 from skymagic.plan.capacity import Room
+from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.planning import plan
 from skymagic.plan.plans import Inventory, Plan, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.plugins import packing
+from skymagic.plugins._torch.plugin import DEFAULT_CUDA, WHEELS
 from skymagic.providers.detached import ADDRESS, Access, Detached, Here
 from skymagic.providers.provider import Say, Survey
 from skymagic.providers.room import descriptors, room
@@ -33,6 +36,9 @@ from skymagic.wire.transport import write_all
 
 COMPLAINT = 4000
 """Bytes of what an agent has said last that an error has, at most."""
+DRIVER_TIMEOUT = 20.0
+"""Seconds for nvidia-smi: without its persistence daemon a driver takes some for each GPU, and one that has failed never answers."""
+CUDA_WHEELS = WHEELS + DEFAULT_CUDA
 
 
 class Local:
@@ -43,12 +49,13 @@ class Local:
         mistakes: list[str] = []
         asked = image.Image(pip=request.pip)
         try:
-            here = inventory()
+            here = inventory(request)
             # looking at all takes a while with many processes about
             many = topology(request).world_size > here.cpus
             here = replace(here, room=room() if many else Room(descriptors=descriptors()))
             made = plan(request, here)
-            cluster = plugins.Cluster(made.topology.nodes, made.topology.procs_per_node, made.request.gpu)
+            shape, each = made.topology, len(made.devices[0]) if made.devices else 0
+            cluster = plugins.Cluster(shape.nodes, shape.procs_per_node, request.accelerator, each)
             asked = packing.image_for(made.request.plugins, made.image, cluster)
         except RequestError as refused:
             mistakes += refused.mistakes
@@ -149,21 +156,80 @@ def run(module: str, *arguments: str) -> ChildTransport:
     return ChildTransport((sys.executable, *safe, "-m", module, *arguments))
 
 
-def inventory() -> Inventory:
-    """What this machine has. GPUs are those that nvidia-smi lists; asking torch would open them in this process."""
+def inventory(request: PoolRequest | None = None) -> Inventory:
+    """What this machine has; its GPUs where the request may take some, for a driver may take seconds to answer."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
-    return Inventory(socket.gethostname(), cpus, memory, gpus(), f"{sys.version_info.major}.{sys.version_info.minor}")
+    here = Inventory(socket.gethostname(), cpus, memory, python=f"{sys.version_info.major}.{sys.version_info.minor}")
+    if request is None or not gpus.wanted(request):
+        return here
+    # a line of the pool's own wins over what the notebook was started with
+    said = dict(request.env).get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    devices, complaint = driver()
+    return replace(
+        here, gpus=gpus.visible(devices, said), unusable=complaint or _without_cuda(gpus.frameworks(request), devices)
+    )
 
 
-def gpus() -> tuple[str, ...]:
-    """Names of this machine's GPUs, in the order of their numbers."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ()
-    command = [program, "--query-gpu=name", "--format=csv,noheader"]
+def driver() -> tuple[tuple[GpuDevice, ...], str]:
+    """(this machine's GPUs as NVIDIA's driver lists them, why they cannot be used). Asking torch would open them in this process."""
+    if shutil.which("nvidia-smi") is None:
+        if sys.platform == "darwin":
+            return (), "ranks do not use Apple's GPU (MPS): there is no process group for it"
+        if Path("/dev/kfd").exists():
+            return (), "ranks do not use AMD's GPUs (ROCm): they run CUDA programs"
+        return (), ""
+    rows, complaint = _smi(f"--query-gpu={gpus.FIELDS}")
+    if "not a valid field" in complaint:  # a driver before MIG
+        rows, complaint = _smi(f"--query-gpu={gpus.FIELDS.rpartition(',')[0]}")
+    if complaint:
+        return (), f"NVIDIA's driver does not answer ({complaint})"
+    tree, _ = _smi("-L")
+    applications, _ = _smi(f"--query-compute-apps={gpus.APPLICATIONS}")
+    return gpus.listed(rows, tree, applications, _held(), (os.getpid(),)), ""
+
+
+def _smi(question: str) -> tuple[list[str], str]:
+    """(lines that nvidia-smi has printed, what it has said instead)."""
+    command = ["nvidia-smi", question, *([] if question == "-L" else ["--format=csv,noheader,nounits"])]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
+        answer = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=DRIVER_TIMEOUT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return [], f"nvidia-smi took more than {DRIVER_TIMEOUT:.0f} s"
+    except OSError as problem:
+        return [], f"nvidia-smi: {problem.strerror}"
+    if answer.returncode:
+        return [], (answer.stdout + answer.stderr).strip()[-300:] or f"nvidia-smi ended with {answer.returncode}"
+    return [line for line in answer.stdout.splitlines() if line.strip()], ""
+
+
+def _held() -> list[str]:
+    """Names of the sockets by which agents on this machine hold GPUs."""
+    try:
+        with open("/proc/net/unix", errors="replace") as file:
+            return re.findall(rf"@({gpus.HOLD}\S+)", file.read())
+    except OSError:  # no Linux: nobody holds anything
+        return []
+
+
+def _without_cuda(frameworks: Collection[str], devices: Sequence[GpuDevice]) -> str:
+    """Which framework here cannot use GPUs that are here, and what to do; by its distribution's label, for importing it takes seconds."""
+    if not devices:
+        return ""
+    words = []
+    if "torch" in frameworks and (label := _version("torch")).endswith("+cpu"):
+        words.append(
+            f"torch {label} is built without CUDA (install one with: pip install torch --index-url {CUDA_WHEELS})"
+        )
+    if "jax" in frameworks and _version("jax") and not any(_version(f"jax-cuda{major}-plugin") for major in (12, 13)):
+        words.append(f"jax {_version('jax')} is installed without CUDA (pip install 'jax[cuda12]' adds it)")
+    return "; ".join(words)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""

@@ -25,7 +25,7 @@ from skymagic.data.capture import installed
 from skymagic.display.question import asks_secrets
 from skymagic.display.starting import environment_step
 from skymagic.errors import ProvisionError, RequestError
-from skymagic.plan import distributions
+from skymagic.plan import distributions, gpus
 from skymagic.plan.image import Image, project
 from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, Topology, topology
@@ -148,7 +148,7 @@ def set_up(machines: Sequence[Machine], requirements: Requirements, say: Say) ->
 
 def needs(request: PoolRequest, shape: Topology, say: Say) -> tuple[Image, Requirements]:
     """The image of a pool of this shape, and what each of its machines must have. Raises RequestError."""
-    cluster = plugins.Cluster(shape.nodes, shape.procs_per_node, request.gpu)
+    cluster = plugins.Cluster(shape.nodes, shape.procs_per_node, request.accelerator, int(gpus.asked(request)))
     image = with_imports(packing.image_for(request.plugins, request.whole_image(), cluster), request.imports)
     commands = tuple(command for one in plugins.resolve(request.plugins) for command in one.bootstrap(cluster))
     return image, requirements_of(image, commands, request.secret_values(os.environ), say)

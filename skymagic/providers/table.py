@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from skymagic.errors import RequestError
+from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.planning import too_few_gpus
 from skymagic.plan.requests import PoolRequest, no_provider
 from skymagic.providers.provider import Provider
@@ -38,16 +39,16 @@ def placed(request: PoolRequest) -> PoolRequest:
     if request.provider != "auto" or request.hosts:
         return request
     rented = request.region is not None or request.spot
-    if not rented and (request.gpu is None or not too_few_gpus(request, _local_gpus())):
+    if not rented and (request.accelerator is None or not too_few_gpus(request, _local_gpus(request))):
         return request
     ready = (name for name, attribute in RENTING.items() if _load(attribute)(request.cloud))
     return replace(request, provider=next(ready, "auto"))
 
 
-def _local_gpus() -> tuple[str, ...]:
-    from skymagic.providers.local import gpus
+def _local_gpus(request: PoolRequest) -> tuple[GpuDevice, ...]:
+    from skymagic.providers.local import inventory
 
-    return gpus()
+    return inventory(request).gpus
 
 
 def _load(attribute: str) -> Any:

@@ -79,6 +79,24 @@ class InstanceInfo:
         """Whether this is the head node (node 0). With several ranks per node all of its ranks say so; ``rank == 0`` is one."""
         return self.node == 0
 
+    def gpus_of_rank(self, visible: int = 0) -> range:
+        """Numbers of this rank's GPUs as CUDA counts them in its process: an equal share of its node's, or one that ranks share.
+
+        One number for ``set_device``, JAX's ``local_device_ids``, Lightning and the usage meter.
+
+        Args:
+            visible: how many CUDA shows, where the pool says nothing of GPUs.
+        """
+        there = self.accelerators or visible
+        if not there:
+            return range(0)
+        if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith(
+            "MIG-"
+        ):  # of parts of GPUs CUDA shows a process one alone
+            return range(1)
+        first = self.local_rank * there // self.local_world_size
+        return range(first, first + max(1, there // self.local_world_size))
+
     def plain(self) -> dict[str, Any]:
         """As JSON-able values, ``is_head`` among them for readers in other languages."""
         return {**asdict(self), "peers": [asdict(peer) for peer in self.peers], "is_head": self.is_head}

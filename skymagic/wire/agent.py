@@ -136,6 +136,8 @@ class RankSpec(Message):
     plugins: tuple[dict[str, Any], ...] = ()
     """``{"name": …, "options": {…}}`` each, in the order in which their hooks run."""
     env: dict[str, str] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
+    """UUIDs of its GPUs, which the agent holds for the pool."""
     generation: int = 0
     """Counts process groups of the pool: a group is formed anew after ranks were freed or replaced."""
     engine_file: str = ""
@@ -175,8 +177,8 @@ class Measure(Message):
     """Notebook → agent: what do these ranks of yours use? Answered by one `Reply`, in the name of the first of them."""
 
     ranks: tuple[int, ...]
-    devices: dict[str, tuple[int, ...]]
-    """Rank → its GPUs, as their machine counts them; without ranks that have none."""
+    devices: dict[str, tuple[str, ...]]
+    """Rank → the UUIDs of its GPUs, or their numbers as the machine counts them; without ranks that have none."""
     number: int
 
 

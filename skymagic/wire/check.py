@@ -35,6 +35,8 @@ class Looked(Message):
     """Processes that use a GPU: pid → the pids of those that have started it, the nearest first; None where nobody tells."""
     kernel: list[str] | None = None
     """Lines of the kernel's log on errors of GPUs (Xid); None where it may not be read."""
+    efa: bool = False
+    """Whether it has network cards of the kind EFA and no plugin by which NCCL uses them."""
     disk_free: int = 0
     """Bytes of the file system of the user's home."""
 

@@ -753,8 +753,9 @@ def test_keywords_are_still_known_to_editors() -> None:
     assert "pip" in inspect.signature(sky.Image).parameters
 
 
-def test_ranks_are_nodes_of_this_machine() -> None:
-    assert sky.Compute(ranks=2)._requests[0].nodes == 2
+def test_ranks_are_those_of_one_node() -> None:
+    (request,) = sky.Compute(ranks=2)._requests
+    assert (request.nodes, request.procs_per_node) == (1, 2)
     for wrong in ({"ranks": 2, "nodes": 2}, {"ranks": 2, "provider": sky.SSH("a")}, {"ranks": 0}):
         with pytest.raises(RequestError, match="ranks"):
             sky.Compute(**wrong)

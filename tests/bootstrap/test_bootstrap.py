@@ -230,7 +230,8 @@ def test_an_answer_between_other_peoples_lines() -> None:
     facts = parse(
         "Welcome!\n@sky system Linux\nsomebody says @sky system Plan9\n@sky machine x86_64\n@sky hostname n\n"
         "@sky home /home/a b\n@sky folder /home/a b/.skymagic\n@sky memory_kb 1000000\n@sky cpus 8\n@sky shm_kb\n"
-        "@sky gpu NVIDIA A100-SXM4-80GB\n@sky gpu NVIDIA A100-SXM4-80GB\n@sky address eth0 10.0.0.4\n"
+        "@sky gpu 0, GPU-a, NVIDIA A100-SXM4-80GB, 81920, Default, Disabled\n@sky gpu 1, GPU-b, NVIDIA A100-SXM4-80GB, 81920, Default, Disabled\n"
+        "@sky address eth0 10.0.0.4\n"
         "@sky python 3.11 venv - /opt/my python\n@sky python 3.11 venv - /opt/my python\n@sky python\n"
         "@sky package numpy 2.0\n@sky ready KEY\n@sky env KEY\n@sky end\n"
     )
@@ -240,7 +241,11 @@ def test_an_answer_between_other_peoples_lines() -> None:
     assert facts.packages == {"numpy": "2.0"}
     assert (facts.ready, facts.code) == (True, False)
     inventory = facts.inventory()
-    assert (inventory.gpus, inventory.cpus, inventory.memory_gb) == (("NVIDIA A100-SXM4-80GB",) * 2, 8, 1.0)
+    assert (tuple(one.name for one in inventory.gpus), inventory.cpus, inventory.memory_gb) == (
+        ("NVIDIA A100-SXM4-80GB",) * 2,
+        8,
+        1.0,
+    )
 
 
 @pytest.mark.parametrize("out", ["", "'/bin/sh' is not recognized", "@sky system Linux\n", "@sky end"])

@@ -184,11 +184,11 @@ def test_everything_of_a_pool() -> None:
     )
 
 
-def test_ranks_of_this_machine_are_its_nodes() -> None:
-    assert parse_pool("--ranks 2") == parse_pool("--nodes 2")
-    assert parse_pool("--ranks 2 --gpu A100 --procs-per-node 1").nodes == 2
-    assert parse_pool("--ranks 2").given() == {"nodes"}
-    assert parse_pool("", body="ranks = 3").nodes == 3
+def test_ranks_of_this_machine_are_one_node() -> None:
+    assert parse_pool("--ranks 2") == parse_pool("--nodes 1 --procs-per-node 2")
+    assert parse_pool("--ranks 2 --gpu all").procs_per_node == 2
+    assert parse_pool("--ranks 2").given() == {"nodes", "procs_per_node"}
+    assert parse_pool("", body="ranks = 3").procs_per_node == 3
     assert "ranks counts ranks of this machine" in mistakes(parse_pool, "--provider ssh", body="ranks = 3")[0]
 
 
@@ -328,11 +328,13 @@ def test_nothing_is_evaluated() -> None:
         ("--provider shh", "--provider: no provider is called 'shh'; did you mean 'ssh'?"),
         ("--provider slurm --nodes 4", "--provider: slurm is not there yet: pools are of this machine"),
         ("--ranks 0", "--ranks: must be at least 1"),
-        ("--ranks 2 --nodes 2", "--ranks and --nodes are the same option (2 and 2)"),
-        ("--ranks 2 --provider ssh --hosts a,b", "of --provider ssh is counted in nodes: write --nodes 2"),
-        ("--ranks 2 --hosts a,b", "a pool of hosts is counted in nodes: write --nodes 2"),
-        ("--ranks 4 --procs-per-node 2", "--ranks counts all ranks, and --procs-per-node those of a node"),
-        ("--ranks 4 --gpu A100:2", "--ranks counts all ranks, and --gpu A100:2 those of a node"),
+        ("--ranks 2 --nodes 2", "--ranks is one node of so many ranks, and --nodes 2 makes several: keep one of them"),
+        (
+            "--ranks 2 --provider ssh --hosts a,b",
+            "of --provider ssh is counted in nodes: write --nodes, and --procs-per-node",
+        ),
+        ("--ranks 2 --hosts a,b", "a pool of hosts is counted in nodes: write --nodes, and --procs-per-node"),
+        ("--ranks 4 --procs-per-node 2", "--ranks and --procs-per-node are the same option (4 and 2)"),
         ("--node 2", "--node: no such option; did you mean '--nodes'?"),
         ("--num_nodes 2", "did you mean '--num-nodes'?"),
         ("-output x", "-output: no such option; did you mean '--output'?"),
@@ -869,7 +871,7 @@ NOW = CompletionNames(
         ("sky_broadcast", "-o x --noblock --no", ["--no-push", "--nodes"]),
         ("sky_broadcast", "--nodes 2 --nod", []),
         ("sky_broadcast", "--plugin torch --plu", ["--plugin", "--plugins"]),
-        ("sky_broadcast", "--gpu a1", ["A10", "A100", "A100-80GB", "A10G"]),
+        ("sky_broadcast", "--gpu a1", ["A10", "A100", "A100-80GB", "A10G", "A16"]),
         ("sky_broadcast", "--gpu=A100-", ["A100-80GB"]),
         ("sky_broadcast", "--gpu A100 ", []),
         ("sky_broadcast", "--only ", ["all", "head"]),
@@ -892,7 +894,7 @@ NOW = CompletionNames(
         ("sky_down", "--", ["--all", "--hosts", "--provider", "--stop", "--yes"]),
         ("sky_down", "te", ["test"]),
         ("sky_auto", "o", ["off", "on"]),
-        ("sky_gpus", "h", ["H100", "H200"]),
+        ("sky_gpus", "h", ["H100", "H20", "H200", "H800"]),
         ("sky_push", "mo", ["model", "mother"]),
         ("sky_clone", "2 --f", ["--from"]),
         ("sky_clone", "2 --from 0 w", ["weights", "words"]),

@@ -46,6 +46,7 @@ VALUES = {
     "GB[+]": "2+",
     "N|auto": "auto",
     "NAME[:COUNT]": "A100:1",
+    "WHICH": "A100:1",
     "NAME[:k=v,…]": "torch",
     "VERSION|PATH": "3.12",
     "PACKAGES": "numpy",

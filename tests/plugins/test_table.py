@@ -113,8 +113,8 @@ def test_options_are_remembered_for_the_ranks_and_never_shown() -> None:
 def test_all_mistakes_at_once() -> None:
     found = mistakes_of(PluginSpec("torch", {"bakend": "gloo", "zz": "1"}), PluginSpec("torhc"))
     assert found == (
-        "the plugin 'torch' has no option 'bakend'; did you mean 'backend'; it has backend, cuda, version, vision, audio",
-        "the plugin 'torch' has no option 'zz'; it has backend, cuda, version, vision, audio",
+        "the plugin 'torch' has no option 'bakend'; did you mean 'backend'; it has backend, cuda, version, vision, audio, timeout",
+        "the plugin 'torch' has no option 'zz'; it has backend, cuda, version, vision, audio, timeout",
         "no plugin is called 'torhc'; did you mean 'torch'?",
     )
 

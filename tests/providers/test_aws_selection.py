@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from skymagic.errors import RequestError
 from skymagic.plan.accelerators import Accelerator
+from skymagic.plan.cloud import CloudSettings
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import AtLeast, at_least
 from skymagic.providers.aws import estimates, selection
@@ -56,7 +57,7 @@ def test_a_type_as_ec2_tells_it() -> None:
 @pytest.mark.parametrize(
     ("name", "mib", "canonical"),
     [("A100", 40960, "A100"), ("A100", 81920, "A100-80GB"), ("V100", 16384, "V100"), ("V100", 32768, "V100-32GB"), ("T4g", 16384, "T4G"),
-     ("H200", 144384, "H200"), ("B200", 183359, "B200"), ("L40S", 45776, "L40S"), ("RTX PRO 4500", 32768, "RTX PRO 4500")],
+     ("H200", 144384, "H200"), ("B200", 183359, "B200"), ("L40S", 45776, "L40S"), ("RTX PRO 4500", 32768, "RTXPRO4500"), ("RTX PRO 9900", 32768, "RTX PRO 9900")],
 )  # fmt: skip
 def test_gpus_by_the_names_that_people_write(name: str, mib: int, canonical: str) -> None:
     assert gpu_name(name, mib) == canonical
@@ -185,18 +186,22 @@ def test_each_machine_has_what_was_asked_for_and_no_smaller_one_was_left_out(req
         assert one.spot if request_.spot else one.on_demand
         assert serves(request_.cpus, one.vcpus)
         assert serves(request_.memory, one.memory)
-        if request_.gpu is None:
+        if request_.accelerator is None:
             assert one.gpu is None
             assert one.general
         else:
-            assert one.gpus >= request_.gpu.count
+            assert one.gpus >= request_.accelerator.count
             assert one.gpu is not None
-            assert one.gpu.partition("-")[0] == request_.gpu.name.partition("-")[0]
-    if request_.gpu is not None:
+            assert one.gpu.partition("-")[0] == request_.accelerator.name.partition("-")[0]
+    if request_.accelerator is not None:
         assert len({one.gpus for one in found}) <= 1
-        exact = [one for one in types().values() if one.gpu == request_.gpu.name and one.gpus == request_.gpu.count]
+        exact = [
+            one
+            for one in types().values()
+            if one.gpu == request_.accelerator.name and one.gpus == request_.accelerator.count
+        ]
         if exact and request_.cpus is request_.memory is None:
-            assert found[0].gpus == request_.gpu.count
+            assert found[0].gpus == request_.accelerator.count
     else:
         assert found == sorted(found, key=lambda one: (one.vcpus, one.memory, -one.generation, one.name))
 
@@ -347,3 +352,13 @@ def test_a_price_over_the_limit_in_words() -> None:
         )
     with pytest.raises(RequestError, match="nobody tells what 1 × p4d.24xlarge in us-east-1 cost, and --max-price is"):
         choice(PoolRequest(max_price=40.0), Market((replace(A100, price=None),)))
+
+
+@pytest.mark.parametrize("name", ["V100", "V100-32GB", "M60", "P100"])
+def test_gpus_that_the_open_driver_does_not_serve_are_refused(name: str) -> None:
+    """The image's driver has NVIDIA's open kernel module alone, which begins with Turing."""
+    request_ = PoolRequest(provider="aws", gpu=Accelerator(name))
+    with pytest.raises(RequestError, match="open kernel module, which serves Turing and later"):
+        selection.check(request_)
+    selection.check(replace(request_, cloud=CloudSettings(image_id="ami-0123456789abcdef0")))
+    selection.check(PoolRequest(provider="aws", gpu=Accelerator("T4")))

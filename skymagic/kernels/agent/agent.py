@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 
+from skymagic.errors import PoolError
 from skymagic.kernels.agent import directories, discovery, logs, orphans
 from skymagic.kernels.agent.children import Controller, Forkserver
 from skymagic.kernels.agent.directories import Directories
@@ -26,7 +27,7 @@ from skymagic.kernels.agent.notices import Notice, NoticeWatch
 from skymagic.kernels.agent.ranks import Ranks
 from skymagic.kernels.agent.readers import Readers
 from skymagic.kernels.agent.record import RecordFile
-from skymagic.kernels.agent.resources import Resources
+from skymagic.kernels.agent.resources import HeldGpus, Resources
 from skymagic.kernels.agent.unattended import UnattendedRuns
 from skymagic.kernels.fork import signal_pipe
 from skymagic.plan.capacity import MOST_DESCRIPTORS
@@ -70,6 +71,7 @@ class Agent:
         self._candidates = Candidates(self._loop, spec.job_id)
         self._ranks = Ranks(self._loop, spec.job_id, self._directories, spec.log_limit, self._lifetime, self._send)
         self._resources = Resources()
+        self._gpus = HeldGpus(spec.job_id, spec.pool)
         self._controller: Controller | None = None
         self._readers: Readers | None = None
         self._notices: NoticeWatch | None = None
@@ -221,6 +223,11 @@ class Agent:
     def _on_message(self, message: wire.Message) -> None:
         match message:
             case wire.Spawn():
+                try:
+                    self._gpus.take(uuid for values in message.ranks for uuid in values.get("gpus", ()))
+                except PoolError as taken:
+                    self._send(wire.AgentFailed(str(taken)))
+                    return
                 self._ranks.spawn(message)
             case wire.Signal():
                 for rank in message.ranks:

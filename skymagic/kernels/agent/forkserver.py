@@ -25,6 +25,7 @@ from skymagic.wire import processes
 from skymagic.wire.agent import ChildExited, Message, RankForked, RankSpec, decode, encode
 
 PIECE = 1 << 16
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 def send_spec(channel: socket.socket, spec: RankSpec, fds: Sequence[int]) -> None:
@@ -54,12 +55,16 @@ def _receive_spec(channel: socket.socket) -> tuple[RankSpec, list[int]] | None:
 
 def preload(modules: Sequence[str]) -> None:
     """Import what ranks will need; a module that fails is left to the rank, which reports it properly."""
+    # torch asks NVML then, not the driver, which no process that is forked from here could use any more
+    check = os.environ.setdefault(NVML_CHECK, "1")
     gc.disable()  # a fifth of the time would go into collections, for a megabyte of garbage
     for name in (processes.RANK, *modules):
         try:
             importlib.import_module(name)
         except Exception:
             traceback.print_exc()
+    if check == "1":
+        os.environ.pop(NVML_CHECK)  # in a rank the driver itself answers
     gc.freeze()  # shared pages stay shared: the collector does not write into them
     gc.enable()
 

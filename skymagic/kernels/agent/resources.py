@@ -1,4 +1,4 @@
-"""What the ranks of a node use: processor time, memory, and their GPUs by nvidia-ml-py; measured when the notebook asks.
+"""What the ranks of a node use: processor time, memory, and their GPUs by nvidia-ml-py, measured when the notebook asks; and which GPUs are theirs.
 
 The kernel's files are read at once. A driver's answer may take long, or never come: GPUs are asked on a thread of their own, which
 sleeps until a measurement is asked for; a reply has what the thread has found before, as long as that is not old.
@@ -11,12 +11,16 @@ import importlib
 import importlib.util
 import math
 import os
+import socket
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from skymagic.errors import PoolError
+from skymagic.plan.gpus import HOLD
 from skymagic.runtime import limits
 from skymagic.wire import agent as wire
 
@@ -49,7 +53,7 @@ class Resources:
         memory = min((limit for limit, _ in limits.memory()), default=0)
         return wire.Reply(message.ranks[0], message.number, {"at": time.monotonic(), "memory": memory, "ranks": ranks})
 
-    def _asked(self, devices: Iterable[int]) -> dict[int, tuple[float, float, float]]:
+    def _asked(self, devices: Iterable[str]) -> dict[str, tuple[float, float, float]]:
         """What is known of GPUs; they are asked again."""
         if not (devices := set(devices)):
             return {}
@@ -71,7 +75,7 @@ def process(pid: int) -> tuple[float, float] | None:
     return (int(fields[UTIME]) + int(fields[STIME])) / TICKS, int(fields[RSS]) * PAGE
 
 
-def of_devices(devices: Sequence[int], gpus: Mapping[int, tuple[float, float, float]]) -> list[float]:
+def of_devices(devices: Sequence[str], gpus: Mapping[str, tuple[float, float, float]]) -> list[float]:
     """Several GPUs of one rank as one: the mean of their use, the sums of their memory."""
     known = [gpus[device] for device in devices if device in gpus]
     if not known:
@@ -80,12 +84,45 @@ def of_devices(devices: Sequence[int], gpus: Mapping[int, tuple[float, float, fl
     return [sum(use) / len(known), sum(used), sum(there)]
 
 
+class HeldGpus:
+    """The GPUs of a pool on this machine: two pools do not take the same ones. Owns a pair of abstract sockets for each.
+
+    The kernel closes them with this process, however it ends: no file is left that says that a GPU is taken.
+
+    Args:
+        job_id, pool: whose they are, for those who look for free ones in /proc/net/unix.
+    """
+
+    def __init__(self, job_id: str, pool: str) -> None:
+        self._label = f"{job_id}/{pool}"[:50]
+        self._sockets: dict[str, list[socket.socket]] = {}
+
+    def take(self, uuids: Iterable[str]) -> None:
+        """Hold these too. Raises PoolError where another pool has one."""
+        for uuid in dict.fromkeys(uuids):
+            if uuid in self._sockets or sys.platform != "linux":
+                continue
+            mine = self._sockets[uuid] = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+            try:
+                mine[0].bind(f"\0{HOLD}{uuid}")
+            except OSError as problem:
+                raise PoolError(f"another pool has taken {uuid} at this moment: make this one again") from problem
+            mine[1].bind(f"\0{HOLD}{uuid}/{self._label}")
+
+    def close(self) -> None:
+        """Hold none; twice is safe."""
+        for mine in self._sockets.values():
+            for one in mine:
+                one.close()
+        self._sockets.clear()
+
+
 class Gpus:
     """Asks NVML on a thread, each time that somebody wants to know."""
 
     def __init__(self) -> None:
-        self._wanted: set[int] = set()
-        self._found: tuple[dict[int, tuple[float, float, float]], float] = {}, -math.inf
+        self._wanted: set[str] = set()
+        self._found: tuple[dict[str, tuple[float, float, float]], float] = {}, -math.inf
         """What was found last, and when: replaced as one, for another thread reads it."""
         self._asked = threading.Event()
         self._over = False
@@ -93,7 +130,7 @@ class Gpus:
         if importlib.util.find_spec("pynvml") is not None:  # nvidia-ml-py's module
             self._thread.start()
 
-    def latest(self, devices: Iterable[int]) -> dict[int, tuple[float, float, float]]:
+    def latest(self, devices: Iterable[str]) -> dict[str, tuple[float, float, float]]:
         """By device what was found last: share of time in use, bytes in use, bytes there. Without those that do not tell any more."""
         self._wanted.update(devices)
         self._asked.set()
@@ -115,10 +152,11 @@ class Gpus:
                 self._found = found, time.monotonic()
 
 
-def _look(nvml: Any, device: int) -> tuple[float, float, float] | None:
-    """One GPU, by the number that its machine counts it by; None where it does not tell, as parts of a GPU do not."""
+def _look(nvml: Any, device: str) -> tuple[float, float, float] | None:
+    """One GPU, by its UUID or the number that its machine counts it by; None where it does not tell, as parts of a GPU do not."""
     try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(device)
+        by_number = device.isdigit()
+        handle = nvml.nvmlDeviceGetHandleByIndex(int(device)) if by_number else nvml.nvmlDeviceGetHandleByUUID(device)
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         return nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100, float(memory.used), float(memory.total)
     except nvml.NVMLError:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from skymagic.magics.arguments import readers
 from skymagic.magics.arguments.readers import Reader
-from skymagic.plan.accelerators import Accelerator
+from skymagic.plan.accelerators import read_gpus
 from skymagic.plan.requests import plugin_specs
 from skymagic.plan.selection import Selection
 from skymagic.plan.units import at_least, memory
@@ -48,9 +48,9 @@ REFUSED = {
 _SECRET = Option(("--secret", "--secrets"), "secrets", readers.many(readers.variable), "NAME", "a variable of the notebook's environment, kept out of sight", "list", "environment")
 POOL: tuple[Option, ...] = (
     Option(("--provider",), "provider", str, "NAME", "where: auto, local (this machine), ssh (hosts of yours), aws (rented)", choices="providers"),
-    Option(("--nodes", "--num-nodes"), "nodes", readers.number(1), "N", "number of machines"),
-    Option(("--ranks",), "nodes", readers.number(1), "N", "on this machine: number of ranks; the same as --nodes there"),
-    Option(("--gpu", "--gpus"), "gpu", Accelerator.parse, "NAME[:COUNT]", "accelerators of each node", choices="gpus"),
+    Option(("--nodes", "--num-nodes"), "nodes", readers.number(1), "N", "number of machines; on this one: simulated nodes, with GPUs of their own"),
+    Option(("--ranks",), "procs_per_node", readers.number(1), "N", "on this machine: one node of N ranks, with a GPU each where there are any"),
+    Option(("--gpu", "--gpus"), "gpu", read_gpus, "WHICH", "GPUs of each node: A100, A100:4, 4, 0,2, GPU-uuid, all or none", choices="gpus"),
     Option(("--cpus",), "cpus", at_least, "N[+]", "CPU cores of each node, 8+ for at least 8"),
     Option(("--memory",), "memory", memory, "GB[+]", "memory of each node"),
     Option(("--procs-per-node",), "procs_per_node", readers.procs, "N|auto", "ranks of each node; auto: one per GPU, else 1", choices="auto"),
@@ -153,7 +153,8 @@ class Magic:
 
 
 _POOL_EXAMPLES = (
-    "%sky_pool --ranks 2 --plugin torch                    # two ranks on this machine",
+    "%sky_pool --plugin torch                              # one rank per GPU of this machine",
+    "%sky_pool --ranks 2 --plugin torch                    # one node of two ranks on this machine",
     "%sky_pool train --nodes 4 --gpu A100:8 --plugin torch:backend=nccl --idle 30m",
     "%sky_pool train --nodes 4 --gpu A100:8 --dry-run      # the plan and its price",
     "%sky_pool lab --ranks 2 --detached                    # %sky_attach lab, when the kernel was killed or restarted",

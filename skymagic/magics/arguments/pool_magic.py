@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.options import PLUGINS, POOL
@@ -59,8 +60,9 @@ def pool_of(
         line.mistakes += [f"{line.labels['pip']}: {mistake.removeprefix('pip: ')}" for mistake in wrong.mistakes]
     dry_run = bool(line.values.get("dry_run"))
     request = PoolRequest(**values, cloud=defaults.aws, name=name, dry_run=dry_run, stated=frozenset(stated))
-    if line.labels.get("nodes", "").endswith("ranks") and request.provider in providers:
-        line.mistakes += request.ranks_mistakes(line.labels["nodes"])
+    if (label := line.labels.get("procs_per_node", "")).endswith("ranks") and request.provider in providers:
+        line.mistakes += request.ranks_mistakes(label)
+        request = replace(request, nodes=1, stated=request.given() | {"nodes"})
     return request
 
 

@@ -65,8 +65,9 @@ def keras(backend: str = "jax", sync: bool = True) -> Plugin:
 
         return on_jax.around_run()
 
-    # with the variable set by transform the import is right, and each rank finds it done
-    preload = ("keras",) if backend != "tensorflow" else ()
+    # With the variable set by transform the import is right, and each rank finds it done. On torch it asks CUDA for its devices when it is
+    # imported (keras/src/backend/torch/core.py), and keeps the answer: that is each rank's own affair.
+    preload = ("keras",) if backend == "jax" else ()
     return Plugin(name="keras", transform=transform, preload=preload, around_app=around_app, around_run=around_run)
 
 

@@ -8,6 +8,8 @@ A rank that fails in a step leaves the others blocked in a collective. They are 
 
 plugin       `Plugin` torch: wheels, options, hooks
 groups       the default process group of a rank
+backends     which backend a group has: decided by rank 0, by what all have posted
+devices      the GPU of a rank
 membership   who is in a group, and what its members tell each other before it is used
 nccl         variables for NCCL, and the abort of all its communicators
 unblock      a rank let out of a collective that will never end

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import json
 import os
 import secrets
 import socket
 import sys
 import weakref
 from collections.abc import Collection, Iterator
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from skymagic.plugins._torch import carryover, guard, launched, membership, nccl, sharded, subgroups
+from skymagic.plugins._torch import backends, carryover, guard, launched, membership, nccl, sharded, subgroups
 from skymagic.plugins._torch.unblock import Connections
 from skymagic.runtime import rendezvous
 from skymagic.runtime.info import InstanceInfo, taking_part
@@ -30,11 +32,17 @@ class Group:
     """Owns the default process group of this rank.
 
     Args:
-        backend: ``"gloo"``, ``"nccl"``, …, or None for the one that fits the devices.
+        backend: ``"gloo"``, ``"nccl"``, ``"cpu:gloo,cuda:nccl"``, …, or None for the one that fits the devices.
+        timeout: of its collectives; None for torch's.
+        posted: what this rank has, as the others are told.
     """
 
-    def __init__(self, backend: str | None) -> None:
+    def __init__(
+        self, backend: str | None, timeout: timedelta | None = None, posted: backends.Posted | None = None
+    ) -> None:
         self.backend = backend
+        self.timeout = timeout
+        self.posted = posted or backends.Posted("")
         self._connections = Connections()
         self._aborts = nccl.Aborts()
         self._wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -61,25 +69,46 @@ class Group:
     def form(self, info: InstanceInfo) -> None:
         """Make the group, on a store of its own, at a port that the system gave to rank 0.
 
-        Raises ValueError where torch is built without the backend.
+        Raises ValueError where these ranks cannot have the backend, or torch is built without it.
         """
-        import torch
         import torch.distributed as dist
 
-        backend = self.backend or ("nccl" if torch.cuda.is_available() else "gloo")
-        if not dist.is_backend_available(backend):
-            raise ValueError(f"this PyTorch ({torch.__version__}) is built without the backend {backend!r}")
         with self._connections.recorded():
             self._store, secret = open_store(info)
+            backend = self._agreed(info)
             prefix = dist.PrefixStore(f"skymagic-{rendezvous.generation()}", self._store)
             self._ours = True
             try:
                 with rendezvous.waiting():
-                    dist.init_process_group(backend, store=prefix, rank=info.rank, world_size=info.world_size)
+                    dist.init_process_group(
+                        backend, store=prefix, rank=info.rank, world_size=info.world_size, timeout=self.timeout
+                    )
             finally:
                 self._ours = False
             membership.verify(secret, info.rank)
             self._store.set_timeout(FIRST_USE_TIMEOUT)
+
+    def _agreed(self, info: InstanceInfo) -> str:
+        """The backend, on which rank 0 decides once all have told what they have: ranks that chose apart would wait for each other."""
+        import torch
+        import torch.distributed as dist
+
+        store = dist.PrefixStore("backend", self._store)
+        store.set(str(info.rank), json.dumps(asdict(self.posted)))
+        with rendezvous.waiting():
+            if info.rank == 0:
+                posted = [backends.Posted(**json.loads(store.get(str(rank)))) for rank in range(info.world_size)]
+                try:
+                    store.set("chosen", f"+{backends.choose(self.backend, posted)}")
+                except ValueError as refused:
+                    store.set("chosen", f"-{refused}")
+            chosen = store.get("chosen").decode()
+        if chosen[:1] != "+":
+            raise ValueError(chosen[1:])
+        for name in dict.fromkeys(backends.legs(chosen[1:]).values()):
+            if not dist.is_backend_available(name):
+                raise ValueError(f"this PyTorch ({torch.__version__}) is built without the backend {name!r}")
+        return str(chosen[1:])
 
     def leave(self) -> None:
         """Destroy the group, if there is one, also one that was being formed when a rank failed."""
@@ -113,7 +142,7 @@ class Group:
         gc.collect()  # errors hold frames, and frames the old groups with their connections and threads
         nccl.empty_cache()
         self.form(info)
-        formed = subgroups.form_again(self._before, alive=True)
+        formed = subgroups.form_again(self._before, alive=True, timeout=self.timeout)
         gone = [*(one.group for one in self._before), *filter(None, self._defaults)]
         carryover.rebind(dist.group.WORLD, gone, formed.made)
         sharded.reset_steps(waits=False)
@@ -311,11 +340,21 @@ def collectives() -> int | None:
     try:
         if dist is None or not dist.is_initialized():
             return None
-        return int(dist.group.WORLD._get_sequence_number_for_group())
+        return begun(dist.group.WORLD)
     except (
         Exception
     ):  # a backend that does not count, or a cell has put something else in the place of torch's functions
         return None
+
+
+def begun(group: Any) -> int:
+    """How many collectives this rank has begun on a group, on all legs of a composite backend: the group itself counts one leg alone."""
+    legs: list[Any] = []
+    for device in group._device_types:
+        leg = group._get_backend(device)
+        if not any(leg is other for other in legs):
+            legs.append(leg)
+    return sum(int(leg._get_sequence_number_for_group()) for leg in legs)
 
 
 def sequence() -> dict[str, int]:
@@ -326,5 +365,5 @@ def sequence() -> dict[str, int]:
     for group, ranks in c10d._world.pg_group_ranks.items():
         with contextlib.suppress(Exception):  # a backend that does not count
             key = f"{c10d._world.pg_names[group]} {membership.digest(repr(sorted(ranks))):x}"
-            counts[key] = int(group._get_sequence_number_for_group())
+            counts[key] = begun(group)
     return counts

@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from skymagic.plugins._torch import devices as devices_of_rank
 from skymagic.runtime import info as runtime
 from skymagic.runtime.info import InstanceInfo
 from skymagic.runtime.on_import import when_imported
@@ -121,7 +122,9 @@ def placed(choose: Callable[..., None]) -> Callable[..., None]:
         given.apply_defaults()
         asked = given.arguments
         info, together = runtime.instance_info(), runtime.everyone()
-        asked.update(place(asked["devices"], asked["num_nodes"], asked["strategy"], info, together, _gpu(info)))
+        asked.update(
+            place(asked["devices"], asked["num_nodes"], asked["strategy"], info, together, devices_of_rank.number())
+        )
         choose(*given.args, **given.kwargs)
         if together and info.rank == 0 < info.world_size - 1 and _alone(connector.strategy):
             print(
@@ -147,17 +150,18 @@ def place(
     named = not (isinstance(devices, str) and devices == AUTO)
     if not together or info.world_size == 1:
         return {} if named else {"devices": 1 if gpu is None else [gpu]}
-    chosen: dict[str, Any] = {} if named else {"devices": info.local_world_size}
+    chosen: dict[str, Any] = {} if named else {"devices": _on_node(info, gpu)}
     parallel = not (isinstance(strategy, str) and strategy == AUTO)
     if num_nodes == 1 and (parallel or not named):  # a strategy of several ranks on one node alone cannot be meant
         chosen["num_nodes"] = info.total_nodes
     return chosen
 
 
-def _gpu(info: InstanceInfo) -> int | None:
-    import torch
-
-    return info.local_rank % torch.cuda.device_count() if torch.cuda.is_available() else None
+def _on_node(info: InstanceInfo, gpu: int | None) -> int | list[int]:
+    """Lightning takes the entry at LOCAL_RANK for a rank's device: that must be the one that the rank has."""
+    places = range(info.local_world_size)
+    first = [place * info.accelerators // info.local_world_size for place in places]
+    return first if gpu is not None and first != [*places] and len({*first}) == len(first) else info.local_world_size
 
 
 def _alone(strategy: object) -> bool:

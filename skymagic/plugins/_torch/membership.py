@@ -11,6 +11,7 @@ from functools import cache
 from hashlib import blake2b
 from typing import Any
 
+from skymagic.plugins._torch import backends
 from skymagic.runtime import rendezvous
 
 PROOF_BYTES = 32
@@ -31,8 +32,6 @@ def verify(secret: str, rank: int) -> None:
 
     all_gather, _ = _collectives()
     device = _device()
-    if device is None:
-        return
     size = dist.get_world_size()
     received = [torch.empty(PROOF_BYTES, dtype=torch.uint8, device=device) for _ in range(size)]
     all_gather(received, torch.tensor(_proof(secret, rank), dtype=torch.uint8, device=device))
@@ -50,7 +49,7 @@ def tell_all(pairs: Sequence[tuple[str, str]]) -> list[dict[int, int]]:
     import torch.distributed as dist
 
     all_gather, all_reduce = _collectives()
-    device = _device() or torch.device("cpu")
+    device = _device()
     size = dist.get_world_size()
     count = torch.tensor([len(pairs)], device=device)
     all_reduce(count, dist.ReduceOp.MAX)
@@ -69,7 +68,7 @@ def highest(value: int) -> int:
     import torch.distributed as dist
 
     _, all_reduce = _collectives()
-    found = torch.tensor([value], device=_device() or torch.device("cpu"))
+    found = torch.tensor([value], device=_device())
     all_reduce(found, dist.ReduceOp.MAX)
     return int(found.item())
 
@@ -100,10 +99,11 @@ def _proof(secret: str, rank: int) -> list[int]:
 
 
 def _device() -> Any:
-    """Where the tensors of the default group's collectives lie; None for a backend that is not known here."""
+    """Where the tensors of the default group's collectives lie: always somewhere, or a stranger would pass without a proof.
+
+    ``get_backend()`` answers ``"cpu:gloo,cuda:nccl"``, or ``"undefined"``; what serves which device is in the configuration.
+    """
     import torch
     import torch.distributed as dist
 
-    places = {"gloo": "cpu", "mpi": "cpu", "nccl": "cuda"}
-    name = str(dist.get_backend()).partition(":")[0]
-    return torch.device(places[name]) if name in places else None
+    return torch.device(backends.device_for_talk(backends.legs(str(dist.get_backend_config()))))

@@ -6,9 +6,11 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from skymagic.plan.image import LATEST
+from skymagic.plan.units import duration
 from skymagic.plugins.plugin import Cluster, Plugin
 from skymagic.runtime.info import InstanceInfo
 
@@ -35,17 +37,20 @@ def torch(
     version: str | None = None,
     vision: str | None = None,
     audio: str | None = None,
+    timeout: str | None = None,
 ) -> Plugin:
     """Install PyTorch and form its process group on every rank before the first cell.
 
     Args:
-        backend: ``"nccl"``, ``"gloo"``, another that torch knows, or None: nccl where CUDA is, else gloo.
+        backend: ``"nccl"``, ``"gloo"``, ``"cpu:gloo,cuda:nccl"``, another that torch knows, or None for the one that serves all tensors:
+            gloo for those on CPUs; for those on GPUs NCCL, or gloo where ranks share a GPU or have a part of one (MIG).
         cuda: suffix of the wheel index for pools with CUDA GPUs (``"cu126"``); None for the one that fits each node's
             driver.
         version: None for the notebook's, ``"latest"``, a version (``"2.3.0"`` means ``==2.3.0``) or a constraint
             (``">=2.3"``).
         vision, audio: torchvision and torchaudio, likewise; None leaves one out, ``"latest"`` is what fits the torch that
             `version` says.
+        timeout: how long a collective may take, as ``"30m"``; None for torch's own 30 minutes (10 with ``backend="nccl"``).
     """
     wanted = {"torch": version, "torchvision": vision, "torchaudio": audio}
     asked = {name: text for name, text in wanted.items() if text is not None or name == "torch"}
@@ -57,7 +62,12 @@ def torch(
         index = WHEELS + ((cuda or DEFAULT_CUDA) if cluster.cuda else "cpu")
         return image.replace(pip=(*image.pip, *packages), pip_indexes=(*image.pip_indexes, index))
 
-    return Plugin(name="torch", transform=transform, preload=PRELOAD, **hooks(backend))
+    return Plugin(
+        name="torch",
+        transform=transform,
+        preload=PRELOAD,
+        **hooks(backend, None if timeout is None else duration(timeout)),
+    )
 
 
 def constraint(text: str | None) -> str:
@@ -69,8 +79,8 @@ def constraint(text: str | None) -> str:
     return f"=={text}" if re.match(r"\d", text) else text
 
 
-def hooks(backend: str | None) -> dict[str, Any]:
-    """The hooks of one rank's process group."""
+def hooks(backend: str | None, timeout: float | None = None) -> dict[str, Any]:
+    """The hooks of one rank's process group; its collectives may take `timeout` seconds."""
     made: list[Group] = []
 
     @contextlib.contextmanager
@@ -81,20 +91,19 @@ def hooks(backend: str | None) -> dict[str, Any]:
         import torch
 
         from skymagic.plugins import _reports
-        from skymagic.plugins._torch import launched, usage
+        from skymagic.plugins._torch import devices, launched, usage
         from skymagic.plugins._torch.groups import Group
 
         launched.adapt_libraries()
         _reports.adapt_transformers()
         _reports.adapt_lightning()
-        usage.watch(info.local_rank)
-        if torch.cuda.is_available():
-            torch.cuda.set_device(info.local_rank % torch.cuda.device_count())
-        elif not torch.accelerator.is_available():
+        posted = devices.take()
+        usage.watch()
+        if not posted.gpu and not torch.accelerator.is_available():
             # without it accelerate, and Trainer with it, leave a group on CPUs alone, and each rank trains for itself
             os.environ.setdefault("ACCELERATE_USE_CPU", "true")
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
-        group = Group(backend)
+        group = Group(backend, None if timeout is None else timedelta(seconds=timeout), posted)
         made.append(group)
         with group.patched():
             group.join(info)

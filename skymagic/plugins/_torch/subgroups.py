@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from skymagic.plugins._torch import membership
@@ -55,11 +56,12 @@ def existing() -> list[Subgroup]:
     ]
 
 
-def form_again(before: Sequence[Subgroup], *, alive: bool) -> Formed:
+def form_again(before: Sequence[Subgroup], *, alive: bool, timeout: timedelta | None = None) -> Formed:
     """Make groups again that the default group's end has taken along; each rank takes part, also one without any.
 
     Args:
         alive: whether this rank holds what it had, and was not started anew.
+        timeout: of their collectives; None for torch's.
     """
     from torch.distributed import distributed_c10d as c10d
 
@@ -74,12 +76,12 @@ def form_again(before: Sequence[Subgroup], *, alive: bool) -> Formed:
         key = membership.digest(one.key)
         if all(rank in living and key in told[rank] for rank in one.ranks):
             with contextlib.suppress(Exception):  # it is named as lost
-                made[id(one.group)] = _make(one)
+                made[id(one.group)] = _make(one, timeout)
     c10d._world.group_count = count
     return Formed(made, living)
 
 
-def _make(one: Subgroup) -> Any:
+def _make(one: Subgroup, timeout: timedelta | None) -> Any:
     from torch.distributed import distributed_c10d as c10d
 
     default = c10d._get_default_group()
@@ -91,7 +93,7 @@ def _make(one: Subgroup) -> Any:
             c10d.Backend(one.backend),
             c10d._world.pg_map[default][1],
             one.name,
-            timeout=c10d._get_default_timeout(c10d.Backend(one.backend)),
+            timeout=timeout or c10d._get_default_timeout(c10d.Backend(one.backend)),
             group_desc=one.description,
         )
     c10d._world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(one.ranks)}

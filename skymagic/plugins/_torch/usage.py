@@ -9,15 +9,16 @@ import time
 import types
 from typing import Any
 
+from skymagic.plugins._torch import devices
 from skymagic.runtime import usage
 from skymagic.runtime.on_import import when_imported
 
 
 @functools.cache  # once in a process
-def watch(local_rank: int) -> None:
+def watch() -> None:
     """Measure what this process's loaders and its GPU do; torch is imported."""
     when_imported("torch.utils.data.dataloader", _loaders)
-    usage.watch_gpu(lambda: gpu(local_rank))
+    usage.watch_gpu(gpu)
 
 
 def _loaders(module: types.ModuleType) -> None:
@@ -43,7 +44,7 @@ def _loaders(module: types.ModuleType) -> None:
     iterator.__next__ = timed
 
 
-def gpu(local_rank: int) -> tuple[float, float]:
+def gpu() -> tuple[float, float]:
     """Shares of this rank's GPU: memory that holds tensors or is others', and time in use; NaN where CUDA was not used yet.
 
     CUDA's current device is each thread's own, and this is not the cell's: the device is the one that the plugin has set there.
@@ -52,7 +53,8 @@ def gpu(local_rank: int) -> tuple[float, float]:
 
     if not torch.cuda.is_initialized():
         return math.nan, math.nan
-    device = local_rank % torch.cuda.device_count()
+    if (device := devices.number()) is None:
+        return math.nan, math.nan
     free, total = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return 1 - (free + cached) / total, _in_use(device)

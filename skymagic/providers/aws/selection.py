@@ -25,6 +25,10 @@ _ROUNDING = 0.01
 """Of memory, as a share: 1152 GB may be told as 1152.0 or 1151.9."""
 
 
+BEFORE_OPEN = ("K80", "M60", "P4", "P40", "P100", "V100", "V100-32GB")
+"""GPUs that NVIDIA's open kernel module does not serve (Kepler to Volta): the image's driver has that module alone."""
+
+
 def wanted(request: PoolRequest, types: Iterable[InstanceType]) -> list[InstanceType]:
     """The types that serve a request, best known first; none where nothing does.
 
@@ -32,13 +36,13 @@ def wanted(request: PoolRequest, types: Iterable[InstanceType]) -> list[Instance
     generation's machines for general use, the smallest first, never one whose processor is held back after a while (burstable, flex).
     """
     usable = [one for one in types if _had(request, one) and _enough(request, one)]
-    if request.gpu is None:
+    if request.accelerator is None:
         plain = [one for one in usable if not one.gpus and one.general]
         # x and u7 have the most memory, and a price to match: only where nothing else has as much
         common = [one for one in plain if re.match(r"[cmr]\d", one.name)]
         large = [one for one in plain if re.match(r"x\d|u7", one.name)]
         return sorted(common or large, key=lambda one: (one.vcpus, one.memory, -one.generation, one.name))[:MOST_TYPES]
-    name, count = request.gpu.name, request.gpu.count
+    name, count = request.accelerator.name, request.accelerator.count
     having = [one for one in usable if one.gpu and one.gpus >= count and _is(name, one.gpu)]
     fewest = min((one.gpus for one in having), default=0)
     return sorted((one for one in having if one.gpus == fewest), key=lambda one: one.name)
@@ -55,7 +59,7 @@ def _had(request: PoolRequest, one: InstanceType) -> bool:
 
 def _enough(request: PoolRequest, one: InstanceType) -> bool:
     cpus, memory = request.cpus, request.memory
-    if request.gpu is None:
+    if request.accelerator is None:
         cpus = cpus or AtLeast(max(LEAST_CPUS, request.procs_per_node or 1), or_more=True)
         memory = memory or AtLeast(LEAST_MEMORY, or_more=True)
     return serves(cpus, one.vcpus) and serves(memory, one.memory)
@@ -109,11 +113,17 @@ def per_hour(one: Offer, nodes: int) -> float | None:
 
 def check(request: PoolRequest) -> None:
     """Raise RequestError for accelerators that no type serves, whatever a region has."""
-    if request.gpu is None:
+    if request.accelerator is None:
         return
-    device = kind(request.gpu.name)
+    device = kind(request.accelerator.name)
     if not device.cuda:
         raise RequestError(f"{device.name} is not supported on EC2: {NOT_CUDA}")
+    if device.name in BEFORE_OPEN and not request.cloud.image_id:
+        raise RequestError(
+            f"{device.name} does not work with the image for GPUs on EC2: its driver has NVIDIA's open kernel module, which serves Turing and "
+            "later (T4, A10G, L4, A100, …). Take one of those, or an image of yours with the proprietary module: "
+            "%config SkyMagic.aws = {'image_id': 'ami-…'}"
+        )
     if device.name in ("T4G", "GH200", "GB200", "GB300"):
         raise RequestError(
             f"{device.name} comes with ARM processors on EC2, and nodes are {ARCHITECTURE} as most notebooks: T4 or L4 instead"
@@ -125,7 +135,7 @@ def nothing(request: PoolRequest, there: Mapping[str, Catalogue]) -> list[str]:
     regions = " or ".join(there)
     types = [one for catalogue in there.values() for one in catalogue.types.values() if _had(request, one)]
     how = " on spot" if request.spot else ""
-    gpu = request.gpu
+    gpu = request.accelerator
     if gpu is None:
         asked = " and ".join(_amounts(request))
         exact = "; write 8+ for at least 8" if _exact(request) else ""

@@ -13,6 +13,10 @@ sizes=''
 ask_indexes=<INDEX_PROBE>
 ask_sources=<SOURCES_PROBE>
 accelerated=''
+jax=''
+gpu_fields=index,uuid,name,memory.total,compute_mode,mig.mode.current
+gpu_users=gpu_uuid,pid,process_name,used_memory
+gpu_hold=skymagic/gpu/
 <PIP_SETTINGS>
 
 <_BODY>

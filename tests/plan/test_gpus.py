@@ -1,0 +1,446 @@
+"""GPUs of a machine: listed, shown by CUDA_VISIBLE_DEVICES, asked for, and given to the ranks of a pool; pure but for the program's text."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skymagic.bootstrap.builds import for_gpus
+from skymagic.bootstrap.facts import Facts, parse
+from skymagic.errors import RequestError
+from skymagic.kernels.check import efa_unused
+from skymagic.kernels.network import hcas, infiniband_ports
+from skymagic.magics.arguments.pool_magic import parse_pool
+from skymagic.plan import accelerators, gpus
+from skymagic.plan.accelerators import known_as, matches, read_gpus
+from skymagic.plan.planning import fits, plan, plan_over
+from skymagic.plan.plans import Inventory, Plan
+from skymagic.pool.specs import devices_environment
+from skymagic.runtime.info import InstanceInfo
+from tests.lab.gpus import Gpu, Gpus, mig_uuid, uuid_of, visible
+
+H200 = "NVIDIA H200"
+
+
+def there(count: int, **options: Any) -> tuple[gpus.GpuDevice, ...]:
+    return tuple(gpus.GpuDevice(uuid_of(number), H200, number, 150.8, **options) for number in range(count))
+
+
+def machine(devices: tuple[gpus.GpuDevice, ...] | int, name: str = "box", **options: Any) -> Inventory:
+    found = there(devices) if isinstance(devices, int) else devices
+    return Inventory(name, 64, 512.0, found, "3.11", **options)
+
+
+def ranks(made: Plan) -> list[str]:
+    """GPUs of each rank: the numbers in nvidia-smi's list, as it finds them by its node's list and its own number."""
+    found = []
+    for rank in range(made.topology.world_size):
+        shape = made.topology
+        seen = devices_environment(made, rank).get("CUDA_VISIBLE_DEVICES")
+        node = made.devices[shape.node_of(rank)] if made.devices else ()
+        info = InstanceInfo(
+            accelerators=len(node), local_rank=shape.local_rank(rank), local_world_size=shape.procs_per_node
+        )
+        mine = [seen.split(",")[number] for number in info.gpus_of_rank()] if seen else []
+        assert mine == [one.word for one in made.devices_of(rank)], "one number serves all"
+        found.append("".join(str(one.index) for one in made.devices_of(rank)) or "-")
+    return found
+
+
+def refused(call: Any, *arguments: Any) -> str:
+    with pytest.raises(RequestError) as mistakes:
+        call(*arguments)
+    return "; ".join(mistakes.value.mistakes)
+
+
+# ------------------------------------------------------------------------------------------------- lines × GPUs
+
+TABLE = {  # line → for 0, 1, 2, 4 and 8 GPUs: nodes × ranks, and the GPUs of each rank
+    "--plugin torch": ("1×1 -", "1×1 0", "1×2 0 1", "1×4 0 1 2 3", "1×8 0 1 2 3 4 5 6 7"),
+    "--plugin jax": ("1×1 -", "1×1 0", "1×2 0 1", "1×4 0 1 2 3", "1×8 0 1 2 3 4 5 6 7"),
+    "--plugin keras:backend=torch": ("1×1 -", "1×1 0", "1×2 0 1", "1×4 0 1 2 3", "1×8 0 1 2 3 4 5 6 7"),
+    "--plugin accelerate": ("1×1 -", "1×1 0", "1×2 0 1", "1×4 0 1 2 3", "1×8 0 1 2 3 4 5 6 7"),
+    "--plugin joblib": ("1×1 -", "1×1 -", "1×1 -", "1×1 -", "1×1 -"),
+    "--plugin torch --ranks 1": ("1×1 -", "1×1 0", "1×1 01", "1×1 0123", "1×1 01234567"),
+    "--plugin torch --ranks 2": ("1×2 - -", "1×2 0 0", "1×2 0 1", "1×2 01 23", "1×2 0123 4567"),
+    "--plugin torch --ranks 3": ("1×3 - - -", "1×3 0 0 0", "1×3 0 0 1", "1×3 0 1 2", "1×3 0 1 2"),
+    "--plugin torch --ranks 4": ("1×4 - - - -", "1×4 0 0 0 0", "1×4 0 0 1 1", "1×4 0 1 2 3", "1×4 01 23 45 67"),
+    "--plugin torch --nodes 2": ("2×1 - -", "2×1 0 0", "2×1 0 1", "2×2 0 1 2 3", "2×4 0 1 2 3 4 5 6 7"),
+    "--plugin torch --nodes 2 --procs-per-node 1": ("2×1 - -", "2×1 0 0", "2×1 0 1", "2×1 01 23", "2×1 0123 4567"),
+    "--plugin torch --gpu none": ("1×1 -", "1×1 -", "1×1 -", "1×1 -", "1×1 -"),
+    "--gpu all": ("no GPU", "1×1 0", "1×2 0 1", "1×4 0 1 2 3", "1×8 0 1 2 3 4 5 6 7"),
+    "--gpu 2": ("no GPU", "1 GPU of 2", "1×2 0 1", "1×2 0 1", "1×2 0 1"),
+    "--gpu H200": ("no H200", "1×1 0", "1×1 0", "1×1 0", "1×1 0"),
+    "--gpu H200:2 --nodes 2": ("no H200", "1 H200 of 4", "2 H200 of 4", "2×2 0 1 2 3", "2×2 0 1 2 3"),
+    "--gpu A100": ("no A100",) * 5,
+    "--gpu 1,0": ("no GPU 1, 0", "no GPU 1", "1×2 1 0", "1×2 1 0", "1×2 1 0"),
+    "--gpu GPU-00000001": ("no GPU GPU-00000001", "no GPU GPU-00000001", "1×1 1", "1×1 1", "1×1 1"),
+}
+
+
+@pytest.mark.parametrize("line", TABLE)
+def test_the_gpus_of_each_rank(line: str) -> None:
+    for number, expected in zip((0, 1, 2, 4, 8), TABLE[line], strict=True):
+        request = parse_pool(line)
+        if "×" not in expected:
+            said = refused(plan, request, machine(number))
+            assert expected in said
+            assert "it has: " + gpus.table(there(number)) in said, "a refusal lists what is there"
+            continue
+        made = plan(request, machine(number))
+        shape = made.topology
+        assert " ".join([f"{shape.nodes}×{shape.procs_per_node}", *ranks(made)]) == expected, number
+        # of simulated nodes each has GPUs of its own where there are enough
+        words = [one.word for node in made.devices for one in node]
+        assert len(words) == len(set(words)) or number < shape.nodes
+
+
+def test_what_is_said_of_it() -> None:
+    def words(line: str, number: int) -> str:
+        return "; ".join(plan(parse_pool(line), machine(number)).gpu_words)
+
+    assert words("--plugin torch", 8) == "8 ranks, one per GPU (8 × H200); --ranks 1 for one"
+    assert words("--plugin torch --ranks 4", 4) == "GPUs 0–3 (4 × H200)"
+    assert words("--plugin torch", 1) == "GPU 0 (H200)"
+    assert words("--plugin torch --ranks 2", 1) == "2 ranks share 1 GPU (H200): collectives by gloo, NCCL refuses that"
+    assert words("--plugin torch", 0) == ""
+    made = plan(parse_pool("--plugin torch"), machine(8))
+    assert "one per GPU" in made.text()
+    assert "one per GPU" in made.starting
+    assert "JAX cannot share them: ask for one rank per GPU" in refused(
+        plan, parse_pool("--plugin jax --ranks 2"), machine(1)
+    )
+
+
+def test_a_hidden_gpu_is_hidden_from_cuda() -> None:
+    made = plan(parse_pool("--plugin torch --gpu none --ranks 2"), machine(2))
+    assert [devices_environment(made, rank) for rank in (0, 1)] == [{"CUDA_VISIBLE_DEVICES": ""}] * 2
+
+
+# ------------------------------------------------------------------------------------------------ those of others
+
+
+def test_gpus_that_others_use_are_left_out_and_named() -> None:
+    first, second, *others = there(4)
+    busy = replace(first, users=("process 77 (python, 12.0 GB)",))
+    taken = replace(second, held=("job-1", "main"))
+    made = plan(parse_pool("--plugin torch"), machine((busy, taken, *others)))
+    assert ranks(made) == ["2", "3"]
+    assert made.gpu_words[1] == "left out: GPU 0 in use by process 77 (python, 12.0 GB); GPU 1 taken by pool 'main'"
+    # somebody else's process does not keep one from a GPU that is asked for by name, or is the only one; a pool does
+    one = plan(parse_pool("--plugin torch"), machine((busy,)))
+    assert (ranks(one), one.gpu_words[1]) == (["0"], "shared with others: GPU 0 in use by process 77 (python, 12.0 GB)")
+    assert ranks(plan(parse_pool("--gpu 0,"), machine((busy, taken)))) == ["0"]
+    said = refused(plan, parse_pool("--gpu 1,"), machine((busy, taken)))
+    assert "GPU 1 taken by pool 'main'" in said
+    assert "--gpu none" in refused(plan, parse_pool("--plugin torch"), machine((taken,)))
+    mine = replace(parse_pool("--plugin torch"), resizes="job-1")
+    assert ranks(plan(mine, machine((taken,)))) == ["1"], "a pool that gets another size keeps its own"
+
+
+def test_compute_modes() -> None:
+    alone, closed = there(2)
+    alone, closed = replace(alone, mode="Exclusive_Process"), replace(closed, mode="Prohibited")
+    made = plan(parse_pool("--plugin torch"), machine((alone, closed)))
+    assert (ranks(made), made.gpu_words[1]) == (["0"], "left out: GPU 1 closed to all (compute mode Prohibited)")
+    assert "serves one process at a time" in refused(plan, parse_pool("--plugin torch --ranks 2"), machine((alone,)))
+
+
+def test_what_cannot_be_used_is_said() -> None:
+    silent = machine(0, unusable="NVIDIA's driver does not answer (nvidia-smi took more than 20 s)")
+    made = plan(parse_pool("--plugin torch"), silent)
+    assert made.gpu_words == ("NVIDIA's driver does not answer (nvidia-smi took more than 20 s): ranks on CPUs",)
+    assert "--gpu all: NVIDIA's driver does not answer" in refused(plan, parse_pool("--gpu all"), silent)
+
+
+# ----------------------------------------------------------------------------------------------------- the driver
+
+
+def smi(about: Gpus, *arguments: str) -> list[str]:
+    done = subprocess.run(
+        ["nvidia-smi", *arguments], env={**about.environment()}, capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()
+
+
+def listed(about: Gpus, **options: Any) -> tuple[gpus.GpuDevice, ...]:
+    table = "--format=csv,noheader,nounits"
+    users = smi(about, f"--query-compute-apps={gpus.APPLICATIONS}", table)
+    return gpus.listed(smi(about, f"--query-gpu={gpus.FIELDS}", table), smi(about, "-L"), users, **options)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Gpus:
+    """Two whole ones, one in use, and one in two parts."""
+    return Gpus(
+        tmp_path_factory.mktemp("mixed") / "gpus",
+        [
+            Gpu(),
+            Gpu(processes=((77, "/usr/bin/python", 2048), (78, "x", 5))),
+            Gpu("NVIDIA A100-SXM4-80GB", mig=("1g.10gb", "3g.40gb")),
+        ],
+    )
+
+
+def test_the_inventory_of_a_machine(mixed: Gpus) -> None:
+    held = [f"{gpus.HOLD}{uuid_of(0)}", f"{gpus.HOLD}{uuid_of(0)}/job-1/main"]
+    first, second, *parts = listed(mixed, held=held, own=(78,))
+    assert (first.uuid, first.kind, first.memory_gb, first.held) == (uuid_of(0), "H200", 150.8, ("job-1", "main"))
+    assert second.users == ("process 77 (python, 2.0 GB)",), "the notebook's own does not count"
+    assert [(one.uuid, one.index, one.kind) for one in parts] == [
+        (mig_uuid(2, 0), 2, "MIG 1g.10gb of A100-80GB"),
+        (mig_uuid(2, 1), 2, "MIG 3g.40gb of A100-80GB"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        "",
+        "0",
+        "1,0",
+        "0,5,1",
+        "GPU-00000001",
+        "GPU-0",
+        "0,0",
+        "-1",
+        "NoDevFiles",
+        f"{mig_uuid(2, 1)}",
+        "0,x,1",
+        " 1 , 0 ",
+    ],
+)
+def test_visible_devices_are_those_that_cuda_shows(mixed: Gpus, said: str | None) -> None:
+    whole = [one for one in listed(mixed) if not one.part or (said or "").startswith("MIG")]
+    about = {"gpus": [{"uuid": uuid_of(number), "mig": gpu.mig} for number, gpu in enumerate(mixed.gpus)]}
+    expected = visible(about, {} if said is None else {"CUDA_VISIBLE_DEVICES": said})
+    assert [one.uuid for one in gpus.visible(whole, said)] == [uuid for uuid, _ in expected]
+
+
+def test_parts_of_gpus_are_shown_to_each_rank_alone(mixed: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of parts CUDA shows a process the first alone."""
+    made = plan(parse_pool(f"--gpu {mig_uuid(2, 0)},{mig_uuid(2, 1)}"), machine(listed(mixed)))
+    shown = [devices_environment(made, rank)["CUDA_VISIBLE_DEVICES"] for rank in (0, 1)]
+    assert shown == [mig_uuid(2, 0), mig_uuid(2, 1)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown[1])
+    assert InstanceInfo(accelerators=2, local_rank=1, local_world_size=2).gpus_of_rank() == range(1)
+
+
+def test_options_of_gpu() -> None:
+    assert [str(read_gpus(text)) for text in ("all", "NONE", "4", "a100", "A100:4", "0,2", "0,", "GPU-12ab")] == [
+        "all", "none", "4", "A100:1", "A100:4", "0,2", "0", "GPU-12ab",
+    ]  # fmt: skip
+    assert "write none, or 0, (with a comma)" in refused(read_gpus, "0")
+    assert "GPU 1 is named twice" in refused(read_gpus, "1,1")
+    assert "'A100' is no GPU" in refused(read_gpus, "A100,0")
+    assert "did you mean" in refused(read_gpus, "A10O")
+    assert "does not say which GPU is to be rented" in refused(_rented, "--gpu all")
+
+
+def _rented(line: str) -> None:
+    from skymagic.plan.renting import Rental, plan_rented
+
+    plan_rented(parse_pool(line), Rental("aws", "m5.large", "us-east-1b", "us-east-1", 8, 32.0))
+
+
+# ---------------------------------------------------------------------------------------------------------- hosts
+
+
+def test_hosts_give_all_of_their_gpus() -> None:
+    made = plan_over(parse_pool("--plugin torch --hosts h1,h2"), [machine(4, "h1"), machine(4, "h2")], "ssh")
+    assert (made.topology.nodes, made.topology.procs_per_node, ranks(made)) == (2, 4, ["0", "1", "2", "3"] * 2)
+    cpus = plan_over(parse_pool("--plugin torch --hosts h1,h2"), [machine(0, "h1"), machine(0, "h2")], "ssh")
+    assert (cpus.topology.world_size, cpus.devices) == (2, ())
+    some = plan_over(parse_pool("--gpu 2 --hosts h1,h2"), [machine(4, "h1"), machine(2, "h2")], "ssh")
+    assert ranks(some) == ["0", "1"] * 2
+
+
+def test_hosts_with_unequal_numbers_are_refused_with_a_table() -> None:
+    hosts = [machine(4, "h1"), machine(2, "host2"), machine(0, "h3")]
+    said = refused(plan_over, parse_pool("--plugin torch --hosts h1,host2,h3"), hosts, "ssh")
+    assert said == (
+        "the hosts have unequal numbers of free GPUs:\n    h1     4 GPUs\n    host2  2 GPUs\n    h3     0 GPUs\n"
+        "  --gpu none takes none; or leave hosts out"
+    )
+
+
+def test_a_probe_tells_of_gpus() -> None:
+    said = (
+        "@sky system Linux\n@sky hostname h1\n@sky visible 1\n@sky gpu 0, GPU-a, NVIDIA L4, 23034, Default, [N/A]\n"
+        "@sky gpu 1, GPU-b, NVIDIA L4, 23034, Default, [N/A]\n@sky gpu_tree GPU 0: NVIDIA L4 (UUID: GPU-a)\n"
+        "@sky gpu_hold skymagic/gpu/GPU-b/job/lab\n@sky end\n"
+    )
+    (one,) = parse(said).inventory().gpus
+    assert (one.uuid, one.held) == ("GPU-b", ("job", "lab"))
+    silent = parse("@sky system Linux\n@sky hostname h1\n@sky gpu_complaint it failed\n@sky end\n").inventory()
+    assert silent.unusable == "the driver of h1 does not answer (it failed)"
+    amd = parse("@sky system Linux\n@sky hostname h1\n@sky rocm\n@sky end\n").inventory()
+    assert "AMD's GPUs (ROCm)" in refused(plan_over, parse_pool("--gpu all --hosts h1"), [amd], "ssh")
+
+
+# ------------------------------------------------------------------------------------------ a pool that runs fits
+
+
+def test_a_running_pool_and_its_size() -> None:
+    made = plan(parse_pool("--plugin torch --ranks 2"), machine(0))
+    assert fits(parse_pool("--ranks 2"), made) == []
+    assert fits(parse_pool("--ranks 3"), made) == ["it has 2 ranks, not 3"]
+    assert fits(parse_pool("--nodes 2"), made) == ["it has 1 node, not 2"]
+    nodes = plan(parse_pool("--nodes 2"), machine(0))
+    assert fits(parse_pool("--ranks 1"), nodes) == ["it has 2 ranks, not 1"]
+    assert made.size == "2 ranks"
+
+
+# ------------------------------------------------------------------------------------------------------- builds
+
+
+def test_jax_and_torch_have_one_major_of_cuda() -> None:
+    host = Facts("Linux", "x86_64", "h", "/h", "/h/.skymagic", gpus=(H200,), driver="580.159.04")
+    packages = ("jax==0.10.2", "jaxtyping", "keras>=3")
+    assert for_gpus(packages, host, "auto") == ("jax[cuda13]==0.10.2", "jaxtyping", "keras>=3")
+    assert for_gpus(packages, replace(host, driver="550.1"), "auto")[0] == "jax[cuda12]==0.10.2"
+    assert for_gpus(("jax[cuda12]",), host, "cu130") == ("jax[cuda13]",)
+    assert for_gpus(("jax[cuda12]",), host, "cu126") == ("jax[cuda12]",)
+    assert for_gpus(("jax[cuda12]==1", "jax"), replace(host, gpus=(), driver=""), "cpu") == ("jax==1", "jax")
+
+
+# ------------------------------------------------------------------------------------------------------ networks
+
+
+def test_the_fabric_is_chosen_among_several_cards(tmp_path: Path) -> None:
+    for name, state, layer in (
+        ("mlx5_0", "4: ACTIVE", "InfiniBand"), ("mlx5_1", "1: DOWN", "InfiniBand"), ("mlx5_bond_0", "4: ACTIVE", "Ethernet"),
+    ):  # fmt: skip
+        port = tmp_path / name / "ports" / "1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(state + "\n")
+        (port / "link_layer").write_text(layer + "\n")
+    assert hcas(infiniband_ports(tmp_path)) == "=mlx5_0:1"
+    assert hcas([("a:1", True, "Ethernet"), ("b:1", True, "Ethernet")]) == ""
+    assert hcas([("a:1", True, "InfiniBand"), ("b:1", True, "InfiniBand")]) == ""
+    assert hcas(infiniband_ports(tmp_path / "none")) == ""
+
+
+def test_efa_without_its_plugin_is_seen(tmp_path: Path) -> None:
+    assert not efa_unused(tmp_path)
+    (tmp_path / "sys/bus/pci/drivers/efa").mkdir(parents=True)
+    device = tmp_path / "sys/class/infiniband/rdmap0s6/device"
+    device.mkdir(parents=True)
+    (device / "driver").symlink_to(tmp_path / "sys/bus/pci/drivers/efa")
+    assert efa_unused(tmp_path)
+    plugin = tmp_path / "opt/amazon/ofi-nccl/lib/x86_64-linux-gnu"
+    plugin.mkdir(parents=True)
+    (plugin / "libnccl-net-ofi.so").touch()
+    assert not efa_unused(tmp_path)
+
+
+# --------------------------------------------------------------------------------------------------------- names
+
+NAMES = """\
+NVIDIA H200|H200
+NVIDIA H200 NVL|H200
+NVIDIA H100 80GB HBM3|H100
+NVIDIA H100 PCIe|H100
+NVIDIA H100 NVL|H100
+NVIDIA H100 80GB HBM2e|H100
+NVIDIA H800|H800
+NVIDIA H20|H20
+NVIDIA H20-3e|H20
+NVIDIA GH200 480GB|GH200
+NVIDIA GH200 120GB|GH200
+NVIDIA B200|B200
+NVIDIA B300 SXM6 AC|B300
+NVIDIA GB200|GB200
+NVIDIA GB300|GB300
+NVIDIA A100-SXM4-80GB|A100-80GB
+NVIDIA A100-SXM4-40GB|A100
+NVIDIA A100 80GB PCIe|A100-80GB
+NVIDIA A100-PCIE-40GB|A100
+NVIDIA A100-PCIE-80GB|A100-80GB
+A100-SXM4-40GB|A100
+NVIDIA A800-SXM4-80GB|A800-80GB
+NVIDIA A30|A30
+NVIDIA A40|A40
+NVIDIA A10|A10
+NVIDIA A10G|A10G
+NVIDIA A16|A16
+NVIDIA A2|A2
+NVIDIA L4|L4
+NVIDIA L40|L40
+NVIDIA L40S|L40S
+NVIDIA L20|L20
+NVIDIA L2|L2
+Tesla T4|T4
+NVIDIA T4G|T4G
+Tesla V100-SXM2-16GB|V100
+Tesla V100-SXM2-32GB|V100-32GB
+Tesla V100-PCIE-16GB|V100
+Tesla V100-SXM3-32GB|V100-32GB
+Tesla V100S-PCIE-32GB|V100S
+Tesla P100-PCIE-16GB|P100
+Tesla P100-SXM2-16GB|P100
+Tesla P40|P40
+Tesla P4|P4
+Tesla K80|K80
+Tesla M60|M60
+NVIDIA RTX A6000|RTXA6000
+RTX A6000|RTXA6000
+NVIDIA RTX A5000|RTXA5000
+NVIDIA RTX A4000|RTXA4000
+NVIDIA RTX A2000|RTXA2000
+NVIDIA RTX 6000 Ada Generation|RTX6000-Ada
+NVIDIA RTX 5000 Ada Generation|RTX5000-Ada
+NVIDIA RTX 4000 Ada Generation|RTX4000-Ada
+NVIDIA RTX 4000 SFF Ada Generation|RTX4000-Ada
+NVIDIA RTX PRO 6000 Blackwell Server Edition|RTXPRO6000
+NVIDIA RTX PRO 6000 Blackwell Workstation Edition|RTXPRO6000
+NVIDIA RTX PRO 5000 Blackwell|RTXPRO5000
+NVIDIA RTX PRO 4000 Blackwell|RTXPRO4000
+Quadro RTX 6000|RTX6000
+Quadro RTX 8000|RTX8000
+NVIDIA GeForce RTX 5090|RTX5090
+NVIDIA GeForce RTX 5080|RTX5080
+NVIDIA GeForce RTX 5070|RTX5070
+NVIDIA GeForce RTX 5070 Ti|RTX5070Ti
+NVIDIA GeForce RTX 4090|RTX4090
+NVIDIA GeForce RTX 4090 D|RTX4090D
+NVIDIA GeForce RTX 4080|RTX4080
+NVIDIA GeForce RTX 4080 SUPER|RTX4080-SUPER
+NVIDIA GeForce RTX 4070|RTX4070
+NVIDIA GeForce RTX 4070 Ti|RTX4070Ti
+NVIDIA GeForce RTX 4060|RTX4060
+NVIDIA GeForce RTX 4060 Ti|RTX4060Ti
+NVIDIA GeForce RTX 3090|RTX3090
+NVIDIA GeForce RTX 3090 Ti|RTX3090Ti
+NVIDIA GeForce RTX 3080|RTX3080
+NVIDIA GeForce RTX 3080 Ti|RTX3080Ti
+NVIDIA GeForce RTX 3070|RTX3070
+NVIDIA GeForce RTX 3060|RTX3060
+GeForce RTX 2080 Ti|RTX2080Ti
+NVIDIA TITAN RTX|TITAN RTX
+NVIDIA TITAN V|TITAN V
+NVIDIA GeForce RTX 4090 Laptop GPU|GeForce RTX 4090 Laptop GPU
+NVIDIA GeForce GTX 1080 Ti|GeForce GTX 1080 Ti
+NVIDIA DGX Spark|DGX Spark
+"""
+
+
+@pytest.mark.parametrize("line", NAMES.splitlines())
+def test_drivers_names(line: str) -> None:
+    driver, _, name = line.partition("|")
+    assert known_as(driver) == name
+    others = [
+        one
+        for one in accelerators.NAMES
+        if matches(one, driver) and one not in (name, name.removesuffix("-80GB").removesuffix("-32GB"))
+    ]
+    assert not others, "a GPU is taken for another"
+
+
+def test_as_many_names_as_drivers_give() -> None:
+    assert len(set(NAMES.splitlines())) >= 65
