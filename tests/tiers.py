@@ -156,7 +156,7 @@ def _loaded(name: str) -> types.ModuleType | None:
 
 
 def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] in ("skymagic", "tests")
+    return module.partition(".")[0] in ("skymagic", "tests", "benchmarks")
 
 
 def _functions(value: Any) -> list[types.FunctionType]:

@@ -77,8 +77,8 @@ def interfaces(info: InstanceInfo, kept: Mapping[str, str]) -> dict[str, str]:
     """The variables that pin gloo and NCCL to the cluster's interface, but for those that the user has set."""
     name = interface_to(info.head_addr)
     # NCCL takes a name for the beginning of names, unless it is told that it is whole: eth1 would be eth10, too
-    names = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
-    found = {key: value for key, value in names.items() if name is not None and key not in kept}
+    names = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name is not None else {}
+    found = {key: value for key, value in names.items() if key not in kept}
     ports = infiniband_ports() if info.total_nodes > 1 and "NCCL_IB_HCA" not in kept else ()
     return {**found, **({"NCCL_IB_HCA": chosen} if (chosen := hcas(ports)) else {})}
 

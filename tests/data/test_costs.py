@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
 from skymagic.data.shipping.shipper import Shipper
+from skymagic.data.store.base import Buffer
 from skymagic.data.store.store import NodeStore, create, remove
 from skymagic.data.values import pickling
 from skymagic.data.values.contents import contents_hash
@@ -39,12 +41,15 @@ class Costs:
                 calls[frame.f_code.co_name if event == "call" else function.__name__] += 1
 
         before = sys.getprofile()
+        gc.collect()
+        gc.disable()  # callbacks of collections are calls too
         sys.setprofile(called)
         try:
             manifest = self.shipper.prepare("v", [0])
             self.shipper.bound(manifest, 0, completed=True)
         finally:
             sys.setprofile(before)
+            gc.enable()
         return calls
 
 
@@ -88,7 +93,7 @@ def test_a_use_of_many_small_parts_takes_few_calls_for_each(costs: Costs, kind: 
 
 def copy(value: Any) -> Any:
     pickled = pickling.dumps(value, {})
-    return pickling.loads(pickled.pieces, [bytearray(each) for each in pickled.buffers], {})
+    return pickling.loads(pickled.pieces, [bytearray(cast("Buffer", each)) for each in pickled.buffers], {})
 
 
 def contents(value: Any) -> str:

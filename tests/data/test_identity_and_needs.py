@@ -9,7 +9,7 @@ import gc
 import typing
 import weakref
 from collections import OrderedDict
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,7 @@ import scipy.sparse
 import torch
 import traitlets
 
+from skymagic.data.store.base import Buffer
 from skymagic.data.values import pickling
 
 # what a value needs: a rank that lacks it gets it before the value is sent
@@ -70,7 +71,7 @@ def test_every_kind_of_value_tells_what_it_needs(kind: str, nested: bool) -> Non
 def copy(value: Any) -> Any:
     """The value after a pickle, in this process; the first one of a bundle whose objects have numbers, as on a rank."""
     pickled = pickling.dumps(value, SPACE, folder="/nowhere")
-    return pickling.loads(pickled.pieces, [bytearray(each) for each in pickled.buffers], SPACE, memo={})
+    return pickling.loads(pickled.pieces, [bytearray(cast("Buffer", each)) for each in pickled.buffers], SPACE, memo={})
 
 
 SPACE: dict[str, Any] = {"__name__": "__main__"}

@@ -88,7 +88,7 @@ def loads(
         links: the objects that it refers to.
         memo: gets the objects that were made, by their numbers; nothing where there may be too many.
     """
-    buffers = (each.read() if isinstance(each, DeviceBytes) else each for each in buffers)
+    on_host = [each.read() if isinstance(each, DeviceBytes) else each for each in buffers]
     before, here.namespace = here.namespace, namespace
     lent, here.lent = here.lent, []
     weak, here.weak = here.weak, []
@@ -97,9 +97,9 @@ def loads(
         if sum(map(len, header)) > LISTED:
             memo = None
         if len(header) == 1 and not links and memo is None:
-            value = pickle.loads(header[0], buffers=buffers)
+            value = pickle.loads(header[0], buffers=on_host)
         else:
-            value = _load(header, buffers, links, memo)
+            value = _load(header, on_host, links, memo)
         if here.weak:
             rebuild.hold(numbered=memo is not None)
         return value
