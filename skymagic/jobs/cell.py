@@ -334,7 +334,8 @@ def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -
     failures = failures_of(report, pool)
     notes = [*lost_notes(report, pool), *report.notes, *missing_notes(report, pool, task)]
     known = {*pool.shipper.names(), *pool.namespace}
-    notes += hints(failures, {plugin.name for plugin in pool.plugins}, known, remote=pool.plan.remote)
+    magics = magics_of(pool.namespace)
+    notes += hints(failures, {plugin.name for plugin in pool.plugins}, known, magics, remote=pool.plan.remote)
     causes = [one for one in failures if not one.secondary]
     if pool.ended is not None and any(one.died == pool.ended for one in failures):
         before = [f"rank {one.rank}: {one.words}" for one in causes if one.died != pool.ended]
@@ -352,6 +353,13 @@ def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -
         error.failures = tuple(failures)
         return error
     return error_of(failures, pool.world_size, notes)
+
+
+def magics_of(namespace: Mapping[str, Any]) -> set[str]:
+    """The magics of the notebook with these names, as they are written: ``%time``, ``%%time``."""
+    shell = namespace["get_ipython"]() if "get_ipython" in namespace else None
+    by_type = shell.magics_manager.magics if shell is not None else {}
+    return {f"{'%' if type_ == 'line' else '%%'}{name}" for type_, names in by_type.items() for name in names}
 
 
 def missing_notes(report: Report, pool: Pool, task: bool) -> list[str]:

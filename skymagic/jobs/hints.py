@@ -14,16 +14,23 @@ FSDP_ON_CPUS = "The strategy `fsdp` requires a GPU accelerator"
 """Lightning's refusal."""
 NO_NAME = re.compile(r"name '(\w+)' is not defined")
 NO_MODULE = re.compile(r"No module named '(\w+)")
+NO_MAGIC = re.compile(r"(?:Line|Cell) magic(?: function)? `(%+\w+)` not found")
 
 
 def hints(
-    failures: Sequence[Failure], plugins: Collection[str], names: Collection[str] = (), *, remote: bool = True
+    failures: Sequence[Failure],
+    plugins: Collection[str],
+    names: Collection[str] = (),
+    magics: Collection[str] = (),
+    *,
+    remote: bool = True,
 ) -> list[str]:
     """Lines to show below an error.
 
     Args:
         plugins: names of those that the pool has.
         names: that the ranks or the notebook have.
+        magics: that the notebook has, with their per cent signs.
         remote: whether its ranks run on other machines, in environments of their own.
     """
     if modules := {match[1] for one in failures if (match := NO_MODULE.match(one.evalue))}:
@@ -31,6 +38,11 @@ def hints(
         where = "the machines of this pool" if remote else "this notebook's environment"
         return [
             f"{where} may lack a package: {'%sky_pip' if remote else '%pip'} install {packages}, if that is its name"
+        ]
+    if mine := {match[1] for one in failures if (match := NO_MAGIC.match(one.evalue)) and match[1] in magics}:
+        return [
+            f"{', '.join(sorted(mine))} is a magic of the notebook, and magics do not travel: define or %load_ext it in a "
+            "%%sky_broadcast cell, or call the function behind it"
         ]
     missing = dict.fromkeys(
         match[1] for one in failures if one.ename == "NameError" and (match := NO_NAME.match(one.evalue))

@@ -68,7 +68,7 @@ def with_gpu(host: ShellHost, folder: Path) -> None:
     """Let the host have a GPU."""
     folder.mkdir()
     program = folder / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho NVIDIA A100-SXM4-80GB\n")
+    program.write_text("#!/bin/sh\necho 0, GPU-0, NVIDIA A100-SXM4-80GB, 81920, Default, Disabled\n")
     program.chmod(0o755)
     host.env = {**host.env, "PATH": f"{folder}:{host.environment()['PATH']}"}
 

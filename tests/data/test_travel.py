@@ -268,7 +268,9 @@ def test_usage_lines_and_magics_are_a_notebook_s(notebook: Notebook) -> None:
     assert {each.split()[1] for each in notebook.value("used")} == {"ipykernel_launcher.py"}
     notebook.run("from IPython.core.magic import register_line_magic\n@register_line_magic\ndef mine(line): return 5")
     failed = notebook.fail("%%sky_broadcast\n%mine 3")
-    assert "the ranks do not have %mine: magics that a notebook defines or loads do not travel" in failed.text
+    assert "Line magic function `%mine` not found" in failed.text
+    assert "%mine is a magic of the notebook, and magics do not travel: define or %load_ext it" in failed.text
+    assert "do not travel" not in notebook.fail("%%sky_broadcast\n%nobodys 3").text
     notebook.run(
         "%%sky_broadcast -o made\n@get_ipython().register_magic_function\ndef mine(line): return int(line)\n%mine 3"
     )

@@ -27,8 +27,8 @@ pytestmark = pytest.mark.needs("sshd")
 REDUCED = f"--procs-per-node 1 --python {sys.executable}"
 SMI = """#!/bin/sh
 case $1 in
+    --query-gpu=index,uuid*) for gpu in 0 1 2 3 4 5 6 7; do echo "$gpu, GPU-$gpu, NVIDIA A100-SXM4-40GB, 40960, Default, Disabled"; done ;;
     --query-gpu=index*) for gpu in 0 1 2 3 4 5 6 7; do echo "$gpu, NVIDIA A100-SXM4-40GB, 550.1, 0, 0, 0"; done ;;
-    --query-gpu*) for gpu in 0 1 2 3 4 5 6 7; do echo "NVIDIA A100-SXM4-40GB"; done ;;
 esac
 """
 STEP = """%%sky_broadcast -o results

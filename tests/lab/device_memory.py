@@ -79,6 +79,7 @@ def device_memory() -> Iterator[DeviceMemory]:
         patch.object(torch.UntypedStorage, "device", place),
         patch.object(torch.UntypedStorage, "cpu", whole_storage),
         patch.object(torch.Tensor, "device", property(device)),
+        patch.object(torch.Tensor, "is_cpu", property(lambda tensor: device(tensor).type == "cpu")),
         patch.object(torch.Tensor, "copy_", copy_),
         patch.object(torch.Tensor, "cpu", cpu),
         patch.object(torch, "empty", on_host),

@@ -368,7 +368,14 @@ class Cuda:
         """Let torch be one that is built for CUDA."""
         nothing = {
             name: (lambda *_, **__: 0)
-            for name in ("memory_reserved", "memory_allocated", "utilization", "max_memory_allocated")
+            for name in (
+                "synchronize",
+                "empty_cache",
+                "memory_reserved",
+                "memory_allocated",
+                "utilization",
+                "max_memory_allocated",
+            )
         }
         functions = {
             "is_available": lambda: self.count() > 0, "device_count": self.count, "set_device": self.set_device,

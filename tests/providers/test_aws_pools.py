@@ -136,8 +136,8 @@ SMI = """#!/bin/sh
 mkdir "{folder}/asked" 2>/dev/null && echo "$HOME" >"{folder}/bad"
 errors=0; [ "$(cat "{folder}/bad")" = "$HOME" ] && errors=3
 case $1 in
+    --query-gpu=index,uuid*) echo "0, GPU-0, Tesla T4, 15360, Default, [N/A]" ;;
     --query-gpu=index*) echo "0, Tesla T4, 550.1, 3, 0, $errors" ;;
-    --query-gpu*) echo "Tesla T4" ;;
 esac
 """
 
@@ -165,8 +165,8 @@ def test_a_broken_machine_is_named_and_replaced(aws: tuple[Machines, Notebook], 
 
 ASKED = """#!/bin/sh
 case $1 in
+    --query-gpu=index,uuid*) echo "0, GPU-0, Tesla T4, 15360, Default, [N/A]" ;;
     --query-gpu=index*) : >"$HOME/asked"; echo "0, Tesla T4, 550.1, 3, 0, 0" ;;
-    --query-gpu*) echo "Tesla T4" ;;
 esac
 """
 SYNC = """#!/bin/sh

@@ -21,10 +21,6 @@ INPUT_REFUSED = (
 )
 DEBUGGER_REFUSED = "{what} cannot ask from a rank: print what you want to see, or get the variables (-g name) and debug in a plain cell of the notebook"
 OURS_REFUSED = "{what} belongs in a cell of the notebook: this one runs on the ranks of a pool already"
-MAGIC_UNKNOWN = (
-    "the ranks do not have {what}: magics that a notebook defines or loads do not travel; define or %load_ext it in a "
-    "%%sky_broadcast cell, or call the function behind it"
-)
 LAUNCHER_REFUSED = (
     "{what} would start processes on each of the {ranks}, which are the processes already: call {name}({arguments}) itself; "
     "ranks of a pool with --plugin torch have their process group"
@@ -34,21 +30,18 @@ DEBUGGERS = ("pdb", "debug")
 EXTENSIONS = ("load_ext", "reload_ext", "unload_ext")
 
 
-def magic(written: str, plain: Any, *, elsewhere: bool) -> Any:
+def magic(written: str, plain: Any) -> Any:
     """The magic itself, or what raises UsageError in the place of one that has no meaning on a rank.
 
     Args:
         written: its name with its per cent signs.
         plain: the function of this name on the rank; None if it has none.
-        elsewhere: whether there is one with another count of per cent signs, which IPython suggests.
     """
     name = written.lstrip("%")
     if name in DEBUGGERS:
         return refusal(written, UsageError)
     if name.startswith("sky_"):
         return refusal(written, UsageError, OURS_REFUSED)
-    if plain is None and not elsewhere:
-        return refusal(written, UsageError, MAGIC_UNKNOWN)
     if name not in EXTENSIONS or plain is None:
         return plain
 

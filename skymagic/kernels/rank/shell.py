@@ -168,9 +168,7 @@ class RankShell(ZMQInteractiveShell):
 
     def _find_with_lazy_load(self, /, type_: str, magic_name: str) -> Any:
         written = {"line": "%", "cell": "%%"}[type_] + magic_name
-        other = self.find_cell_magic(magic_name) if type_ == "line" else self.find_line_magic(magic_name)
-        plain = super()._find_with_lazy_load(type_, magic_name)
-        return refusals.magic(written, plain, elsewhere=other is not None)
+        return refusals.magic(written, super()._find_with_lazy_load(type_, magic_name))
 
     def init_hooks(self) -> None:
         """Help (``name?``) is displayed: a rank's reply has no place for the pager's payload."""
