@@ -70,14 +70,32 @@ class Reads:
 def _functions(value: object) -> Iterator[types.FunctionType]:
     """Functions that a variable's value is, wraps or, for a class, has."""
     for _ in range(_WRAPPED):
-        if isinstance(value, types.FunctionType):
-            yield value
-        elif isinstance(value, type) and value.__module__ == "__main__":
+        kind = type(value)
+        if kind is types.FunctionType:
+            yield value  # type: ignore[misc]
+        elif issubclass(kind, type) and vars(value).get("__module__") == "__main__":
             for member in vars(value).values():
-                if not isinstance(member, type):
+                if not issubclass(type(member), type):
                     yield from _functions(member)
-        inner = (getattr(value, name, None) for name in ("__wrapped__", "__func__", "func", "fget"))
-        value = next((each for each in inner if each is not None), None)
+        value = _wrapped(value)
+
+
+def _wrapped(value: object) -> object:
+    """What a variable's value wraps. Nothing of the user's runs for it: ``getattr`` would import what a module loads on use."""
+    if isinstance(value, types.ModuleType):
+        return None
+    for name in ("__func__", "func", "fget"):
+        if type(vars(type(value)).get(name)) in _MEMBERS:
+            return getattr(value, name)
+    try:
+        own = object.__getattribute__(value, "__dict__")
+        return next((own[name] for name in ("__wrapped__", "func") if name in own), None)
+    except Exception:  # there is none, or it is a property
+        return None
+
+
+_MEMBERS = {types.MemberDescriptorType, types.GetSetDescriptorType}
+"""Of methods, partials and properties: attributes that are C's."""
 
 
 _WRAPPED = 8
