@@ -7,6 +7,7 @@ instance. So code is listed as it is compiled, rebuilt or bound, by weak referen
 from __future__ import annotations
 
 import functools
+import hashlib
 import types
 import weakref
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,6 @@ from typing import Any
 
 from skymagic.data.capture.bytecode import code_names
 from skymagic.data.capture.functions import mentioned_names
-from skymagic.data.store.store import digest
 
 
 class Reads:
@@ -58,7 +58,8 @@ class Reads:
             for _, function, names in list(self._codes.values()):
                 found.setdefault(function, set()).update(names)
             listed = {function: sorted(names) for function, names in sorted(found.items()) if names}
-            self._report = digest([repr(listed).encode()]), listed
+            # nothing is imported here: the cell may have broken that
+            self._report = hashlib.sha256(repr(listed).encode()).hexdigest(), listed
         mark, listing = self._report
         return {"digest": mark, "names": None if mark in known else listing}
 
