@@ -146,7 +146,7 @@ class Desk:
 @contextmanager
 def local_desk(folder: Path) -> Iterator[Desk]:
     """With a pool of this machine that outlives its notebooks; no other test's has its name."""
-    desk = Desk(folder, f"%sky_pool lab{os.urandom(4).hex()} --ranks 2 --detached")
+    desk = Desk(folder, f"%sky_pool lab{os.urandom(4).hex()} --nodes 2 --detached")
     with nothing_left(desk.env):
         yield desk
 

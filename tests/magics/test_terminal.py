@@ -42,7 +42,7 @@ def test_a_command_has_the_ranks_environment_and_folder_and_its_exit_code_is_sai
         "%sky_shell --rank 1 echo $RANK $LOCAL_RANK of $WORLD_SIZE $GREETING; pwd; which python; exit 3"
     )
     first, folder, python, end = shown.text.splitlines()
-    assert first == "1 0 of 2 hello"
+    assert first == "1 1 of 2 hello"
     assert Path(folder) == notebook.folder / "below"
     assert Path(python).parent == Path(sys.executable).parent
     assert re.fullmatch(r"\[rank 1 on \S+: exit code 3\]", end)

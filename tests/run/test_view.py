@@ -169,7 +169,7 @@ def notebook(shared_pools: Pools) -> Iterator[Notebook]:
     setup = "%%sky_broadcast\nimport os, sys, time\nimport skymagic as sky\nrank = int(os.environ['RANK']);"
     patient = "%config SkyMagic.grace = 30.0"  # no rank is killed, and loses its names, because the machine is busy
     with shared_pools.lent(
-        "--ranks 2", patient, "pool = %sky_pool --ranks 2", setup, view_after=0.2, watched=True
+        "--nodes 2", patient, "pool = %sky_pool --nodes 2", setup, view_after=0.2, watched=True
     ) as one:
         yield one
 
