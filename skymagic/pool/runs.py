@@ -93,7 +93,8 @@ class Runs:
             stop.attach(submission)
             with interrupt.deferred() as interrupts, interrupts.sent_to(submission):
                 report = self._dispatch.follow(submission, screen, limits)
-            self._recovery.begin_after(report)
+        # not before the run counts as over: only then is it known that the pool goes on without a machine, whose ranks nobody starts
+        self._recovery.begin_after(report)
         return report
 
     def _reservation(self, spec: RunSpec, stop: StopSignal) -> Reservation:
