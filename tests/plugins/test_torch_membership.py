@@ -85,3 +85,39 @@ def test_a_rank_fails_where_there_is_no_numpy(tmp_path: Path) -> None:
         notebook.run(TRAINING)
         assert notebook.value("[pid for _, pid in losses]") == before
         notebook.run("%sky_restart")
+
+
+JOINED = """
+import json, os, sys, torch, torch.distributed as dist
+from dataclasses import asdict
+from skymagic.plugins._torch.backends import Posted
+from skymagic.plugins._torch.groups import Group
+from skymagic.runtime import rendezvous
+from skymagic.runtime.info import InstanceInfo
+reader, writer = os.pipe()
+stranger = os.fork()
+if not stranger:
+    store = dist.TCPStore("127.0.0.1", int(os.read(reader, 16)), is_master=False)
+    dist.PrefixStore("backend", store).set("1", json.dumps(asdict(Posted("here"))))
+    dist.init_process_group("gloo", store=dist.PrefixStore("skymagic-0", store), rank=1, world_size=2)
+    dist.all_gather([torch.empty(32, dtype=torch.uint8) for _ in range(2)], torch.zeros(32, dtype=torch.uint8))
+    os._exit(0)
+class Control:
+    def put(self, key, value):
+        os.write(writer, str(value[0]).encode())  # the port alone: whoever looks finds it
+rendezvous.attach(Control(), 0)
+try:
+    Group("gloo").form(InstanceInfo(rank=0, world_size=2))
+    print("formed")
+except RuntimeError as problem:
+    print("refused", problem)
+finally:
+    os.kill(stranger, 9)
+    os.waitpid(stranger, 0)
+"""
+
+
+def test_a_group_that_a_stranger_has_joined_is_not_used() -> None:
+    """What a rank sends is unpickled by the others' `broadcast_object_list`: none may begin before all have shown the secret."""
+    done = subprocess.run([sys.executable, "-c", JOINED], check=True, timeout=60, capture_output=True, text=True)
+    assert done.stdout.startswith("refused the process group has a stranger in place of rank 1"), done.stdout

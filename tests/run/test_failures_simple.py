@@ -467,3 +467,16 @@ def test_timeout_says_where_each_rank_was(notebook: Notebook) -> None:
 def test_timeout_that_is_not_reached(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast --timeout 10m -o r\nrank")
     assert notebook.value("r") == [0, 1, 2]
+
+
+# ------------------------------------------------------------------------------------------ what is left
+
+
+def test_values_of_ranks_that_ended_well_do_not_stay_in_shared_memory(notebook: Notebook) -> None:
+    notebook.run(
+        "import glob, os, skymagic\n[store] = glob.glob(f'/dev/shm/skymagic-{skymagic.find().pool.job_id}-*')\n"
+        "def files(): return sorted(name for name in os.listdir(store) if not name.endswith('.part'))\nthere = files()"
+    )
+    body = "if rank == 1:\n    while files() == there: pass\n    raise ValueError('planted')\nbytes(2_000_000)"
+    assert "planted" in notebook.fail(f"%%sky_broadcast -o large\n{body}").evalue
+    assert notebook.value("files() == there") is True

@@ -320,6 +320,14 @@ def test_a_jump_host_that_fails(hosts: Hosts) -> None:
     assert failure.reason == f"its jump host h1 cannot be used: 127.0.0.2 port {hosts[0].port} refused the connection"
 
 
+@pytest.mark.parametrize(("unknown", "said"), [(0, "its jump host h1 cannot be used: "), (1, "")])
+def test_each_host_on_the_way_shows_its_key(hosts: Hosts, unknown: int, said: str) -> None:
+    keys = hosts.known_hosts.read_text().splitlines()
+    hosts.known_hosts.write_text(f"{keys[1 - unknown]}\n")
+    failure = failing(configured(hosts, "Host h2", "ProxyJump h1", "Host *", name="h2"))
+    assert failure.reason.startswith(f"{said}its host key is not known: ssh-ed25519 SHA256:")
+
+
 def test_a_jump_host_that_forbids_it(tmp_path: Path) -> None:
     with loopback(tmp_path / "hosts", 2, options=["AllowTcpForwarding no"]) as hosts:
         failure = failing(configured(hosts, "Host h2", "ProxyJump h1", "Host *", name="h2"))
