@@ -205,12 +205,24 @@ def test_uv_is_told_what_pip_is_configured_with() -> None:
 
 PROMISES = 13
 FAILURES = 8
+SECURITY_PROMISES = 22
 
 
 def test_each_promise_names_tests_that_exist() -> None:
     rows = re.findall(r"^\| (\d+\.|failure:) .*? \| (.*) \|$", (ROOT / "tests/README.md").read_text(), re.MULTILINE)
     numbers = [number for number, _ in rows]
     assert numbers == [*(f"{number}." for number in range(1, PROMISES + 1)), *["failure:"] * FAILURES]
+    named = [re.findall(r"`(\S+?)::(\w+)`", cell) for _, cell in rows]
+    assert all(named)
+    assert not [f"{file}::{test}" for row in named for file, test in row if test not in _tests(ROOT / file)]
+
+
+def test_each_promise_of_security_names_tests_that_exist() -> None:
+    """Each row of SECURITY.md's table of promises; the tables above and below it have no tests."""
+    _, _, section = (ROOT / "SECURITY.md").read_text().partition("## Promises and their tests\n")
+    table = section.partition("\n## ")[0]
+    rows = re.findall(r"^\| (?!promise \||---)(.+?) \| ([^|]*) \|$", table, re.MULTILINE)
+    assert len(rows) == SECURITY_PROMISES
     named = [re.findall(r"`(\S+?)::(\w+)`", cell) for _, cell in rows]
     assert all(named)
     assert not [f"{file}::{test}" for row in named for file, test in row if test not in _tests(ROOT / file)]

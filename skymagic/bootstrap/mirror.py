@@ -28,6 +28,7 @@ import ssl
 import sys
 import tempfile
 import threading
+import time  # noqa: F401 (the text of Unauthenticated needs it: `program`)
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -39,6 +40,7 @@ from typing import IO, cast
 from urllib import request
 from urllib.parse import quote, unquote
 
+from skymagic.wire.authentication import Unauthenticated
 from skymagic.wire.tls import context
 
 PAGES = "pages.json"
@@ -47,6 +49,8 @@ PIECE = 1 << 18
 """Bytes that go on together; with fewer at a time mirrors take processor time that is needed for unpacking."""
 CONNECT_SECONDS = 5.0
 SILENT_SECONDS = 60.0
+HANDSHAKE_SECONDS = 10.0
+"""For which a connection may stay open before its sender shows the certificate, or the path that only this user knows."""
 ATTEMPTS = 3
 """How often a file is asked of an index; from where it was left."""
 
@@ -243,32 +247,41 @@ class Mirror:
     # ------------------------------------------------------------------------------------- to further mirrors
 
     def _serve(self) -> None:
-        secure = context(self._pem, server=True)
+        secure, strangers = context(self._pem, server=True), Unauthenticated(seconds=HANDSHAKE_SECONDS)
         while True:
-            plain, _ = self._listener.accept()
-            threading.Thread(target=self._answer, args=(secure, plain), daemon=True).start()
+            with contextlib.suppress(OSError, RuntimeError):  # no descriptor is left, or no thread
+                one = strangers.accept_tls(self._listener, secure)
+                threading.Thread(target=self._answer, args=(strangers, one), daemon=True).start()
 
-    def _answer(self, secure: ssl.SSLContext, plain: socket.socket) -> None:
-        with contextlib.suppress(OSError, ValueError), plain:  # strangers' connections, and those that are lost
-            plain.settimeout(SILENT_SECONDS)
-            with secure.wrap_socket(plain, server_side=True) as one:
-                name, at = one.makefile("rb").readline(1000).decode().split()
-                content = self.content(unquote(name))
-                one.sendall(b"%d\n" % content.size())
-                for data in content.pieces(int(at)):
-                    one.sendall(data)
+    def _answer(self, strangers: Unauthenticated, one: ssl.SSLSocket) -> None:
+        with contextlib.suppress(OSError, ValueError), one:  # strangers' connections, and those that are lost
+            try:
+                one.do_handshake()
+            finally:
+                strangers.known(one)
+            one.settimeout(SILENT_SECONDS)
+            name, at = one.makefile("rb").readline(1000).decode().split()
+            content = self.content(unquote(name))
+            one.sendall(b"%d\n" % content.size())
+            for data in content.pieces(int(at)):
+                one.sendall(data)
 
     # ------------------------------------------------------------------------------------- to this host's uv
 
     def _http(self) -> ThreadingHTTPServer:
         """A server whose address stays from start to start where it can: what uv keeps, it knows by the URL."""
-        mirror = self
+        mirror, strangers = self, Unauthenticated(seconds=HANDSHAKE_SECONDS)
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            timeout = SILENT_SECONDS  # between two requests of uv, too
 
             def do_GET(self) -> None:
-                mirror._reply(self)
+                if mirror._knows(self):
+                    strangers.known(self.connection)
+                    mirror._reply(self)
+                else:
+                    self.send_error(404)
 
             do_HEAD = do_GET
 
@@ -279,17 +292,29 @@ class Mirror:
             daemon_threads = True
             request_queue_size = 128
 
+            def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
+                return strangers.accept(self.socket), ("127.0.0.1", 0)
+
+            def close_request(self, request: socket.socket) -> None:  # type: ignore[override]
+                strangers.known(request)
+                super().close_request(request)
+
+            def service_actions(self) -> None:
+                strangers.close_overdue()  # one who sends a byte now and then is never silent
+
         for port in (20_000 + int(self._secret[:8], 16) % 12_000, 0):
             with contextlib.suppress(OSError):
                 return Server(("127.0.0.1", port), Handler)
         raise OSError("no port is free")
 
+    def _knows(self, asker: BaseHTTPRequestHandler) -> bool:
+        """Whether who asks can read this user's files."""
+        return hmac.compare_digest(asker.path.lstrip("/").partition("/")[0].encode(), self._secret.encode())
+
     def _reply(self, to: BaseHTTPRequestHandler) -> None:
-        secret, _, rest = to.path.lstrip("/").partition("/")
-        page, _, name = rest.partition("/")
+        page, _, name = to.path.lstrip("/").partition("/")[2].partition("/")
         files = dict(self._pages.get(page, ()))
-        known = hmac.compare_digest(secret.encode(), self._secret.encode()) and (not name or unquote(name) in files)
-        if not known:
+        if name and unquote(name) not in files:
             to.send_error(404)
         elif not name:
             links = (f'<a href="{quote(each)}#sha256={digest}">{each}</a>' for each, digest in files.items())
@@ -397,6 +422,9 @@ def program() -> str:
     """It as text, for a Python without skymagic."""
     import inspect
 
-    ours = inspect.getsource(context)
+    ours = {f"import {one.__name__}\n": inspect.getsource(one) for one in (context, Unauthenticated)}
     lines = inspect.getsource(sys.modules[__name__]).splitlines(keepends=True)
-    return "".join(ours if line.endswith(".tls import context\n") else line for line in lines) + "\n\nmain()\n"
+    texts = (
+        ours[line.partition(" ")[2].partition(" ")[2]] if line.startswith("from skymagic.") else line for line in lines
+    )
+    return "".join(texts) + "\n\nmain()\n"

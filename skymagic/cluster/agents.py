@@ -111,11 +111,8 @@ class Agents(States):
         for link, mine in self._links.of(shown):
             link.send(wire.Follow({str(rank): shown[rank] for rank in mine}))
 
-    def meet(self, secret: str, timeout: float) -> tuple[Node, ...]:
+    def meet(self, timeout: float) -> tuple[Node, ...]:
         """Find out where the nodes reach each other, and have the head's controller listen there.
-
-        Args:
-            secret: by which the others know the head.
 
         Raises:
             ProvisionError: no private address of the head can be reached by all others.
@@ -124,7 +121,7 @@ class Agents(States):
         if all(node.address for node in self.nodes):
             self.nodes = tuple(replace(node, hostname=node.name) for node in self.nodes)
             return self.nodes
-        addresses = self._routes.find(secret, timeout)
+        addresses = self._routes.find(timeout)
         self._links[0].send(wire.StartController(addresses[0]))
         self._place(addresses)
         return self.nodes
@@ -270,7 +267,7 @@ class Agents(States):
         """Whether another node reaches this one, and it was not given back; None when nobody can tell."""
         if self.nodes[index].alive() is False:
             return False
-        return self._routes.reached(index, self._node_specs[0].job_id)
+        return self._routes.reached(index)
 
     def _give_up(self, index: int) -> None:
         """No other node reaches it: its link ends."""
@@ -322,7 +319,7 @@ class Agents(States):
             names = ", ".join(self.nodes[index].name for index in back)
             self.wait(lambda: all(index in self.started for index in back), REVIVE_TIMEOUT, f"the agent on {names}")
             if machines:
-                self._place(self._routes.find(self._node_specs[0].job_id, timeout))
+                self._place(self._routes.find(timeout))
             if 0 in back:
                 if self._node_specs[0].address is None:
                     self._links[0].send(wire.StartController(self.nodes[0].address))

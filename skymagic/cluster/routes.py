@@ -23,11 +23,8 @@ class Routes:
         self._probed: dict[int, dict[str, int]] = {}
         """Where each node can be reached by the others: address → port."""
 
-    def find(self, secret: str, timeout: float) -> list[str]:
+    def find(self, timeout: float) -> list[str]:
         """Where the nodes reach each other, the head first.
-
-        Args:
-            secret: by which the others know the head.
 
         Raises:
             ProvisionError: no private address of the head can be reached by all others.
@@ -38,7 +35,7 @@ class Routes:
         places, others = self._probed.get(0) or started[0].addresses, range(1, len(nodes))
         with self._calls.call() as (number, answers):
             for index in others:
-                self._links[index].send(wire.ProbeAddresses(dict(places), secret, number, listen=True))
+                self._links[index].send(wire.ProbeAddresses(dict(places), started[0].secret, number, listen=True))
             self._states.wait(lambda: len(answers) == len(others), timeout, "the way from node to node")
             found: dict[int, wire.ProbeReply] = dict(answers)
         self._probed = {index: found[index].addresses for index in others}
@@ -46,15 +43,15 @@ class Routes:
         self._probed[0] = {chosen: places[chosen]}
         return [chosen, *(found[index].routes[chosen] for index in others)]
 
-    def reached(self, index: int, secret: str) -> bool | None:
+    def reached(self, index: int) -> bool | None:
         """Whether another node reaches this one; None when nobody can tell."""
-        states, probed = self._states, self._probed.get(index)
+        states, probed, started = self._states, self._probed.get(index), self._states.started.get(index)
         others = [other for other in range(len(states.nodes)) if other not in {index, *states.away, *states.gone}]
-        if not probed or not others:
+        if not probed or not others or started is None:
             return None
         with self._calls.call() as (number, answers):
             for other in others:
-                self._links[other].send(wire.ProbeAddresses(probed, secret, number))
+                self._links[other].send(wire.ProbeAddresses(probed, started.secret, number))
             self._calls.wait(lambda: len(answers) == len(others), PROBE_TIMEOUT)
             found = list(answers.values())
         return any(answer.routes for answer in found) if found else None

@@ -86,5 +86,5 @@ def _once(found: Listing) -> Listing:
     """Each path once: the first counts."""
     first = {entry.path: number for number, entry in reversed(list(enumerate(found.entries)))}
     kept = sorted(first.values())
-    found.entries, found.paths = [found.entries[n] for n in kept], [found.paths[n] for n in kept]
+    found.entries, found.places = [found.entries[n] for n in kept], [found.places[n] for n in kept]
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 
 from skymagic.cluster import Node
@@ -12,6 +13,7 @@ from skymagic.files.clients import FileClient, FileClients, NodeFailed
 from skymagic.files.messages import Copied
 from skymagic.files.multicast import DataPlane, Multicast
 from skymagic.files.transfer.entries import Entry
+from skymagic.files.transfer.folders import ListedFiles
 from skymagic.files.transfer.listing import Listing, digests
 from skymagic.files.transfer.pieces import LARGE, common
 from skymagic.files.transfer.sending import OnBytes, encoded_files
@@ -111,7 +113,9 @@ class Upload:
             finally:
                 plane.drop([key])
         asked = sorted({number for reply in replies.values() for number in reply.ask})
-        known = dict(zip(asked, digests(found.paths[number] for number in asked), strict=True))
+        with closing(ListedFiles()) as listed:
+            hashes = list(digests((found.places[number] for number in asked), listed.open))
+        known = dict(zip(asked, hashes, strict=True))
         return {client: changes(reply.want, reply.ask, reply.hashes, known) for client, reply in replies.items()}
 
     def _shared(self, want: Sequence[int], members: Sequence[FileClient], there: Mapping[int, str]) -> Multicast | None:
@@ -125,7 +129,7 @@ class Upload:
         return Multicast(self._plane, members, frames, partial(self._counter.add, self._found.tops[0].name))
 
     def _frames(self, want: Sequence[int], there: Mapping[int, str], told: OnBytes) -> Generator[bytes, None, None]:
-        files = ((number, self._entries[number], self._found.paths[number]) for number in want)
+        files = ((number, self._entries[number], self._found.places[number]) for number in want)
         return wire.joined(encoded_files(files, told, there))
 
     def _send(

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from skymagic.wire import check as wire
+from skymagic.wire.authentication import Unauthenticated, prove, verify
 from skymagic.wire.transport import write_all
 
 PROGRAM_TIMEOUT = 20.0
@@ -27,7 +28,8 @@ CHUNK = 1 << 20
 KEPT_LINES = 50
 """Of the kernel's log, the newest."""
 MARK = "NVRM: Xid"
-COUNT_BYTES, TOKEN_BYTES = 8, 32
+COUNT_BYTES = 8
+PURPOSE = "send bytes"
 
 
 def look() -> wire.Looked:
@@ -103,21 +105,33 @@ def _kernel() -> list[str] | None:
 
 
 class Listener:
-    """Takes bytes of other nodes that know its token, one after the other, and says how many came."""
+    """Takes the bytes of one sender that has its token, and says how many came. They mean nothing, and are not encrypted."""
 
     def __init__(self, address: str) -> None:
-        self.token = secrets.token_hex(TOKEN_BYTES // 2)
+        self.token = secrets.token_hex(16)
         self._socket = socket.create_server((address, 0))
         self.port: int = self._socket.getsockname()[1]
+        self._strangers = Unauthenticated(seconds=CONNECT_TIMEOUT)
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
-        while True:
-            connection, _ = self._socket.accept()
-            with connection, contextlib.suppress(OSError):
+        while self._socket.fileno() >= 0:
+            with contextlib.suppress(OSError, RuntimeError):  # no descriptor is left, or no thread
+                connection = self._strangers.accept(self._socket)
+                threading.Thread(target=self._take, args=(connection,), daemon=True).start()
+
+    def _take(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:
+            try:
+                is_sender = verify(connection, self.token, PURPOSE, CONNECT_TIMEOUT)
+            finally:
+                self._strangers.known(connection)
+            if is_sender:
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)  # wakes the accept, which a close does not
+                    self._socket.close()
                 connection.settimeout(CONNECT_TIMEOUT)
-                if secrets.compare_digest(_exactly(connection, TOKEN_BYTES), self.token.encode()):
-                    connection.sendall(_drained(connection).to_bytes(COUNT_BYTES, "big"))
+                connection.sendall(_drained(connection).to_bytes(COUNT_BYTES, "big"))
 
 
 def _exactly(connection: socket.socket, nbytes: int) -> bytes:
@@ -139,7 +153,7 @@ def send(request: wire.Send) -> wire.Sent:
     data, left = bytes(CHUNK), request.nbytes
     try:
         with socket.create_connection((request.address, request.port), CONNECT_TIMEOUT) as connection:
-            connection.sendall(request.token.encode())
+            prove(connection, request.token, PURPOSE, CONNECT_TIMEOUT)
             begun = time.monotonic()
             connection.settimeout(request.seconds + CONNECT_TIMEOUT)
             while left > 0 and time.monotonic() - begun < request.seconds:

@@ -15,6 +15,7 @@ from functools import partial
 
 from skymagic.data.store.store import NodeStore
 from skymagic.files.transfer.entries import FOLDER, Entry, Top
+from skymagic.files.transfer.folders import ListedFiles
 from skymagic.files.transfer.listing import Listing, absolute, digests, listing
 from skymagic.files.transfer.receiving import Receiver
 from skymagic.files.transfer.sending import encoded_files
@@ -71,8 +72,9 @@ class TransferServer:
                 self._listing = listing(request.path, self._root, self._cancelled, follow=request.follow)
                 return wire.ListReply(self._listing.plain())
             case wire.Hash():
-                paths = [self._listing.paths[number] for number in request.numbers]
-                return wire.HashReply(list(digests(paths, self._cancelled)))
+                places = [self._listing.places[number] for number in request.numbers]
+                with contextlib.closing(ListedFiles()) as listed:
+                    return wire.HashReply(list(digests(places, listed.open, self._cancelled)))
             case wire.Compare():
                 return self._compare(request)
             case wire.Pieces():
@@ -130,7 +132,7 @@ class TransferServer:
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def _send(self, numbers: list[int], pieces: list[str]) -> wire.SendReply:
-        chosen = [(number, self._listing.entries[number], self._listing.paths[number]) for number in numbers]
+        chosen = [(number, self._listing.entries[number], self._listing.places[number]) for number in numbers]
         for data in wire.joined(encoded_files(chosen, there=dict(zip(numbers, pieces, strict=True)))):
             if self._cancelled():
                 break

@@ -19,6 +19,7 @@ import time
 
 from skymagic.kernels.fork import close_from, fork
 from skymagic.wire import tls
+from skymagic.wire.authentication import Unauthenticated
 from skymagic.wire.record import answers
 from skymagic.wire.transport import write_all
 
@@ -26,10 +27,6 @@ IDLE_SECONDS = 60.0
 """For which it waits for a connection when there is none."""
 POLL = 2.0
 HANDSHAKE_TIMEOUT = 10.0
-MAX_HANDSHAKES = 64
-"""Connections that may be in their handshake at once: each has a thread and a descriptor before anybody knows whose it is."""
-NO_DESCRIPTOR_PAUSE = 0.1
-"""Seconds after an accept that failed: where no descriptor is left, accept(2) fails at once, as often as it is called."""
 END = b"-----END PRIVATE KEY-----\n"
 
 
@@ -47,25 +44,17 @@ class Relay:
         self._serving = 0
         self._used = time.monotonic()
         self._lock = threading.Lock()
-        self._handshakes = threading.Semaphore(MAX_HANDSHAKES)
+        self._strangers = Unauthenticated(seconds=HANDSHAKE_TIMEOUT)
 
     def run(self) -> None:
         """Serve until the pool is gone, or nobody comes."""
         self._listener.settimeout(POLL)
         while answers(self._daemon) and (self._serving or time.monotonic() - self._used < IDLE_SECONDS):
-            try:
-                sock, _ = self._listener.accept()
-            except TimeoutError:
-                continue
-            except OSError:
-                time.sleep(NO_DESCRIPTOR_PAUSE)
-                continue
-            if self._handshakes.acquire(blocking=False):
+            with contextlib.suppress(OSError, RuntimeError):  # nobody came; no descriptor; no thread
+                sock = self._strangers.accept_tls(self._listener, self._context)
                 threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
-            else:
-                sock.close()
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, sock: ssl.SSLSocket) -> None:
         with self._lock:
             self._serving += 1
         try:
@@ -77,13 +66,12 @@ class Relay:
                 self._serving -= 1
                 self._used = time.monotonic()
 
-    def _joined(self, sock: socket.socket) -> None:
+    def _joined(self, secure: ssl.SSLSocket) -> None:
         try:
-            sock.settimeout(HANDSHAKE_TIMEOUT)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            secure = self._context.wrap_socket(sock, server_side=True)
+            secure.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            secure.do_handshake()
         finally:
-            self._handshakes.release()
+            self._strangers.known(secure)
         line = b""
         while not line.endswith(b"\n"):  # what follows belongs to the process
             byte = secure.recv(1)

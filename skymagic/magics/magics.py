@@ -22,7 +22,7 @@ from skymagic.display.screen import Copying, print_note, show_object
 from skymagic.errors import CloudError, PoolError
 from skymagic.files.messages import summary
 from skymagic.jobs import clone
-from skymagic.magics import auto, beside, completion, debugging, inspection, rendering, terminal
+from skymagic.magics import auto, beside, completion, debugging, exposure, inspection, rendering, terminal
 from skymagic.magics.arguments import cell_magics, line_magics, pool_magic
 from skymagic.magics.arguments.help import help_alone, with_help
 from skymagic.magics.config import SkyMagic
@@ -308,6 +308,8 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     debugging.register(shell)
     for reminder in records.reminders(records.every()):
         print_note(reminder)
+    if warning := exposure.note(getattr(shell, "kernel", None)):
+        print_note(warning)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:

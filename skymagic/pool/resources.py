@@ -106,7 +106,7 @@ class Resources:
         import skymagic.data.shipping.shipper  # noqa: F401
         from skymagic.run.engine import Engine
 
-        nodes = agents.meet(status.job_id, START_TIMEOUT)
+        nodes = agents.meet(START_TIMEOUT)
         agents.order(specs.of_ranks(status, nodes, agents.started[0].port))
         controller = agents.wait_controller(START_TIMEOUT)
         self._engine = Engine(controller.client, nodes[0].forward)

@@ -16,6 +16,7 @@ record       what an agent writes about itself for whoever logs in on its node
 atomic       files that are replaced atomically
 boot         the boot id of this machine
 exit_status  how a process ended, in words
+authentication  connections before their sender is known: bounds, and a challenge–response handshake
 tls          byte streams between nodes that know each other by one certificate
 threads      fork and join: jobs that run at once, and what became of them
 session/     exactly-once delivery over connections that break

@@ -99,13 +99,15 @@ class AgentStarted(Message):
     """Address → port at which the head listens for probes; empty on all other nodes, and when addresses are known."""
     port: int = 0
     """A port that is free on the head, for process groups of the user's own; 0 on all other nodes."""
+    secret: str = field(default="", repr=False)
+    """By which the other nodes know this one when they probe it."""
 
 
 class ProbeAddresses(Message):
-    """Notebook → agent: connect to these addresses (address → port); the right node answers with `secret`."""
+    """Notebook → agent: connect to these addresses (address → port); the right node has `secret`."""
 
     addresses: dict[str, int]
-    secret: str
+    secret: str = field(repr=False)
     number: int
     listen: bool = False
     """Listen for probes from now on, at this node's own addresses on the routes that were found."""

@@ -58,7 +58,7 @@ class Listen(Message):
 
 
 class Listening(Message):
-    """Where, and what a sender says first; or why not."""
+    """Where, and the secret that a sender has to show (`wire.authentication`); or why not."""
 
     port: int = 0
     token: str = ""

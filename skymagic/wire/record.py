@@ -30,7 +30,11 @@ READERS = "read"
 def folders(daemon: str) -> list[str]:
     """Where a daemon's run directory may lie on its node, the best first."""
     name = f"skymagic-daemon-{os.getuid()}-{daemon}"
-    # neither XDG_RUNTIME_DIR nor TMPDIR first: they may belong to one login, and be removed when it ends
+    # - /tmp is first although anybody can make such a folder there: `why_unsafe` passes over it, and `connect` asks who listens.
+    # - Not XDG_RUNTIME_DIR, nor TMPDIR first: they may belong to one login, and are removed when that ends; a daemon outlives it.
+    # - Not the home first: hosts may share one over NFS, where a Unix socket works on the host that made it alone, flock may be missing,
+    #   and two hosts' folders of one job lie side by side. With a long home's path a socket's has no room (108 bytes on Linux).
+    # Also listed in sh, which reads the records without Python: bootstrap/running.py, providers/aws/watchdog.py.
     run = str(Path("~/.skymagic/run").expanduser())
     parents = ["/tmp", run, os.environ.get("TMPDIR", "/var/tmp")]
     return [f"{parent}/{name}" for parent in dict.fromkeys(parents)]

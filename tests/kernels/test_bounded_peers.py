@@ -6,16 +6,23 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 import tracemalloc
 import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import xxhash
 import zmq
 
 from skymagic.data.remote.client import Download
-from skymagic.kernels.agent.discovery import answering
+from skymagic.kernels import check
+from skymagic.kernels.agent.discovery import MAX_PROBES, Candidates, answering
+from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.store.peers import PeerServer
+from skymagic.wire.authentication import proof
+from skymagic.wire.check import Send
 from skymagic.wire.store import ReadChunk
 
 DEADLINE = 10.0
@@ -73,3 +80,110 @@ def test_more_than_a_file_has(deflated: bool) -> None:
         tracemalloc.stop()
     assert isinstance(download.problem, OSError)
     assert peak < 1 << 20
+
+
+# -- who listens, who replays, who only connects ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def candidates() -> Iterator[Candidates]:
+    """A node's listeners for probes at 127.0.0.1, on an event loop of their own."""
+
+    def fail(problem: Exception) -> None:
+        raise problem
+
+    loop, over = Loop(fail), threading.Event()
+    listening = Candidates(loop)
+    listening.listen(["127.0.0.1"])
+
+    def serve() -> None:
+        while not over.is_set():
+            loop.run_once(time.monotonic() + 0.05)
+        listening.close()
+
+    serving = threading.Thread(target=serve, daemon=True)
+    serving.start()
+    yield listening
+    over.set()
+    serving.join(DEADLINE)
+
+
+def exchange(port: int, data: bytes) -> bytes:
+    """What a stranger gets at 127.0.0.1 for these bytes, until the other end closes."""
+    received = b""
+    with socket.create_connection(("127.0.0.1", port), DEADLINE) as stranger:
+        stranger.sendall(data)
+        while piece := stranger.recv(4096):
+            received += piece
+    return received
+
+
+@contextlib.contextmanager
+def answering_with(answer: Callable[[bytes], bytes]) -> Iterator[int]:
+    """The port of a stranger who answers one probe."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            peer, _ = listener.accept()
+            with peer, contextlib.suppress(OSError):
+                peer.sendall(answer(peer.recv(4096)))
+
+        serving = threading.Thread(target=serve, daemon=True)
+        serving.start()
+        yield listener.getsockname()[1]
+        serving.join(DEADLINE)
+
+
+def test_a_probe_is_answered_without_the_secret(candidates: Candidates) -> None:
+    """Whoever connects, or listens on the way, sees a proof for that one nonce."""
+    assert answering(candidates.ports, candidates.secret) == {"127.0.0.1": "127.0.0.1"}
+    assert answering(candidates.ports, "another pool's") == {}
+    [port] = candidates.ports.values()
+    first, second = (exchange(port, bytes([number]) * 32) for number in range(2))
+    assert first != second
+    assert len(first) == len(second) == 32
+    assert candidates.secret.encode() not in first + second
+
+
+def test_a_stranger_who_replays_an_answer(candidates: Candidates) -> None:
+    [port] = candidates.ports.values()
+    heard = exchange(port, b"n" * 32)
+    with answering_with(lambda nonce: heard) as strange:
+        assert answering({"127.0.0.1": strange}, candidates.secret) == {}
+
+
+def test_a_stranger_who_asks_the_node_for_the_answer(candidates: Candidates) -> None:
+    """The answer names the address that was asked."""
+    [port] = candidates.ports.values()
+    with answering_with(lambda nonce: exchange(port, nonce)) as strange:
+        assert answering({"127.0.0.1": strange}, candidates.secret) == {}
+
+
+def test_strangers_who_only_connect(candidates: Candidates) -> None:
+    [port] = candidates.ports.values()
+    with contextlib.ExitStack() as stack:
+        strangers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), DEADLINE)) for _ in range(3 * MAX_PROBES)
+        ]
+        assert answering(candidates.ports, candidates.secret) == {"127.0.0.1": "127.0.0.1"}
+        assert all(stranger.recv(1) == b"" for stranger in strangers), "closed: displaced, or in time"
+
+
+def test_a_check_takes_bytes_from_its_sender_alone() -> None:
+    """The token does not pass; a stranger who has heard a proof, or talks on and on, is refused, and the sender is served."""
+    listener = check.Listener("127.0.0.1")
+    send = partial(Send, "127.0.0.1", listener.port, nbytes=1000, seconds=5.0)
+    with socket.create_connection(("127.0.0.1", listener.port), DEADLINE) as silent:
+        assert check.send(send(token="guessed")).problem
+        with socket.create_connection(("127.0.0.1", listener.port), DEADLINE) as stranger:
+            nonce = stranger.recv(4096)
+            stranger.sendall(proof(listener.token, check.PURPOSE, b"another nonce"))
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(4096) == b""
+        assert len(nonce) == 32
+        assert listener.token.encode() not in nonce
+        sent = check.send(send(token=listener.token))
+        assert (sent.nbytes, sent.problem) == (check.CHUNK, "")
+        assert len(silent.recv(4096)) == 32
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", listener.port), DEADLINE)

@@ -6,10 +6,13 @@ path is looked up anew by each system call, and follows it; a descriptor is the 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
 import stat
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from skymagic.files.transfer.entries import OWN_PREFIX
 
@@ -21,6 +24,11 @@ NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | N
 WRITTEN_OVER = os.O_RDWR | getattr(os, "O_BINARY", 0) | NOFOLLOW
 """For a file of our own that is there."""
 _FOLDER_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | NOFOLLOW
+_LISTED_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | NOFOLLOW
+"""For a folder whose names are read, which O_PATH does not allow."""
+_LINK = getattr(os, "O_NOFOLLOW", 0)
+Identity = tuple[int, int]
+"""Device and number: the same folder, whatever its path is now."""
 
 
 class LinkInTheWay(OSError):
@@ -33,15 +41,88 @@ class LinkInTheWay(OSError):
         return f"{self.filename} is a link here, and a folder is to come: remove it, or copy to where it leads"
 
 
+class ReplacedError(OSError):
+    """Something else is where a file or folder was when it was listed."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.ESTALE, "replaced after it was listed: copy it again", path)
+
+
+def identity(state: os.stat_result) -> Identity:
+    """Of a file or folder."""
+    return state.st_dev, state.st_ino
+
+
+class Root(NamedTuple):
+    """A folder below which files are listed: the user has named it, or a link to it is followed."""
+
+    path: str
+    identity: Identity
+
+    def place(self, path: str) -> Place:
+        """The place of a path below."""
+        return Place(self, path[len(self.path) :].lstrip("/" + os.sep).replace(os.sep, "/"))
+
+
+class Place(NamedTuple):
+    """Where a listed file lies: below a root, with ``/`` between the parts, and through no link."""
+
+    root: Root
+    below: str
+
+    @property
+    def path(self) -> str:
+        """In full, to be shown."""
+        return os.path.join(self.root.path, *self.below.split("/"))
+
+    @classmethod
+    def of(cls, path: str, state: os.stat_result | None = None) -> Place:
+        """The place of a file that the user has named: links are followed, now.
+
+        Raises:
+            ReplacedError: it is not the one that was seen there, which `state` is of.
+        """
+        real = os.path.realpath(path)
+        if state is not None and identity(os.lstat(real)) != identity(state):
+            raise ReplacedError(path)
+        above, name = os.path.split(real)
+        return cls(Root(above, identity(os.stat(above))), name)
+
+
+@contextlib.contextmanager
+def opened(path: str, above: int | None, state: os.stat_result) -> Iterator[int | None]:
+    """A folder that is to be listed, opened; None where the system has no openat, and names are all there is.
+
+    Args:
+        above: the folder that it is in, which is open; None for a root, to which links may lead.
+        state: what was seen there.
+
+    Raises:
+        ReplacedError: it is another one by now.
+    """
+    if not BY_DESCRIPTOR:
+        yield None
+        return
+    flags = _LISTED_FLAGS & ~_LINK if above is None else _LISTED_FLAGS
+    descriptor = os.open(path if above is None else os.path.basename(path), flags, dir_fd=above)
+    try:
+        if identity(os.fstat(descriptor)) != identity(state):
+            raise ReplacedError(path)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 class Folders:
     """The folders below `base`; the last one that was used, and those above it, stay open.
 
     Args:
         base: in full, as the user named it: links on the way to it, and itself, are followed.
+        expected: what it must be; None where it may be any folder.
     """
 
-    def __init__(self, base: str) -> None:
-        self._base = base
+    def __init__(self, base: str, expected: Identity | None = None) -> None:
+        self._base, self._expected = base, expected
         self._open: list[tuple[str, int]] = []
         """Names and descriptors from the base down; the base's own name is empty."""
 
@@ -68,12 +149,13 @@ class Folders:
     def open(self, path: str, flags: int) -> int:
         """Open a file that is there, and is no link; an opener for `open`."""
         folder, name = self.parent(path)
-        return os.open(name, flags | NOFOLLOW, dir_fd=folder)
+        return os.open(name, flags | getattr(os, "O_BINARY", 0) | NOFOLLOW, dir_fd=folder)
 
     def _descriptor(self, names: list[str], make: bool) -> int:
         if not self._open:
             # the base is the user's own word: followed
-            self._open.append(("", os.open(self._base, _FOLDER_FLAGS & ~getattr(os, "O_NOFOLLOW", 0))))
+            self._open.append(("", os.open(self._base, _FOLDER_FLAGS & ~_LINK)))
+            self._check(self._open[0][1])
         common = 0
         while common < min(len(names), len(self._open) - 1) and names[common] == self._open[common + 1][0]:
             common += 1
@@ -95,8 +177,14 @@ class Folders:
                 raise LinkInTheWay(os.path.join(self._base, *names)) from None
             raise
 
+    def _check(self, base: int | str) -> None:
+        if self._expected not in (None, identity(os.stat(base))):
+            self.close()
+            raise ReplacedError(self._base)
+
     def _checked(self, names: list[str], make: bool) -> str:
         path = self._base
+        self._check(path)
         for name in names:
             path = os.path.join(path, name)
             if os.path.islink(path):
@@ -112,6 +200,41 @@ class Folders:
     def close(self) -> None:
         """Close all of them; twice is safe, and a later use opens them again."""
         self._close_below(0)
+
+
+class ListedFiles:
+    """Opens listed files for reading. Their folders may belong to other users, who can put links in the way after the listing.
+
+    A file may take another one's name in its folder, as editors do when they save: it is what a listing would find now.
+    """
+
+    def __init__(self) -> None:
+        self._root: Root | None = None
+        self._folders = Folders("")
+
+    def open(self, place: Place) -> int:
+        """A descriptor.
+
+        Raises:
+            ReplacedError: it is no regular file now, its root is another folder, or a link is on the way there.
+        """
+        if place.root != self._root:
+            self.close()
+            self._root, self._folders = place.root, Folders(*place.root)
+        try:
+            descriptor = self._folders.open(place.below, os.O_RDONLY)
+        except OSError as problem:
+            if problem.errno == errno.ELOOP:
+                raise ReplacedError(place.path) from None
+            raise
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        raise ReplacedError(place.path)
+
+    def close(self) -> None:
+        """Close the folders that are open; twice is safe."""
+        self._folders.close()
 
 
 def beside(name: str, mark: str = "") -> str:

@@ -8,11 +8,13 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from skymagic.files.transfer.entries import FILE, FOLDER, LINK, OWN_PREFIX, Entry, Top, stays_inside
+from skymagic.files.transfer.folders import Identity, Place, Root, identity, opened
 from skymagic.wire.boot import boot_id
 
+T = TypeVar("T")
 Skip = Callable[[str, bool], bool]
 """Whether a path below the source, which is a folder or not, stays behind."""
 
@@ -23,7 +25,7 @@ class Listing:
 
     Attributes:
         entries: in an order in which a folder comes before what is in it.
-        paths: for each entry, where it lies here.
+        places: for each entry, where it lies here.
         tops: what was named, one for each file or folder that it means.
         contents: whether a folder's contents are meant, and not the folder.
         notes: what stays behind, and why.
@@ -31,7 +33,7 @@ class Listing:
     """
 
     entries: list[Entry] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
     tops: list[Top] = field(default_factory=list)
     contents: bool = False
     notes: list[str] = field(default_factory=list)
@@ -39,10 +41,10 @@ class Listing:
     machine: str = field(default_factory=boot_id)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON takes it, without `paths`; `of` gives it back."""
+        """As JSON takes it, without `places`; `of` gives it back."""
         entries, tops = [entry.plain() for entry in self.entries], [vars(top) for top in self.tops]
         plain = {**vars(self), "entries": entries, "tops": tops}
-        del plain["paths"]
+        del plain["places"]
         return plain
 
     @classmethod
@@ -89,6 +91,13 @@ def absolute(path: str, root: str = "") -> str:
     return os.path.abspath(os.path.join(os.path.expanduser(root or "."), os.path.expanduser(path)))
 
 
+class Within(NamedTuple):
+    """A folder that is being listed: below which root, and its descriptor; None where the system has no openat."""
+
+    root: Root
+    descriptor: int | None
+
+
 class Walk:
     """Fills a listing.
 
@@ -110,8 +119,8 @@ class Walk:
         remedy: str = "--follow copies what it leads to",
     ) -> None:
         self._found, self._stopped, self._skip, self._follow, self._remedy = found, stopped, skip, follow, remedy
-        self._above: list[tuple[int, int]] = []
-        """Folders that are being walked, by device and number."""
+        self._above: list[Identity] = []
+        """Folders that are being walked."""
 
     def add_top(self, path: str, *, contents: bool, name: str | None = None) -> None:
         """Add what was named; `name` is what its path begins with, its own name unless said."""
@@ -125,64 +134,79 @@ class Walk:
         self._found.tops.append(Top(own, kind, os.path.realpath(path), state.st_dev, state.st_ino))
         if contents:
             self._found.contents = True
-            self._folder(path, "", "")
+            self._folder(path, "", "", state, None)
         else:
             prefix = own if name is None else name
-            self._add(path, prefix, prefix, state)
+            self._add(path, prefix, prefix, state, None)
 
-    def _add(self, path: str, name: str, region: str, state: os.stat_result) -> None:
-        """Add a file, or a folder with all that is in it; a link has been followed."""
-        if (state.st_dev, state.st_ino) in self._above:
-            self._found.notes.append(f"{path} stays behind: it is a link to a folder that it is in")
-        elif stat.S_ISDIR(state.st_mode):
-            self._put(path, Entry(name, FOLDER, mtime=state.st_mtime_ns, mode=_mode(state)))
-            self._folder(path, name, region)
+    def _add(self, path: str, name: str, region: str, state: os.stat_result, within: Within | None) -> None:
+        """Add a file, or a folder with all that is in it.
+
+        Args:
+            within: the folder that it is in; None if the user has named it, or a link has led to it.
+        """
+        if stat.S_ISDIR(state.st_mode):
+            root = within.root if within else Root(path, identity(state))
+            entry = Entry(name, FOLDER, mtime=state.st_mtime_ns, mode=_mode(state))
+            self._put(root.place(path), entry)
+            self._folder(path, name, region, state, within)
         elif stat.S_ISREG(state.st_mode):
             if not os.access(path, os.R_OK):
                 self._found.problems.append(f"{path}: no permission to read it")
-            self._put(path, Entry(name, FILE, state.st_size, state.st_mtime_ns, _mode(state)))
+            try:
+                place = within.root.place(path) if within else Place.of(path, state)
+            except OSError as problem:
+                self._found.problems.append(error_text(path, problem))
+            else:
+                self._put(place, Entry(name, FILE, state.st_size, state.st_mtime_ns, _mode(state)))
         else:
             self._found.notes.append(f"{path} stays behind: it is no file")
 
-    def _put(self, path: str, entry: Entry) -> None:
+    def _put(self, place: Place, entry: Entry) -> None:
         self._found.entries.append(entry)
-        self._found.paths.append(path)
+        self._found.places.append(place)
 
-    def _folder(self, path: str, name: str, region: str) -> None:
+    def _folder(self, path: str, name: str, region: str, state: os.stat_result, within: Within | None) -> None:
         """What is in a folder; links may lead to all that is below `region`."""
         if self._stopped():
             return
+        root = within.root if within else Root(path, identity(state))
+        self._above.append(identity(state))
         try:
-            state = os.stat(path)
-            inside = sorted(os.scandir(path), key=lambda one: one.name)
+            with opened(path, within.descriptor if within else None, state) as descriptor:
+                inside = sorted(os.scandir(path if descriptor is None else descriptor), key=lambda one: one.name)
+                for one in inside:
+                    below = f"{name}/{one.name}" if name else one.name
+                    if not one.name.startswith(OWN_PREFIX) and not self._skip(below, one.is_dir()):
+                        self._one(one, os.path.join(path, one.name), below, region, Within(root, descriptor))
         except OSError as problem:
             self._found.problems.append(error_text(path, problem))
-            return
-        self._above.append((state.st_dev, state.st_ino))
-        for one in inside:
-            below = f"{name}/{one.name}" if name else one.name
-            if not one.name.startswith(OWN_PREFIX) and not self._skip(below, one.is_dir()):
-                self._one(one, below, region)
-        self._above.pop()
+        finally:
+            self._above.pop()
 
-    def _one(self, one: os.DirEntry[str], name: str, region: str) -> None:
+    def _one(self, one: os.DirEntry[str], path: str, name: str, region: str, within: Within) -> None:
+        is_link = one.is_symlink()
         try:
-            if one.is_symlink() and (target := self._inner_target(one.path, name, region)) is not None:
-                self._put(one.path, Entry(name, LINK, target=target))
+            if is_link and (target := self._inner_target(path, name, region)) is not None:
+                self._put(within.root.place(path), Entry(name, LINK, target=target))
                 return
-            state = one.stat()
-            if one.is_symlink() and (state.st_dev, state.st_ino) not in self._above:
-                leads = f"{one.path} is a link that leads out, to {os.path.realpath(one.path)}"
+            # race: what was no link when the names were read may be one by now
+            state = one.stat(follow_symlinks=is_link)
+            if identity(state) in self._above:
+                self._found.notes.append(f"{path} stays behind: it is a link to a folder that it is in")
+            elif not is_link:
+                self._add(path, name, region, state, within)
+            else:
+                real = os.path.realpath(path)
+                leads = f"{path} is a link that leads out, to {real}"
                 self._found.notes.append(f"{leads}, which is copied" if self._follow else f"{leads}: {self._remedy}")
-                if not self._follow:
-                    return
+                if self._follow:
+                    self._add(real, name, region, state, None)
         except FileNotFoundError:
-            what = "it is a link to nothing" if one.is_symlink() else "it has gone"
-            self._found.notes.append(f"{one.path} stays behind: {what}")
+            what = "it is a link to nothing" if is_link else "it has gone"
+            self._found.notes.append(f"{path} stays behind: {what}")
         except OSError as problem:
-            self._found.problems.append(error_text(one.path, problem))
-        else:
-            self._add(one.path, name, region, state)
+            self._found.problems.append(error_text(path, problem))
 
     def _inner_target(self, path: str, name: str, region: str) -> str | None:
         """The target of a link that stays inside what is copied, and is there."""
@@ -208,16 +232,20 @@ def error_text(path: str, problem: OSError) -> str:
 
 
 def digests(
-    paths: Iterable[str], stopped: Callable[[], bool] = lambda: False, opener: Callable[[str, int], int] | None = None
+    files: Iterable[T], opener: Callable[[T], int], stopped: Callable[[], bool] = lambda: False
 ) -> Iterator[str]:
-    """The xxh3-128 of each file, in hex; "" for one that cannot be read. `opener` as for `open`."""
+    """The xxh3-128 of each file, in hex; "" for one that cannot be read.
+
+    Args:
+        opener: opens one for reading.
+    """
     import xxhash
 
     scratch = memoryview(bytearray(1 << 18))
-    for path in paths:
+    for each in files:
         state = xxhash.xxh3_128()
         try:
-            with open(path, "rb", buffering=0, opener=opener) as file:
+            with open(opener(each), "rb", buffering=0) as file:
                 while (count := file.readinto(scratch)) and not stopped():
                     state.update(scratch[:count])
         except OSError:

@@ -10,6 +10,7 @@ import shutil
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from skymagic.files.transfer import mirror
 from skymagic.files.transfer.entries import FILE, FOLDER, LINK, Entry, Top, unsafe
@@ -102,7 +103,8 @@ class Receiver:
     def hashes(self, numbers: Iterable[int], stopped: Callable[[], bool] = lambda: False) -> Iterator[str]:
         """The xxh3-128 of files that are here now, in hex; "" for one that cannot be read."""
         try:
-            yield from digests((self._entries[number].path for number in numbers), stopped, self._folders.open)
+            paths = (self._entries[number].path for number in numbers)
+            yield from digests(paths, partial(self._folders.open, flags=os.O_RDONLY), stopped)
         finally:
             self._folders.close()
 

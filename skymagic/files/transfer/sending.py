@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from types import MappingProxyType
 
 from skymagic.files.transfer.entries import Entry
+from skymagic.files.transfer.folders import ListedFiles, Place
 from skymagic.files.transfer.listing import error_text
 from skymagic.files.transfer.pieces import PIECE, numbered
 from skymagic.wire.files import EndOfFiles, FileChunk, FileFailed, FilePiece, FileStart, encode
@@ -16,7 +18,7 @@ OnBytes = Callable[[str, int], None]
 
 
 def encoded_files(
-    files: Iterable[tuple[int, Entry, str]],
+    files: Iterable[tuple[int, Entry, Place]],
     told: OnBytes = lambda name, count: None,
     there: Mapping[int, str] = MappingProxyType({}),
 ) -> Iterator[bytes]:
@@ -30,27 +32,28 @@ def encoded_files(
     """
     from xxhash import xxh3_128_digest
 
-    for number, entry, path in files:
-        try:
-            with open(path, "rb", buffering=0) as file:
-                state = os.fstat(file.fileno())
-                left, begun, known = state.st_size, False, numbered(there.get(number, ""))
-                if known:
-                    yield encode(FileStart(number, state.st_mtime_ns, state.st_size, False, 0))
-                    begun = True
-                while left or not begun:
-                    piece = _read(file.fileno(), min(left, PIECE))
-                    left = left - len(piece) if piece else 0
-                    last, nbytes = left == 0, len(piece)
-                    start = FileStart(number, state.st_mtime_ns, state.st_size, last, nbytes)
-                    if known and (found := known.get(digest := xxh3_128_digest(piece))) is not None:
-                        yield encode(FilePiece(found, digest.hex(), last))
-                    else:
-                        yield encode(FileChunk(last, nbytes) if begun else start, piece)
-                    begun = True
-                    told(entry.path, len(piece))
-        except OSError as problem:
-            yield encode(FileFailed(number, error_text(path, problem)))
+    with closing(ListedFiles()) as listed:
+        for number, entry, place in files:
+            try:
+                with open(listed.open(place), "rb", buffering=0) as file:
+                    state = os.fstat(file.fileno())
+                    left, begun, known = state.st_size, False, numbered(there.get(number, ""))
+                    if known:
+                        yield encode(FileStart(number, state.st_mtime_ns, state.st_size, False, 0))
+                        begun = True
+                    while left or not begun:
+                        piece = _read(file.fileno(), min(left, PIECE))
+                        left = left - len(piece) if piece else 0
+                        last, nbytes = left == 0, len(piece)
+                        start = FileStart(number, state.st_mtime_ns, state.st_size, last, nbytes)
+                        if known and (found := known.get(digest := xxh3_128_digest(piece))) is not None:
+                            yield encode(FilePiece(found, digest.hex(), last))
+                        else:
+                            yield encode(FileChunk(last, nbytes) if begun else start, piece)
+                        begun = True
+                        told(entry.path, len(piece))
+            except OSError as problem:
+                yield encode(FileFailed(number, error_text(place.path, problem)))
     yield encode(EndOfFiles())
 
 

@@ -68,7 +68,7 @@ class Agent:
             spec.idle_timeout, spec.max_lifetime, time.monotonic(), spec.detached_timeout, spec.max_away
         )
         self._unattended = UnattendedRuns(self._lifetime, spec.max_away or 0.0)
-        self._candidates = Candidates(self._loop, spec.job_id)
+        self._candidates = Candidates(self._loop)
         self._ranks = Ranks(self._loop, spec.job_id, self._directories, spec.log_limit, self._lifetime, self._send)
         self._resources = Resources()
         self._gpus = HeldGpus(spec.job_id, spec.pool)
@@ -117,7 +117,10 @@ class Agent:
             self._candidates.listen(discovery.private_addresses())
         name, folder, store = socket.gethostname(), str(self._directory), str(self._directories.store)
         port = rendezvous.free_port(self.spec.address or "") if self.spec.head else 0
-        self._send(wire.AgentStarted(name, discovery.machine(), folder, store, self._candidates.ports, port))
+        candidates = self._candidates
+        self._send(
+            wire.AgentStarted(name, discovery.machine(), folder, store, candidates.ports, port, candidates.secret)
+        )
 
     def _touch(self) -> None:
         self._directories.touch()

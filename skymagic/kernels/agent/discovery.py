@@ -1,12 +1,13 @@
 """Address discovery: by which addresses the nodes of a cluster reach each other; the notebook may use others.
 
 As in ICE (RFC 8445), only smaller: the head listens at all its private addresses, its *candidates*; the others try to connect to
-each, which is a *probe*, and the notebook takes a candidate that all of them reached. What answers must know the pool's secret:
-in another network the same private address belongs to somebody else.
+each, which is a *probe*, and the notebook takes a candidate that all of them reached. What answers must prove that it has the
+listener's secret (`wire.authentication`): in another network the same private address belongs to somebody else.
 
-    head     → notebook  AgentStarted: candidates
+    head     → notebook  AgentStarted: candidates, secret
     notebook → others    ProbeAddresses: candidates, secret
-    others   → head      connect; the head sends the secret and closes
+    others   → head      connect; a nonce
+    others   ← head      its HMAC with the secret; the head closes
     others   → notebook  ProbeReply: candidates that answered, each with this node's own address on the way there
     notebook → head      StartController: the chosen address
 """
@@ -15,10 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hmac
 import ipaddress
 import json
 import os
+import secrets
 import socket
 import threading
 import time
@@ -26,11 +27,14 @@ from collections.abc import Callable, Iterable, Mapping
 
 from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.network import interface_addresses
+from skymagic.wire.authentication import NO_DESCRIPTOR_PAUSE, NONCE_BYTES, proof, verify
 from skymagic.wire.boot import boot_id
 from skymagic.wire.threads import run_all
 
 TIMEOUT = 2.0
-"""Seconds in which a candidate must answer."""
+"""Seconds in which a candidate must answer, and one who probes must ask."""
+MAX_PROBES = 32
+"""Connections that may wait for their nonce at once; a new one displaces the oldest."""
 
 
 def machine() -> str:
@@ -59,11 +63,19 @@ def _of_hostname() -> list[str]:
 
 
 class Candidates:
-    """Owns the listeners at this node's candidate addresses, and sends the secret to whoever connects."""
+    """Owns the listeners at this node's candidate addresses, and answers the nonces of all who connect.
 
-    def __init__(self, loop: Loop, secret: str) -> None:
-        self._loop, self._secret = loop, secret
+    Attributes:
+        secret: by which nodes that probe know this one; for them alone.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop, self.secret = loop, secrets.token_hex(16)
         self._listeners: list[socket.socket] = []
+        self._peers: dict[socket.socket, tuple[float, bytes]] = {}
+        """Who has connected, when, and what has come of the nonce; the oldest first."""
+        self._is_swept = False
+        """Whether a timer looks for those that are overdue."""
 
     @property
     def ports(self) -> dict[str, int]:
@@ -78,13 +90,55 @@ class Candidates:
                 listener = socket.create_server((address, 0))
                 listener.setblocking(False)  # race: who connects may be gone again before the accept
                 self._listeners.append(listener)
-                self._loop.watch(listener, lambda listener=listener: self._answer(listener))  # type: ignore[misc]
+                self._watch(listener)
 
-    def _answer(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):
+    def _watch(self, listener: socket.socket) -> None:
+        if listener in self._listeners:
+            self._loop.watch(listener, lambda: self._accept(listener))
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
             peer, _ = listener.accept()
-            with peer:
-                peer.sendall(self._secret.encode())
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is left: the loop would call this again at once
+            self._loop.unwatch(listener)
+            self._loop.call_later(NO_DESCRIPTOR_PAUSE, lambda: self._watch(listener))
+            return
+        peer.setblocking(False)
+        if len(self._peers) == MAX_PROBES:
+            self._drop(next(iter(self._peers)))
+        self._peers[peer] = (time.monotonic(), b"")
+        self._sweep_later()
+        self._loop.watch(peer, lambda: self._answer(peer))
+
+    def _answer(self, peer: socket.socket) -> None:
+        begun, nonce = self._peers[peer]
+        with contextlib.suppress(OSError):
+            data = peer.recv(NONCE_BYTES - len(nonce))
+            self._peers[peer] = (begun, nonce := nonce + data)
+            if data and len(nonce) < NONCE_BYTES:
+                return
+            if data:
+                peer.send(proof(self.secret, _purpose(*peer.getsockname()[:2]), nonce))
+        self._drop(peer)
+
+    def _drop(self, peer: socket.socket) -> None:
+        self._loop.unwatch(peer)
+        self._peers.pop(peer, None)
+        peer.close()
+
+    def _sweep_later(self) -> None:
+        if self._peers and not self._is_swept:
+            self._is_swept = True
+            self._loop.call_later(TIMEOUT, self._sweep)
+
+    def _sweep(self) -> None:
+        self._is_swept = False
+        for peer, (begun, _) in list(self._peers.items()):
+            if time.monotonic() - begun >= TIMEOUT:
+                self._drop(peer)
+        self._sweep_later()
 
     def close(self, but: str = "") -> None:
         """Stop listening, but at this address; twice is safe."""
@@ -94,6 +148,14 @@ class Candidates:
                 self._loop.unwatch(listener)
                 listener.close()
         self._listeners = kept
+        if not kept:
+            for peer in list(self._peers):
+                self._drop(peer)
+
+
+def _purpose(address: str, port: int) -> str:
+    """What a proof is for: one candidate's is no other's, whom a stranger might ask for it."""
+    return f"candidate {address} {port}"
 
 
 def probe(loop: Loop, candidates: Mapping[str, int], secret: str, on_result: Callable[[dict[str, str]], None]) -> None:
@@ -114,7 +176,7 @@ def probe(loop: Loop, candidates: Mapping[str, int], secret: str, on_result: Cal
 
 
 def answering(candidates: Mapping[str, int], secret: str) -> dict[str, str]:
-    """The candidates (address → port) that answer with the secret, each with the address that this machine has on the way there."""
+    """The candidates (address → port) that prove to have the secret, each with the address that this machine has on the way there."""
     probes = [functools.partial(_own_address, address, port, secret) for address, port in candidates.items()]
     found = zip(candidates, run_all(probes, timeout=2 * TIMEOUT), strict=True)
     return {address: own for address, own in found if isinstance(own, str)}
@@ -123,11 +185,4 @@ def answering(candidates: Mapping[str, int], secret: str) -> dict[str, str]:
 def _own_address(address: str, port: int, secret: str) -> str | None:
     with socket.create_connection((address, port), TIMEOUT) as peer:
         own_address = str(peer.getsockname()[0])
-        expected = secret.encode()
-        # who answers may be anybody: no more than the secret and the end after it is read
-        received, deadline = b"", time.monotonic() + TIMEOUT
-        while len(received) <= len(expected) and time.monotonic() < deadline:
-            if not (piece := peer.recv(1024)):
-                return own_address if hmac.compare_digest(received, expected) else None
-            received += piece
-        return None
+        return own_address if verify(peer, secret, _purpose(address, port), TIMEOUT) else None

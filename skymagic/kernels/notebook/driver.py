@@ -23,6 +23,7 @@ from skymagic.kernels.notebook.kernel import Kernel, KernelDied
 from skymagic.kernels.notebook.outputs import Outputs, plain
 from skymagic.wire import notebook as wire
 from skymagic.wire import processes
+from skymagic.wire.authentication import accepted
 from skymagic.wire.record import answers, identity
 
 POLL = 1.0
@@ -146,13 +147,11 @@ class Driver:
 
     def _listen(self) -> None:
         self._listener.setblocking(True)
-        with contextlib.suppress(OSError):  # closed at the end
-            while True:
-                sock, _ = self._listener.accept()
-                follower = threading.Thread(target=self._tell, args=(sock,), daemon=True)
-                self._followers.append(follower)
-                follower.start()
-                threading.Thread(target=self._hear, args=(sock,), daemon=True).start()
+        for sock in accepted(self._listener):  # closed at the end
+            follower = threading.Thread(target=self._tell, args=(sock,), daemon=True)
+            self._followers.append(follower)
+            follower.start()
+            threading.Thread(target=self._hear, args=(sock,), daemon=True).start()
 
     def _tell(self, sock: socket.socket) -> None:
         with contextlib.suppress(OSError):

@@ -1,0 +1,59 @@
+"""The note that other users of this machine can read the kernel's output: by default, Jupyter's kernels send it unencrypted through TCP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from skymagic.pool import records
+from skymagic.wire import atomic
+
+LINE = 'c.KernelManager.transport = "ipc"'
+NOTE = (
+    "other users have processes on this machine, and can read all that this kernel prints at its TCP port on 127.0.0.1 (Jupyter's default). "
+    f"To use files that only you can open, add this line to ~/.jupyter/jupyter_config.py and restart Jupyter: {LINE}"
+)
+FIRST_USER, SYSTEM = 1000, range(61_184, 65_536)
+"""uids of users (login.defs), and those above them that systemd gives to services; the last one is nobody's."""
+MOST_SECONDS = 0.002
+"""That a look at all processes may take; 126 of them take 0.4 ms."""
+
+
+def note(kernel: Any) -> str | None:
+    """What to say when the extension is loaded; None where nothing is exposed, or it was said to this user on this machine before.
+
+    Args:
+        kernel: IPython's; None where IPython runs in a terminal.
+    """
+    if not is_readable(getattr(kernel, "parent", None)) or not others_are_here():
+        return None
+    mark = records.folder().parent / f"told-of-port-{os.uname().nodename}"
+    with contextlib.suppress(OSError):
+        atomic.private_folder(mark.parent)
+        try:
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            return None
+    return NOTE
+
+
+def is_readable(app: Any) -> bool:
+    """Whether a kernel's application publishes its output at a TCP port without encryption."""
+    return getattr(app, "transport", "") == "tcp" and getattr(app, "curve_secretkey", None) is None
+
+
+def others_are_here(processes: Path = Path("/proc")) -> bool:
+    """Whether another user has a process on this machine, as far as the system tells in 2 ms: utmp knows no session of JupyterHub's."""
+    deadline, own = time.monotonic() + MOST_SECONDS, os.getuid()
+    with contextlib.suppress(OSError), os.scandir(processes) as found:
+        for process in found:
+            with contextlib.suppress(OSError):  # it has ended
+                uid = process.stat().st_uid if process.name.isdigit() else own
+                if uid >= FIRST_USER and uid != own and uid not in SYSTEM:
+                    return True
+            if time.monotonic() > deadline:
+                return False
+    return False

@@ -1,0 +1,85 @@
+"""Connections before their sender is known: an accept that fails is tried again, and the oldest of too many goes."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from skymagic.wire.authentication import Unauthenticated, prove, verify
+
+DEADLINE = 10.0
+WITHOUT_DESCRIPTORS = """
+import os, resource, socket, threading
+from skymagic.wire.authentication import accepted
+listener = socket.create_server(("127.0.0.1", 0))
+first, second = (socket.socket() for _ in range(2))
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+held = []
+try:
+    while True:
+        held.append(os.dup(0))
+except OSError:
+    pass
+first.connect(listener.getsockname())
+threading.Timer(0.5, lambda: [os.close(each) for each in held]).start()
+for sock in accepted(listener):
+    print(sock.getpeername() == first.getsockname())
+    listener.close()
+"""
+
+
+def test_an_accept_without_a_descriptor_is_tried_again() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_DESCRIPTORS], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_a_new_connection_displaces_the_oldest() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        strangers = Unauthenticated(most=2)
+        clients, socks = [], []
+        for _ in range(4):
+            clients.append(socket.create_connection(listener.getsockname(), DEADLINE))
+            socks.append(strangers.accept(listener))
+            if len(socks) == 1:
+                strangers.known(socks[0])
+        assert clients[1].recv(1) == b""
+        for sock in (socks[0], *socks[2:]):
+            sock.sendall(b"x")
+        assert [clients[number].recv(1) for number in (0, 2, 3)] == [b"x"] * 3
+        for each in (*clients, *socks):
+            each.close()
+
+
+@pytest.mark.parametrize(
+    ("secret", "purpose", "is_known"), [("s", "p", True), ("t", "p", False), ("s", "q", False), ("", "", False)]
+)
+def test_a_proof_is_of_one_secret_for_one_purpose(secret: str, purpose: str, is_known: bool) -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        proving = threading.Thread(target=prove, args=(there, secret, purpose, DEADLINE))
+        proving.start()
+        assert verify(here, "s", "p", DEADLINE) is is_known
+        proving.join()
+
+
+def test_a_byte_now_and_then_extends_no_deadline() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        over = threading.Event()
+
+        def trickle() -> None:
+            while not over.wait(0.05):
+                there.sendall(b"x")
+
+        trickling = threading.Thread(target=trickle)
+        trickling.start()
+        try:
+            with pytest.raises(TimeoutError):
+                verify(here, "s", "p", 0.5)
+        finally:
+            over.set()
+            trickling.join()
