@@ -63,7 +63,9 @@ def test_ranks_outlive_native_code_that_holds_the_interpreter_after_a_fit(notebo
     """Lightning gives all signals the handlers that Python knows of: that of skymagic's looks at stacks is set in C."""
     ran(notebook, "lightning_trainer")
     holds = "ctypes.PyDLL(None).poll(None, 0, 3_000)"
-    fit = "L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_model_summary=False).fit(model, data)"
+    fit = (
+        "L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_model_summary=False).fit(model, data)"
+    )
     for cell in (f"import ctypes, os\nkept = os.getpid()\n{holds}", f"{fit}\n{holds}"):
         notebook.run(f"%%sky_broadcast\n{cell}")
         assert seen(notebook, "kept == os.getpid()") == [True] * 2

@@ -103,15 +103,14 @@ class Bindings:
 
     def readers(self, ranks: Iterable[int]) -> Readers:
         """Functions and classes on these ranks, and what they read."""
-        digests = frozenset(self._ranks[rank].reads for rank in ranks if rank in self._ranks)
+        digests = frozenset(self._ranks[rank].reads for rank in ranks if rank in self._ranks) & self._reads.keys()
         if digests != self._readers[0]:
             found: dict[str, set[str]] = {}
             for digest in digests:
                 for function, names in self._reads.get(digest, {}).items():
                     found.setdefault(function, set()).update(names)
             first = {name: function for function in sorted(found, reverse=True) for name in found[function]}
-            names = {function: frozenset(each) for function, each in found.items()}
-            self._readers = digests, Readers(names, first)
+            self._readers = digests, Readers({each: frozenset(names) for each, names in found.items()}, first)
         return self._readers[1]
 
     def forget(self, ranks: Iterable[int]) -> None:

@@ -148,7 +148,9 @@ class Namespace:
         """
         before, self._before = self._before, {}
         unknown = object()
-        rebound = [name for name, value in self.variables.items() if before.get(name, unknown) is not value or name in bound]
+        rebound = [
+            name for name, value in self.variables.items() if before.get(name, unknown) is not value or name in bound
+        ]
         deleted = [name for name in before if name not in self.variables]
         self._shipped.difference_update(rebound, deleted)
         before.clear()  # what nothing else holds is gone

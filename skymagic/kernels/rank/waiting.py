@@ -62,6 +62,7 @@ def waits_in_native_code() -> bool:
     interpreter either, so that two looks soon after each other are enough; one that wakes up now and then is given longer.
     """
     first, begun = look(), time.monotonic()
+    cpu = 0.0
     for interval in (min(QUICK_SWITCHES * sys.getswitchinterval(), LOOK_INTERVAL), LOOK_INTERVAL):
         time.sleep(max(0.0, begun + interval - time.monotonic()))
         last = look()
@@ -69,4 +70,5 @@ def waits_in_native_code() -> bool:
             return False
         if first.switches is not None and first.switches == last.switches:
             return True
-    return last.cpu - first.cpu < LOOK_INTERVAL / 10
+        cpu = last.cpu - first.cpu
+    return cpu < LOOK_INTERVAL / 10
