@@ -18,7 +18,6 @@ import time
 from collections.abc import Collection, Iterable
 
 from skymagic.kernels.fork import prctl
-from skymagic.kernels.script.supervisor import TRACKER_SECONDS, is_tracker
 from skymagic.wire.pids import started
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -29,6 +28,8 @@ LOOK_AGAIN = 0.1
 """Seconds until processes are looked at again whose environment could not be read: one that is just calling exec shows none."""
 UNREADABLE = 2.0
 """Seconds after a rank's end in which that is done; later they are taken for processes without an environment."""
+TRACKER_SECONDS = 3.0
+"""For which resource trackers may delete what is left: gigabytes in memory take one. Less than the agent waits for the forkserver."""
 TRACKER_POLL = 0.02
 
 SUPPORTED = sys.platform == "linux" and os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
@@ -83,6 +84,13 @@ def end(pids: Iterable[int]) -> list[int]:
                 os.kill(pid, signal.SIGKILL)
                 ended.append(pid)
     return ended
+
+
+def is_tracker(pid: int) -> bool:
+    """Whether it is a resource tracker of multiprocessing's or loky's."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return b"resource_tracker" in file.read()
+    return False
 
 
 def end_all() -> None:

@@ -29,7 +29,7 @@ KILL_INTERVAL = 0.05
 """Seconds between two rounds of killing: a process may start another one meanwhile."""
 TRACKER_SECONDS = 3.0
 """For which resource trackers (of multiprocessing and loky) may delete what the killed have left in shared memory: gigabytes take one.
-Less than the agent waits for the forkserver."""
+Less than the agent waits for the forkserver. As `kernels.agent.orphans`, which this plain file cannot import."""
 PIECE = 1 << 16
 MAX_COMMAND_LINE = 120
 """Characters of a command line that are told."""
