@@ -85,8 +85,9 @@ class Runs:
     def run(self, request: RunRequest, body: str) -> Run | None:
         """Run a cell and keep its values; with --noblock, return at once."""
         cell = self._cell(body)
+        at_once = not request.pool.given() - {"name"} or making.runs_already(request.pool)
         pending = self._beside_or_now(request.noblock, cell, lambda beside: self._run_now(request, cell, beside))
-        if pending is not None and not request.pool.given() - {"name"}:  # making a pool takes minutes
+        if pending is not None and at_once:  # making a pool takes minutes
             pending.wait_taken()
         return pending
 

@@ -49,12 +49,10 @@ def ensure(
         PoolError: another notebook rents a pool of this name.
     """
     name = request.name or DEFAULT_NAME
-    made = [pool for pool in registry.every() if pool.state is not State.DECLARED]
-    there = next((pool for pool in made if pool.name == name), None)
-    if request.name is None:
-        there = next((pool for pool in reversed(made) if not fits(request, pool.plan)), there)
-        waiting = [pool for pool in registry.every() if pool not in made and not fits(request, pool.plan)]
-        if there is None and waiting:
+    there = _there(request)
+    if request.name is None and there is None:
+        waiting = [pool for pool in registry.every() if pool.state is State.DECLARED and not fits(request, pool.plan)]
+        if waiting:
             return ready(waiting[-1].name, tell)
     differences = fits(request, there.plan) if there is not None else []
     if there is not None and not differences:
@@ -90,6 +88,21 @@ def ensure(
     except BaseException:
         survey.close()
         raise
+
+
+def _there(request: PoolRequest) -> Pool | None:
+    """The pool that runs and serves a request, or the one of its name, which may be another."""
+    made = [pool for pool in registry.every() if pool.state is not State.DECLARED]
+    named = next((pool for pool in made if pool.name == (request.name or DEFAULT_NAME)), None)
+    if request.name is not None:
+        return named
+    return next((pool for pool in reversed(made) if not fits(request, pool.plan)), named)
+
+
+def runs_already(request: PoolRequest) -> bool:
+    """Whether a running pool serves a request, so that `ensure` makes none."""
+    pool = _there(request)
+    return pool is not None and not fits(request, pool.plan)
 
 
 def ready(name: str | None, tell: Callable[[str], None]) -> Pool:

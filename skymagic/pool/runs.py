@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 MOST_NUMBERS = 10_000_000
 """Doubles of reports that a pool holds."""
 STOPPED_WAITING = "stopped before it began"
-NOTES_WAIT = 0.2
-"""Seconds for which an error waits for what recovery finds out, so that both are shown together."""
 
 
 @dataclass(eq=False, repr=False)
@@ -81,9 +79,8 @@ class Runs:
                 report.shipped, report.ship_seconds = manifest.nbytes, ship_seconds
             if not report.good:
                 report.notes += replaced.missing(report, bindings, spec.source_without_magics)
+            # nobody waits for it: the error is shown, and the next run waits, and tells what recovery has found out
             self._recovery.begin_after(report)
-        if not report.good and self._recovery.wait(NOTES_WAIT):
-            report.notes += self._status.take_notes()
         return report
 
     def follow(self, spec: RunSpec, run: int, screen: Screen, limits: Limits, stop: StopSignal) -> Report:

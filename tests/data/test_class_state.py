@@ -94,3 +94,21 @@ def test_a_value_of_virtual_size_is_its_memory(notebook: Notebook, kind: str) ->
     notebook.here("z = z[1:]")
     notebook.there("z")
     assert notebook.values("z.shape[0]") == [notebook.namespace["z"].shape[0]] * 2
+
+
+LISTED = """
+class Listed:
+    all = []
+    def __init__(self, n):
+        self.n = n
+        self.all.append(self)
+first = Listed(1)
+"""
+
+
+def test_an_instance_that_its_class_lists_is_the_one_that_the_ranks_hold(notebook: Notebook) -> None:
+    notebook.here(LISTED)
+    notebook.there("second = Listed(first.n + 1)")
+    notebook.here("holder = [first]")
+    notebook.there("got = [holder[0] is first, first is Listed.all[0], second is Listed.all[1], len(Listed.all)]")
+    assert notebook.values("got") == [[True, True, True, 2]] * 2

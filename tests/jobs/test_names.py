@@ -77,6 +77,25 @@ def test_an_underscore_of_the_ranks_stays_theirs(notebook: Notebook) -> None:
     assert seen(notebook, "_") == [2, 2]
 
 
+def test_an_underscore_is_what_was_shown_last_of_those_that_the_ranks_know(notebook: Notebook) -> None:
+    notebook.run("'shown'")
+    notebook.run("%%sky_broadcast\nx = _")
+    notebook.run("%%sky_broadcast\n'later'")
+    assert seen(notebook, "_") == ["later"] * 2
+    notebook.run("'here'")
+    notebook.run("%%sky_broadcast\nNone if _ else ''\n5")
+    notebook.run("'again'")
+    notebook.run("%%sky_broadcast\n5")  # the very object that `_` is on the ranks
+    assert seen(notebook, "_") == [5] * 2
+
+
+def test_an_underscore_that_the_notebook_has_assigned_stays_what_it_is(notebook: Notebook) -> None:
+    notebook.run("_ = str.upper")
+    assert seen(notebook, "_('a')") == ["A"] * 2
+    assert seen(notebook, "_('b')") == ["B"] * 2
+    notebook.run("del _\nget_ipython().push({'_': get_ipython().displayhook._}, interactive=False)")
+
+
 def test_dunder_names_of_the_notebook(notebook: Notebook) -> None:
     notebook.run("__version__ = '1.2'\n__seed__ = 7\ndef about(): return __version__")
     assert seen(notebook, "__version__, __seed__, about(), __name__") == [("1.2", 7, "1.2", "__main__")] * 2

@@ -560,6 +560,33 @@ def test_a_stop_that_comes_with_the_order_is_obeyed() -> None:
     assert ended == {"status": -signal.SIGTERM, "left": []}
 
 
+SHARED = """
+import sys, time
+from multiprocessing.shared_memory import SharedMemory
+made = [SharedMemory(create=True, size=1000) for _ in range(200)]
+with open(sys.argv[1], "w") as names:
+    print(*(one.name for one in made), file=names)
+time.sleep(600)
+"""
+
+
+def test_shared_memory_of_a_script_goes_when_its_rank_is_gone(tmp_path: Path) -> None:
+    """The resource tracker of multiprocessing deletes it: it is not killed along."""
+    names = tmp_path / "names"
+    os.mkfifo(names)
+    argv = [sys.executable, "-c", SHARED, str(names)]
+    order = {"argv": argv, "cwd": "/", "env": dict(os.environ), "grace": 30.0}
+    link, theirs = socket.socketpair()
+    words = [sys.executable, "-I", "-S", supervisor.__file__, str(theirs.fileno())]
+    with subprocess.Popen(words, pass_fds=[theirs.fileno()], start_new_session=True) as process:
+        theirs.close()
+        link.sendall(json.dumps(order).encode() + b"\n")
+        made = names.read_text().split()
+        link.close()
+        process.wait(60)
+    assert (len(made), [name for name in made if Path("/dev/shm", name).exists()]) == (200, [])
+
+
 def test_a_supervisor_that_is_killed_takes_all_of_it_along(notebook: Notebook) -> None:
     failed = notebook.finish(notebook.start(sh(TREE + "kill -9 $PPID; sleep 1000", "-t 0")))
     assert failed.error is not None

@@ -12,7 +12,7 @@ from skymagic.jobs.hints import hints
 from skymagic.plugins._torch.launched import place
 from skymagic.run.results import Failure
 from skymagic.runtime.info import InstanceInfo
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook, opened, seen
 from tests.programs.test_programs import ran
 
 needs_lightning = pytest.mark.skipif(
@@ -56,6 +56,19 @@ def test_its_progress_bar_ends_at_100_percent(notebook: Notebook) -> None:
     shown = notebook.run(f"%%sky_broadcast\n{cell}")
     assert "Epoch 0: 100%" in shown.text
     assert "\x1b[1A" not in shown.text, "nothing moves a terminal's cursor"
+
+
+@needs_lightning
+def test_ranks_outlive_native_code_that_holds_the_interpreter_after_a_fit(notebook: Notebook) -> None:
+    """Lightning gives all signals the handlers that Python knows of: that of skymagic's looks at stacks is set in C."""
+    ran(notebook, "lightning_trainer")
+    holds = "ctypes.PyDLL(None).poll(None, 0, 3_000)"
+    fit = (
+        "L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_model_summary=False).fit(model, data)"
+    )
+    for cell in (f"import ctypes, os\nkept = os.getpid()\n{holds}", f"{fit}\n{holds}"):
+        notebook.run(f"%%sky_broadcast\n{cell}")
+        assert seen(notebook, "kept == os.getpid()") == [True] * 2
 
 
 @needs_lightning

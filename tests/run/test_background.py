@@ -64,6 +64,15 @@ def test_what_a_run_takes_is_taken_before_it_returns(notebook: Notebook, change:
     assert notebook.value("sums") == [(0.0, -1.0, 1, 0.0, {ord("x")})] * len(notebook.value("sums"))
 
 
+def test_what_a_run_with_options_of_its_pool_takes_is_taken_before_it_returns(notebook: Notebook) -> None:
+    notebook.run("import numpy as np\na = np.zeros(20_000_000)")
+    notebook.run(
+        "handle = get_ipython().run_cell_magic('sky_broadcast', '-a --ranks 2 -o sums', 'float(a[0]), float(a[-1])')\na += 1"
+    )
+    notebook.run("handle.result()")
+    assert notebook.value("sums") == [(0.0, 0.0)] * 2
+
+
 def test_a_long_output_comes_in_pieces_and_none_is_none(notebook: Notebook) -> None:
     begin(notebook, "for i in range(300_000): print('täglich', i)", "-t 1")
     notebook.run("run.wait(60)")

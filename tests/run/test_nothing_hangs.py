@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.lab.notebook import Failed, Notebook, opened
+from tests.lab.notebook import Failed, Notebook, gate, opened
 
 pytest.importorskip("torch")
 
@@ -563,3 +563,29 @@ def test_an_agent_that_hangs_is_given_up(tmp_path_factory: pytest.TempPathFactor
         notebook.run("%sky_restart")
         notebook.run("%%sky_broadcast -o r\n2")
         assert notebook.value("r") == [2, 2]
+
+
+def test_the_error_is_shown_while_groups_are_formed_again_and_the_next_cell_waits(notebook: Notebook) -> None:
+    way = gate(notebook.folder)
+    notebook.run(
+        "%%sky_broadcast\nfrom skymagic.plugins._torch.groups import Group\nform = Group.form\ndef slow(self, info):\n"
+        f"    if info.rank == 0:\n        open({str(way)!r}).read()\n    form(self, info)\nGroup.form = slow"
+    )
+    notebook.run(
+        "from skymagic.pool.recovery import Recovery\nwaited, wait = [], Recovery.wait\n"
+        "Recovery.wait = lambda *arguments: waited.append(arguments) or wait(*arguments)"
+    )
+    fail(notebook, f"if dist.get_rank() == 2:\n    raise ValueError('planted')\n{WAITS}")
+    state = "__import__('sys').modules['skymagic.pool.registry'].find().state.value"
+    until_recovering(notebook, state)
+    cell = notebook.start(ALIVE)
+    way.write_text("go")
+    assert notebook.finish(cell).error is None
+    assert notebook.value(f"{state}, sums, len(waited)") == ("ready", [4.0] * 4, 0)
+    notebook.run("%%sky_broadcast\nGroup.form = form")
+    notebook.run("Recovery.wait = wait")
+
+
+def until_recovering(notebook: Notebook, state: str) -> None:
+    while notebook.value(state) != "recovering":
+        pass  # each look is a round trip to the notebook's kernel

@@ -47,7 +47,7 @@ class Assignments:
 
     def begin(self) -> None:
         """A cell of the notebook begins."""
-        self._before = {name: id(value) for name, value in list(self.namespace.items())}
+        self._before = self._identities()
         self._looked = False
 
     def look(self) -> None:
@@ -80,10 +80,15 @@ class Assignments:
         if self._before is not None:
             self._before.update({name: id(self.namespace[name]) for name in names if name in self.namespace})
 
+    def _identities(self) -> dict[str, int]:
+        """Name → identity of its object, of all names; threads of the notebook may bind others meanwhile."""
+        names = self.namespace.copy()
+        return dict(zip(names, map(id, names.values()), strict=True))
+
     def _rebound(self) -> list[str]:
         """Names that have other objects than at the last look."""
-        before, now = self._before, {name: id(value) for name, value in list(self.namespace.items())}
-        if before is None:
+        before, now = self._before, self._identities()
+        if before is None or before == now:  # which is so nearly always, and seen at once
             return []
         self._before = now
         return [name for name, identity in now.items() if before.get(name) != identity]

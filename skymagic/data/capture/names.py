@@ -151,6 +151,8 @@ _OF_MODULES = frozenset(
         "session",
     ]
 )
+LAST_SHOWN = ("_", "__", "___")
+"""Names that IPython binds to what was shown last."""
 _OUTPUT = re.compile(r"_{1,3}|_\d+")
 _GIVEN = frozenset(("exit", "quit", "get_ipython", "open", "display"))
 
@@ -165,6 +167,13 @@ def interactive(name: str, value: object) -> bool:
         return False
     module = getattr(value, "__module__", None) or type(value).__module__
     return str(module).partition(".")[0] in ("IPython", "ipykernel", "_sitebuiltins")
+
+
+def last_shown(names: Iterable[str], namespace: Mapping[str, object]) -> list[str]:
+    """Those of ``_``, ``__`` and ``___`` among the names that are what IPython has shown, and not what a cell has assigned."""
+    found, shown = sorted({*LAST_SHOWN}.intersection(names)), namespace.get("_oh")
+    values = {id(value) for value in list(shown.values())} if found and isinstance(shown, dict) else set()
+    return [name for name in found if id(namespace.get(name)) in values]
 
 
 def is_output(name: str) -> bool:

@@ -7,10 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from skymagic.data.shipping.manifest import Manifest
 
 _NEVER = object()
+
+
+class Readers(NamedTuple):
+    """What the functions and classes of some ranks read."""
+
+    names: Mapping[str, frozenset[str]]
+    """Function or class → the global names that it reads."""
+    first: Mapping[str, str]
+    """Global name → the first function or class that reads it, in the order of their names."""
+
+
+NOBODY = Readers({}, {})
 
 
 @dataclass
@@ -38,6 +51,8 @@ class Bindings:
         """Ranks that were started anew."""
         self._reads: dict[str, Mapping[str, Sequence[str]]] = {}
         """By digest: function or class → the global names that it reads."""
+        self._readers: tuple[frozenset[str], Readers] = frozenset(), NOBODY
+        """Those of these digests, as they were asked for last."""
 
     def bound(self, manifest: Manifest, rank: int, rebound: Mapping[str, str | None], deleted: Iterable[str]) -> None:
         """A rank has bound a manifest's names and run its cell.
@@ -77,6 +92,7 @@ class Bindings:
         """What a rank's functions and classes read; None where the digest is known."""
         if names is not None:
             self._reads[digest] = names
+            self._readers = frozenset(), NOBODY
         self._ranks.setdefault(rank, _Rank()).reads = digest
         used = {state.reads for state in self._ranks.values()}
         self._reads = {each: names for each, names in self._reads.items() if each in used}
@@ -85,13 +101,17 @@ class Bindings:
         """Digests of which ranks need not say what they stand for."""
         return sorted(self._reads)
 
-    def reads(self, ranks: Iterable[int]) -> dict[str, set[str]]:
-        """Functions and classes on these ranks → the global names that they read."""
-        found: dict[str, set[str]] = {}
-        for digest in {self._ranks[rank].reads for rank in ranks if rank in self._ranks}:
-            for function, names in self._reads.get(digest, {}).items():
-                found.setdefault(function, set()).update(names)
-        return found
+    def readers(self, ranks: Iterable[int]) -> Readers:
+        """Functions and classes on these ranks, and what they read."""
+        digests = frozenset(self._ranks[rank].reads for rank in ranks if rank in self._ranks) & self._reads.keys()
+        if digests != self._readers[0]:
+            found: dict[str, set[str]] = {}
+            for digest in digests:
+                for function, names in self._reads.get(digest, {}).items():
+                    found.setdefault(function, set()).update(names)
+            first = {name: function for function in sorted(found, reverse=True) for name in found[function]}
+            self._readers = digests, Readers({each: frozenset(names) for each, names in found.items()}, first)
+        return self._readers[1]
 
     def forget(self, ranks: Iterable[int]) -> None:
         """These ranks hold nothing any more."""

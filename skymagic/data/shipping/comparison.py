@@ -11,7 +11,7 @@ from skymagic.data.capture import modules
 from skymagic.data.capture.assignments import Assignments
 from skymagic.data.capture.names import interactive, is_output
 from skymagic.data.capture.resources import READERS
-from skymagic.data.shipping.bindings import Bindings
+from skymagic.data.shipping.bindings import NOBODY, Bindings
 from skymagic.data.shipping.collecting import Collector
 from skymagic.data.shipping.fingerprints import Fingerprints
 from skymagic.data.shipping.notes import Notes
@@ -57,29 +57,29 @@ class Comparison:
         hold any function, and hooks and callbacks run by themselves. So the names that the ranks have got are looked at again, with
         all their bytes if the cell uses something that the ranks have bound.
         """
-        reads = {} if request.no_push else self._bindings.reads(request.ranks)
+        readers = NOBODY if request.no_push else self._bindings.readers(request.ranks)
+        if not readers.names:
+            return {}
         found: dict[str, str] = {}
-        todo = sorted(request.wanted) if reads else []
+        todo = sorted(request.wanted)
         seen = set(todo)
         while todo:
             function = todo.pop()
-            new = reads.get(function, set()) - seen
+            new = readers.names.get(function, frozenset()) - seen
             found.update(dict.fromkeys(sorted(new), f"used by {function}"))
             seen |= new
             todo += sorted(new)
-        if reads and request.names.runs and not request.fresh:
+        if request.names.runs and not request.fresh:
             every = any(self._bindings.has_rebound(rank, name) for rank in request.ranks for name in request.wanted)
-            sent = set().union(*(self._bindings.fingerprints(rank) for rank in request.ranks)) - {*request.gather}
-            for function, names in sorted(reads.items()):
-                others = (names & sent & self._namespace.keys()) - seen
-                seen |= others
-                found.update(
-                    {
-                        name: f"used by {function}"
-                        for name in sorted(others)
-                        if every or not self._settled(request, name)
-                    }
-                )
+            held = [self._bindings.fingerprints(rank) for rank in request.ranks]
+            others = (readers.first.keys() & self._namespace.keys()) - seen.union(request.gather)
+            sent: set[str] = set()
+            for each in held:
+                if len(sent) < len(others):  # the first rank has them all, nearly always
+                    sent |= each.keys() & others
+            if not every:
+                sent = {name for name in sent if not self._settled(held, name)}
+            found.update({name: f"used by {readers.first[name]}" for name in sorted(sent)})
         return {name: reason for name, reason in found.items() if name not in request.kept}
 
     def compare(self, request: Request, needs: Needs) -> None:
@@ -194,13 +194,13 @@ class Comparison:
             and self._fingerprints.is_unstable(value, needs.hashes)
         }
 
-    def _settled(self, request: Request, name: str) -> bool:
+    def _settled(self, held: Iterable[Mapping[str, str]], name: str) -> bool:
         """Whether a large value is the object that was looked at when the ranks got it."""
         known = self._fingerprints.known.get(name)
         if known is None or known.nbytes < _LARGE or not known.holds(self._namespace[name]):
             return False
         mark = self._marked(name, known.fingerprint)
-        return all(self._bindings.fingerprints(rank).get(name, mark) == mark for rank in request.ranks)
+        return all(each.get(name, mark) == mark for each in held)
 
     def _differs(self, known: str | None, mark: str | None) -> bool:
         """Whether a value that ranks have, and that no cell has assigned since, looks different."""

@@ -22,8 +22,8 @@ _IMMUTABLE_TYPES = (int, float, bool, type(None), complex, str, bytes)
 class Known(NamedTuple):
     """What a name's value was when it was looked at last."""
 
-    stream: str
-    """Hash of its pickle, with the local modules that it refers to."""
+    stream: str | bytes
+    """Its pickle, if that is small and plain; else a hash of it, with the local modules that it refers to."""
     fingerprint: str
     value: Callable[[], object] | int
     """A weak reference to it, or its identity."""
@@ -59,23 +59,30 @@ class Fingerprints:
             modules: local modules and their hashes.
         """
         pickled, value = variable.pickled, variable.value
-        if pickled.plain:
-            stream = digest(pickled.pieces)
-        else:
-            parts = [(part.hash or "").encode() if part.blob else part.data for part in variable.parts]
-            stream = digest([*parts, *_local(variable, modules)])
         if type(value) in _IMMUTABLE_TYPES:
-            variable.fingerprint = stream
-            return stream
+            variable.fingerprint = self._stream(variable, modules)
+            return variable.fingerprint
+        # the pickle itself, where hashing it would take longer than to compare it
+        stream = bytes(pickled.pieces[0]) if pickled.plain else self._stream(variable, modules)
         known = self.known.get(variable.name)
+        holds = known is not None and known.holds(value)
         if known is not None and known.stream == stream:
-            self.known[variable.name] = known._replace(value=_reference(value))
+            if not holds:
+                self.known[variable.name] = known._replace(value=_reference(value))
             variable.fingerprint = known.fingerprint
             return known.fingerprint
-        variable.same_object = known is not None and known.holds(value)
-        variable.fingerprint = self._contents(variable, stream, modules)
+        variable.same_object = holds
+        otherwise = stream if isinstance(stream, str) else digest([stream])
+        variable.fingerprint = self._contents(variable, otherwise, modules)
         self.known[variable.name] = Known(stream, variable.fingerprint, _reference(value), pickled.nbytes)
         return variable.fingerprint
+
+    def _stream(self, variable: Variable, modules: Mapping[str, str]) -> str:
+        """A hash of a variable's pickle, with the local modules that it refers to."""
+        if variable.pickled.plain:
+            return digest(variable.pickled.pieces)
+        parts = [(part.hash or "").encode() if part.blob else part.data for part in variable.parts]
+        return digest([*parts, *_local(variable, modules)])
 
     def is_unstable(self, variable: Variable, modules: Mapping[str, str]) -> bool:
         """Whether a value looks different each time, so that nobody can say whether it has changed."""

@@ -203,8 +203,13 @@ class SentLinks:
         return found
 
     def share(self, one: Inventory, other: Inventory) -> bool:
-        """Whether two values refer to one object or memory."""
-        return bool(self.common(one, other)) or _overlap(one.variable.pickled.spans, other.variable.pickled.spans)
+        """Whether two values refer to one object or memory; one that is in the other is so also where a class lists its instances."""
+        inside = id(one.variable.value) in other.numbers or id(other.variable.value) in one.numbers
+        return (
+            inside
+            or bool(self.common(one, other))
+            or _overlap(one.variable.pickled.spans, other.variable.pickled.spans)
+        )
 
     def common(self, one: Inventory, other: Inventory) -> set[int]:
         """Identities of the objects in both of two values, without what is in the classes of their instances."""

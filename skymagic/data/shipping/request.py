@@ -67,6 +67,8 @@ class Needs:
     @property
     def moved(self) -> list[Variable]:
         """Values that some rank must get."""
+        if not any(self.lacking.values()):  # which is so nearly always, and seen at once
+            return []
         return [value for name, value in self.values.items() if self.lacking[name]]
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 from skymagic.data.capture import assignments, cells, environment
 from skymagic.data.capture.imports import ModulesNeeded
-from skymagic.data.capture.names import cell_names
+from skymagic.data.capture.names import cell_names, last_shown
 from skymagic.data.capture.scripts import with_scripts
 from skymagic.data.shipping.bindings import Bindings
 from skymagic.data.shipping.bundles import BundleWriter, Progress, Variable
@@ -249,6 +249,7 @@ class Shipper(Unpacking):
                 "sources": texts,
                 "cells": cells.numbers(texts),
                 "temporary": sorted(request.temporary),
+                "shown": last_shown([value.name for value in needs.moved], self.namespace),
                 "unbound": sorted(unbound),
                 "fresh": request.fresh,
                 "environ": environ,

@@ -249,9 +249,11 @@ class RankKernel(IPythonParallelKernel):
             return {"status": "ok", "kept": self._post_mortem is not None}
         outcome: dict[str, Any] = {"status": "ok", "bound": False, "joined": True}
         self._end_post_mortem()
+        self.shell.displayhook.bound = ()
         try:
             self.shell.know_cells(order.manifest.get("cells", {}))
             self._namespace.bind(order.manifest)
+            self.shell.displayhook.know_shown(order.manifest.get("shown", ()))
             outcome["bound"] = True
             await self._run(order, source, outcome)
         except BindError as problem:
@@ -259,7 +261,7 @@ class RankKernel(IPythonParallelKernel):
         except BaseException as problem:  # an interrupt between binding and running
             outcome.update(self._failure(problem))
         self._namespace.drop_temporary(order.manifest)
-        outcome |= self._namespace.changes()
+        outcome |= self._namespace.changes(self.shell.displayhook.bound)
         outcome["joined"] = self._context.hooks.joined()
         outcome.setdefault("interrupted", self.interrupts.fallen)
         outcome["stopped_at"] = self.interrupts.stopped_at

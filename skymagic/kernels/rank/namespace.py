@@ -137,15 +137,20 @@ class Namespace:
         for name in orders.get("temporary", ()):
             self.variables.pop(name, None)
 
-    def changes(self) -> dict[str, list[Any]]:
+    def changes(self, bound: Container[str] = ()) -> dict[str, list[Any]]:
         """What a cell has done to the names since `bind`, by identity: ``{"rebound": […], "deleted": […]}``, and the reports of `Held`
         and `Reads`.
 
         However it did: a text cannot tell which of its assignments ran, nor what ``%run`` or ``globals()`` bind.
+
+        Args:
+            bound: names that it has bound, maybe to the objects that they had.
         """
         before, self._before = self._before, {}
         unknown = object()
-        rebound = [name for name, value in self.variables.items() if before.get(name, unknown) is not value]
+        rebound = [
+            name for name, value in self.variables.items() if before.get(name, unknown) is not value or name in bound
+        ]
         deleted = [name for name in before if name not in self.variables]
         self._shipped.difference_update(rebound, deleted)
         before.clear()  # what nothing else holds is gone

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ipykernel.compiler import XCachingCompiler
@@ -19,6 +19,7 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
 from traitlets import Type
 
+from skymagic.data.capture.names import LAST_SHOWN
 from skymagic.kernels.rank import captured, gpu, refusals, tracebacks, widgets
 from skymagic.kernels.rank.comms import relay
 from skymagic.kernels.rank.context import current
@@ -31,6 +32,8 @@ class RankDisplayHook(DisplayHook):
     """Remembers the value of the cell's last expression, also where ``;`` silences it, and publishes its repr."""
 
     value: Any = None
+    bound: tuple[str, ...] = ()
+    """Names that have become what the cell has shown, ``_`` among them."""
     cell = ""
     topic = None
     msg = None
@@ -38,6 +41,19 @@ class RankDisplayHook(DisplayHook):
     def __call__(self, result: Any = None) -> None:
         self.value = result
         super().__call__(result)
+
+    def update_user_ns(self, result: Any) -> None:
+        """Bind ``_`` and its like, where no cell has bound them itself."""
+        super().update_user_ns(result)
+        if self.shell.user_ns.get("_") is result:
+            self.bound = LAST_SHOWN
+
+    def know_shown(self, names: Iterable[str]) -> None:
+        """The notebook's plain cells have shown the values of these, such as ``_``: the next value that a cell shows follows them."""
+        values = {name: self.shell.user_ns[name] for name in names if name in self.shell.user_ns}
+        for name, value in values.items():
+            setattr(self, name, value)
+        self.shell.push(values, interactive=False)  # as a cell's own they would stay what they are
 
     def quiet(self) -> bool:
         """Whether the cell ends in ``;`` (IPython would look into its history, which ranks do not keep)."""

@@ -27,6 +27,9 @@ LINGER_SECONDS = 0.5
 """Seconds that processes may go on which the command leaves: the end of a pipe, a resource tracker."""
 KILL_INTERVAL = 0.05
 """Seconds between two rounds of killing: a process may start another one meanwhile."""
+TRACKER_SECONDS = 3.0
+"""For which resource trackers (of multiprocessing and loky) may delete what the killed have left in shared memory: gigabytes take one.
+Less than the agent waits for the forkserver. As `kernels.agent.orphans`, which this plain file cannot import."""
 PIECE = 1 << 16
 MAX_COMMAND_LINE = 120
 """Characters of a command line that are told."""
@@ -65,6 +68,13 @@ def status(pid: int) -> list[bytes]:
         return file.read().rpartition(b")")[2].split()  # a name may hold blanks and brackets
 
 
+def is_tracker(pid: int) -> bool:
+    """Whether it is a resource tracker: it ends by itself once all others are gone that hold the other end of its pipe."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return b"resource_tracker" in file.read()
+    return False
+
+
 def command_line(pid: int) -> str:
     """What a process was started as, shortened; its number where the system does not tell."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -94,6 +104,7 @@ class Supervisor:
         self.deadlines: list[tuple[float, str]] = []
         """When to go a step further: ``left``, ``rest``, ``kill``."""
         self.ending = False
+        self.killing_since: float | None = None
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -197,8 +208,17 @@ class Supervisor:
             elif step == "rest":
                 self.signal({pid: begun for pid, begun in others.items() if not self.in_group(pid)}, signal.SIGTERM)
             else:
-                self.signal(others, signal.SIGKILL)
+                self.signal(self.without_trackers(others), signal.SIGKILL)
                 self.deadlines = [(time.monotonic() + KILL_INTERVAL, "kill")]
+
+    def without_trackers(self, others: dict[int, int]) -> dict[int, int]:
+        """Those of these processes (pid → start) that are killed now: trackers have until `TRACKER_SECONDS` after the first round."""
+        now = time.monotonic()
+        if self.killing_since is None:
+            self.killing_since = now
+        if now - self.killing_since > TRACKER_SECONDS:
+            return others
+        return {pid: begun for pid, begun in others.items() if not is_tracker(pid)}
 
     def end(self) -> None:
         """TERM to the command's group, which may pass it on; then to those with groups of their own; then KILL."""
