@@ -18,33 +18,6 @@ def notebook(shared_pools: Pools) -> Iterator[Notebook]:
 
 # ------------------------------------------------------------------------- a store that never ran is no store
 
-NOT_STORED = {
-    "a branch": "if rank_of_nobody:\n    data = 0",
-    "an exception that did not come": "try:\n    pass\nexcept ValueError:\n    data = 0",
-    "an empty loop": "for data in []:\n    pass",
-    "a function that is not called": "def change():\n    global data\n    data = 0",
-    "a short circuit": "rank_of_nobody and (data := 0)",
-}
-
-
-@pytest.mark.parametrize("cell", NOT_STORED.values(), ids=NOT_STORED)
-def test_a_store_that_does_not_run(notebook: Notebook, cell: str) -> None:
-    notebook.run("rank_of_nobody = False\ndata = ['first']")
-    assert seen(notebook, "data") == [["first"]] * 2
-    notebook.run("data = ['second']")
-    notebook.run(f"%%sky_broadcast\n{cell}")
-    assert seen(notebook, "data") == [["second"]] * 2
-
-
-def test_a_cell_that_fails_before_it_binds(notebook: Notebook) -> None:
-    notebook.run("data = ['first']")
-    assert seen(notebook, "data") == [["first"]] * 2
-    notebook.run("data = ['second']")
-    notebook.fail("%%sky_broadcast\nfrom nowhere_at_all import loader\ndata = loader()")
-    shown = notebook.run("%%sky_broadcast --dry-run\ndata")
-    assert "travels" in next(line for line in shown.lines if line.startswith("data"))
-    assert seen(notebook, "data") == [["second"]] * 2
-
 
 def test_a_store_on_one_rank_alone(notebook: Notebook) -> None:
     notebook.run("data = ['first']")
@@ -98,13 +71,6 @@ def test_a_name_that_has_not_travelled_before(notebook: Notebook, way: str) -> N
         f"%%sky_broadcast\n{cell.replace('mod', 'ne').replace('el = [', f't{name[3:]} = [') if way == 'exec' else cell}"
     )
     assert seen(notebook, name) == [["trained"]] * 2
-
-
-def test_a_name_deleted_in_other_words_comes_from_the_notebook_again(notebook: Notebook) -> None:
-    notebook.run("data = ['here']")
-    assert seen(notebook, "data") == [["here"]] * 2
-    notebook.run("%%sky_broadcast\nglobals().pop('da' + 'ta')")
-    assert seen(notebook, "data") == [["here"]] * 2
 
 
 def test_an_equal_constant_is_bound_all_the_same(notebook: Notebook) -> None:
