@@ -329,11 +329,6 @@ def test_a_script_goes_on_beside_the_notebook(notebook: Notebook) -> None:
     assert notebook.value("[(end.status, end.tail) for end in ends]") == [(0, "late"), (0, "late")]
 
 
-def test_a_command_in_a_cell_still_runs_on_each_rank(notebook: Notebook) -> None:
-    shown = notebook.run("%%sky_broadcast --only all\n!echo rank $RANK of $WORLD_SIZE")
-    assert sorted(shown.lines) == [f"[{rank}] rank {rank} of 4" for rank in range(4)]
-
-
 # ------------------------------------------------------------------------------------------ what fails
 
 
