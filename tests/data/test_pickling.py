@@ -251,14 +251,6 @@ def test_tensors_arrive_as_they_were() -> None:
             assert torch.equal(back.to_dense(), tensor.to_dense())
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-def test_quantized_tensor() -> None:
-    tensor = torch.quantize_per_tensor(torch.randn(BIG), 0.1, 10, torch.quint8)
-    back = copy(tensor)
-    assert torch.equal(back.int_repr(), tensor.int_repr())
-    assert back.q_scale() == tensor.q_scale()
-
-
 def test_tensor_memory_is_out_of_band() -> None:
     tensor = torch.randn(BIG, 4)
     pickled = pickling.dumps({"t": [tensor]}, {})
