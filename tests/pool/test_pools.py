@@ -196,30 +196,6 @@ def test_dry_run_prints_the_plan_and_starts_nothing(notebook: Notebook) -> None:
 # ------------------------------------------------------------------------------------------ mistakes
 
 
-def test_all_mistakes_of_a_line_in_one_line_before_anything_starts(notebook: Notebook) -> None:
-    shown = notebook.finish(
-        notebook.start(
-            "%sky_pool --nodes 0 --gpu X100 --plugin torhc --cpus many --nodse 2 --max-price free --env NOVALUE  # a comment"
-        )
-    )
-    assert shown.error is not None
-    assert shown.error.ename == "UsageError"
-    assert len(shown.stderr.splitlines()) == 1
-    for words in (
-        "--nodes",
-        "'X100'",
-        "did you mean 'V100'",
-        "'torhc'",
-        "did you mean 'torch'",
-        "'many'",
-        "--nodse",
-        "free",
-        "NOVALUE",
-    ):
-        assert words in shown.stderr
-    assert family(notebook) == []
-
-
 def test_what_this_machine_has_not_is_said_at_once(notebook: Notebook) -> None:
     error = notebook.fail("%sky_pool --gpu A100:64 --memory 99999 --cpus 9999+ --pip there-is-no-such-package-7391")
     assert error.ename == "UsageError"
