@@ -36,19 +36,6 @@ def gates(notebook: Notebook) -> list[psutil.Process]:
     return found
 
 
-def daemon(notebook: Notebook) -> psutil.Process:
-    """The process that owns the agent: of all that were forked from it, or carry its connections, the one that nobody of them forked."""
-    name = gates(notebook)[0].cmdline()[-1]
-    daemons = {gate.pid for gate in gates(notebook)}
-    named = {}
-    for one in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if one.cmdline()[-1:] == [name] and one.pid not in daemons:
-                named[one.pid] = one
-    (found,) = (one for one in named.values() if one.ppid() not in named)
-    return found
-
-
 def cut(notebook: Notebook) -> set[int]:
     """Lose the connections; the processes that died of it."""
     killed = set()
@@ -96,21 +83,3 @@ def test_a_silent_connection(notebook: Notebook) -> None:
     gate.wait(30)
 
 
-def test_a_notebook_that_sleeps(notebook: Notebook) -> None:
-    """A laptop is closed during a run: the node hangs up, the ranks go on, and later all of it is shown."""
-    notebook.run("ROUNDS = 200")
-    running = notebook.start(COUNTING)
-    watch(notebook, running, 10)
-    node = daemon(notebook)
-    kernel = psutil.Process(notebook.pid)
-    open_before = node.num_fds()
-    kernel.suspend()
-    try:
-        while node.num_fds() >= open_before:
-            time.sleep(0.1)  # nobody is told when a daemon hangs up
-    finally:
-        kernel.resume()
-    shown = notebook.finish(running)
-    assert shown.error is None, shown.error
-    assert len(shown.lines) == 400
-    assert len(set(shown.lines)) == 400
