@@ -222,11 +222,3 @@ def test_a_broadcast_finds_the_group_ready_and_the_reference_trains_on_cpus(caps
     ]
 
 
-def test_vision_audio_and_pinned_versions() -> None:
-    a100 = Cluster(nodes=2, accelerator=sky.accelerators.A100())
-    both = sky.plugins.torch(vision="latest", audio="latest").transform(sky.Image(), a100)
-    assert both.pip == ("torch", "torchvision", "torchaudio")
-    assert both.pip_indexes == ("https://download.pytorch.org/whl/cu128",)
-    pinned = sky.plugins.torch(version="2.3.0", vision="0.18.0", cuda="cu124").transform(sky.Image(), a100)
-    assert pinned.pip == ("torch==2.3.0", "torchvision==0.18.0")
-    assert pinned.pip_indexes == ("https://download.pytorch.org/whl/cu124",)
