@@ -77,7 +77,7 @@ def hang(folder: str = "") -> None:
 
     if folder:
         Path(folder, "began").touch()
-    time.sleep(600)
+    time.sleep(600)  # until it is stopped
 
 
 # ------------------------------------------------------------------------------------------------ operators
@@ -172,7 +172,7 @@ def test_coroutines_methods_partials_and_builtins(pool: Any) -> None:
     async def soon(x: int) -> int:
         import asyncio
 
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # lets the loop go on once
         return 2 * x
 
     class Model:

@@ -88,7 +88,7 @@ def test_options_act(capsys: pytest.CaptureFixture[str]) -> None:
     def slow() -> None:
         import time
 
-        time.sleep(600)
+        time.sleep(600)  # until its time is over
 
     options = sky.Options(default_compute_timeout=0.3, console=False)
     with sky.Compute(nodes=1, options=options) as pool, pytest.raises(RunTimeout):

@@ -43,7 +43,7 @@ class Counted:
 
     def read(self) -> bytes:
         """From the server."""
-        time.sleep(self.pause)
+        time.sleep(self.pause)  # a slow line
         data = self.inner.read() if self.sent + self.got < self.breaks else b""
         self.got += len(data)
         return data

@@ -82,7 +82,7 @@ def test_errors_keep_their_type_and_stop_the_rest(pool: Any) -> None:
     def task(item: int) -> None:
         if item == 3:
             raise KeyError("planted")
-        time.sleep(600 if item < 3 else 0)
+        time.sleep(600 if item < 3 else 0)  # until it is stopped
 
     with pytest.raises(KeyError, match="planted"):
         in_parallel(task, range(8))

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.lab.desk import GATED, Desk, killed, killed_daemons, ssh_desk, without_repeats
 from tests.lab.notebook import Shown
+from tests.lab.waiting import until
 
 pytestmark = pytest.mark.needs("sshd")
 
@@ -204,8 +204,7 @@ finally:
         cell = first.start(body)
         first.watch(cell, lambda seen: "begun" in seen.stdout)
         killed(first)
-    while not said.exists():
-        psutil.wait_procs([], timeout=0.05)
+    until(said.exists)
     with desk.notebook() as second:
         cell = second.finish(second.start("%sky_attach lab"))
         assert cell.error is not None

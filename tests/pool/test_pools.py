@@ -18,6 +18,7 @@ import zmq
 
 from skymagic.kernels.agent.controller import reserve
 from tests.lab.notebook import ROOT, Notebook, opened
+from tests.lab.waiting import until
 
 SOON = 15.0  # seconds after which nothing may be left of a notebook that was killed
 
@@ -264,8 +265,7 @@ def test_a_backend_that_torch_has_not(notebook: Notebook) -> None:
 
 def test_interrupt_while_a_pool_starts(notebook: Notebook) -> None:
     shown = notebook.start(f"%sky_pool --nodes 2 --plugin failing:where=hang,folder={notebook.folder}")
-    for process in iter_until(notebook.folder / "hangs"):
-        assert process is None
+    until((notebook.folder / "hangs").exists)  # the kernel is busy: nobody can say when
     notebook.interrupt()
     notebook.finish(shown)
     assert shown.error is not None
@@ -274,17 +274,6 @@ def test_interrupt_while_a_pool_starts(notebook: Notebook) -> None:
     notebook.run("%sky_pool --nodes 2")
     notebook.run("%%sky_broadcast -o r\n1")
     assert notebook.value("r") == [1, 1]
-
-
-def iter_until(path: Path) -> Iterator[None]:
-    """Passes time until a file is there."""
-    import time
-
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)  # another process makes it; the kernel is busy, so nobody can say when
-        yield None
 
 
 def test_third_party_plugin_is_entered_once_for_each_process_and_left(notebook: Notebook, tmp_path: Path) -> None:
