@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
-import time
 from collections.abc import Iterator
 
 import psutil
@@ -81,5 +80,3 @@ def test_a_silent_connection(notebook: Notebook) -> None:
     shown = notebook.run(COUNTING)
     assert len(shown.lines) == 40
     gate.wait(30)
-
-

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.lab.notebook import Notebook
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 2") as one:
-        yield one
+notebook = borrowed("--ranks 2")
 
 
 def there_and_back(notebook: Notebook, check: str, name: str = "value") -> None:

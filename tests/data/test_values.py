@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests.lab.notebook import Notebook, gate
-from tests.lab.pools import KERNEL, Pools
+from tests.lab.pools import KERNEL, Pools, borrowed
 
 SETUP = "%%sky_broadcast\nimport os\nrank = int(os.environ['RANK']);"
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 3", SETUP) as one:
-        yield one
+notebook = borrowed("--ranks 3", SETUP)
 
 
 # ------------------------------------------------------------------------------------------ -o and -g

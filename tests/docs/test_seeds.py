@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import skymagic as sky
-from skymagic.plugins import Cluster
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
 
@@ -220,5 +219,3 @@ def test_a_broadcast_finds_the_group_ready_and_the_reference_trains_on_cpus(caps
     assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [
         f"[0] Epoch {n}" for n in range(3)
     ]
-
-

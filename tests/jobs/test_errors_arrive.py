@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 
 import pytest
 
 from tests.lab.notebook import Notebook
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
 HOST = socket.gethostname()
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 2", "import sys\nfrom skymagic.errors import RankError") as one:
-        yield one
+notebook = borrowed("--ranks 2", "import sys\nfrom skymagic.errors import RankError")
 
 
 def both(notebook: Notebook, body: str, expression: str) -> tuple[object, object]:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.lab.notebook import Notebook, seen
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 2") as one:
-        yield one
+notebook = borrowed("--ranks 2")
 
 
 # ------------------------------------------------------------------------- a store that never ran is no store

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 
 import pytest
 
 from tests.lab.notebook import Notebook, Shown, gate
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 2") as one:
-        one.run("%%sky_broadcast\nimport os, sys, subprocess, threading\nrank = int(os.environ['RANK']);")
-        yield one
+notebook = borrowed(
+    "--ranks 2", "%%sky_broadcast\nimport os, sys, subprocess, threading\nrank = int(os.environ['RANK']);"
+)
 
 
 def log(notebook: Notebook, rank: int, lines: int = 1_000_000) -> list[str]:

@@ -6,7 +6,6 @@ Exits, input() and names that are missing are in test_failures_simple, floods in
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,14 +13,11 @@ import pytest
 
 from skymagic.run.engine import PURGE_AFTER, PURGE_BYTES
 from tests.lab.notebook import Notebook
-from tests.lab.pools import KERNEL, Pools
+from tests.lab.pools import KERNEL, Pools, borrowed
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 2 --plugin torch") as one:
-        one.run("%%sky_broadcast\nimport os, sys, threading\nrank = int(os.environ['RANK']);")
-        yield one
+notebook = borrowed(
+    "--ranks 2 --plugin torch", "%%sky_broadcast\nimport os, sys, threading\nrank = int(os.environ['RANK']);"
+)
 
 
 # ------------------------------------------------------------------------------------------ the cell's text

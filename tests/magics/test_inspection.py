@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from skymagic.display import inspection
 from tests.lab.notebook import Notebook, Shown
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
 pytest.importorskip("torch")
 
@@ -26,11 +25,7 @@ if dist.get_rank() == 2:
 dist.barrier()
 """
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 3 --plugin torch") as one:
-        yield one
+notebook = borrowed("--ranks 3 --plugin torch")
 
 
 def gate(notebook: Notebook, name: str) -> Path:

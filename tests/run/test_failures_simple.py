@@ -8,16 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab.notebook import Failed, Notebook
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
 SETUP = "%%sky_broadcast\nimport os, sys\nrank = int(os.environ['RANK']);"
 HOST = socket.gethostname()
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 3", "import sys", SETUP) as one:
-        yield one
+notebook = borrowed("--ranks 3", "import sys", SETUP)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 
 from skymagic.plan.requests import Defaults
 from tests.lab.notebook import ROOT, Failed, Notebook, Shown
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
 pytest.importorskip("torch")
 
@@ -25,12 +25,7 @@ one.item(), os.getpid(), globals().get('kept')"""
 FOREVER = 1000.0
 """Seconds of grace that no test lives to see the end of."""
 
-
-@pytest.fixture(scope="module")
-def module_notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 3 --plugin torch", SETUP) as one:
-        one.run(f"%config SkyMagic.grace = {FOREVER}")
-        yield one
+module_notebook = borrowed("--ranks 3 --plugin torch", SETUP, f"%config SkyMagic.grace = {FOREVER}")
 
 
 @pytest.fixture
