@@ -106,9 +106,7 @@ def test_an_environment_gets_packages_and_commands(home: Path, cache: Path, tmp_
     mine = str(tmp_path / "tiny_here-1.0-py3-none-any.whl")
     image = Image(pip=(mine, "tiny-there>=1"))
     requirements = replace(
-        requirements_of(image),
-        packages=("tiny-there>=1",),
-        commands=("python -c 'import tiny_here' >$HOME/told",),
+        requirements_of(image), packages=("tiny-there>=1",), commands=("python -c 'import tiny_here' >$HOME/told",)
     )
     ready = setup(host, requirements, print, without_pip(host, requirements, None))
     assert (home / "told").read_text() == "tiny_here\n"
@@ -326,12 +324,7 @@ def test_commands_work_in_every_login_shell(shell: str, tmp_path: Path) -> None:
 
 def through(shell: str, host: ShellHost, command: str) -> str:
     done = subprocess.run(
-        [shell, "-c", command],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=host.environment(),
-        cwd=host.home,
+        [shell, "-c", command], capture_output=True, text=True, check=True, env=host.environment(), cwd=host.home
     )
     return done.stdout
 
@@ -500,8 +493,7 @@ def two_at_once(one: ShellHost, other: ShellHost, go: Path, uv: str) -> None:
 
 @pytest.mark.needs("mounts")
 @pytest.mark.parametrize(
-    ("what", "flock"),
-    [("all of it", True), ("its shell", True), ("its shell", False), ("nobody listens", False)],
+    ("what", "flock"), [("all of it", True), ("its shell", True), ("its shell", False), ("nobody listens", False)]
 )
 def test_a_setup_that_ends_half_way_is_made_anew(what: str, flock: bool, home: Path, tmp_path: Path, uv: str) -> None:
     with locking(home, flock) as connected:

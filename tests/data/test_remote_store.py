@@ -87,13 +87,7 @@ class Cluster:
 
     def _open(self, node: int) -> Callable[[], Transport]:
         def opened() -> Transport:
-            command = [
-                *self.before[node],
-                sys.executable,
-                "-m",
-                "skymagic.kernels.store.server",
-                self.folders[node],
-            ]
+            command = [*self.before[node], sys.executable, "-m", "skymagic.kernels.store.server", self.folders[node]]
             breaks = self.breaks[node].pop(0) if self.breaks[node] else float("inf")
             self.lines[node].append(Counted(ChildTransport(command), breaks))
             return self.lines[node][-1]

@@ -103,8 +103,7 @@ def test_weak_containers(notebook: Notebook) -> None:
         "value = items, weakref.WeakSet(items), weakref.WeakValueDictionary(a=items[0]), weakref.WeakKeyDictionary({items[1]: 2})"
     )
     there_and_back(
-        notebook,
-        "set(value[1]) == set(value[0]) and value[2]['a'] is value[0][0] and value[3][value[0][1]] == 2",
+        notebook, "set(value[1]) == set(value[0]) and value[2]['a'] is value[0][0] and value[3][value[0][1]] == 2"
     )
 
 

@@ -100,8 +100,7 @@ def test_what_interact_prints_and_displays_goes_into_its_output(notebook: Notebo
 
 def test_bytes_and_children_that_are_new(notebook: Notebook) -> None:
     box, before = models(
-        notebook,
-        notebook.run("%%sky_broadcast\nbox = ipywidgets.VBox([ipywidgets.Image(value=b'\\x89PNG')])\nbox"),
+        notebook, notebook.run("%%sky_broadcast\nbox = ipywidgets.VBox([ipywidgets.Image(value=b'\\x89PNG')])\nbox")
     )
     assert len(before) == 1
     notebook.run("%%sky_broadcast\nbox.children = (*box.children, ipywidgets.Label('new'))")

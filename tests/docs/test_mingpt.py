@@ -40,8 +40,7 @@ torchrun \\
 --rdzv_id $SKYPILOT_TASK_ID \\
 main.py"""
 LOCALHOST = C10D.replace(
-    'echo "Starting',
-    'if [ $SKYPILOT_NODE_RANK -eq 0 ]; then\n    MASTER_ADDR=localhost\nfi\n\necho "Starting',
+    'echo "Starting', 'if [ $SKYPILOT_NODE_RANK -eq 0 ]; then\n    MASTER_ADDR=localhost\nfi\n\necho "Starting'
 )
 """SkyPilot's present recipe."""
 

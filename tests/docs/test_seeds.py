@@ -124,16 +124,7 @@ def test_runtime_context(four: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert [each.pop("coordinated") for each in results] == [True, False, False, False]
     assert (
         results
-        == [
-            {
-                "sum": 6,
-                "head": ("127.0.0.1", True),
-                "accelerators": 0,
-                "peers": [0, 1, 2, 3],
-                "variable": True,
-            }
-        ]
-        * 4
+        == [{"sum": 6, "head": ("127.0.0.1", True), "accelerators": 0, "peers": [0, 1, 2, 3], "variable": True}] * 4
     )
     assert sorted(capsys.readouterr().out.splitlines()) == [f"[{n}] Node {n} of 4" for n in range(4)]
 
@@ -152,12 +143,7 @@ def test_output_control(four: Any, capsys: pytest.CaptureFixture[str]) -> None:
     silent = sky.compute(sky.silent(train))
     lines = ["Epoch 1: loss=0.5000", "from a program"]
 
-    for call, out, err in (
-        (head, [0], 4),
-        (first_two, [0, 1], 4),
-        (errors, [0, 1, 2, 3], 1),
-        (silent, [], 0),
-    ):
+    for call, out, err in ((head, [0], 4), (first_two, [0, 1], 4), (errors, [0, 1, 2, 3], 1), (silent, [], 0)):
         call() @ four
         shown = capsys.readouterr()
         assert sorted(shown.out.splitlines()) == sorted(f"[{n}] {line}" for n in out for line in lines)

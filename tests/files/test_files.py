@@ -609,14 +609,7 @@ def test_which_links_stay() -> None:
 def test_sync_brings_what_changed_and_removes_what_it_brought(two: Nodes) -> None:
     grow(
         two.here,
-        {
-            "train.py": "1",
-            "lib/a.py": "a",
-            "lib/b.py": "b",
-            "old/x.py": "x",
-            ".gitignore": "*.log\n",
-            "y.log": "y",
-        },
+        {"train.py": "1", "lib/a.py": "a", "lib/b.py": "b", "old/x.py": "x", ".gitignore": "*.log\n", "y.log": "y"},
     )
     first = two.files.sync(two.here, "work/project")
     assert [(each.files, each.removed) for each in first] == [(5, 0)] * 2

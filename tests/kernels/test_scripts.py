@@ -339,8 +339,7 @@ def test_a_node_that_fails_ends_the_others(notebook: Notebook) -> None:
     )
     assert failed.ename == "ScriptError"
     assert re.search(
-        r"node 1 of 2 on \S+ ended with exit code 3\nits last lines:\n  no luck\nnode 0 had to be stopped",
-        failed.text,
+        r"node 1 of 2 on \S+ ended with exit code 3\nits last lines:\n  no luck\nnode 0 had to be stopped", failed.text
     )
     assert notebook.value("[(e.status, e.stopped) for e in ends]") == [(-signal.SIGTERM, True), (3, False)]
     notebook.run("%%sky_broadcast -o found\nkept")
@@ -499,9 +498,7 @@ def test_the_stop_button_ends_all_of_it(notebook: Notebook) -> None:
 
 def test_a_script_may_tidy_up_when_it_is_stopped(notebook: Notebook, tmp_path: Path) -> None:
     shown = started(
-        notebook,
-        f"trap 'echo saved > {tmp_path}/snapshot; exit 0' TERM\necho begun\nsleep 1000 & wait",
-        "-t 0",
+        notebook, f"trap 'echo saved > {tmp_path}/snapshot; exit 0' TERM\necho begun\nsleep 1000 & wait", "-t 0"
     )
     notebook.interrupt()
     assert notebook.finish(shown).error is not None

@@ -334,14 +334,8 @@ def test_suggestions_only_when_near() -> None:
         ("torch,jax", [("torch", {}), ("jax", {})]),
         ("torch:backend=gloo,cuda=cu124", [("torch", {"backend": "gloo", "cuda": "cu124"})]),
         ("torch:backend=gloo, jax", [("torch", {"backend": "gloo"}), ("jax", {})]),
-        (
-            "torch:backend=gloo,keras:backend=torch",
-            [("torch", {"backend": "gloo"}), ("keras", {"backend": "torch"})],
-        ),
-        (
-            "torch:version=>=2.3,<2.5,vision=latest",
-            [("torch", {"version": ">=2.3,<2.5", "vision": "latest"})],
-        ),
+        ("torch:backend=gloo,keras:backend=torch", [("torch", {"backend": "gloo"}), ("keras", {"backend": "torch"})]),
+        ("torch:version=>=2.3,<2.5,vision=latest", [("torch", {"version": ">=2.3,<2.5", "vision": "latest"})]),
         ("torch:version=", [("torch", {"version": ""})]),
         ("my-own.plugin_2", [("my-own.plugin_2", {})]),
     ],
@@ -630,10 +624,7 @@ def test_a_pool_that_serves(changes: dict[str, Any]) -> None:
         ({"gpu": Accelerator("H100", 2)}, "it was made with A100:2, not H100:2"),
         ({"procs_per_node": 1}, "it has 2 ranks per node, not 1"),
         ({"plugins": plugin_specs("keras")}, "it was made without the plugin keras"),
-        (
-            {"plugins": plugin_specs("torch:backend=nccl")},
-            "its plugin is torch:backend=gloo, not torch:backend=nccl",
-        ),
+        ({"plugins": plugin_specs("torch:backend=nccl")}, "its plugin is torch:backend=gloo, not torch:backend=nccl"),
         ({"pip": ("pandas",)}, "it was made without the package pandas"),
         ({"image": Image(apt=("git",))}, "it was made without the system package git"),
         ({"env": (("A", "2"),)}, "it was made without this value of A"),

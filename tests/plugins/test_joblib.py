@@ -51,11 +51,7 @@ def test_tasks_run_on_the_ranks_and_joblib_is_as_before_afterwards() -> None:
         assert in_parallel(where, range(3), n_jobs=1) == [(3 * n, 1) for n in range(3)]
         assert in_parallel(where, range(3), backend="threading") == [(3 * n, 1) for n in range(3)]
         assert in_parallel(where, range(3), require="sharedmem") == [(3 * n, 1) for n in range(3)]
-    assert (
-        dict(parallel.BACKENDS),
-        type(parallel.get_active_backend()[0]),
-        parallel.get_active_backend()[1],
-    ) == before
+    assert (dict(parallel.BACKENDS), type(parallel.get_active_backend()[0]), parallel.get_active_backend()[1]) == before
 
 
 def test_pools_that_end_in_any_order() -> None:

@@ -156,11 +156,7 @@ def test_a_rank_has_loaded_nothing_that_the_cell_did_not_ask_for(running: Notebo
 def test_another_shape_under_the_same_name_is_refused(running: Notebook) -> None:
     notebook = running
     before = {process.pid for process in family(notebook)}
-    for line in (
-        "%%sky_broadcast --nodes 2\n1",
-        "%sky_pool main --plugin torch",
-        "%sky_pool main --env A=1",
-    ):
+    for line in ("%%sky_broadcast --nodes 2\n1", "%sky_pool main --plugin torch", "%sky_pool main --env A=1"):
         error = notebook.fail(line)
         assert error.ename == "UsageError"
         assert "'main' runs already" in error.text

@@ -231,12 +231,7 @@ def test_a_scripts_folder_goes_along_and_is_kept_in_step(two: tuple[Hosts, Noteb
     hosts, notebook = two
     project = notebook.folder / "project"
     project.mkdir()
-    for name, text in {
-        "say.py": "print('first')",
-        "unused.py": "",
-        "x.log": "",
-        ".gitignore": "*.log",
-    }.items():
+    for name, text in {"say.py": "print('first')", "unused.py": "", "x.log": "", ".gitignore": "*.log"}.items():
         (project / name).write_text(text)
     cell = "%%sky_sh --workdir project --only all\npython3 say.py && ls && touch made.there"
 

@@ -50,12 +50,7 @@ def test_the_error_says_what_happened_and_where(notebook: Notebook) -> None:
 
 def test_the_error_has_rank_host_name_traceback_and_cause(notebook: Notebook) -> None:
     body = "if rank == 2:\n    {}['missing']"
-    assert caught(notebook, body, "e.rank, e.hostname, e.ename, e.evalue") == (
-        2,
-        HOST,
-        "KeyError",
-        "'missing'",
-    )
+    assert caught(notebook, body, "e.rank, e.hostname, e.ename, e.evalue") == (2, HOST, "KeyError", "'missing'")
     assert notebook.value("type(e.__cause__).__name__, e.__cause__.args") == ("KeyError", ("missing",))
     assert "missing" in notebook.value("'\\n'.join(e.traceback)")
     assert notebook.value("len(e.failures), e.failures[0].rank") == (1, 2)
