@@ -94,8 +94,7 @@ def test_a_pulled_value_that_the_ranks_delete_stays_here(notebook: Notebook) -> 
     planned = notebook.run("%%sky_broadcast --dry-run\nmodel").lines
     assert next(line for line in planned if line.startswith("model")).endswith("stays here; --push model sends it")
     shown = notebook.finish(notebook.start("%%sky_broadcast\nmodel"))
-    assert shown.error is not None
-    assert shown.error.text.splitlines()[-2:] == [
+    assert shown.failure.text.splitlines()[-2:] == [
         "the notebook has model: --push model", "NameError: name 'model' is not defined",
     ]  # fmt: skip
     assert "[model came from the ranks, and none of them has it now; --push model sends the notebook's]" in shown.text

@@ -489,9 +489,8 @@ def test_the_stop_button_ends_all_of_it(notebook: Notebook) -> None:
     shown = started(notebook, TREE + "wait", "-o ends")
     notebook.interrupt()
     notebook.finish(shown)
-    assert shown.error is not None
-    assert shown.error.ename == "RunInterrupted"
-    assert "interrupted on nodes 0, 1" in shown.error.text
+    assert shown.failure.ename == "RunInterrupted"
+    assert "interrupted on nodes 0, 1" in shown.failure.text
     all_gone(shown.stdout)
     assert notebook.value("[end.stopped for end in ends]") == [True, True]
 
@@ -507,10 +506,9 @@ def test_a_script_may_tidy_up_when_it_is_stopped(notebook: Notebook, tmp_path: P
 
 def test_the_time_limit_ends_all_of_it(notebook: Notebook) -> None:
     shown = notebook.finish(notebook.start(sh(TREE + "wait", "--timeout 2s -t 0")))
-    assert shown.error is not None
-    assert shown.error.ename == "RunTimeout"
-    assert "took longer than 2 s and was stopped on node 0\nnode 0's last lines:" in shown.error.text
-    assert "  begun" in shown.error.text
+    assert shown.failure.ename == "RunTimeout"
+    assert "took longer than 2 s and was stopped on node 0\nnode 0's last lines:" in shown.failure.text
+    assert "  begun" in shown.failure.text
     all_gone(shown.stdout)
 
 
@@ -533,8 +531,7 @@ def test_a_rank_that_is_just_done_with_stopping_its_script_is_not_killed(noteboo
         notebook.start(sh("trap '' TERM\necho begun\nwhile :; do sleep 1; done", "--timeout 1s -t 0"))
     )
     notebook.run(QUICK_END)
-    assert shown.error is not None
-    assert "took longer than 1 s and was stopped on node 0\nnode 0's last lines:" in shown.error.text
+    assert "took longer than 1 s and was stopped on node 0\nnode 0's last lines:" in shown.failure.text
     assert pids(notebook) == before
 
 
@@ -554,8 +551,7 @@ def test_a_stop_that_comes_with_the_order_is_obeyed() -> None:
 
 def test_a_supervisor_that_is_killed_takes_all_of_it_along(notebook: Notebook) -> None:
     failed = notebook.finish(notebook.start(sh(TREE + "kill -9 $PPID; sleep 1000", "-t 0")))
-    assert failed.error is not None
-    assert "the process that watched over the script was killed" in failed.error.text
+    assert "the process that watched over the script was killed" in failed.failure.text
     all_gone(failed.stdout)
 
 
@@ -576,8 +572,7 @@ def test_a_second_press_kills_and_so_does_the_end_of_the_rank(tmp_path: Path) ->
         shown = started(notebook, deaf)
         os.kill(rank, signal.SIGKILL)
         notebook.finish(shown)
-        assert shown.error is not None
-        assert shown.error.ename == "RankDied"
+        assert shown.failure.ename == "RankDied"
         all_gone(shown.stdout)
         shown = started(notebook, deaf)
         os.kill(notebook.pid, signal.SIGKILL)

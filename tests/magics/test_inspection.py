@@ -149,7 +149,6 @@ def test_variables_while_a_cell_runs(notebook: Notebook) -> None:
 @pytest.mark.parametrize("magic", ["sky_stacks", "sky_vars"])
 def test_a_rank_that_is_not_there_is_refused_in_one_line(notebook: Notebook, magic: str) -> None:
     shown = notebook.finish(notebook.start(f"%{magic} --rank 9"))
-    assert shown.error is not None
-    assert shown.error.ename == "UsageError"
+    assert shown.failure.ename == "UsageError"
     assert len(shown.stderr.splitlines()) == 1
     assert "there is no rank 9" in shown.stderr

@@ -264,8 +264,7 @@ def test_interrupt_while_a_pool_starts(notebook: Notebook) -> None:
     until((notebook.folder / "hangs").exists)  # the kernel is busy: nobody can say when
     notebook.interrupt()
     notebook.finish(shown)
-    assert shown.error is not None
-    assert shown.error.ename == "KeyboardInterrupt"
+    assert shown.failure.ename == "KeyboardInterrupt"
     assert family(notebook) == []
     notebook.run("%sky_pool --nodes 2")
     notebook.run("%%sky_broadcast -o r\n1")
@@ -468,9 +467,8 @@ def test_a_process_of_ours_that_is_killed_is_told_and_leaves_nothing(notebook: N
     notebook.watch(shown, lambda cell: cell.stdout.count("busy") == 2)
     by_role(notebook, role).kill()
     notebook.finish(shown)
-    assert shown.error is not None
-    assert shown.error.ename == "RankDied"
-    assert "%sky_down" in shown.error.text
+    assert shown.failure.ename == "RankDied"
+    assert "%sky_down" in shown.failure.text
     assert "lost" in notebook.run("%sky_status").said
     assert "%sky_down" in notebook.fail("%%sky_broadcast\n1").text
     notebook.run("%sky_down")
@@ -482,9 +480,8 @@ def test_a_pool_that_is_lost_between_cells_is_told_by_the_next(notebook: Noteboo
     notebook.run("%sky_pool --nodes 1")
     by_role(notebook, "agent").kill()
     shown = notebook.finish(notebook.start("%%sky_broadcast\n1"))
-    assert shown.error is not None
-    assert shown.error.ename in ("PoolStateError", "RankDied")
-    assert "agent" in shown.stderr + shown.error.text
+    assert shown.failure.ename in ("PoolStateError", "RankDied")
+    assert "agent" in shown.stderr + shown.failure.text
 
 
 def test_what_a_rank_has_started_ends_with_the_pool(notebook: Notebook) -> None:

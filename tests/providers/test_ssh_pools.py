@@ -210,8 +210,7 @@ def test_a_copy_that_loses_its_connection_says_so_and_can_go_on(two: tuple[Hosts
     # the first batch is written there by then
     notebook.watch(copying, lambda shown: re.search(r"[2-4]\d\d\.\d MB of", str(shown.rich)) is not None)
     hosts[1].kill_sessions()
-    error = notebook.finish(copying).error
-    assert error is not None
+    error = notebook.finish(copying).failure
     assert "not all was copied: node 1 (h2): the connection was lost" in error.text
     assert (hosts[0].home / "lossy/large").stat().st_size == 1 << 29
     assert not file_processes(hosts)

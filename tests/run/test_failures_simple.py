@@ -118,8 +118,7 @@ def test_ranks_that_fail_a_little_later_by_themselves_say_nothing_of_interrupts(
     )
     for _ in range(3):
         shown = notebook.finish(notebook.start(f"%%sky_broadcast --only all\n{body}"))
-        assert shown.error is not None
-        assert shown.error.ename == "JSONDecodeError"
+        assert shown.failure.ename == "JSONDecodeError"
         assert shown.text == ""
 
 
@@ -190,12 +189,11 @@ def test_exception_group(notebook: Notebook) -> None:
     shown = notebook.finish(
         notebook.start("%%sky_broadcast\nx = 1\nraise ExceptionGroup('several', [ValueError('a'), TypeError('b')])")
     )
-    assert shown.error is not None
     assert shown.text == "", "the traceback is the error's, not text beside it"
-    assert "line 3" in shown.error.text
-    assert "ValueError: a" in shown.error.text
-    assert "TypeError: b" in shown.error.text
-    assert internal(shown.error) == []
+    assert "line 3" in shown.failure.text
+    assert "ValueError: a" in shown.failure.text
+    assert "TypeError: b" in shown.failure.text
+    assert internal(shown.failure) == []
     notebook.run("e = sys.last_value")
     assert notebook.value("e.ename, [type(x).__name__ for x in e.__cause__.exceptions]") == (
         "ExceptionGroup",
@@ -233,9 +231,8 @@ def test_the_error_survives_pickling(notebook: Notebook) -> None:
 def test_leaving_ends_the_cell_and_not_the_rank(notebook: Notebook, leave: str) -> None:
     notebook.run("%%sky_broadcast -o before\nos.getpid()")
     shown = notebook.finish(notebook.start(f"%%sky_broadcast --only all\nx = 1\n{leave}"))
-    assert shown.error is not None
     assert shown.text == "", "no advice of IPython's how to leave"
-    assert f"----> 3 {leave}" in shown.error.text
+    assert f"----> 3 {leave}" in shown.failure.text
     notebook.run("e = sys.last_value")
     assert notebook.value("e.ename, isinstance(e, SystemExit)") == ("SystemExit", False)
     notebook.run("%%sky_broadcast -o after\nos.getpid()")
@@ -362,9 +359,8 @@ def test_interrupt_of_ranks_that_ignore_it_kills_them_at_last(notebook: Notebook
     notebook.interrupt()
     notebook.finish(shown)
     notebook.run("%config SkyMagic.grace = 2.0")
-    assert shown.error is not None
-    assert shown.error.ename == "RunInterrupted"
-    assert "started anew" in shown.error.text
+    assert shown.failure.ename == "RunInterrupted"
+    assert "started anew" in shown.failure.text
 
 
 def test_timeout_that_is_not_reached(notebook: Notebook) -> None:

@@ -56,9 +56,8 @@ def begun(notebook: Notebook, body: str, options: str = "") -> Shown:
 def stopped(notebook: Notebook, cell: Shown) -> Failed:
     notebook.interrupt()
     notebook.finish(cell)
-    assert cell.error is not None
-    assert cell.error.ename == "RunInterrupted"
-    return cell.error
+    assert cell.failure.ename == "RunInterrupted"
+    return cell.failure
 
 
 # ------------------------------------------------------------------------------------ two presses
@@ -140,8 +139,7 @@ def test_ranks_that_tidy_up_are_not_let_out_of_their_collectives(notebook: Noteb
     notebook.watch(cell, lambda shown: "press again to kill" in shown.text)  # several looks at who waits later
     go.touch()
     notebook.finish(cell)
-    assert cell.error is not None
-    assert "ranks 0–2 at line 4" in cell.error.evalue
+    assert "ranks 0–2 at line 4" in cell.failure.evalue
     assert kept(notebook) == [3.0] * 3
 
 
