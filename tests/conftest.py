@@ -64,20 +64,7 @@ def _namespaces() -> bool:
     """Whether networks of their own can be made here."""
     if not (_command("ip")() and _command("unshare")() and _command("nsenter")()):
         return False
-    words = [
-        "unshare",
-        "--net",
-        "--mount",
-        "--uts",
-        "--pid",
-        "--fork",
-        "ip",
-        "link",
-        "add",
-        "x",
-        "type",
-        "veth",
-    ]
+    words = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "ip", "link", "add", "x", "type", "veth"]
     return subprocess.run(words, capture_output=True).returncode == 0
 
 

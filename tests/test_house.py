@@ -25,31 +25,10 @@ ONLY_IN = {
     "botocore": ("providers.aws",),
 }
 # Never at a module's top level: they cost seconds, or must not be imported before a rank's environment is set.
-INSIDE_FUNCTIONS = {
-    "torch",
-    "jax",
-    "keras",
-    "numpy",
-    "pandas",
-    "transformers",
-    "datasets",
-    "sklearn",
-    "joblib",
-}
+INSIDE_FUNCTIONS = {"torch", "jax", "keras", "numpy", "pandas", "transformers", "datasets", "sklearn", "joblib"}
 INSIDE_FUNCTIONS |= {"boto3", "botocore", "paramiko", "ipywidgets", "matplotlib"}
 
-HEAVY = (
-    "torch",
-    "numpy",
-    "pandas",
-    "boto3",
-    "paramiko",
-    "ipyparallel",
-    "ipywidgets",
-    "zmq",
-    "IPython",
-    "jax",
-)
+HEAVY = ("torch", "numpy", "pandas", "boto3", "paramiko", "ipyparallel", "ipywidgets", "zmq", "IPython", "jax")
 
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 PROCESSES = Path("wire/processes.py")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -232,3 +234,39 @@ def _tests(path: Path) -> set[str]:
     """The test functions of a file; none where there is no file."""
     functions = ast.parse(path.read_text()).body if path.exists() else []
     return {one.name for one in functions if isinstance(one, ast.FunctionDef)}
+
+
+# -- sleeps --------------------------------------------------------------------------------------------------------------
+
+
+def _sleeps_without_reason(text: str) -> list[int]:
+    """Lines of a module that sleep, with no comment there or alone on the line above. What cells do is in strings, and not looked at."""
+    comments = {
+        token.start[0]: token.line.lstrip().startswith("#")
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type == tokenize.COMMENT
+    }
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    sleeps = [call.lineno for call in calls if ast.unparse(call.func).rpartition(".")[2] == "sleep"]
+    return [line for line in sleeps if line not in comments and not comments.get(line - 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("time.sleep(1)", [1]),
+        ("x = 1  # one\nsleep(x)", [2]),
+        ("async def f():\n    await asyncio.sleep(1)", [2]),
+        ("time.sleep(1)  # why", []),
+        ("# why\ntime.sleep(1)", []),
+        ("run('time.sleep(1)')", []),
+    ],
+)
+def test_a_sleep_without_a_reason_is_found(text: str, lines: list[int]) -> None:
+    assert _sleeps_without_reason(text) == lines
+
+
+def test_each_sleep_of_a_test_has_its_reason() -> None:
+    """A test waits for an event; where there is none, `tests.lab.waiting.until` asks."""
+    found = {path.relative_to(ROOT): _sleeps_without_reason(path.read_text()) for path in ROOT.glob("tests/**/*.py")}
+    assert {path: lines for path, lines in found.items() if lines} == {}

@@ -77,7 +77,7 @@ def hang(folder: str = "") -> None:
 
     if folder:
         Path(folder, "began").touch()
-    time.sleep(600)
+    time.sleep(600)  # until it is stopped
 
 
 # ------------------------------------------------------------------------------------------------ operators
@@ -172,7 +172,7 @@ def test_coroutines_methods_partials_and_builtins(pool: Any) -> None:
     async def soon(x: int) -> int:
         import asyncio
 
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # lets the loop go on once
         return 2 * x
 
     class Model:
@@ -449,14 +449,7 @@ def test_all_mistakes_at_once() -> None:
     with pytest.raises(RequestError) as caught:
         sky.Compute(nodes=0, procs_per_node=True, accelerator="A1000", plugins=["torhc"], cpus="few", idle="soon")
     text = str(caught.value)
-    for word in (
-        "nodes: 0",
-        "procs_per_node: True",
-        "did you mean 'A100'",
-        "did you mean 'torch'",
-        "cpus:",
-        "idle:",
-    ):
+    for word in ("nodes: 0", "procs_per_node: True", "did you mean 'A100'", "did you mean 'torch'", "cpus:", "idle:"):
         assert word in text
 
 
@@ -478,10 +471,7 @@ def test_accelerators(given: Any, name: str, count: int) -> None:
 
 
 def test_an_accelerator_that_is_not_here_says_what_to_add() -> None:
-    with (
-        pytest.raises(RequestError, match="add hosts with --provider ssh"),
-        sky.Compute(accelerator="B300:8"),
-    ):
+    with pytest.raises(RequestError, match="add hosts with --provider ssh"), sky.Compute(accelerator="B300:8"):
         pass
 
 
@@ -633,13 +623,7 @@ def script(folder: Path, text: str, **options: Any) -> subprocess.CompletedProce
     path.write_text(textwrap.dedent(text))
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, str(path)],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=env,
-        timeout=100,
-        **options,
+        [sys.executable, str(path)], capture_output=True, text=True, cwd=folder, env=env, timeout=100, **options
     )
 
 

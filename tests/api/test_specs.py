@@ -26,10 +26,7 @@ def rank() -> int:
 def test_the_first_spec_that_can_be_met_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     """What stands beside the specs holds for those that say nothing of it."""
     with sky.Compute(
-        sky.Spec(provider=sky.Slurm(), nodes=4),
-        sky.Spec(vcpus=4000, nodes=1),
-        sky.Spec(nodes=2),
-        env={"FROM": "all"},
+        sky.Spec(provider=sky.Slurm(), nodes=4), sky.Spec(vcpus=4000, nodes=1), sky.Spec(nodes=2), env={"FROM": "all"}
     ) as pool:
         assert rank() @ pool == [0, 1]
         assert pool.plan.image.env == {"FROM": "all"}
@@ -88,7 +85,7 @@ def test_options_act(capsys: pytest.CaptureFixture[str]) -> None:
     def slow() -> None:
         import time
 
-        time.sleep(600)
+        time.sleep(600)  # until its time is over
 
     options = sky.Options(default_compute_timeout=0.3, console=False)
     with sky.Compute(nodes=1, options=options) as pool, pytest.raises(RunTimeout):

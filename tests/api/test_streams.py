@@ -12,6 +12,7 @@ import pytest
 
 import skymagic as sky
 from skymagic.errors import CaptureError, RunInterrupted, RunTimeout
+from tests.lab.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +154,7 @@ def test_a_timeout_counts_for_each_value(pool: Any, tmp_path: Path) -> None:
         import time
 
         yield 1
-        time.sleep(600)
+        time.sleep(600)  # until it is stopped
 
     values = hangs().with_timeout(0.5) >> pool
     assert next(values) == 1
@@ -229,11 +230,10 @@ def test_an_interrupt_stops_all_calls_of_a_stream(pool: Any, tmp_path: Path) -> 
         import time
 
         Path(folder, str(n)).touch()
-        time.sleep(600)
+        time.sleep(600)  # until it is stopped
 
     def press() -> None:
-        while len(list(tmp_path.iterdir())) < 2:
-            threading.Event().wait(0.01)
+        until(lambda: len(list(tmp_path.iterdir())) == 2)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=press)

@@ -97,24 +97,12 @@ def test_an_interpreter_tells_its_packages(tmp_path: Path) -> None:
     """By the names of folders where there are such, else as importlib.metadata knows them; what is not there is left out."""
     (tmp_path / "old_style.egg-info").mkdir()
     (tmp_path / "old_style.egg-info/PKG-INFO").write_text("Metadata-Version: 1.0\nName: old-style\nVersion: 1.5\n")
-    words = [
-        sys.executable,
-        "-c",
-        PYTHON_PROBE + PACKAGES_PROBE,
-        "IPython",
-        "jupyter-client",
-        "old.style",
-        "not-there",
-    ]
+    words = [sys.executable, "-c", PYTHON_PROBE + PACKAGES_PROBE, "IPython", "jupyter-client", "old.style", "not-there"]
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
     first, *told = done.stdout.splitlines()
     assert first.startswith(f"{sys.version_info[0]}.{sys.version_info[1]} venv pip ")
-    there = [
-        ("IPython", version("ipython")),
-        ("jupyter-client", version("jupyter_client")),
-        ("old.style", "1.5"),
-    ]
+    there = [("IPython", version("ipython")), ("jupyter-client", version("jupyter_client")), ("old.style", "1.5")]
     assert sorted(told) == [f"@sky package {name} {found}" for name, found in there]
 
 

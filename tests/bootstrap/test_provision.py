@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
@@ -16,7 +15,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -51,6 +49,7 @@ from tests.lab.shells import (
     uv,
     without_pip,
 )
+from tests.lab.wheels import served
 
 __all__ = ["bootstrapped_home", "cache", "home", "uv"]
 
@@ -106,9 +105,7 @@ def test_an_environment_gets_packages_and_commands(home: Path, cache: Path, tmp_
     mine = str(tmp_path / "tiny_here-1.0-py3-none-any.whl")
     image = Image(pip=(mine, "tiny-there>=1"))
     requirements = replace(
-        requirements_of(image),
-        packages=("tiny-there>=1",),
-        commands=("python -c 'import tiny_here' >$HOME/told",),
+        requirements_of(image), packages=("tiny-there>=1",), commands=("python -c 'import tiny_here' >$HOME/told",)
     )
     ready = setup(host, requirements, print, without_pip(host, requirements, None))
     assert (home / "told").read_text() == "tiny_here\n"
@@ -118,29 +115,13 @@ def test_an_environment_gets_packages_and_commands(home: Path, cache: Path, tmp_
     assert host.runs == runs + 1
 
 
-@contextmanager
-def index(folder: Path, wheels: dict[str, str]) -> Iterator[str]:
-    """A package index with these wheels, as name → version, that holds nothing else."""
+def shelf(folder: Path, wheels: dict[str, str]) -> Path:
+    """A folder with these wheels, as name → version, each of which tells its own."""
+    folder.mkdir()
     for name, number in wheels.items():
-        place = folder / name.replace("_", "-")
-        place.mkdir(parents=True)
-        file = f"{name}-{number}-py3-none-any.whl"
-        (place / file).write_bytes(wheel.build({f"{name}.py": f"print({number!r})\n".encode()}, number, name))
-        (place / "index.html").write_text(f'<a href="{file}">{file}</a>')
-    handler = functools.partial(SilentHandler, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-class SilentHandler(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        data = wheel.build({f"{name}.py": f"print({number!r})\n".encode()}, number, name)
+        (folder / f"{name}-{number}-py3-none-any.whl").write_bytes(data)
+    return folder
 
 
 @pytest.mark.parametrize("by", ["uv", "pip"])
@@ -152,8 +133,8 @@ def test_an_index_serves_its_packages_and_no_others(by: str, home: Path, uv: str
     for name in ("random.py", "pip.py", "typing.py", "email.py"):
         (home / name).write_text("raise SystemExit('a file of the user')")
     with (
-        index(tmp_path / "own", {"tiny_own": "1.0", "tiny_common": "2.0"}) as own,
-        index(tmp_path / "general", {"tiny_own": "9.0", "tiny_common": "1.0"}) as general,
+        served(shelf(tmp_path / "own", {"tiny_own": "1.0", "tiny_common": "2.0"})) as own,
+        served(shelf(tmp_path / "general", {"tiny_own": "9.0", "tiny_common": "1.0"})) as general,
     ):
         (home / ".config/pip").mkdir(parents=True)
         (home / ".config/pip/pip.conf").write_text(f"[global]\nindex-url = {general}\ntrusted-host = 127.0.0.1\n")
@@ -326,12 +307,7 @@ def test_commands_work_in_every_login_shell(shell: str, tmp_path: Path) -> None:
 
 def through(shell: str, host: ShellHost, command: str) -> str:
     done = subprocess.run(
-        [shell, "-c", command],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=host.environment(),
-        cwd=host.home,
+        [shell, "-c", command], capture_output=True, text=True, check=True, env=host.environment(), cwd=host.home
     )
     return done.stdout
 
@@ -500,8 +476,7 @@ def two_at_once(one: ShellHost, other: ShellHost, go: Path, uv: str) -> None:
 
 @pytest.mark.needs("mounts")
 @pytest.mark.parametrize(
-    ("what", "flock"),
-    [("all of it", True), ("its shell", True), ("its shell", False), ("nobody listens", False)],
+    ("what", "flock"), [("all of it", True), ("its shell", True), ("its shell", False), ("nobody listens", False)]
 )
 def test_a_setup_that_ends_half_way_is_made_anew(what: str, flock: bool, home: Path, tmp_path: Path, uv: str) -> None:
     with locking(home, flock) as connected:

@@ -72,10 +72,7 @@ def test_nodes_and_links_are_named(lab: tuple[Machines, Notebook]) -> None:
     assert "2 ECC, Xid 79" in found["h2"]
     assert "all its links are slow" in found["h3"][-1]
     # the machines have one clock, the kernel's, which is the notebook's too
-    assert {cells[4] for cells in found.values()} <= {
-        "same",
-        *(f"0.00{n} s ahead" for n in range(9)),
-    }
+    assert {cells[4] for cells in found.values()} <= {"same", *(f"0.00{n} s ahead" for n in range(9))}
 
 
 def test_processes_on_a_gpu_are_the_pools_or_strangers(lab: tuple[Machines, Notebook], tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
-import time
 from collections.abc import Iterator
 
 import psutil
@@ -33,19 +32,6 @@ def gates(notebook: Notebook) -> list[psutil.Process]:
     for child in psutil.Process(notebook.pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):
             found += [child] if "skymagic.kernels.daemon.attach" in child.cmdline() else []
-    return found
-
-
-def daemon(notebook: Notebook) -> psutil.Process:
-    """The process that owns the agent: of all that were forked from it, or carry its connections, the one that nobody of them forked."""
-    name = gates(notebook)[0].cmdline()[-1]
-    daemons = {gate.pid for gate in gates(notebook)}
-    named = {}
-    for one in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if one.cmdline()[-1:] == [name] and one.pid not in daemons:
-                named[one.pid] = one
-    (found,) = (one for one in named.values() if one.ppid() not in named)
     return found
 
 
@@ -94,23 +80,3 @@ def test_a_silent_connection(notebook: Notebook) -> None:
     shown = notebook.run(COUNTING)
     assert len(shown.lines) == 40
     gate.wait(30)
-
-
-def test_a_notebook_that_sleeps(notebook: Notebook) -> None:
-    """A laptop is closed during a run: the node hangs up, the ranks go on, and later all of it is shown."""
-    notebook.run("ROUNDS = 200")
-    running = notebook.start(COUNTING)
-    watch(notebook, running, 10)
-    node = daemon(notebook)
-    kernel = psutil.Process(notebook.pid)
-    open_before = node.num_fds()
-    kernel.suspend()
-    try:
-        while node.num_fds() >= open_before:
-            time.sleep(0.1)  # nobody is told when a daemon hangs up
-    finally:
-        kernel.resume()
-    shown = notebook.finish(running)
-    assert shown.error is None, shown.error
-    assert len(shown.lines) == 400
-    assert len(set(shown.lines)) == 400

@@ -28,7 +28,7 @@ from skymagic.data.values.contents import contents_hash
 from skymagic.data.values.forms import form_for
 from tests.data.far import Notebook, moved
 from tests.lab.notebook import Notebook as RealNotebook
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
 Look = Callable[[Any], str]
 
@@ -488,11 +488,7 @@ def test_a_rank_that_lacks_a_restless_value_gets_it(notebook: Notebook) -> None:
 
 # in a notebook
 
-
-@pytest.fixture(scope="module")
-def real(shared_pools: Pools) -> Iterator[RealNotebook]:
-    with shared_pools.lent("--ranks 2") as one:
-        yield one
+real = borrowed("--ranks 2")
 
 
 READ = {

@@ -11,7 +11,7 @@ import pytest
 from tests.data.far import Far, moved
 from tests.data.far import Notebook as FarNotebook
 from tests.lab.notebook import Notebook
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
 MODEL = """
 import torch
@@ -31,11 +31,7 @@ model = Net()
 opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 """
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 2 --plugin torch") as one:
-        yield one
+notebook = borrowed("--ranks 2 --plugin torch")
 
 
 def seen(notebook: Notebook, cell: str) -> Any:

@@ -84,8 +84,7 @@ def test_a_folder_that_holds_skymagic_or_python_itself() -> None:
 
 def test_collect_follows_imports_that_never_ran(folder: Path) -> None:
     write(
-        folder / "top.py",
-        "import numpy\nfrom pkg import part\nimport pkg.deep.leaf as leaf\ndef f():\n  import late",
+        folder / "top.py", "import numpy\nfrom pkg import part\nimport pkg.deep.leaf as leaf\ndef f():\n  import late"
     )
     write(folder / "late.py", "")
     write(folder / "pkg/__init__.py", "from . import sibling")

@@ -110,8 +110,7 @@ def test_large_arrays_are_not_copied_into_the_pickle(name: str) -> None:
 
 @given(
     hnp.arrays(
-        hnp.scalar_dtypes() | hnp.array_dtypes(),
-        hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=6),
+        hnp.scalar_dtypes() | hnp.array_dtypes(), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=6)
     ),
     st.randoms(use_true_random=False),
 )
@@ -238,25 +237,13 @@ def test_tensors_arrive_as_they_were() -> None:
     for tensor in tensors:
         back = copy(tensor)
         assert type(back) is type(tensor)
-        assert (back.dtype, back.shape, back.requires_grad) == (
-            tensor.dtype,
-            tensor.shape,
-            tensor.requires_grad,
-        )
+        assert (back.dtype, back.shape, back.requires_grad) == (tensor.dtype, tensor.shape, tensor.requires_grad)
         assert back.layout == tensor.layout
         if tensor.device.type != "meta" and tensor.layout is torch.strided:
             assert back.stride() == tensor.stride()
             assert torch.equal(back, tensor)
         elif tensor.device.type != "meta":
             assert torch.equal(back.to_dense(), tensor.to_dense())
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-def test_quantized_tensor() -> None:
-    tensor = torch.quantize_per_tensor(torch.randn(BIG), 0.1, 10, torch.quint8)
-    back = copy(tensor)
-    assert torch.equal(back.int_repr(), tensor.int_repr())
-    assert back.q_scale() == tensor.q_scale()
 
 
 def test_tensor_memory_is_out_of_band() -> None:

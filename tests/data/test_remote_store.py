@@ -43,7 +43,7 @@ class Counted:
 
     def read(self) -> bytes:
         """From the server."""
-        time.sleep(self.pause)
+        time.sleep(self.pause)  # a slow line
         data = self.inner.read() if self.sent + self.got < self.breaks else b""
         self.got += len(data)
         return data
@@ -87,13 +87,7 @@ class Cluster:
 
     def _open(self, node: int) -> Callable[[], Transport]:
         def opened() -> Transport:
-            command = [
-                *self.before[node],
-                sys.executable,
-                "-m",
-                "skymagic.kernels.store.server",
-                self.folders[node],
-            ]
+            command = [*self.before[node], sys.executable, "-m", "skymagic.kernels.store.server", self.folders[node]]
             breaks = self.breaks[node].pop(0) if self.breaks[node] else float("inf")
             self.lines[node].append(Counted(ChildTransport(command), breaks))
             return self.lines[node][-1]

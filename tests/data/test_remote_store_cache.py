@@ -14,16 +14,7 @@ from skymagic.data.store.store import digest
 from skymagic.kernels.store.cache import ValueCache
 from tests.data.far import Far, Notebook
 from tests.data.test_remote_store import MB, Cluster, put
-
-DEADLINE = 20.0
-
-
-def eventually(true: Callable[[], bool]) -> None:
-    """Wait for what happens without an event that could be waited for."""
-    deadline = time.monotonic() + DEADLINE
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+from tests.lab.waiting import until
 
 
 @pytest.fixture
@@ -69,7 +60,7 @@ def test_a_value_of_an_earlier_pool_is_not_sent(pools: Callable[[], Cluster], tm
     first = pools()
     put(first, small)
     key = put(first, data)
-    eventually(lambda: all([path.name for path in kept(tmp_path, node)] == [key] for node in range(3)))
+    until(lambda: all([path.name for path in kept(tmp_path, node)] == [key] for node in range(3)))
     folder = kept(tmp_path, 0)[0].parent
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(kept(tmp_path, 0)[0].stat().st_mode) == 0o600
@@ -80,7 +71,7 @@ def test_a_value_of_an_earlier_pool_is_not_sent(pools: Callable[[], Cluster], tm
 def test_one_node_has_it(pools: Callable[[], Cluster], tmp_path: Path, holder: int) -> None:
     data = os.urandom(5 * MB)
     key = put(pools(), data)
-    eventually(lambda: all([path.name for path in kept(tmp_path, node)] == [key] for node in range(3)))
+    until(lambda: all([path.name for path in kept(tmp_path, node)] == [key] for node in range(3)))
     for node in {0, 1, 2} - {holder}:
         kept(tmp_path, node)[0].unlink()
     assert sent_again(pools(), data) < 10_000
@@ -89,14 +80,14 @@ def test_one_node_has_it(pools: Callable[[], Cluster], tmp_path: Path, holder: i
 def test_a_kept_value_that_was_damaged_is_not_used(pools: Callable[[], Cluster], tmp_path: Path) -> None:
     data = os.urandom(5 * MB)
     key = put(pools(), data)
-    eventually(lambda: all([path.name for path in kept(tmp_path, node)] == [key] for node in range(3)))
+    until(lambda: all([path.name for path in kept(tmp_path, node)] == [key] for node in range(3)))
     for node in range(3):
         with kept(tmp_path, node)[0].open("r+b") as file:
             file.seek(3 * MB)
             file.write(b"wrong")
     second = pools()
     assert len(data) < sent_again(second, data) < 1.01 * len(data)
-    eventually(lambda: all(digest([path.read_bytes()]) == key for n in range(3) for path in kept(tmp_path, n)))
+    until(lambda: all(digest([path.read_bytes()]) == key for n in range(3) for path in kept(tmp_path, n)))
 
 
 def test_a_folder_that_others_can_write_is_left_alone(pools: Callable[[], Cluster], tmp_path: Path) -> None:
@@ -131,7 +122,7 @@ def test_a_notebook_with_another_pool(pools: Callable[[], Cluster], tmp_path: Pa
         return sum(pool.sent())
 
     assert ship() > 4_000_000
-    eventually(lambda: all(kept(tmp_path, node) for node in range(3)))
+    until(lambda: all(kept(tmp_path, node) for node in range(3)))
     assert ship() < 20_000
 
 
@@ -144,7 +135,7 @@ def test_the_oldest_go_first(tmp_path: Path) -> None:
 
     def keep(key: str) -> None:
         cache.add(key, 2 * MB, lambda: source)
-        eventually((folder / key).exists)
+        until((folder / key).exists)
 
     for age, key in ((300, keys[0]), (200, keys[1])):
         keep(key)
@@ -168,5 +159,5 @@ def test_what_is_too_old_goes_when_the_next_pool_starts(tmp_path: Path) -> None:
         path.write_bytes(bytes(MB))
         os.utime(path, (time.time() - age * 86400,) * 2)
     ValueCache(folder, 5 * MB, 0.0)
-    eventually(lambda: not old.exists())
+    until(lambda: not old.exists())
     assert new.exists()

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from skymagic.kernels.store.server import messages
 from skymagic.providers.local import ChildTransport
 from skymagic.wire import store as protocol
 from tests.data.test_remote_store import MB, Cluster, put
+from tests.lab.waiting import until
 
 NAME = "0123456789abcdef-" + "f" * 32
 
@@ -159,8 +159,7 @@ def test_nodes_that_wait_for_each_other() -> None:
             clients[node].send(protocol.Put(name, MB))  # instead of following, at last
             clients[node].send(protocol.PutChunk(name, MB), memoryview(each))
             clients[node].send(protocol.PutEnd(name, name[17:]))
-        while not all({path.name for path in two.files(node)} >= set(names) for node in range(2)):
-            time.sleep(0.01)
+        until(lambda: all({path.name for path in two.files(node)} >= set(names) for node in range(2)))
     finally:
         two.close()
 

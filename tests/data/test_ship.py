@@ -120,10 +120,7 @@ def test_each_rank_gets_what_it_lacks(notebook: Notebook) -> None:
     notebook.ranks[0].bind(manifest.orders)
     notebook.shipper.bound(manifest, 0, completed=True)
     manifest = notebook.there("a, b")
-    assert {tuple(each["names"]): each["ranks"] for each in manifest.orders["bundles"]} == {
-        ("a",): [1],
-        ("b",): None,
-    }
+    assert {tuple(each["names"]): each["ranks"] for each in manifest.orders["bundles"]} == {("a",): [1], ("b",): None}
     assert notebook.values("a + b") == [[1, 2], [1, 2]]
 
 
@@ -485,11 +482,7 @@ def test_large_bytes_and_text(notebook: Notebook) -> None:
     notebook.here("data = {'b': b'x' * 3_000_000, 'a': bytearray(2_000_000), 's': 'é' * 2_000_000}")
     notebook.there("x = [len(data['b']), len(data['a']), len(data['s'])]\ndata['a'][0] = 1")
     assert notebook.values("x") == [[3_000_000, 2_000_000, 2_000_000]] * 2
-    assert notebook.fetch("data") == {
-        "b": b"x" * 3_000_000,
-        "a": b"\1" + bytes(1_999_999),
-        "s": "é" * 2_000_000,
-    }
+    assert notebook.fetch("data") == {"b": b"x" * 3_000_000, "a": b"\1" + bytes(1_999_999), "s": "é" * 2_000_000}
 
 
 # what cannot travel

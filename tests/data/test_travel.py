@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.lab.notebook import Notebook
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 2") as one:
-        yield one
+notebook = borrowed("--ranks 2")
 
 
 def there_and_back(notebook: Notebook, check: str, name: str = "value") -> None:
@@ -109,8 +103,7 @@ def test_weak_containers(notebook: Notebook) -> None:
         "value = items, weakref.WeakSet(items), weakref.WeakValueDictionary(a=items[0]), weakref.WeakKeyDictionary({items[1]: 2})"
     )
     there_and_back(
-        notebook,
-        "set(value[1]) == set(value[0]) and value[2]['a'] is value[0][0] and value[3][value[0][1]] == 2",
+        notebook, "set(value[1]) == set(value[0]) and value[2]['a'] is value[0][0] and value[3][value[0][1]] == 2"
     )
 
 

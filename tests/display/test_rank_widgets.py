@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from tests.lab.notebook import WIDGET_VIEW, Notebook, Shown
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
 SLIDER = """%%sky_broadcast
 import ipywidgets, os, time
@@ -20,11 +17,7 @@ def moved(change):
 slider.observe(moved, 'value')
 ipywidgets.VBox([slider, said])"""
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 2", watched=True) as one:
-        yield one
+notebook = borrowed("--ranks 2", watched=True)
 
 
 def displayed(shown: Shown) -> list[dict[str, Any]]:
@@ -107,8 +100,7 @@ def test_what_interact_prints_and_displays_goes_into_its_output(notebook: Notebo
 
 def test_bytes_and_children_that_are_new(notebook: Notebook) -> None:
     box, before = models(
-        notebook,
-        notebook.run("%%sky_broadcast\nbox = ipywidgets.VBox([ipywidgets.Image(value=b'\\x89PNG')])\nbox"),
+        notebook, notebook.run("%%sky_broadcast\nbox = ipywidgets.VBox([ipywidgets.Image(value=b'\\x89PNG')])\nbox")
     )
     assert len(before) == 1
     notebook.run("%%sky_broadcast\nbox.children = (*box.children, ipywidgets.Label('new'))")

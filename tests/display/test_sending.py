@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.lab.notebook import Notebook
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
 COUNT = 1500
 """More than a queue of ZeroMQ's holds: a thread that waits for itself would wait for ever."""
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 2") as one:
-        one.run("from functools import partial\nfrom skymagic.display import live, sending\nsending.prepare()")
-        yield one
+notebook = borrowed(
+    "--ranks 2", "from functools import partial\nfrom skymagic.display import live, sending\nsending.prepare()"
+)
 
 
 def test_a_flood_is_told_of_in_order(notebook: Notebook) -> None:

@@ -219,11 +219,7 @@ def test_a_line_that_is_wrong_makes_papermill_fail(tmp_path: Path, monkeypatch: 
 
 def test_a_failing_cell_makes_show_fail_unless_it_is_tagged(tmp_path: Path) -> None:
     path = written(
-        tmp_path,
-        "%sky_pool --nodes 1",
-        "%%sky_broadcast\n1 / 0",
-        "%%sky_broadcast -o r\n'goes on'",
-        "%sky_pull r",
+        tmp_path, "%sky_pool --nodes 1", "%%sky_broadcast\n1 / 0", "%%sky_broadcast -o r\n'goes on'", "%sky_pull r"
     )
     notebook = json.loads(path.read_text())
     notebook["cells"][2]["metadata"]["tags"] = ["raises-exception"]

@@ -17,10 +17,7 @@ pytest.importorskip("torch")
 BLOCK = re.compile(r"(?:<!-- (?P<mark>[^>]*) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```", re.DOTALL)
 # tests/docs/test_plugins_page.py runs the one's package, tests/docs/test_ssh_page.py the other
 ELSEWHERE = {"offers.md", "plugins.md", "ssh.md"}
-PAGES = [
-    ROOT / "README.md",
-    *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in ELSEWHERE),
-]
+PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in ELSEWHERE)]
 
 
 @dataclass

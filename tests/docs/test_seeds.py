@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import skymagic as sky
-from skymagic.plugins import Cluster
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
 
@@ -125,16 +124,7 @@ def test_runtime_context(four: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert [each.pop("coordinated") for each in results] == [True, False, False, False]
     assert (
         results
-        == [
-            {
-                "sum": 6,
-                "head": ("127.0.0.1", True),
-                "accelerators": 0,
-                "peers": [0, 1, 2, 3],
-                "variable": True,
-            }
-        ]
-        * 4
+        == [{"sum": 6, "head": ("127.0.0.1", True), "accelerators": 0, "peers": [0, 1, 2, 3], "variable": True}] * 4
     )
     assert sorted(capsys.readouterr().out.splitlines()) == [f"[{n}] Node {n} of 4" for n in range(4)]
 
@@ -153,12 +143,7 @@ def test_output_control(four: Any, capsys: pytest.CaptureFixture[str]) -> None:
     silent = sky.compute(sky.silent(train))
     lines = ["Epoch 1: loss=0.5000", "from a program"]
 
-    for call, out, err in (
-        (head, [0], 4),
-        (first_two, [0, 1], 4),
-        (errors, [0, 1, 2, 3], 1),
-        (silent, [], 0),
-    ):
+    for call, out, err in ((head, [0], 4), (first_two, [0, 1], 4), (errors, [0, 1, 2, 3], 1), (silent, [], 0)):
         call() @ four
         shown = capsys.readouterr()
         assert sorted(shown.out.splitlines()) == sorted(f"[{n}] {line}" for n in out for line in lines)
@@ -220,13 +205,3 @@ def test_a_broadcast_finds_the_group_ready_and_the_reference_trains_on_cpus(caps
     assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [
         f"[0] Epoch {n}" for n in range(3)
     ]
-
-
-def test_vision_audio_and_pinned_versions() -> None:
-    a100 = Cluster(nodes=2, accelerator=sky.accelerators.A100())
-    both = sky.plugins.torch(vision="latest", audio="latest").transform(sky.Image(), a100)
-    assert both.pip == ("torch", "torchvision", "torchaudio")
-    assert both.pip_indexes == ("https://download.pytorch.org/whl/cu128",)
-    pinned = sky.plugins.torch(version="2.3.0", vision="0.18.0", cuda="cu124").transform(sky.Image(), a100)
-    assert pinned.pip == ("torch==2.3.0", "torchvision==0.18.0")
-    assert pinned.pip_indexes == ("https://download.pytorch.org/whl/cu124",)

@@ -609,14 +609,7 @@ def test_which_links_stay() -> None:
 def test_sync_brings_what_changed_and_removes_what_it_brought(two: Nodes) -> None:
     grow(
         two.here,
-        {
-            "train.py": "1",
-            "lib/a.py": "a",
-            "lib/b.py": "b",
-            "old/x.py": "x",
-            ".gitignore": "*.log\n",
-            "y.log": "y",
-        },
+        {"train.py": "1", "lib/a.py": "a", "lib/b.py": "b", "old/x.py": "x", ".gitignore": "*.log\n", "y.log": "y"},
     )
     first = two.files.sync(two.here, "work/project")
     assert [(each.files, each.removed) for each in first] == [(5, 0)] * 2
@@ -687,7 +680,6 @@ def test_the_magics(tmp_path: Path) -> None:
         notebook.watch(put, lambda shown: "of 3.2 GB" in str(shown.rich))
         notebook.interrupt()
         assert notebook.finish(put).error is not None
-        assert put.error is not None
-        assert put.error.ename == "KeyboardInterrupt"
+        assert put.failure.ename == "KeyboardInterrupt"
         assert not [path for path in tmp_path.iterdir() if path.name.startswith((".skymagic", "large."))]
         assert notebook.run("%sky_put data/a.txt c.txt").said.startswith("1 file")

@@ -179,15 +179,7 @@ FINISH = _finish()
 
 
 def test_without_a_greeting_nothing_starts() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "skymagic.kernels.daemon.attach",
-        "test-nothing",
-        sys.executable,
-        "-c",
-        "pass",
-    ]
+    command = [sys.executable, "-m", "skymagic.kernels.daemon.attach", "test-nothing", sys.executable, "-c", "pass"]
     assert subprocess.run(command, input=b"", capture_output=True, timeout=60).stdout == b""
     done = subprocess.run(command, input=b"{}\n", capture_output=True, timeout=60)
     assert b"not a message" in done.stdout

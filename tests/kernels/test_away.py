@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,13 +16,9 @@ from skymagic.kernels.agent.unattended import GRACE, UnattendedRuns
 from skymagic.plan.lifetime import Lifetime
 from skymagic.wire.agent import BeginOutput, Publish
 from tests.lab.notebook import Notebook
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 2", "pool = %sky_pool --ranks 2") as one:
-        yield one
+notebook = borrowed("--ranks 2", "pool = %sky_pool --ranks 2")
 
 
 def display(text: str, ident: str = "", kind: str = "display_data") -> dict[str, Any]:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,7 +13,7 @@ import pytest
 
 from tests.kernels.test_left_behind import all_end, family
 from tests.lab.notebook import Notebook, opened
-from tests.lab.pools import KERNEL, Pools
+from tests.lab.pools import KERNEL, borrowed
 
 START = '''
 import os, subprocess, sys
@@ -51,11 +50,7 @@ def forked():
     return int(os.read(read, 20))
 '''
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent(KERNEL) as one:
-        yield one
+notebook = borrowed(KERNEL)
 
 
 @pytest.fixture

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 
 import pytest
 
 from tests.lab.notebook import Notebook, Shown, gate
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 2") as one:
-        one.run("%%sky_broadcast\nimport os, sys, subprocess, threading\nrank = int(os.environ['RANK']);")
-        yield one
+notebook = borrowed(
+    "--ranks 2", "%%sky_broadcast\nimport os, sys, subprocess, threading\nrank = int(os.environ['RANK']);"
+)
 
 
 def log(notebook: Notebook, rank: int, lines: int = 1_000_000) -> list[str]:
@@ -71,10 +67,7 @@ def test_streams_of_several_ranks_are_labelled(notebook: Notebook) -> None:
     assert sorted(shown.stderr.splitlines()) == ["[0] err 0", "[1] err 1"]
 
 
-@pytest.mark.parametrize(
-    ("only", "expected"),
-    [("head", [0]), ("1", [1]), ("all", [0, 1]), ("0:2", [0, 1]), ("0,1", [0, 1]), ("-1", [1])],
-)
+@pytest.mark.parametrize(("only", "expected"), [("head", [0]), ("-1", [1]), ("0,1", [0, 1])])
 def test_only_chooses_whose_output_is_shown(notebook: Notebook, only: str, expected: list[int]) -> None:
     shown = notebook.run(f"%%sky_broadcast --only {only}\nprint('rank', rank)")
     label = "[{0}] " if len(expected) > 1 else ""
@@ -276,8 +269,7 @@ def test_last_words_of_a_rank_that_is_killed(notebook: Notebook) -> None:
         )
     )
     assert shown.lines == [f"[1] word {i}" for i in range(500)] + ["[1] last words"]
-    assert shown.error is not None
-    assert "last words" in shown.error.text, "the error shows the end of the log"
+    assert "last words" in shown.failure.text, "the error shows the end of the log"
     assert log(notebook, 1)[-1] == "last words", "the log outlives the rank"
     notebook.run("%%sky_broadcast\nimport os, sys, subprocess, threading\nrank = int(os.environ['RANK']);")
 

@@ -47,10 +47,7 @@ def served() -> Iterator[tuple[int, str]]:
 def asked(port: int, pem: str) -> bytes:
     """What a process on the node says, through a connection of the pool's own."""
     context = tls.context(pem, server=False)
-    with (
-        socket.create_connection(("127.0.0.1", port), DEADLINE) as plain,
-        context.wrap_socket(plain) as secure,
-    ):
+    with socket.create_connection(("127.0.0.1", port), DEADLINE) as plain, context.wrap_socket(plain) as secure:
         secure.sendall(b'["platform"]\n')
         return secure.recv(4096)
 

@@ -6,7 +6,6 @@ import math
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from skymagic.display.use import RankUse, words
 from skymagic.kernels.agent import resources
 from skymagic.kernels.agent.resources import Gpus, Resources, of_devices, process
 from skymagic.wire import agent as wire
+from tests.lab.waiting import until
 
 
 class Nvml:
@@ -76,13 +76,10 @@ def gpus(nvml: Nvml) -> Iterator[Gpus]:
     assert not gpus._thread.is_alive()
 
 
-def until(gpus: Gpus, devices: list[str], told: list[str]) -> dict[str, tuple[float, float, float]]:
-    """Ask until so many devices tell; what they tell. A thread asks: what it has found is there at a later look."""
-    deadline = time.monotonic() + 30
-    while list(found := gpus.latest(devices)) != told:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.01)
-    return found
+def latest(gpus: Gpus, devices: list[str], told: list[str]) -> dict[str, tuple[float, float, float]]:
+    """Ask until these devices tell; what they tell. A thread asks: what it has found is there at a later look."""
+    until(lambda: list(gpus.latest(devices)) == told)
+    return gpus.latest(devices)
 
 
 def test_a_process_uses_processor_time_and_memory() -> None:
@@ -96,24 +93,24 @@ def test_a_process_uses_processor_time_and_memory() -> None:
 
 
 def test_gpus_are_asked_where_there_is_a_driver_to_ask(gpus: Gpus) -> None:
-    found = until(gpus, ["0", "1", "2", "7"], ["0", "1"])
+    found = latest(gpus, ["0", "1", "2", "7"], ["0", "1"])
     assert found == {"0": (0.4, 1e9, 80e9), "1": (0.41, 2e9, 80e9)}, "parts of a GPU do not tell"
     assert of_devices(["0", "1"], found) == [pytest.approx(0.405), 3e9, 160e9]
     assert of_devices(["7"], found) == []
 
 
 def test_a_gpu_that_is_lost_is_not_told_of_any_more(nvml: Nvml, gpus: Gpus) -> None:
-    until(gpus, ["0", "1"], ["0", "1"])
+    latest(gpus, ["0", "1"], ["0", "1"])
     nvml.lost.add(0)
-    assert until(gpus, ["0", "1"], ["1"]) == {"1": (0.41, 2e9, 80e9)}
+    assert latest(gpus, ["0", "1"], ["1"]) == {"1": (0.41, 2e9, 80e9)}
     nvml.lost.clear()
-    until(gpus, ["0", "1"], ["0", "1"])
+    latest(gpus, ["0", "1"], ["0", "1"])
 
 
 def test_what_a_driver_has_told_before_it_hangs_is_not_told_for_ever(
     nvml: Nvml, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    until(gpus, ["0"], ["0"])
+    latest(gpus, ["0"], ["0"])
     nvml.answers.clear()
     monkeypatch.setattr(resources, "OLDEST", 0.0)  # as if that time had gone by
     assert gpus.latest(["0"]) == {}
@@ -132,10 +129,9 @@ def test_ranks_with_gpus_are_told_of_with_them(nvml: Nvml) -> None:
     """From the module of NVIDIA's to the words that are shown."""
     node = Resources()
     message = wire.Measure((0, 1, 2), {"0": ("0", "1"), "1": ("2",)}, 3)
-    deadline = time.monotonic() + 30
-    while len((reply := node.reply(message, dict.fromkeys(range(3), os.getpid()))).value["ranks"]["0"]) < 5:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    pids = dict.fromkeys(range(3), os.getpid())
+    until(lambda: len(node.reply(message, pids).value["ranks"]["0"]) == 5)
+    reply = node.reply(message, pids)
     assert wire.decode(wire.encode(reply)) == reply
     ranks = reply.value["ranks"]
     assert [len(ranks[rank]) for rank in "012"] == [5, 2, 2], "one with parts of a GPU is as one without"

@@ -6,13 +6,7 @@ import json
 
 import pytest
 
-from skymagic.kernels.script.root_cause import (
-    recorded,
-    root_cause,
-    tracebacks,
-    without_frames,
-    without_launcher,
-)
+from skymagic.kernels.script.root_cause import recorded, root_cause, tracebacks, without_frames, without_launcher
 
 BOX = """\
 E1120 14:21:14.180000 15153 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {code}) local_rank: 1 (pid: 15259) of binary: /venv/bin/python3
@@ -121,12 +115,7 @@ def test_a_worker_that_was_killed_is_the_cause_though_others_have_tracebacks() -
 def test_the_error_file_wins_over_the_log() -> None:
     stack = 'Traceback (most recent call last):\n  File "main.py", line 3, in main\n    1 / 0\nZeroDivisionError: division by zero\n'
     written = json.dumps(
-        {
-            "message": {
-                "message": "ZeroDivisionError: …",
-                "extraInfo": {"py_callstack": stack, "timestamp": "1"},
-            }
-        }
+        {"message": {"message": "ZeroDivisionError: …", "extraInfo": {"py_callstack": stack, "timestamp": "1"}}}
     )
     cause = root_cause(written, RAISED + FAILED)
     assert cause is not None

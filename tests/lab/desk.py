@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from tests.lab.hosts import Host, loopback, still_there
 from tests.lab.notebook import ROOT, Notebook, Shown, opened
 from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
+from tests.lab.waiting import until
 
 COMMAND = [sys.executable, "-c", "import sys; from skymagic.api.command import main; sys.exit(main())"]
 
@@ -127,8 +127,7 @@ class Desk:
         notebook.watch(shown, lambda seen: "before" in seen.stdout)
         killed(notebook)
         way.write_text("go")
-        while not over.exists():
-            time.sleep(0.05)  # a rank, or a shell's touch, makes the file: no event
+        until(over.exists)
 
     def program(self, *line: str) -> subprocess.Popen[str]:
         """``skymagic …`` in the user's shell."""

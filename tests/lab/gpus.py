@@ -189,7 +189,7 @@ def nvidia_smi(arguments: Sequence[str]) -> int:
     """The program."""
     machine = _machine()
     while machine["hangs"]:
-        time.sleep(60)
+        time.sleep(60)  # until it is killed
     if machine["refuses"]:
         print(machine["refuses"])
         return 9

@@ -296,12 +296,7 @@ class Machines(Hosts):
 
 @contextmanager
 def machines(
-    folder: Path,
-    count: int = 2,
-    *,
-    env: dict[str, str] | None = None,
-    options: Sequence[str] = (),
-    **wan: float,
+    folder: Path, count: int = 2, *, env: dict[str, str] | None = None, options: Sequence[str] = (), **wan: float
 ) -> Iterator[Machines]:
     """So many machines; mark the test ``needs("sshd", "namespaces")``. At the end nothing may run on them any more.
 

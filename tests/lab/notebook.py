@@ -57,6 +57,12 @@ class Shown:
         return "".join(o["text"] for o in self.outputs if o["kind"] == "stream" and o["name"] in names)
 
     @property
+    def failure(self) -> Failed:
+        """Its error; fails where it has none."""
+        assert self.error is not None, f"no error, but {self.outputs}"
+        return self.error
+
+    @property
     def stdout(self) -> str:
         return self._text("stdout")
 
@@ -304,9 +310,7 @@ class Notebook:
 
     def fail(self, source: str) -> Failed:
         """Run a cell that fails."""
-        shown = self.finish(self.start(source))
-        assert shown.error is not None, f"no error, but {shown.outputs}"
-        return shown.error
+        return self.finish(self.start(source)).failure
 
     def value(self, expression: str) -> Any:
         """An expression's value in the notebook: plain literals and containers of them."""

@@ -2,12 +2,10 @@
 
 A file that needs a notebook with a pool, and leaves it as it was but for names, files, settings and other pools::
 
-    @pytest.fixture(scope="module")
-    def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-        with shared_pools.lent("--ranks 2", "import sys") as one:
-            yield one
+    notebook = borrowed("--ranks 2", "import sys")
 
-``lent(KERNEL)`` has no pool: those that its borrower makes there are stopped afterwards. With ``scope="function"`` (no scope) each test gets it emptied, which takes a tenth of a second instead of some. A test that breaks its
+``borrowed(KERNEL)`` has no pool: those that its borrower makes there are stopped afterwards. With ``scope="function"`` each test gets it
+emptied, which takes a tenth of a second instead of some. Within a test, ``with shared_pools.lent(…) as one`` is the same. A test that breaks its
 pool (ends it, kills its processes, fills its disk) says so with ``shared_pools.spoil(notebook)``, or takes one of its own with
 ``tests.lab.notebook.opened``. A pool that is not as it was is never lent again: whether it is, is looked at each time.
 """
@@ -17,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -127,3 +126,14 @@ def shared_pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
     pools = Pools(tmp_path_factory.mktemp("shared"))
     yield pools
     pools.close()
+
+
+def borrowed(shape: str, *cells: str, scope: Literal["module", "function"] = "module", **options: Any) -> Any:
+    """A fixture for a test file: a notebook with a shared pool. The arguments are those of `Pools.lent`."""
+
+    @pytest.fixture(scope=scope)
+    def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+        with shared_pools.lent(shape, *cells, **options) as one:
+            yield one
+
+    return notebook

@@ -317,15 +317,12 @@ def test_nothing_is_evaluated() -> None:
         ("--hosts a,-F", "--hosts: '-F' is not a host"),
         ("--pip torch=2.3", "--pip: 'torch=2.3' is not a requirement"),
         ("--pip torch==2.3,torch==2.4", "--pip: torch cannot be all of torch==2.3, torch==2.4"),
-        ("--pip torch==2.3 --pip torch==2.4", "--pip: torch cannot be all of"),
         ("--pip='-r x.txt'", "is not a requirement"),
         ("--plugin toch", "--plugin: no plugin is called 'toch'; did you mean 'torch'?"),
         ("--plugin zzz", "known are torch, jax"),
         ("--plugin backend=gloo", "belongs to no plugin"),
         ("--plugin torch --plugin torch:backend=gloo", "--plugin: torch is given twice"),
-        ("--plugin torch --plugin torch", "--plugin: torch is given twice"),
         ("--provider asw", "--provider: no provider is called 'asw'; did you mean 'aws'?"),
-        ("--provider shh", "--provider: no provider is called 'shh'; did you mean 'ssh'?"),
         ("--provider slurm --nodes 4", "--provider: slurm is not there yet: pools are of this machine"),
         ("--ranks 0", "--ranks: must be at least 1"),
         ("--ranks 2 --nodes 2", "--ranks is one node of so many ranks, and --nodes 2 makes several: keep one of them"),
@@ -695,15 +692,11 @@ def test_a_shell_has_the_configured_defaults() -> None:
     ("line", "told"),
     [
         ("--env NOEQUALS", "--secret NOEQUALS"),
-        ("--env A=1 --env A=2", "--env: A has several values"),
         ("--env A=1 --secret A", "A is both an --env and a --secret"),
-        ("--secret A-B", "--secret: 'A-B' is not a name"),
-        ("--timeout 0", "--timeout: a duration must be more than 0"),
         ("-t some", "-t: 'some' names no ranks"),
         ("--only 1.5", "--only: '1.5' names no ranks"),
         ("-o 1x", "-o: '1x' is not a name for a variable"),
         ("-a=1", "-a takes no value"),
-        ("--pool 'a b'", "--pool: 'a b' is not a name for a pool"),
         ("--nodes 2", "--nodes: no such option"),
         ("-g loss", "-g: no such option"),
     ],
@@ -920,30 +913,8 @@ def test_completion(magic: str, text: str, found: list[str]) -> None:
 
 _PIECES = st.sampled_from(
     [name for face in MAGICS.values() for option in face.options for name in option.names]
-    + [
-        "'",
-        '"',
-        " ",
-        "=",
-        ",",
-        ":",
-        ";",
-        "#",
-        "\\",
-        "-",
-        "--",
-        "1",
-        "0:4",
-        "A100:8",
-        "torch",
-        "a",
-        "none",
-        "8+",
-        "\u00fc",
-        "A=1",
-        "\0",
-        "\n",
-    ]
+    + list("'\" =,:;#\\-\0\n")
+    + "-- 1 0:4 A100:8 torch a none 8+ \u00fc A=1".split()
 )
 LINES = (
     st.text(max_size=40) | st.lists(_PIECES, max_size=10).map(" ".join) | st.lists(_PIECES, max_size=10).map("".join)

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from tests.lab.notebook import Notebook
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 2", "%sky_auto on") as one:
-        yield one
+notebook = borrowed("--ranks 2", "%sky_auto on")
 
 
 def test_a_plain_cell_runs_on_the_ranks_and_says_so(notebook: Notebook) -> None:

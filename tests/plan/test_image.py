@@ -99,16 +99,7 @@ def test_all_mistakes_at_once() -> None:
         apt=("--allow", "git"),
         env={"1A": "x", "B": 3, "C": "a\0b"},
     )
-    for part in (
-        "'three'",
-        "'torch=2.3'",
-        "'-r requirements.txt'",
-        "a==1, a==2",
-        "'--allow'",
-        "'1A'",
-        " B ",
-        " C ",
-    ):
+    for part in ("'three'", "'torch=2.3'", "'-r requirements.txt'", "a==1, a==2", "'--allow'", "'1A'", " B ", " C "):
         assert part in told
 
 

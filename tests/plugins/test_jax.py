@@ -51,16 +51,32 @@ def test_psum_over_all_processes_in_three_ways(pool: Any) -> None:
     assert psum() @ pool == [[10.0, 10.0, 120.0]] * 4
 
 
-def test_a_program_that_initialises_jax_itself(pool: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_program_that_initialises_jax_itself_runs_again_and_again(
+    pool: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As Kubeflow's programs do, with arguments from the environment, and shut down at the end."""
+
     @sky.function
-    def program() -> int:
+    def program() -> tuple[int, float]:
         import jax
+        from jax.experimental import multihost_utils
 
-        jax.distributed.initialize()
-        return jax.process_count()
+        jax.distributed.initialize(
+            coordinator_address=os.environ["JAX_COORDINATOR_ADDRESS"],
+            num_processes=int(os.environ["JAX_NUM_PROCESSES"]),
+            process_id=int(os.environ["JAX_PROCESS_ID"]),
+        )
+        mine = jax.numpy.ones(2) * (jax.process_index() + 1)
+        total = multihost_utils.process_allgather(mine).sum().item()
+        jax.distributed.shutdown()
+        return jax.process_count(), total
 
-    assert program() @ pool == [4] * 4
-    assert "skymagic has initialised jax.distributed already (4 processes)" in capfd.readouterr().err
+    for _ in range(2):
+        assert program() @ pool == [(4, 20.0)] * 4
+    said = capfd.readouterr().err
+    assert "skymagic has initialised jax.distributed already (4 processes)" in said
+    assert "this call of initialize changes nothing" in said
+    assert "this call of shutdown changes nothing" in said
 
 
 def test_the_mesh_and_its_variables(pool: Any) -> None:

@@ -51,11 +51,7 @@ def test_tasks_run_on_the_ranks_and_joblib_is_as_before_afterwards() -> None:
         assert in_parallel(where, range(3), n_jobs=1) == [(3 * n, 1) for n in range(3)]
         assert in_parallel(where, range(3), backend="threading") == [(3 * n, 1) for n in range(3)]
         assert in_parallel(where, range(3), require="sharedmem") == [(3 * n, 1) for n in range(3)]
-    assert (
-        dict(parallel.BACKENDS),
-        type(parallel.get_active_backend()[0]),
-        parallel.get_active_backend()[1],
-    ) == before
+    assert (dict(parallel.BACKENDS), type(parallel.get_active_backend()[0]), parallel.get_active_backend()[1]) == before
 
 
 def test_pools_that_end_in_any_order() -> None:
@@ -82,7 +78,7 @@ def test_errors_keep_their_type_and_stop_the_rest(pool: Any) -> None:
     def task(item: int) -> None:
         if item == 3:
             raise KeyError("planted")
-        time.sleep(600 if item < 3 else 0)
+        time.sleep(600 if item < 3 else 0)  # until it is stopped
 
     with pytest.raises(KeyError, match="planted"):
         in_parallel(task, range(8))

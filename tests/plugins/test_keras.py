@@ -26,10 +26,7 @@ def test_packages_and_the_variable() -> None:
     assert made.env == {"KERAS_BACKEND": "torch"}
     gpu = Cluster(accelerator=sky.accelerators.A100())
     assert sky.plugins.keras(backend="jax").transform(sky.Image(), gpu).pip == ("keras>=3", "jax[cuda12]")
-    assert sky.plugins.keras(backend="tensorflow").transform(sky.Image(), gpu).pip == (
-        "keras>=3",
-        "tensorflow",
-    )
+    assert sky.plugins.keras(backend="tensorflow").transform(sky.Image(), gpu).pip == ("keras>=3", "tensorflow")
 
 
 def test_jax_is_set_up_first_whatever_the_order() -> None:

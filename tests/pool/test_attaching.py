@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.lab.desk import GATED, Desk, killed, killed_daemons, ssh_desk, without_repeats
 from tests.lab.notebook import Shown
+from tests.lab.waiting import until
 
 pytestmark = pytest.mark.needs("sshd")
 
@@ -96,8 +96,7 @@ def test_a_death_and_a_script_wait_too(desk: Desk) -> None:
         desk.left_alone(notebook, "%%sky_sh -t 0 -o ends\necho before\ncat {way}\ntouch {over}\necho after\nexit 3")
     with desk.notebook() as notebook:
         cell = notebook.finish(notebook.start("%sky_attach lab"))
-        assert cell.error is not None
-        assert cell.error.ename == "ScriptError"
+        assert cell.failure.ename == "ScriptError"
         assert cell.stdout.count("after") == 1
         assert notebook.value("[(end.status, end.tail) for end in ends]") == [(3, "before\ngoafter")]
         notebook.run("%sky_down lab")
@@ -145,8 +144,7 @@ def test_a_notebook_that_is_alive_keeps_its_pool_unless_it_is_taken_away(desk: D
         taking = second.start("%sky_attach lab --take-over")
         second.watch(taking, lambda seen: "goes on" in seen.stdout)
         lost = first.finish(cell)
-        assert lost.error is not None
-        assert "another notebook has attached in the place of this one" in lost.error.text
+        assert "another notebook has attached in the place of this one" in lost.failure.text
         second.interrupt()
         stopped = second.finish(taking).error
         assert stopped is not None
@@ -204,12 +202,10 @@ finally:
         cell = first.start(body)
         first.watch(cell, lambda seen: "begun" in seen.stdout)
         killed(first)
-    while not said.exists():
-        psutil.wait_procs([], timeout=0.05)
+    until(said.exists)
     with desk.notebook() as second:
         cell = second.finish(second.start("%sky_attach lab"))
-        assert cell.error is not None
-        assert cell.error.ename == "KeyboardInterrupt"
+        assert cell.failure.ename == "KeyboardInterrupt"
         assert "[rank 0: stopped after 1s without its notebook (--max-away 1s)]" in cell.stderr
         second.run("%%sky_broadcast -o fine\n'fine'")
         assert second.value("fine") == ["fine", "fine"]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
 from tests.lab.notebook import Notebook
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
 pytest.importorskip("torch")
 
@@ -48,11 +47,7 @@ HANGING = {
 }
 """What forming a group anew needs, and which does not come back."""
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 3 --plugin torch") as one:
-        yield one
+notebook = borrowed("--ranks 3 --plugin torch")
 
 
 def broken(notebook: Notebook, code: str, faulty: int) -> str:

@@ -147,9 +147,6 @@ BAD = {
     "an unknown rank": ("%sky_clone 7 --from 0 x", "there is no rank 7: this pool has 3 ranks (0 to 2)"),
     "an unknown source": ("%sky_clone 1 --from 7 x", "has ranks 0 to 2, not rank 7"),
     "itself": ("%sky_clone 1 --from 1 x", "rank 1 cannot get names from itself"),
-    "no source": ("%sky_clone 1 x", "say which rank has the variables: --from 0"),
-    "no rank": ("%sky_clone --from 0 model", "say first which rank gets the variables"),
-    "no names": ("%sky_clone 1 --from 0", "nothing is named"),
     "a name that is not there": ("%sky_clone 1 --from 0 kept, keptt", "rank 0 has no keptt; did you mean 'kept'?"),
 }
 

@@ -35,10 +35,9 @@ def test_what_lives_is_taken_up_and_what_is_lost_is_said(desk: Desk) -> None:
         shown = notebook.finish(notebook.start("%sky_attach lab"))
         assert shown.stdout.count("after") == 1
         assert "rank 1 and its variables are lost; rank 0 keeps its variables (-t 0 runs cells there" in shown.stdout
-        assert shown.error is not None
-        assert shown.error.ename == "ResultError"
-        assert "rank 1 cannot be reached: " in shown.error.text
-        assert "what did come back is in " in shown.error.text
+        assert shown.failure.ename == "ResultError"
+        assert "rank 1 cannot be reached: " in shown.failure.text
+        assert "what did come back is in " in shown.failure.text
         assert notebook.value("value[0], name[0], type(value[1]).__name__") == (1, 40, "Unavailable")
         notebook.run("%%sky_broadcast -t 0 -o there\nname")
         assert notebook.value("there") == [40]

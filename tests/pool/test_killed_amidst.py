@@ -10,6 +10,7 @@ import pytest
 
 from tests.lab.desk import Desk, killed, local_desk, ssh_desk
 from tests.lab.notebook import Notebook
+from tests.lab.waiting import until
 
 HERE = pytest.mark.parametrize("desk", ["detached"], indirect=True)
 NO_LOCKS = "import fcntl\ndef flock(*_): raise OSError(95, 'Operation not supported')\nfcntl.flock = flock"
@@ -59,14 +60,13 @@ print('after', flush=True)
 len(large)"""
     with desk.notebook(f"%sky_attach {desk.pool}") as first:
         first.start(cell)
-        while len(list(begun.iterdir())) < 2:  # they get it one after the other
-            time.sleep(0.01)
+        until(lambda: len(list(begun.iterdir())) == 2)  # they get it one after the other
         killed(first)
     for seconds in (0.0, 0.2):  # amidst, or just after
         with desk.notebook("import time") as one:
             shown = one.start(f"print('begun', flush=True)\n%sky_attach {desk.pool}")
             one.watch(shown, lambda seen: "begun" in seen.stdout)
-            time.sleep(seconds)
+            time.sleep(seconds)  # the moment of its end is what is tested
             killed(one)
     with desk.notebook() as second:
         shown = second.start(f"%sky_attach {desk.pool}")

@@ -60,7 +60,7 @@ def watched_and_killed(notebook: Notebook, shown: Shown, moments: random.Random)
     """What a notebook has shown when it is killed: at any moment once it has shown a few steps."""
     count = moments.randint(1, MOST_STEPS)
     notebook.watch(shown, lambda seen: len(steps(seen.lines)) >= count)
-    time.sleep(moments.uniform(0, LATER))
+    time.sleep(moments.uniform(0, LATER))  # at any moment: that is what is tested
     killed(notebook)
     return notebook.rest(shown)
 

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from tests.lab.notebook import Notebook
-from tests.lab.pools import KERNEL, Pools
+from tests.lab.pools import KERNEL, borrowed
 
-
-@pytest.fixture
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent(KERNEL) as made:
-        yield made
+notebook = borrowed(KERNEL, scope="function")
 
 
 def test_made_at_the_first_cell_and_again_after_it_has_ended(notebook: Notebook) -> None:

@@ -9,15 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab.notebook import Notebook
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
 AGENT = "pool.pool._resources.agents._links[0]._transport._child.pid"
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 2", "pool = %sky_pool --ranks 2", "big = list(range(400_000))") as one:
-        yield one
+notebook = borrowed("--ranks 2", "pool = %sky_pool --ranks 2", "big = list(range(400_000))")
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -19,7 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from tests.conftest import traces
 from tests.lab.notebook import Notebook
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
 NOBODY = 65534
 LOOK = """
@@ -50,11 +49,7 @@ print(json.dumps([os.geteuid(), got]))
 """
 NOISE = [b"", b"\x00" * 8, b"<IDS|MSG>"]
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 2") as one:
-        yield one
+notebook = borrowed("--ranks 2")
 
 
 def ports(notebook: Notebook) -> dict[int, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from tests.lab.notebook import Notebook
 from tests.lab.places import ON_HOSTS, pooled
-from tests.lab.pools import KERNEL, Pools
+from tests.lab.pools import KERNEL, borrowed
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 PLACE = """%%sky_broadcast -o places
@@ -21,11 +20,7 @@ info = sky.instance_info()
  *(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "NODE_RANK", "SKYPILOT_NUM_NODES")),
  sky.shard(list(range(12))), globals().get("kept"));"""
 
-
-@pytest.fixture
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent(KERNEL) as one:
-        yield one
+notebook = borrowed(KERNEL, scope="function")
 
 
 def pids(notebook: Notebook) -> list[int]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.lab.desk import local_desk, without_repeats
 from tests.lab.notebook import ROOT, Shown, own_folders
-from tests.lab.servers import TIMEOUT, Outputs, server
+from tests.lab.servers import Outputs, server
+from tests.lab.waiting import until
 
 STEPS, SEEN = 40, 20
 CELL = """%%sky_broadcast -o values -g name
@@ -30,14 +29,6 @@ def shown(outputs: Outputs) -> Shown:
     for one in outputs:
         seen.add(one["output_type"], {name: value for name, value in one.items() if name != "output_type"})
     return seen
-
-
-def until(there: Callable[[], bool]) -> None:
-    """Ask a server again and again, which tells nobody by itself."""
-    deadline = time.monotonic() + TIMEOUT
-    while not there():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_kernel_is_killed_and_another_attaches(tmp_path: Path) -> None:

@@ -126,8 +126,7 @@ def test_a_machine_with_another_host_key_is_refused(aws: tuple[Machines, Noteboo
     machines, notebook = aws
     machines.wrong_key = (1,)
     shown = notebook.finish(notebook.start(f"{POOL} -y"))
-    assert shown.error is not None
-    assert "it is not the key that this machine was given" in shown.error.text
+    assert "it is not the key that this machine was given" in shown.failure.text
     assert {one.state for one in lab.instances()} == {"terminated"}
 
 
@@ -223,8 +222,7 @@ def test_a_machine_that_ends_before_it_is_reached(aws: tuple[Machines, Notebook]
         next(one for one in lab.instances() if one.id == ids[1]), "terminated", "Server.SpotInstanceTermination"
     )
     shown = notebook.finish(run)
-    assert shown.error is not None
-    assert "has ended while it was starting" in shown.error.text
+    assert "has ended while it was starting" in shown.failure.text
     assert {one.state for one in lab.instances()} == {"terminated"}
 
 
@@ -244,8 +242,7 @@ def test_what_is_denied_is_named(aws: tuple[Machines, Notebook]) -> None:
     machines.cloud._rules.clear()  # the first rule counts
     machines.cloud.on("RunInstances", error("UnauthorizedOperation", "You are not authorized", 403))
     shown = notebook.finish(notebook.start(f"{POOL} -y"))
-    assert shown.error is not None
-    assert "may not call ec2:RunInstances" in shown.error.text
+    assert "may not call ec2:RunInstances" in shown.failure.text
     assert lab.left() == {}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.test_remote_store_cache import eventually
+from tests.lab.waiting import until
 from tests.providers.test_ssh_pools import lab
 
 pytestmark = pytest.mark.needs("sshd")
@@ -26,5 +26,5 @@ def test_values_are_kept_unless_it_is_switched_off(tmp_path: Path) -> None:
         notebook.run("other = b'1' * 2_000_000")
         notebook.run("%%sky_broadcast --pool some\nlen(other)")
         values = next(iter(hosts)).home / ".skymagic" / "values"
-        eventually(lambda: values.exists() and any(len(path.name) == 32 for path in values.iterdir()))
+        until(lambda: values.exists() and any(len(path.name) == 32 for path in values.iterdir()))
         assert {path.read_bytes()[:1] for path in values.iterdir()} == {b"1"}

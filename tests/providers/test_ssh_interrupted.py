@@ -94,8 +94,7 @@ def test_an_environment_that_is_being_made(tmp_path: Path) -> None:
         starting = notebook.start(pool)
         notebook.watch(starting, lambda shown: "installing packages" in shown.said)
         notebook.interrupt()
-        error = notebook.finish(starting).error
-        assert error is not None
+        error = notebook.finish(starting).failure
         assert error.ename == "KeyboardInterrupt"
         assert nothing_runs(hosts)
         assert list(hosts[0].home.glob(".skymagic/env/*/.ready")) == []

@@ -143,8 +143,7 @@ def test_a_machine_that_loses_its_power(two: tuple[Machines, Notebook]) -> None:
     )
     notebook.watch(running, lambda shown: "begun" in shown.text)
     hosts[1].power_cut()
-    error = notebook.finish(running).error
-    assert error is not None
+    error = notebook.finish(running).failure
     assert "h2 does not answer" in error.text
     assert "ranks 2, 3" in notebook.fail("%%sky_broadcast\n1").text
     notebook.run("%%sky_broadcast -t 0,1 -o there\nkept")
@@ -186,8 +185,7 @@ def test_a_machine_that_is_cut_off(two: tuple[Machines, Notebook]) -> None:
     )
     notebook.watch(running, lambda shown: "begun" in shown.text)
     hosts[1].cut()
-    error = notebook.finish(running).error
-    assert error is not None
+    error = notebook.finish(running).failure
     assert "h2 does not answer" in error.text
     assert "h2 could not be told" in notebook.run("%sky_down").text
     hosts[1].mend()

@@ -98,13 +98,6 @@ def test_ranks_of_two_hosts_are_one_world(two: tuple[Hosts, Notebook]) -> None:
     assert notebook.value("found") == expected
 
 
-def test_values_of_all_hosts_come_back(two: tuple[Hosts, Notebook]) -> None:
-    _, notebook = two
-    notebook.run("%%sky_broadcast -o arrays\nimport numpy\nnumpy.full(200_000, float(rank))")
-    assert notebook.value("[float(a.sum()) for a in arrays]") == [0.0, 200_000.0, 400_000.0, 600_000.0]
-    notebook.run("arrays[3][0] = 1")
-
-
 def test_a_memory_map_goes_to_other_machines_as_an_array_and_that_is_said(two: tuple[Hosts, Notebook]) -> None:
     _, notebook = two
     notebook.run(
@@ -217,8 +210,7 @@ def test_a_copy_that_loses_its_connection_says_so_and_can_go_on(two: tuple[Hosts
     # the first batch is written there by then
     notebook.watch(copying, lambda shown: re.search(r"[2-4]\d\d\.\d MB of", str(shown.rich)) is not None)
     hosts[1].kill_sessions()
-    error = notebook.finish(copying).error
-    assert error is not None
+    error = notebook.finish(copying).failure
     assert "not all was copied: node 1 (h2): the connection was lost" in error.text
     assert (hosts[0].home / "lossy/large").stat().st_size == 1 << 29
     assert not file_processes(hosts)
@@ -238,12 +230,7 @@ def test_a_scripts_folder_goes_along_and_is_kept_in_step(two: tuple[Hosts, Noteb
     hosts, notebook = two
     project = notebook.folder / "project"
     project.mkdir()
-    for name, text in {
-        "say.py": "print('first')",
-        "unused.py": "",
-        "x.log": "",
-        ".gitignore": "*.log",
-    }.items():
+    for name, text in {"say.py": "print('first')", "unused.py": "", "x.log": "", ".gitignore": "*.log"}.items():
         (project / name).write_text(text)
     cell = "%%sky_sh --workdir project --only all\npython3 say.py && ls && touch made.there"
 
@@ -260,15 +247,6 @@ def test_a_scripts_folder_goes_along_and_is_kept_in_step(two: tuple[Hosts, Noteb
     assert "1 file there already; 1 file removed" in copied
     assert sorted(lines) == sorted(f"[{node}] {line}" for node in (0, 1) for line in ("then", "made.there", "say.py"))
     assert "project:" not in notebook.run(cell).text
-
-
-def test_another_pool_on_the_same_hosts_at_the_same_time(two: tuple[Hosts, Notebook]) -> None:
-    _, notebook = two
-    notebook.run(f"%sky_pool other --provider ssh --hosts h1 --python {sys.executable}")
-    notebook.run("%%sky_broadcast --pool other -o one\n41 + 1")
-    notebook.run("%sky_down other")
-    notebook.run("%%sky_broadcast --pool lab -o four\ndist.barrier(); rank")
-    assert notebook.value("(one, four)") == ([42], [0, 1, 2, 3])
 
 
 def test_jax_is_one_world_on_two_hosts(two: tuple[Hosts, Notebook]) -> None:

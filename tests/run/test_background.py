@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.lab.notebook import Notebook, gate
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
 TEN = "for step in range(10):\n    print('step', step, 'of rank', rank)\n"
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 2") as one:
-        one.run("%%sky_broadcast\nimport os\nrank = int(os.environ['RANK']);")
-        one.run("def begin(line, body): return get_ipython().run_cell_magic('sky_broadcast', f'-a {line}', body)")
-        yield one
+notebook = borrowed(
+    "--ranks 2",
+    "%%sky_broadcast\nimport os\nrank = int(os.environ['RANK']);",
+    "def begin(line, body): return get_ipython().run_cell_magic('sky_broadcast', f'-a {line}', body)",
+)
 
 
 def begin(notebook: Notebook, body: str, line: str = "") -> None:

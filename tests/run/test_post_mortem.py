@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.lab.notebook import Notebook
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
 pytest.importorskip("torch")
 
@@ -24,11 +22,7 @@ if dist.get_rank() != 1:
 step(torch.ones(4, 2))
 """
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 2 --plugin torch") as one:
-        yield one
+notebook = borrowed("--ranks 2 --plugin torch")
 
 
 def typed(notebook: Notebook, *lines: str) -> str:

@@ -5,22 +5,17 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.lab.notebook import Failed, Notebook, Shown
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
 HOST = socket.gethostname()
 SETUP = "%%sky_broadcast\nimport os, sys, time\nrank = int(os.environ['RANK']);"
 
-
-@pytest.fixture(scope="module")
-def notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 2", "import sys", SETUP) as one:
-        yield one
+notebook = borrowed("--ranks 2", "import sys", SETUP)
 
 
 def gate(notebook: Notebook) -> Path:

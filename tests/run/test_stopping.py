@@ -9,7 +9,7 @@ import pytest
 
 from skymagic.plan.requests import Defaults
 from tests.lab.notebook import ROOT, Failed, Notebook, Shown
-from tests.lab.pools import Pools
+from tests.lab.pools import borrowed
 
 pytest.importorskip("torch")
 
@@ -25,12 +25,7 @@ one.item(), os.getpid(), globals().get('kept')"""
 FOREVER = 1000.0
 """Seconds of grace that no test lives to see the end of."""
 
-
-@pytest.fixture(scope="module")
-def module_notebook(shared_pools: Pools) -> Iterator[Notebook]:
-    with shared_pools.lent("--ranks 3 --plugin torch", SETUP) as one:
-        one.run(f"%config SkyMagic.grace = {FOREVER}")
-        yield one
+module_notebook = borrowed("--ranks 3 --plugin torch", SETUP, f"%config SkyMagic.grace = {FOREVER}")
 
 
 @pytest.fixture
@@ -61,9 +56,8 @@ def begun(notebook: Notebook, body: str, options: str = "") -> Shown:
 def stopped(notebook: Notebook, cell: Shown) -> Failed:
     notebook.interrupt()
     notebook.finish(cell)
-    assert cell.error is not None
-    assert cell.error.ename == "RunInterrupted"
-    return cell.error
+    assert cell.failure.ename == "RunInterrupted"
+    return cell.failure
 
 
 # ------------------------------------------------------------------------------------ two presses
@@ -145,8 +139,7 @@ def test_ranks_that_tidy_up_are_not_let_out_of_their_collectives(notebook: Noteb
     notebook.watch(cell, lambda shown: "press again to kill" in shown.text)  # several looks at who waits later
     go.touch()
     notebook.finish(cell)
-    assert cell.error is not None
-    assert "ranks 0–2 at line 4" in cell.error.evalue
+    assert "ranks 0–2 at line 4" in cell.failure.evalue
     assert kept(notebook) == [3.0] * 3
 
 

@@ -46,11 +46,7 @@ def said(body: str, *, rank: int = 0, cwd: Path = ROOT) -> tuple[list[str], list
     environment = {**os.environ, "COMPUTE_POOL": info.to_json(), "PYTHONPATH": str(ROOT)}
     environment.pop("PYTHONUNBUFFERED", None)  # buffers are where text goes astray
     result = subprocess.run(
-        [sys.executable, "-c", header + textwrap.dedent(body)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=environment,
+        [sys.executable, "-c", header + textwrap.dedent(body)], capture_output=True, text=True, cwd=cwd, env=environment
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines(), result.stderr.splitlines()

@@ -76,13 +76,7 @@ def test_drop_last_gives_equal_lengths(size: int, world: int, shuffle: bool) -> 
 @given(size=sizes, world=worlds, shuffle=st.booleans(), drop_last=st.booleans())
 def test_arrays_stay_aligned_whatever_their_types(size: int, world: int, shuffle: bool, drop_last: bool) -> None:
     numbers = np.arange(size)
-    data = (
-        list(range(size)),
-        numbers,
-        torch.arange(size),
-        pd.Series(numbers),
-        {"x": numbers, "y": numbers.tolist()},
-    )
+    data = (list(range(size)), numbers, torch.arange(size), pd.Series(numbers), {"x": numbers, "y": numbers.tolist()})
     for part in parts(world, *data, shuffle=shuffle, drop_last=drop_last):
         plain, array, tensor, series, named = part
         assert plain == array.tolist() == tensor.tolist() == series.tolist() == named["x"].tolist() == named["y"]

@@ -130,11 +130,7 @@ def test_wrong_keys_are_named(hosts: Hosts) -> None:
     other = keygen(hosts.folder / "other")
     (hosts.folder / "text").write_text("no key")
     failure = failing(
-        bare(
-            hosts,
-            "IdentityAgent none",
-            *(f"IdentityFile {p}" for p in (other, "/none/key", hosts.folder / "text")),
-        )
+        bare(hosts, "IdentityAgent none", *(f"IdentityFile {p}" for p in (other, "/none/key", hosts.folder / "text")))
     )
     assert f"@127.0.0.2 accepts none of your keys (tried: {other})" in failure.reason
     assert "/none/key (there is no such file)" in failure.reason

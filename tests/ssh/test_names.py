@@ -52,31 +52,13 @@ def test_user_and_port() -> None:
 def test_a_file_of_hosts(tmp_path: Path) -> None:
     path = tmp_path / "hosts.txt"
     path.write_text("# the rack\ngpu[1-2]   # old\n\nme@gpu3 gpu4,gpu5\n")
-    assert [s.text for s in expand([f"@{path}", "gpu6"])] == [
-        "gpu1",
-        "gpu2",
-        "me@gpu3",
-        "gpu4",
-        "gpu5",
-        "gpu6",
-    ]
+    assert [s.text for s in expand([f"@{path}", "gpu6"])] == ["gpu1", "gpu2", "me@gpu3", "gpu4", "gpu5", "gpu6"]
 
 
 def test_all_mistakes_at_once(tmp_path: Path) -> None:
     path = tmp_path / "hosts.txt"
     path.write_text("ok\nbad:port\n@other\n")
-    words = [
-        "gpu[3-1]",
-        "a b",
-        "-oProxyCommand=x",
-        "x@-y",
-        "h:0",
-        "fe80::1",
-        "n[1-99999]",
-        f"@{path}",
-        "@/none",
-        "z[",
-    ]
+    words = ["gpu[3-1]", "a b", "-oProxyCommand=x", "x@-y", "h:0", "fe80::1", "n[1-99999]", f"@{path}", "@/none", "z["]
     with pytest.raises(RequestError) as refused:
         expand(words)
     mistakes = refused.value.mistakes
@@ -266,12 +248,7 @@ def test_files_of_known_hosts(tmp_path: Path) -> None:
 
 def test_without_a_configuration(tmp_path: Path) -> None:
     found = SshConfig(tmp_path / "none").endpoint(HostSpec("10.0.0.1", "10.0.0.1"))
-    assert (found.hostname, found.port, found.proxy_jump, found.identities_given) == (
-        "10.0.0.1",
-        22,
-        (),
-        False,
-    )
+    assert (found.hostname, found.port, found.proxy_jump, found.identities_given) == ("10.0.0.1", 22, (), False)
     assert f"{Path.home()}/.ssh/id_ed25519" in found.identities
     assert f"{Path.home()}/.ssh/known_hosts" in found.known_hosts
 

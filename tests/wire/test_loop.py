@@ -18,10 +18,7 @@ from skymagic.wire.session.loop import Loop
 
 # What happens next: a write of so many bytes to a stream (0 ends it) at one end, turns of the loops, or a loss.
 WRITES = st.tuples(
-    st.just("write"),
-    st.integers(0, 1),
-    st.integers(0, 1),
-    st.sampled_from([0, 1, 1000, 70_000, 500_000, 3_000_000]),
+    st.just("write"), st.integers(0, 1), st.integers(0, 1), st.sampled_from([0, 1, 1000, 70_000, 500_000, 3_000_000])
 )
 TURNS = st.tuples(st.just("turn"), st.integers(0, 1), st.integers(1, 20), st.just(0))
 LOSSES = st.tuples(st.just("lose"), st.integers(0, 1), st.just(0), st.just(0))
