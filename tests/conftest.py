@@ -207,6 +207,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         CLOCK.end()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """After the last test of a file its fixtures end, also those that the test has not asked for: what they start is not the test's."""
+    WATCH.item = None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]

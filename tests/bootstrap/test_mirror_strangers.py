@@ -121,4 +121,4 @@ def test_the_users_own_connection_may_stay_idle(mirror: Mirror) -> None:
                 piece = own.recv(4096)
                 assert piece
                 received += piece
-            time.sleep(wait)
+            time.sleep(wait)  # as uv does, which keeps its connection and asks later

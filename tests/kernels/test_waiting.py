@@ -18,7 +18,7 @@ def seen(wait: Callable[[], object]) -> tuple[bool, float]:
     found: list[tuple[bool, float]] = []
 
     def look() -> None:
-        time.sleep(0.02)
+        time.sleep(0.02)  # the main thread is on its way into its wait, which nothing tells
         begun = time.monotonic()
         found.append((waiting.waits_in_native_code(), time.monotonic() - begun))
 

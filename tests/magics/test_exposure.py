@@ -100,7 +100,7 @@ def test_another_user_at_the_kernels_own_port(short_path: Path, line: str, is_he
                 assert printed(manager, "print('a secret', 'word')") == "a secret word\n"
                 if listening.poll() is not None:
                     break
-                time.sleep(0.1)
+                time.sleep(0.1)  # another process: nothing tells when it is there
             if not is_heard:
                 listening.kill()
             assert ("a secret word" in listening.stdout.read()) is is_heard

@@ -148,7 +148,7 @@ class Gpus:
             pynvml.nvmlInit()
             while self._asked.wait() and not self._over:
                 self._asked.clear()
-                found = {device: known for device in set(self._wanted) if (known := _look(pynvml, device))}
+                found = {device: known for device in sorted(self._wanted) if (known := _look(pynvml, device))}
                 self._found = found, time.monotonic()
 
 
