@@ -24,6 +24,7 @@ from skymagic.files.messages import Copied, files_error, summary
 from skymagic.files.transfer.entries import LINK, Entry, stays_inside, unsafe
 from skymagic.providers.local import ChildTransport
 from skymagic.wire.files import EndOfFiles, FileStart, ListReply, SendReply, encode
+from tests.lab.ending import cmdline
 from tests.lab.nodes import node_of, start
 from tests.lab.notebook import opened
 
@@ -83,7 +84,8 @@ def grow(folder: Path, files: dict[str, str]) -> Path:
 
 
 def children() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children() if MODULE in " ".join(one.cmdline())]
+    # tests of other files in this process may have left zombies, which have no command line
+    return [one for one in psutil.Process().children() if MODULE in " ".join(cmdline(one))]
 
 
 # -- where it lands --------------------------------------------------------------------------------------------------
