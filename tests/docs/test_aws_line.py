@@ -6,7 +6,6 @@ is installed (``--python``: the notebook's own interpreter, for its wheels are g
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import ec2
 from tests.lab.ec2_prices import EC2Market
+from tests.lab.gpus import Gpu, Gpus
 from tests.lab.instances import Machines, booting
 from tests.lab.notebook import ROOT, Notebook, opened
 
@@ -25,12 +25,6 @@ pytestmark = pytest.mark.needs("sshd")
 
 (LINE,) = re.findall(r"^    (%sky_pool .*--provider aws .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
 REDUCED = f"--procs-per-node 1 --python {sys.executable}"
-SMI = """#!/bin/sh
-case $1 in
-    --query-gpu=index,uuid*) for gpu in 0 1 2 3 4 5 6 7; do echo "$gpu, GPU-$gpu, NVIDIA A100-SXM4-40GB, 40960, Default, Disabled"; done ;;
-    --query-gpu=index*) for gpu in 0 1 2 3 4 5 6 7; do echo "$gpu, NVIDIA A100-SXM4-40GB, 550.1, 0, 0, 0"; done ;;
-esac
-"""
 STEP = """%%sky_broadcast -o results
 import os
 import torch
@@ -50,13 +44,11 @@ grad = model.module.layer.weight.grad.sum().item()
 @pytest.fixture
 def rented(tmp_path: Path) -> Iterator[tuple[Machines, Notebook]]:
     """An account of which nothing is known but the price and the quota of p4d.24xlarge, and a notebook."""
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    program.write_text(SMI)
-    program.chmod(0o755)
+    # the machines are hosts of this one, and a GPU is held by one pool on a machine
+    gpus = Gpus(tmp_path / "gpus", [Gpu("NVIDIA A100-SXM4-40GB", f"GPU-HOME-{number}", 40_960) for number in range(8)])
     with ec2() as cloud, booting(cloud, tmp_path / "machines") as machines:
         EC2Market(cloud, {"p4d.24xlarge": 21.957642}, quotas={"L-417A185B": 400.0})
-        machines.env["PATH"] = f"{program.parent}:{os.environ['PATH']}"
+        machines.env |= gpus.environment()
         settings = {
             "subnet": machines.subnet, "use_private_ips": True, "ssh_port": machines.port, "user": machines.user,
             "endpoint_url": cloud.url, "deadline_factor": 0.05,

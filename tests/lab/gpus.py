@@ -45,7 +45,7 @@ class Gpu:
     """One GPU of a machine; memory in MiB.
 
     Attributes:
-        uuid: "" for one made of its number.
+        uuid: "" for one made of its number; ``HOME`` in it becomes the name of the folder that the home is in, for hosts that share a driver.
         processes: (pid, its name, MiB) of those that use it.
         mig: its parts by profile: ``"1g.18gb"``; with any, MIG is on.
         mode: compute mode: Default, Exclusive_Process, Prohibited.
@@ -154,7 +154,7 @@ def _folder() -> Path:
 def _machine() -> dict[str, Any]:
     machine: dict[str, Any] = json.loads((_folder() / "machine.json").read_text())
     for number, gpu in enumerate(machine["gpus"]):
-        gpu["uuid"] = gpu["uuid"] or uuid_of(number)
+        gpu["uuid"] = (gpu["uuid"] or uuid_of(number)).replace("HOME", Path(os.environ.get("HOME", "/")).parent.name)
     return machine
 
 
