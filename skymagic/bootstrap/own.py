@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from skymagic.bootstrap import wheel
+from skymagic.bootstrap import uv, wheel
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.origins import Origin, origin, source_digest, source_files
 from skymagic.errors import SkyError
@@ -93,7 +93,7 @@ def _written(path: Path, data: bytes) -> None:
 
 def cache_folder() -> Path:
     """Where wheels are kept, for this user."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skymagic" / "wheels"
+    return uv.cache_folder() / "wheels"
 
 
 def _kept(name: str, digest: str, make: Callable[[Path], object]) -> Path:
