@@ -139,7 +139,7 @@ def ipyparallel(ranks: int) -> Iterator[Any]:
     """A client of a default cluster: nothing is tuned, its magics are there."""
     import ipyparallel as ipp
 
-    cluster = ipp.Cluster(n=ranks)
+    cluster = ipp.Cluster(n=ranks, engine_timeout=300)  # 64 engines took more than the default minute on two cores
     client = cluster.start_and_connect_sync()
     try:
         yield client

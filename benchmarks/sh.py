@@ -21,12 +21,12 @@ from skymagic.runtime.rendezvous import free_port
 
 ROUNDS = 5
 NODES, PROCESSES = 2, 2
-REDUCE = peers.INIT + "dist.barrier()\nimport time\nprint('reduced', time.time(), flush=True)" + peers.END
+REDUCE = peers.INIT + "dist.barrier()\nimport time\nprint(f'reduced {time.time()}\\n', end='', flush=True)" + peers.END
 KILLED = """\
 import os, signal, time, torch.distributed as dist
 dist.init_process_group('gloo')
 if dist.get_rank() == 3:
-    print('killed', time.time(), flush=True)
+    print(f'killed {time.time()}\\n', end='', flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 dist.barrier()
 """

@@ -41,7 +41,7 @@ cluster.run(pool, {BODY!r})
 print("seconds", time.perf_counter() - begun)
 pool.close()
 """
-TORCHRUN = peers.INIT + BODY + "import time\nprint('reduced', time.time(), flush=True)" + peers.END
+TORCHRUN = peers.INIT + BODY + "import time\nprint(f'reduced {time.time()}\\n', end='', flush=True)" + peers.END
 
 
 def figures() -> Iterator[Figure]:

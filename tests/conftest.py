@@ -374,6 +374,7 @@ BEFORE = pytest.StashKey[set[Path]]()
 LEFT = pytest.StashKey[list[str]]()
 DOUBTFUL = pytest.StashKey[list[str]]()
 SPENT = pytest.StashKey[list[dict[str, dict[str, Any]]]]()
+MACHINE_TIME = pytest.StashKey[tuple[float, float]]()
 AGAIN_IN_VAIN = pytest.ExitCode.INTERRUPTED
 """In the place of TESTS_FAILED where it is not enough to run again what failed (`RETRY=1`)."""
 
@@ -388,6 +389,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[LEFT] = []
         config.stash[DOUBTFUL] = []
         config.stash[SPENT] = []
+        config.stash[MACHINE_TIME] = durations.machine_time()
     if (room := config.getoption("room")) and not (Path(__file__).parent.parent / "skymagic" / room).is_dir():
         raise pytest.UsageError(f"--room {room}: skymagic/ has no such folder")
     WATCH.only_quick = config.getoption("markexpr", "") == Tier.quick.name
@@ -434,7 +436,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if files := {name: one for name, one in spent.items() if one.tests}:
         durations.save(files, config.rootpath / "build" / durations.LAST.name)
         terminalreporter.section("where the time is")
-        for line in durations.lines(files):
+        for line in [*durations.lines(files), durations.used(config.stash[MACHINE_TIME], durations.machine_time())]:
             terminalreporter.line(line)
     if doubtful := config.stash.get(DOUBTFUL, []):
         terminalreporter.section("this test run, or another one that goes on here, left behind")

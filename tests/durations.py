@@ -133,11 +133,29 @@ def merged(parts: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, Spent]
 
 
 def save(files: Mapping[str, Spent], path: Path = LAST) -> None:
-    """Keep what a run took."""
+    """Keep what a run took. What ran in part (failed tests that run again) replaces no whole file."""
     path.parent.mkdir(exist_ok=True)
+    before = merged([json.loads(path.read_text())]) if path.exists() else {}
+    whole = {name: spent for name, spent in files.items() if spent.tests >= spent.of or name not in before}
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_text(json.dumps(plain(files), indent=1, sort_keys=True) + "\n")
+    fresh.write_text(json.dumps(plain(before | whole), indent=1, sort_keys=True) + "\n")
     fresh.replace(path)
+
+
+def machine_time() -> tuple[float, float]:
+    """Seconds of processor time since the machine started: used, and available; zeros where there is no /proc/stat (macOS)."""
+    try:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
+    except OSError:
+        return 0.0, 0.0
+    per_second = os.sysconf("SC_CLK_TCK")
+    return (sum(ticks) - ticks[3] - ticks[4]) / per_second, sum(ticks) / per_second  # 3: idle, 4: waiting for a disk
+
+
+def used(before: tuple[float, float], after: tuple[float, float]) -> str:
+    """How busy the machine's cores were between two readings of ``machine_time``."""
+    available = after[1] - before[1]
+    return f"the cores worked {100 * (after[0] - before[0]) / available:.0f} % of the time" if available > 0 else ""
 
 
 def lines(files: Mapping[str, Spent]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The layers of the package, from the bottom up, and the map of them in CONTRIBUTING.md: ``python -m tests.house`` draws it anew."""
+"""The layers of the package, from the bottom up, and the map of them in CONTRIBUTING.md: ``python -m tests.house`` draws it again, and prints how large the package is."""
 
 from __future__ import annotations
 
@@ -72,4 +72,7 @@ def mapped() -> str:
 
 
 if __name__ == "__main__":
+    from tests import size  # it reads this module
+
     CONTRIBUTING.write_text(FENCE.sub(lambda _: drawn(), CONTRIBUTING.read_text()))
+    size.main()

@@ -172,6 +172,19 @@ def test_the_table_is_kept_by_whole_files() -> None:
     assert durations.updated(table, run, lambda name: name != "gone") == {"whole": 9.0, "part": 7.0, "other": 2.0}
 
 
+def test_what_runs_again_in_part_replaces_no_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "durations.json"
+    durations.save({"whole": Spent(9.0, tests=3, of=3), "new": Spent(1.0, tests=1, of=2)}, path)
+    durations.save({"whole": Spent(1.0, tests=1, of=3)}, path)
+    assert durations.merged([json.loads(path.read_text())])["whole"] == Spent(9.0, tests=3, of=3)
+    assert "new" in json.loads(path.read_text())
+
+
+def test_how_busy_the_cores_were() -> None:
+    assert durations.used((10.0, 100.0), (19.0, 112.0)) == "the cores worked 75 % of the time"
+    assert durations.used((0.0, 0.0), (0.0, 0.0)) == ""
+
+
 @pytest.mark.parametrize(
     ("text", "held"),
     [
