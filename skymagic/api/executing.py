@@ -62,7 +62,7 @@ class Text:
         self._run = run
         self._cells = 0
 
-    def hear(self, message: wire.Message) -> None:
+    def hear(self, message: wire.NotebookMessage) -> None:
         """Show a message."""
         match message:
             case wire.Begun():
@@ -72,13 +72,13 @@ class Text:
             case wire.CellBegun():
                 first = message.source.strip().partition("\n")[0]
                 print_note(f"[cell {message.cell + 1} of {self._cells}] {first[:100]}")
-            case wire.Shown():
+            case wire.CellOutput():
                 print(message.text, end="", flush=True, file=sys.stderr if message.name == "stderr" else sys.stdout)
             case wire.CellFailed():
                 said = message.traceback or f"{message.ename}: {message.evalue}"
                 print(said, file=sys.stderr, flush=True)
 
-    def end(self, ended: wire.Ended) -> None:
+    def end(self, ended: wire.NotebookEnded) -> None:
         """Say how it has ended."""
         why = f": {ended.problem}" if ended.problem else ""
         print_note(
@@ -93,7 +93,7 @@ class Json(Text):
         super().__init__(run)
         self._screen = JsonScreen(sys.stdout)
 
-    def hear(self, message: wire.Message) -> None:
+    def hear(self, message: wire.NotebookMessage) -> None:
         """Write a message."""
         match message:
             case wire.Begun():
@@ -106,11 +106,11 @@ class Json(Text):
                 )
             case wire.CellBegun():
                 self._screen.say("cell", cell=message.cell, source=message.source)
-            case wire.Shown():
+            case wire.CellOutput():
                 self._screen.say(message.name, cell=message.cell, text=message.text)
             case wire.CellFailed():
                 self._screen.say("error", cell=message.cell, ename=message.ename, evalue=message.evalue)
 
-    def end(self, ended: wire.Ended) -> None:
+    def end(self, ended: wire.NotebookEnded) -> None:
         """Write how it has ended."""
         self._screen.say("end", status=ended.status, problem=ended.problem, output=str(self._run.output))

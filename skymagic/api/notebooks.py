@@ -182,7 +182,7 @@ def _start(run: NotebookRun, notebook: dict[str, Any], folder: Path | None) -> N
             if folder is not None:
                 files = Files([node], lambda one: one.run(processes.FILES, REMOTE_FOLDER))
                 files.sync(folder, where, key.plan.image.excludes, ())
-        order = wire.Order(run.job_id, notebook, packed(key, _accesses(key, nodes)), where, env)
+        order = wire.ExecuteNotebook(run.job_id, notebook, packed(key, _accesses(key, nodes)), where, env)
         with contextlib.closing(node.run(processes.START_NOTEBOOK, run.driver)) as transport:
             transport.write(wire.CODEC.encode(order))
             for message in _messages(transport):
@@ -246,7 +246,7 @@ def _nodes(run: NotebookRun) -> Iterator[Sequence[Node]]:
                 node.leave()
 
 
-def _messages(transport: Transport) -> Iterator[wire.Message]:
+def _messages(transport: Transport) -> Iterator[wire.NotebookMessage]:
     with contextlib.suppress(EOFError, OSError):
         for message, _ in wire.CODEC.messages(transport.read, noise=True):
             yield message
@@ -254,9 +254,9 @@ def _messages(transport: Transport) -> Iterator[wire.Message]:
 
 def follow(
     run: NotebookRun,
-    heard: Callable[[wire.Message], None],
+    heard: Callable[[wire.NotebookMessage], None],
     take: Callable[[Mapping[str, Any]], object] | None = None,
-) -> wire.Ended:
+) -> wire.NotebookEnded:
     """Hear all that is told of it, from its beginning to its end, and save the executed notebook. KeyboardInterrupt leaves it as it is.
 
     Args:
@@ -268,7 +268,7 @@ def follow(
     told, begun, why = 0, time.monotonic(), ""
     while time.monotonic() - begun < RECONNECT_SECONDS:
         try:
-            ended: wire.Ended | None = None
+            ended: wire.NotebookEnded | None = None
             for number, message in enumerate(_told(run)):
                 if isinstance(message, wire.Refused):
                     notebooks.remove(run.job_id)
@@ -277,7 +277,7 @@ def follow(
                     (take or partial(_save, run))(message.notebook)
                     _taken(run, ended)
                     return ended
-                ended = message if isinstance(message, wire.Ended) else ended
+                ended = message if isinstance(message, wire.NotebookEnded) else ended
                 if number >= told:
                     told, begun = number + 1, time.monotonic()
                     _hear(run, message, heard)
@@ -292,7 +292,7 @@ def follow(
     raise PoolError(f"the notebook on pool {run.name!r} is out of sight{why}; skymagic attach {run.name} looks again")
 
 
-def _told(run: NotebookRun) -> Iterator[wire.Message]:
+def _told(run: NotebookRun) -> Iterator[wire.NotebookMessage]:
     with (
         _head(run) as node,
         contextlib.closing(node.run(processes.FOLLOW_NOTEBOOK, run.driver, run.job_id)) as transport,
@@ -300,7 +300,7 @@ def _told(run: NotebookRun) -> Iterator[wire.Message]:
         yield from _messages(transport)
 
 
-def _hear(run: NotebookRun, message: wire.Message, heard: Callable[[wire.Message], None]) -> None:
+def _hear(run: NotebookRun, message: wire.NotebookMessage, heard: Callable[[wire.NotebookMessage], None]) -> None:
     if isinstance(message, wire.Begun) and run.key.plan.remote:
         _held(run.job_id, message.process, message.machine)
     heard(message)
@@ -319,7 +319,7 @@ def _save(run: NotebookRun, notebook: Mapping[str, Any]) -> None:
     part.replace(run.output)
 
 
-def _taken(run: NotebookRun, ended: wire.Ended) -> None:
+def _taken(run: NotebookRun, ended: wire.NotebookEnded) -> None:
     """The executed notebook is here: the head forgets it, and the pool is anybody's, who need not hear of its runs again."""
     if run.key.plan.remote:
         keys.Shown(run.job_id).become(ended.shown)
@@ -348,7 +348,7 @@ def stop(name: str) -> None:
         contextlib.closing(node.run(processes.FOLLOW_NOTEBOOK, run.driver, run.job_id)) as transport,
     ):
         for message in _messages(transport):
-            if isinstance(message, wire.Ended):
+            if isinstance(message, wire.NotebookEnded):
                 return
             if isinstance(message, wire.Begun):
                 transport.write(wire.CODEC.encode(wire.Stop()))

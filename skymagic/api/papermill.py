@@ -38,7 +38,7 @@ class Engine(PapermillEngine):  # type: ignore[misc]  # papermill has no types
         words = executing.Text(run)
         under_way: list[int] = []
 
-        def hear(message: wire.Message) -> None:
+        def hear(message: wire.NotebookMessage) -> None:
             if options.get("log_output"):
                 words.hear(message)
             if isinstance(message, wire.CellBegun):

@@ -18,7 +18,7 @@ from skymagic.wire import processes
 from skymagic.wire.threads import run_all
 from skymagic.wire.transport import Transport
 
-T = TypeVar("T", bound=wire.Message)
+T = TypeVar("T", bound=wire.CheckMessage)
 CLOCK_READINGS = 5
 MOST_ROUNDS = 7
 """Of the tournament: with more than 8 nodes not all pairs are measured, but each node with 7 others."""
@@ -44,7 +44,7 @@ class Client:
         self.transport = transport
         self._messages = wire.messages(transport.read, noise=True)
 
-    def request(self, request: wire.Message, reply: type[T]) -> T:
+    def request(self, request: wire.CheckMessage, reply: type[T]) -> T:
         """Send a request and wait for its reply. Raises OSError or EOFError: the node is gone."""
         self.transport.write(wire.encode(request))
         message, _ = next(self._messages)
@@ -100,7 +100,7 @@ def _unreached(node: Node, problem: object) -> Health:
 
 
 def _health(node: Node, client: Client, own: Sequence[int]) -> Health:
-    looked = client.request(wire.Look(), wire.Looked)
+    looked = client.request(wire.SurveyNode(), wire.NodeSurvey)
     ahead, unsure = _clock(client)
     strangers = None
     if looked.processes is not None:
@@ -125,7 +125,7 @@ def _clock(client: Client) -> tuple[float, float]:
     readings = []
     for _ in range(CLOCK_READINGS):
         begun, clock = time.monotonic(), time.time()
-        there = client.request(wire.ReadClock(), wire.Clock).time
+        there = client.request(wire.ReadClock(), wire.NodeClock).time
         took = time.monotonic() - begun
         readings.append((took / 2, there - (clock + took / 2)))
     unsure, ahead = min(readings)
@@ -150,11 +150,13 @@ def _ways(
                     yield Way(source, target, rate, sent.problem)
 
 
-def _measure(target: Node, sender: Client, receiver: Client, extent: Extent) -> wire.Sent:
-    at = receiver.request(wire.Listen(target.address), wire.Listening)
+def _measure(target: Node, sender: Client, receiver: Client, extent: Extent) -> wire.BytesSent:
+    at = receiver.request(wire.ListenForBytes(target.address), wire.Listening)
     if at.problem:
-        return wire.Sent(problem=f"{target.address}: {at.problem}")
-    return sender.request(wire.Send(target.address, at.port, at.token, extent.nbytes, extent.seconds), wire.Sent)
+        return wire.BytesSent(problem=f"{target.address}: {at.problem}")
+    return sender.request(
+        wire.SendBytes(target.address, at.port, at.token, extent.nbytes, extent.seconds), wire.BytesSent
+    )
 
 
 def rounds(players: Sequence[int]) -> list[list[tuple[int, int]]]:

@@ -23,7 +23,10 @@ class Links:
     """
 
     def __init__(
-        self, states: States, received: Callable[[int, wire.Message | None], None], changed: Callable[[int, str], None]
+        self,
+        states: States,
+        received: Callable[[int, wire.AgentMessage | None], None],
+        changed: Callable[[int, str], None],
     ) -> None:
         self._states, self._received, self._link_changed = states, received, changed
         self._links: dict[int, Link] = {}
@@ -71,7 +74,7 @@ class Links:
         shares = [(link, tuple(rank for rank in chosen if specs[rank][0] == link.node)) for link in self]
         return [(link, mine) for link, mine in shares if mine]
 
-    def send_others(self, index: int, message: wire.Message) -> None:
+    def send_others(self, index: int, message: wire.AgentMessage) -> None:
         """Send a message to all nodes but one."""
         for link in self:
             if link.node != index:

@@ -40,7 +40,7 @@ class Meter:
             agents = self._agents()
             devices = {rank: tuple(self._devices(rank)) for rank in agents.ranks}
 
-            def message(ranks: tuple[int, ...], number: int) -> wire.Message:
+            def message(ranks: tuple[int, ...], number: int) -> wire.AgentMessage:
                 return wire.Measure(ranks, {str(rank): devices[rank] for rank in ranks if devices[rank]}, number)
 
             found: dict[int, RankUse] = {}

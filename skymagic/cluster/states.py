@@ -129,7 +129,7 @@ class States:
         index, _ = self.specs[rank]
         return RankState(self.nodes[index].name)
 
-    def _apply(self, index: int, message: wire.Message | None) -> wire.RankExited | None:
+    def _apply(self, index: int, message: wire.AgentMessage | None) -> wire.RankExited | None:
         """Take over what a node's agent has sent, the lock held; the end of a rank, where it is news."""
         match message:
             case wire.AgentStarted():

@@ -33,7 +33,7 @@ class Terminal:
         index, spec = agents.specs[rank]
         self._transport: Transport = agents.nodes[index].run(processes.TERMINAL)
         pid = agents.ranks[rank].pid or 0
-        self._transport.write(wire.encode(wire.Begin(command, pid, spec.info, agents.environment(rank), *size)))
+        self._transport.write(wire.encode(wire.StartProgram(command, pid, spec.info, agents.environment(rank), *size)))
         self._events: queue.SimpleQueue[bytes | int | None] = queue.SimpleQueue()
         self._interrupts = 0
         threading.Thread(target=self._read, name="skymagic-terminal", daemon=True).start()
@@ -42,7 +42,7 @@ class Terminal:
         """On a thread: the stop button must not fall amid a message."""
         with contextlib.suppress(EOFError, OSError, ValueError):
             for message, payload in wire.messages(self._transport.read, noise=True):
-                self._events.put(message.status if isinstance(message, wire.Ended) else bytes(payload))
+                self._events.put(message.status if isinstance(message, wire.ProgramEnded) else bytes(payload))
         self._events.put(None)
 
     def type(self, keys: bytes) -> None:

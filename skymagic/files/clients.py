@@ -48,7 +48,7 @@ class FileClient:
         self.replied = False
         """Whether what was sent is answered, or nothing more will come."""
 
-    def request(self, request: wire.Message, reply: type[T]) -> T:
+    def request(self, request: wire.FileMessage, reply: type[T]) -> T:
         """Send a request, or an `Include` of it, and wait for its reply, of this type."""
         self._write(wire.encode(request))
         while not isinstance(message := next(self._messages)[0], reply):
@@ -98,14 +98,14 @@ class FileClient:
             reply.set_exception(problem)
         self.replied = True
 
-    def receive(self, request: wire.Send, take: Callable[[wire.FileMessage, bytes | memoryview], bool]) -> None:
+    def receive(self, request: wire.SendFiles, take: Callable[[wire.FilePart, bytes | memoryview], bool]) -> None:
         """Have the node send files; `take` gets each message with its payload and returns whether to go on."""
         self._write(wire.encode(request))
         more = True
         for message, payload in self._messages:
-            if isinstance(message, wire.SendReply):
+            if isinstance(message, wire.SendFilesReply):
                 break
-            if more and isinstance(message, wire.FileMessage):
+            if more and isinstance(message, wire.FilePart):
                 more = take(message, payload) and not self.interrupted
                 if not more:
                     self.cancel()

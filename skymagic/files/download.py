@@ -55,7 +55,7 @@ class Download:
         receiver = self._receiver
         path = ""
 
-        def take(message: wire.FileMessage, payload: bytes | memoryview) -> bool:
+        def take(message: wire.FilePart, payload: bytes | memoryview) -> bool:
             nonlocal path
             receiver.take(message, payload)
             if isinstance(message, wire.FileStart):
@@ -65,7 +65,7 @@ class Download:
 
         try:
             receiver.begin(self._changes.want)
-            client.receive(wire.Send(self._changes.want, self._pieces), take)
+            client.receive(wire.SendFiles(self._changes.want, self._pieces), take)
             receiver.end(self._changes.equal)
         except (EOFError, OSError):
             receiver.abort(keep=not client.interrupted)

@@ -80,7 +80,7 @@ class Upload:
 
         def ask(client: FileClient) -> tuple[FileClient, dict[int, str]]:
             large = [number for number in different[client].want if self._entries[number].size >= LARGE]
-            found = client.request(wire.Pieces(large), wire.PiecesReply).pieces if large else []
+            found = client.request(wire.FindPieces(large), wire.FindPiecesReply).pieces if large else []
             return client, {number: text for number, text in zip(large, found, strict=True) if text}
 
         return dict(self._clients.each(ask))
@@ -91,7 +91,7 @@ class Upload:
         rows, tops = [entry.plain() for entry in self._entries], [vars(top) for top in found.tops]
         columns = [list(column) for column in zip(*rows, strict=True)]
 
-        requests: dict[Node, wire.Message] = {
+        requests: dict[Node, wire.FileMessage] = {
             node: wire.Compare(base, columns, tops, found.contents, found.machine, mirror)
             for node, base in bases.items()
         }

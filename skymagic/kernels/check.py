@@ -32,13 +32,13 @@ COUNT_BYTES = 8
 PURPOSE = "send bytes"
 
 
-def look() -> wire.Looked:
+def look() -> wire.NodeSurvey:
     """What this node has, and how it is."""
     disk = shutil.disk_usage(Path.home())
     if shutil.which("nvidia-smi") is None:
-        return wire.Looked(disk_free=disk.free)
+        return wire.NodeSurvey(disk_free=disk.free)
     gpus, complaint = _said("nvidia-smi", f"--query-gpu={','.join(wire.GPU_FIELDS)}", "--format=csv,noheader,nounits")
-    return wire.Looked(gpus, complaint, _processes() if gpus else None, _kernel(), efa_unused(), disk.free)
+    return wire.NodeSurvey(gpus, complaint, _processes() if gpus else None, _kernel(), efa_unused(), disk.free)
 
 
 def efa_unused(root: Path = Path("/")) -> bool:
@@ -148,7 +148,7 @@ def _drained(connection: socket.socket) -> int:
     return total
 
 
-def send(request: wire.Send) -> wire.Sent:
+def send(request: wire.SendBytes) -> wire.BytesSent:
     """Send bytes to a listener. The time counts until it has said that all have come: what waits in buffers is no speed."""
     data, left = bytes(CHUNK), request.nbytes
     try:
@@ -163,29 +163,29 @@ def send(request: wire.Send) -> wire.Sent:
             count = _exactly(connection, COUNT_BYTES)
             seconds = time.monotonic() - begun
     except OSError as problem:
-        return wire.Sent(problem=problem.strerror or str(problem))
+        return wire.BytesSent(problem=problem.strerror or str(problem))
     if len(count) < COUNT_BYTES:
-        return wire.Sent(problem="the other node has closed the connection")
-    return wire.Sent(int.from_bytes(count, "big"), seconds)
+        return wire.BytesSent(problem="the other node has closed the connection")
+    return wire.BytesSent(int.from_bytes(count, "big"), seconds)
 
 
 # -- the process ---------------------------------------------------------------------------------------------------------
 
 
-def answer(request: wire.Message) -> wire.Message:
+def answer(request: wire.CheckMessage) -> wire.CheckMessage:
     """The reply to a request."""
     match request:
-        case wire.Look():
+        case wire.SurveyNode():
             return look()
         case wire.ReadClock():
-            return wire.Clock(time.time())
-        case wire.Listen():
+            return wire.NodeClock(time.time())
+        case wire.ListenForBytes():
             try:
                 listener = Listener(request.address)
             except OSError as problem:
                 return wire.Listening(problem=problem.strerror or str(problem))
             return wire.Listening(listener.port, listener.token)
-        case wire.Send():
+        case wire.SendBytes():
             return send(request)
     raise ValueError(f"not a request: {request!r}")
 

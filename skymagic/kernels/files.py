@@ -51,7 +51,7 @@ class TransferServer:
             if self._receiver is not None:
                 self._receiver.abort()
 
-    def _receive(self) -> Iterator[tuple[wire.Message, bytes | memoryview]]:
+    def _receive(self) -> Iterator[tuple[wire.FileMessage, bytes | memoryview]]:
         """Messages and their payloads, those of included files in the place of the `Include`."""
         for message, payload in wire.messages(lambda: os.read(self._source, wire.CHUNK)):
             if not isinstance(message, wire.Include):
@@ -64,7 +64,7 @@ class TransferServer:
                 yield from wire.messages(partial(next, pieces, b""))
             self._reply(wire.Included())
 
-    def _answer(self, request: wire.Message) -> wire.Message:
+    def _answer(self, request: wire.FileMessage) -> wire.FileMessage:
         match request:
             case wire.Stat():
                 return self._stat(request.path)
@@ -77,12 +77,12 @@ class TransferServer:
                     return wire.HashReply(list(digests(places, listed.open, self._cancelled)))
             case wire.Compare():
                 return self._compare(request)
-            case wire.Pieces():
+            case wire.FindPieces():
                 assert self._receiver is not None
-                return wire.PiecesReply(self._receiver.pieces(request.numbers, self._cancelled))
+                return wire.FindPiecesReply(self._receiver.pieces(request.numbers, self._cancelled))
             case wire.Write():
                 return self._write(request)
-            case wire.Send():
+            case wire.SendFiles():
                 return self._send(request.numbers, request.pieces)
         raise ValueError(f"not a request: {request!r}")
 
@@ -90,7 +90,7 @@ class TransferServer:
         """Whether anything was received, or the notebook is gone: while it waits for a reply it sends nothing but Cancel."""
         return bool(select.select([self._source], [], [], 0)[0])
 
-    def _reply(self, message: wire.Message) -> None:
+    def _reply(self, message: wire.FileMessage) -> None:
         write_all(self._sink, wire.encode(message))
 
     # -- taking ------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class TransferServer:
         receiver.begin(request.want)
         reported = False
         for message, payload in self._messages:
-            if not isinstance(message, wire.FileMessage):
+            if not isinstance(message, wire.FilePart):
                 break
             receiver.take(message, payload)
             if receiver.disk_full and not reported:
@@ -131,13 +131,13 @@ class TransferServer:
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
-    def _send(self, numbers: list[int], pieces: list[str]) -> wire.SendReply:
+    def _send(self, numbers: list[int], pieces: list[str]) -> wire.SendFilesReply:
         chosen = [(number, self._listing.entries[number], self._listing.places[number]) for number in numbers]
         for data in wire.joined(encoded_files(chosen, there=dict(zip(numbers, pieces, strict=True)))):
             if self._cancelled():
                 break
             write_all(self._sink, data)
-        return wire.SendReply()
+        return wire.SendFilesReply()
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ def main() -> int:
         begin, _ = next(source)
     except EOFError:
         return 0
-    assert isinstance(begin, wire.Begin)
+    assert isinstance(begin, wire.StartProgram)
     pid, terminal = pty.fork()
     if not pid:
         _become(begin)
@@ -55,7 +55,7 @@ def main() -> int:
             write_all(1, wire.encode(wire.Printed(len(data)), data))
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with contextlib.suppress(OSError):
-        write_all(1, wire.encode(wire.Ended(status)))
+        write_all(1, wire.encode(wire.ProgramEnded(status)))
     return 0
 
 
@@ -74,7 +74,7 @@ def _end(pid: int) -> NoReturn:
     os._exit(0)
 
 
-def _become(begin: wire.Begin) -> NoReturn:
+def _become(begin: wire.StartProgram) -> NoReturn:
     """Become the program."""
     try:
         with contextlib.suppress(OSError):

@@ -49,7 +49,7 @@ class AgentEvents:
         if not self._dispatch.note(text):
             self._status.note(text)
 
-    def _told(self, message: wire.Interruption | wire.HookEnded | wire.WidgetUpdate) -> None:
+    def _told(self, message: wire.InterruptionNotice | wire.HookEnded | wire.WidgetUpdate) -> None:
         """A widget has changed; or a machine will be taken away, or a hook that was called for that has ended: shown at once."""
         if isinstance(message, wire.WidgetUpdate):
             self._resources.widgets.take(message.rank, message.comms)
@@ -58,7 +58,7 @@ class AgentEvents:
         if not self._dispatch.note(text):
             print_note(f"[{text}]")
 
-    def _interruption(self, message: wire.Interruption) -> str:
+    def _interruption(self, message: wire.InterruptionNotice) -> str:
         name = self._resources.agents.nodes[message.node].name
         text = messages.interruption(message, name, time.time())
         if message.at is not None and self._replacement.wanted:

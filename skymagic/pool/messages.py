@@ -25,7 +25,7 @@ def rows(topology: Topology, agents: Agents, state: State) -> list[tuple[object,
     return found
 
 
-def interruption(message: wire.Interruption, name: str, now: float) -> str:
+def interruption(message: wire.InterruptionNotice, name: str, now: float) -> str:
     """What will become of a machine.
 
     Args:

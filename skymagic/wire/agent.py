@@ -11,19 +11,19 @@
                              ←   RankForked               ←
                              ←   RankReady or RankFailed  ←   rank, once its plugins' hooks are done
     Measure                  →                                what ranks use, while somebody looks at it
-    Request (stacks, …)      →   Request                  →   rank's control thread
-                             ←   Reply                    ←
+    RankRequest (stacks, …)  →   RankRequest              →   rank's control thread
+                             ←   RankReply                ←
                                                           ←   BeginOutput, Publish…, EndOutput: rank, for each cell
                                  Published                →   for each Publish, which the rank waits for
                                                           ←   Reported: rank, at most twice a second
     WidgetInput              →   WidgetInput              →   rank, once it is idle
                              ←   WidgetUpdate             ←   rank, between cells
                              ←   RankExited               ←   ChildExited: forkserver
-                             ←   Interruption             →   rank: this machine will be taken away
-    Interruption             →   of another machine       →   rank
+                             ←   InterruptionNotice       →   rank: this machine will be taken away
+    InterruptionNotice       →   of another machine       →   rank
                              ←   HookEnded                ←   rank
     Follow                   →                                only from a notebook that has taken over
-                             ←   RankOutput …
+                             ←   FollowedOutput …
     Shutdown                 →   ends everything
                              ←   LastLines                    of each rank's log
 
@@ -46,11 +46,11 @@ WHOLE_LOG = -1
 """In the place of a run's number: all that a rank's log has."""
 
 
-class Message(FrozenMessage):
+class AgentMessage(FrozenMessage):
     """Base of this protocol's messages."""
 
 
-class AgentSpec(Message):
+class AgentSpec(AgentMessage):
     """Notebook → agent, first of all: what this node is to do."""
 
     pool: str
@@ -85,7 +85,7 @@ class AgentSpec(Message):
     """Bytes that the log of each rank may have; of a longer one the beginning is dropped."""
 
 
-class AgentStarted(Message):
+class AgentStarted(AgentMessage):
     """Agent → notebook, its first message: where it runs."""
 
     hostname: str
@@ -103,7 +103,7 @@ class AgentStarted(Message):
     """By which the other nodes know this one when they probe it."""
 
 
-class ProbeAddresses(Message):
+class ProbeAddresses(AgentMessage):
     """Notebook → agent: connect to these addresses (address → port); the right node has `secret`."""
 
     addresses: dict[str, int]
@@ -113,7 +113,7 @@ class ProbeAddresses(Message):
     """Listen for probes from now on, at this node's own addresses on the routes that were found."""
 
 
-class ProbeReply(Message):
+class ProbeReply(AgentMessage):
     """Agent → notebook: the addresses that answered."""
 
     number: int
@@ -123,13 +123,13 @@ class ProbeReply(Message):
     """Address → port at which this node listens for probes from now on, if it was to."""
 
 
-class StartController(Message):
+class StartController(AgentMessage):
     """Notebook → agent of the head: start ipyparallel's controller, to listen at this address."""
 
     address: str
 
 
-class RankSpec(Message):
+class RankSpec(AgentMessage):
     """Notebook → agent → forkserver: one rank to start."""
 
     rank: int
@@ -152,7 +152,7 @@ class RankSpec(Message):
     """An empty directory in the place of an IPython profile, filled in by the agent."""
 
 
-class Spawn(Message):
+class Spawn(AgentMessage):
     """Notebook → agent: start these ranks (the earlier process of the same rank, if any, is ended first)."""
 
     ranks: tuple[dict[str, Any], ...]
@@ -160,23 +160,23 @@ class Spawn(Message):
     """The controller's connection info for engines; None on the head node, which has its own."""
 
 
-class Signal(Message):
+class Signal(AgentMessage):
     """Notebook → agent: send a signal to ranks (SIGKILL reaches their whole process groups)."""
 
     ranks: tuple[int, ...]
     signum: int
 
 
-class Request(Message):
-    """Notebook → agent → ranks' control threads: a remote call, answered by a `Reply` with the same number."""
+class RankRequest(AgentMessage):
+    """Notebook → agent → ranks' control threads: a remote call, answered by a `RankReply` with the same number."""
 
     ranks: tuple[int, ...]
     method: str
     number: int = 0
 
 
-class Measure(Message):
-    """Notebook → agent: what do these ranks of yours use? Answered by one `Reply`, in the name of the first of them."""
+class Measure(AgentMessage):
+    """Notebook → agent: what do these ranks of yours use? Answered by one `RankReply`, in the name of the first of them."""
 
     ranks: tuple[int, ...]
     devices: dict[str, tuple[str, ...]]
@@ -184,7 +184,7 @@ class Measure(Message):
     number: int
 
 
-class ReadLog(Message):
+class ReadLog(AgentMessage):
     """Notebook → agent: the last lines of a rank's log, or what follows byte `start` as soon as there is something."""
 
     rank: int
@@ -197,22 +197,22 @@ class ReadLog(Message):
     """Which runs the log has instead."""
 
 
-class Reply(Message):
-    """Rank → agent → notebook, or from the agent itself: the answer to `Request`, `Measure` or `ReadLog`."""
+class RankReply(AgentMessage):
+    """Rank → agent → notebook, or from the agent itself: the answer to `RankRequest`, `Measure` or `ReadLog`."""
 
     rank: int
     number: int
     value: Any = None
 
 
-class LastLines(Message):
+class LastLines(AgentMessage):
     """Agent → notebook, when the pool ends: the end of a rank's log, which is deleted then."""
 
     rank: int
     text: str
 
 
-class Offer(Message):
+class RendezvousKey(AgentMessage):
     """Rank → agent → all other ranks: one key of the pool's key-value rendezvous, such as the port of rank 0's store."""
 
     key: str
@@ -220,70 +220,70 @@ class Offer(Message):
     """None takes an earlier value back."""
 
 
-class Shutdown(Message):
+class Shutdown(AgentMessage):
     """Notebook → agent: end everything and leave nothing."""
 
 
-class NotebookDetached(Message):
+class NotebookDetached(AgentMessage):
     """Daemon → agent: the notebook's connection is gone; it may come back."""
 
 
-class NotebookAttached(Message):
+class NotebookAttached(AgentMessage):
     """Daemon → agent: the notebook is there again."""
 
 
-class NotebookReplaced(Message):
+class NotebookReplaced(AgentMessage):
     """Daemon → agent: another notebook is there, which knows nothing yet; all that the first one was told is told again."""
 
 
-class Follow(Message):
+class Follow(AgentMessage):
     """Notebook → agent: tell what these ranks show in the run that goes on, or has ended last, by way of the link."""
 
     shown: dict[str, int]
     """Rank → number of the last content that was shown already; 0 for none."""
 
 
-class RankOutput(Message):
+class FollowedOutput(AgentMessage):
     """Agent → notebook that follows: what a rank shows, as it stands on iopub for the notebook that began the run."""
 
     rank: int
     content: dict[str, Any]
 
 
-class RunElsewhere(Message):
+class RunElsewhere(AgentMessage):
     """Notebook → agent: a run without ranks of this node has begun or is over; until then the pool is not idle."""
 
     run: int
     busy: bool
 
 
-class PoolEnded(Message):
+class PoolEnded(AgentMessage):
     """Agent → notebook: a timeout is over, and everything is being ended."""
 
     reason: str
     """As in "it ended …"."""
 
 
-class ControllerUp(Message):
+class ControllerUp(AgentMessage):
     """Agent of the head node → notebook: the controller listens."""
 
     client: dict[str, Any]
     engine: dict[str, Any]
 
 
-class AgentFailed(Message):
+class AgentFailed(AgentMessage):
     """Agent → notebook: the node cannot go on."""
 
     reason: str
 
 
-class AgentProblem(Message):
+class AgentProblem(AgentMessage):
     """Agent → notebook: what went wrong on the node, and what it cost; the node goes on."""
 
     text: str
 
 
-class RankForked(Message):
+class RankForked(AgentMessage):
     """Forkserver → agent → notebook: the rank's process exists; its engine registers under this identity."""
 
     rank: int
@@ -293,7 +293,7 @@ class RankForked(Message):
     """In the system's ticks: what tells it from a later process of that number; 0 where the system does not tell."""
 
 
-class ChildExited(Message):
+class ChildExited(AgentMessage):
     """Forkserver → agent: a process that it forked has ended."""
 
     pid: int
@@ -301,13 +301,13 @@ class ChildExited(Message):
     """Exit code; negative for a signal."""
 
 
-class RankReady(Message):
+class RankReady(AgentMessage):
     """Rank → agent → notebook: registered, plugins' hooks done."""
 
     rank: int
 
 
-class RankFailed(Message):
+class RankFailed(AgentMessage):
     """Rank → agent → notebook: a plugin's hook raised at start."""
 
     rank: int
@@ -316,7 +316,7 @@ class RankFailed(Message):
     traceback: str
 
 
-class RankExited(Message):
+class RankExited(AgentMessage):
     """Agent → notebook: the rank's process ended."""
 
     rank: int
@@ -329,7 +329,7 @@ class RankExited(Message):
     """The last lines of its log."""
 
 
-class Interruption(Message):
+class InterruptionNotice(AgentMessage):
     """Agent → notebook → other agents, and agent → ranks: a machine will be taken away, or may be."""
 
     node: int
@@ -340,14 +340,14 @@ class Interruption(Message):
     """When, in seconds since 1970; None for a recommendation to leave it, of which no hook is told."""
 
 
-class HookSet(Message):
+class HookSet(AgentMessage):
     """Rank → agent: whether it has an `on_interruption` hook from now on."""
 
     rank: int
     there: bool
 
 
-class HookEnded(Message):
+class HookEnded(AgentMessage):
     """Rank → agent → notebook: its `on_interruption` hook has run."""
 
     rank: int
@@ -355,7 +355,7 @@ class HookEnded(Message):
     error: str = ""
 
 
-class BeginOutput(Message):
+class BeginOutput(AgentMessage):
     """Rank → agent: what this rank prints from now on belongs to this request."""
 
     rank: int
@@ -375,7 +375,7 @@ IN_LINE = "skymagic-in-line"
 """In a display's metadata: it is text that stands for something that moves, and is shown like a line of the rank's output."""
 
 
-class Publish(Message):
+class Publish(AgentMessage):
     """Rank → agent: rich output, to be put after all text written before it."""
 
     rank: int
@@ -383,21 +383,21 @@ class Publish(Message):
     content: dict[str, Any]
 
 
-class Reported(Message):
+class Reported(AgentMessage):
     """Rank → agent: numbers that the cell has reported since the last such message (`wire.metrics`)."""
 
     rank: int
     batches: tuple[dict[str, Any], ...]
 
 
-class WidgetUpdate(Message):
+class WidgetUpdate(AgentMessage):
     """Rank → agent → notebook: what has changed between cells in widgets that the notebook shows (`kernels.rank.comms`)."""
 
     rank: int
     comms: tuple[dict[str, Any], ...]
 
 
-class WidgetInput(Message):
+class WidgetInput(AgentMessage):
     """Notebook → agent → rank: what a front end has sent to a widget of a rank, which handles it between cells."""
 
     rank: int
@@ -407,17 +407,17 @@ class WidgetInput(Message):
     """Base64."""
 
 
-class EndOutput(Message):
+class EndOutput(AgentMessage):
     """Rank → agent: the request is over; all of its text has been written."""
 
     rank: int
 
 
-class Published(Message):
+class Published(AgentMessage):
     """Agent → rank: acknowledges the last `Publish`, so that what the rank prints next comes after it."""
 
 
 MAX_LINE = 256 << 20
 """Lines are this long because rich output (figures, tables) travels in a line."""
-CODEC: Codec[Message] = Codec(*Message.__subclasses__(), max_line=MAX_LINE)
+CODEC: Codec[AgentMessage] = Codec(*AgentMessage.__subclasses__(), max_line=MAX_LINE)
 encode, decode, decoder = CODEC.encode, CODEC.decode, CODEC.decoder

@@ -1,14 +1,14 @@
 """The protocol of checking a node: what it has and how it is, its clock, and how fast bytes go from it to another one.
 
 notebook                                  node
-Look                                 →
-                                     ←    Looked
+SurveyNode                           →
+                                     ←    NodeSurvey
 ReadClock                            →    several times; the shortest answer counts
-                                     ←    Clock
-Listen                               →    the receiving node
+                                     ←    NodeClock
+ListenForBytes                       →    the receiving node
                                      ←    Listening
-Send                                 →    the sending node, which connects to the receiving one
-                                     ←    Sent
+SendBytes                            →    the sending node, which connects to the receiving one
+                                     ←    BytesSent
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from __future__ import annotations
 from skymagic.wire.codec import Codec, FrozenMessage
 
 
-class Message(FrozenMessage):
+class CheckMessage(FrozenMessage):
     """Base of this protocol's messages."""
 
 
-class Look(Message):
+class SurveyNode(CheckMessage):
     """What is there?"""
 
 
-class Looked(Message):
+class NodeSurvey(CheckMessage):
     """What a node says of itself."""
 
     gpus: str = ""
@@ -41,23 +41,23 @@ class Looked(Message):
     """Bytes of the file system of the user's home."""
 
 
-class ReadClock(Message):
+class ReadClock(CheckMessage):
     """What time is it?"""
 
 
-class Clock(Message):
+class NodeClock(CheckMessage):
     """Seconds since 1970, as the node has them."""
 
     time: float
 
 
-class Listen(Message):
+class ListenForBytes(CheckMessage):
     """Take bytes of another node at this address of yours."""
 
     address: str
 
 
-class Listening(Message):
+class Listening(CheckMessage):
     """Where, and the secret that a sender has to show (`wire.authentication`); or why not."""
 
     port: int = 0
@@ -65,7 +65,7 @@ class Listening(Message):
     problem: str = ""
 
 
-class Send(Message):
+class SendBytes(CheckMessage):
     """Send bytes there, until so many are sent or so many seconds are over."""
 
     address: str
@@ -75,7 +75,7 @@ class Send(Message):
     seconds: float
 
 
-class Sent(Message):
+class BytesSent(CheckMessage):
     """How many bytes have come there in how many seconds; or why none."""
 
     nbytes: int = 0
@@ -88,5 +88,5 @@ GPU_FIELDS = (
 )  # fmt: skip
 """What nvidia-smi is asked for, in this order; all drivers of these ten years know these."""
 
-CODEC: Codec[Message] = Codec(*Message.__subclasses__(), max_line=4 << 20)
+CODEC: Codec[CheckMessage] = Codec(*CheckMessage.__subclasses__(), max_line=4 << 20)
 encode, messages = CODEC.encode, CODEC.messages

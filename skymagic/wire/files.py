@@ -3,14 +3,14 @@
 notebook                                     node
 Stat, List, Hash, Compare           →
                                     ←   StatReply, ListReply, HashReply, CompareReply
-Pieces                              →
-                                    ←   PiecesReply
+FindPieces                          →
+                                    ←   FindPiecesReply
 Write, (FileStart, (FileChunk | FilePiece)…)…, EndOfFiles →
                                     ←   DiskFull?, WriteReply
 Include (in a Write, of a Compare)  →
                                     ←   Included
-Send                                →
-                                    ←   (FileStart, (FileChunk | FilePiece)… | FileFailed)…, EndOfFiles, SendReply
+SendFiles                           →
+                                    ←   (FileStart, (FileChunk | FilePiece)… | FileFailed)…, EndOfFiles, SendFilesReply
 Cancel                              →   the reply comes early, and is incomplete
 """
 
@@ -25,17 +25,17 @@ CHUNK = 1 << 20
 """Most bytes after one message, and most that are written at once."""
 
 
-class Message(FrozenMessage):
+class FileMessage(FrozenMessage):
     """Base of this protocol's messages."""
 
 
-class Stat(Message):
+class Stat(FileMessage):
     """What is at this path?"""
 
     path: str
 
 
-class StatReply(Message):
+class StatReply(FileMessage):
     """The path in full, and what is there: "file", "folder" or ""; or why the path means nothing."""
 
     path: str = ""
@@ -43,7 +43,7 @@ class StatReply(Message):
     problem: str = ""
 
 
-class List(Message):
+class List(FileMessage):
     """List a source; later requests mean its entries by their numbers."""
 
     path: str
@@ -51,25 +51,25 @@ class List(Message):
     """Whether links that lead out of it are followed."""
 
 
-class ListReply(Message):
+class ListReply(FileMessage):
     """A `files.transfer.listing.Listing` as plain values."""
 
     listing: dict[str, Any]
 
 
-class Hash(Message):
+class Hash(FileMessage):
     """Hash these files of the listing."""
 
     numbers: list[int]
 
 
-class HashReply(Message):
+class HashReply(FileMessage):
     """The xxh3-128 of each, in hex; "" for one that cannot be read."""
 
     hashes: list[str]
 
 
-class Compare(Message):
+class Compare(FileMessage):
     """Compare these entries, which come from `tops` on the machine `origin`, with what is in the folder `base`."""
 
     base: str
@@ -81,7 +81,7 @@ class Compare(Message):
     mirror: bool
 
 
-class CompareReply(Message):
+class CompareReply(FileMessage):
     """A `files.transfer.receiving.Difference`, and the hashes of the files in `ask`."""
 
     want: list[int]
@@ -90,26 +90,26 @@ class CompareReply(Message):
     hashes: list[str]
 
 
-class Pieces(Message):
+class FindPieces(FileMessage):
     """What is there of these files that the last `Compare` named?"""
 
     numbers: list[int]
 
 
-class PiecesReply(Message):
+class FindPiecesReply(FileMessage):
     """Of each file, what `files.transfer.pieces.present` says."""
 
     pieces: list[str]
 
 
-class Write(Message):
+class Write(FileMessage):
     """Files come that the last `Compare` named: these by number; those in `equal` need only their times."""
 
     want: list[int]
     equal: list[int]
 
 
-class WriteReply(Message):
+class WriteReply(FileMessage):
     """How many files were written and removed, what went wrong, and how many bytes have come."""
 
     files: int
@@ -118,19 +118,19 @@ class WriteReply(Message):
     nbytes: int
 
 
-class Send(Message):
+class SendFiles(FileMessage):
     """Send these files of the listing."""
 
     numbers: list[int]
     pieces: list[str]
-    """What is here of each, as in a `PiecesReply`."""
+    """What is here of each, as in a `FindPiecesReply`."""
 
 
-class SendReply(Message):
+class SendFilesReply(FileMessage):
     """That was all of them."""
 
 
-class Include(Message):
+class Include(FileMessage):
     """What comes next is in this file of the node's store, which is the folder `store`."""
 
     store: str
@@ -139,19 +139,19 @@ class Include(Message):
     """Whether the file is to be inflated first; by zlib, at once."""
 
 
-class Included(Message):
+class Included(FileMessage):
     """All that is in the file was taken."""
 
 
-class Cancel(Message):
+class Cancel(FileMessage):
     """Come to an end with what you are doing."""
 
 
-class DiskFull(Message):
+class DiskFull(FileMessage):
     """Nothing more can be written: send no more."""
 
 
-class FileStart(Message, WithPayload):
+class FileStart(FileMessage, WithPayload):
     """A file begins, with its first bytes; small ones are whole with it."""
 
     number: int
@@ -164,14 +164,14 @@ class FileStart(Message, WithPayload):
     nbytes: int
 
 
-class FileChunk(Message, WithPayload):
+class FileChunk(FileMessage, WithPayload):
     """More bytes of the file."""
 
     last: bool
     nbytes: int
 
 
-class FilePiece(Message):
+class FilePiece(FileMessage):
     """The next bytes of the file are a piece that is there: its number, and its xxh3-128 in hex."""
 
     number: int
@@ -179,19 +179,19 @@ class FilePiece(Message):
     last: bool
 
 
-class FileFailed(Message):
+class FileFailed(FileMessage):
     """The file cannot be read, or not to its end."""
 
     number: int
     reason: str
 
 
-class EndOfFiles(Message):
+class EndOfFiles(FileMessage):
     """No more files come."""
 
 
-FileMessage = FileStart | FileChunk | FilePiece | FileFailed
-CODEC: Codec[Message] = Codec(*Message.__subclasses__(), max_line=1 << 30, max_payload=CHUNK)
+FilePart = FileStart | FileChunk | FilePiece | FileFailed
+CODEC: Codec[FileMessage] = Codec(*FileMessage.__subclasses__(), max_line=1 << 30, max_payload=CHUNK)
 """The listing of a million files is a tenth of the longest line."""
 encode, messages = CODEC.encode, CODEC.messages
 

@@ -1,8 +1,8 @@
 """The protocol of a notebook that is a job on a pool's head: what is to be executed, and what is told of it, to whoever asks.
 
-client → start      Order
+client → start      ExecuteNotebook
 start  → client     Begun, or Refused
-driver → follower   Begun, (CellBegun, Shown…, CellFailed?)…, Ended, Executed
+driver → follower   Begun, (CellBegun, CellOutput…, CellFailed?)…, NotebookEnded, Executed
 follower → driver   Stop
 """
 
@@ -13,11 +13,11 @@ from typing import Any
 from skymagic.wire.codec import Codec, FrozenMessage
 
 
-class Message(FrozenMessage):
+class NotebookMessage(FrozenMessage):
     """Base of this protocol's messages."""
 
 
-class Order(Message):
+class ExecuteNotebook(NotebookMessage):
     """Execute a notebook.
 
     Attributes:
@@ -34,13 +34,13 @@ class Order(Message):
     env: dict[str, str]
 
 
-class Refused(Message):
+class Refused(NotebookMessage):
     """It was not begun, or nothing of it is here."""
 
     problem: str
 
 
-class Begun(Message):
+class Begun(NotebookMessage):
     """The process that executes it (`wire.record.identity`), where, and how many cells there are."""
 
     process: str
@@ -48,14 +48,14 @@ class Begun(Message):
     cells: int
 
 
-class CellBegun(Message):
+class CellBegun(NotebookMessage):
     """A cell of code begins; `cell` counts all cells of the notebook from 0 on."""
 
     cell: int
     source: str
 
 
-class Shown(Message):
+class CellOutput(NotebookMessage):
     """A cell has shown this: `name` is ``stdout``, ``stderr``, ``display`` or ``note``."""
 
     cell: int
@@ -63,7 +63,7 @@ class Shown(Message):
     text: str
 
 
-class CellFailed(Message):
+class CellFailed(NotebookMessage):
     """What a cell has raised, as its notebook shows it."""
 
     cell: int
@@ -72,7 +72,7 @@ class CellFailed(Message):
     traceback: str
 
 
-class Ended(Message):
+class NotebookEnded(NotebookMessage):
     """How it has ended: ``done``, ``failed``, ``stopped`` or ``lost``, with the reason of the last.
 
     Attributes:
@@ -84,16 +84,16 @@ class Ended(Message):
     shown: str = ""
 
 
-class Executed(Message):
+class Executed(NotebookMessage):
     """The notebook with its outputs, as far as it was executed."""
 
     notebook: dict[str, Any]
 
 
-class Stop(Message):
+class Stop(NotebookMessage):
     """Stop it, as by the stop button; a second one kills."""
 
 
-CODEC: Codec[Message] = Codec(
-    Order, Refused, Begun, CellBegun, Shown, CellFailed, Ended, Executed, Stop, max_line=1 << 32
+CODEC: Codec[NotebookMessage] = Codec(
+    ExecuteNotebook, Refused, Begun, CellBegun, CellOutput, CellFailed, NotebookEnded, Executed, Stop, max_line=1 << 32
 )

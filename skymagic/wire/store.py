@@ -13,14 +13,14 @@ Slice = tuple[str, int, int]
 """Name of a file in the store, offset, and length in bytes."""
 
 
-class Message(FrozenMessage):
+class StoreMessage(FrozenMessage):
     """Base of this protocol's messages."""
 
 
 # -- notebook → value server ------------------------------------------------------------------------------------------------
 
 
-class Settings(Message):
+class Settings(StoreMessage):
     """First of all: the pool's settings for all of its value servers."""
 
     address: str = ""
@@ -36,35 +36,35 @@ class Settings(Message):
     """The part of a file system's free space that values may fill."""
 
 
-class Query(Message):
+class Query(StoreMessage):
     """Which of these are here, or were kept by an earlier pool: key, name and length of each."""
 
     number: int
     values: list[tuple[str, str, int]]
 
 
-class Put(Message):
+class Put(StoreMessage):
     """A value comes: `PutChunk`s, then `PutEnd`."""
 
     name: str
     nbytes: int
 
 
-class PutChunk(Message, WithPayload):
+class PutChunk(StoreMessage, WithPayload):
     """Bytes of a value."""
 
     name: str
     nbytes: int
 
 
-class PutEnd(Message):
+class PutEnd(StoreMessage):
     """That was all of it: verify it against its key, the content's hash."""
 
     name: str
     key: str
 
 
-class Replicate(Message):
+class Replicate(StoreMessage):
     """Get a value from another node's server, as it arrives there, from the offset on that is here already."""
 
     name: str
@@ -73,7 +73,7 @@ class Replicate(Message):
     port: int
 
 
-class Assemble(Message):
+class Assemble(StoreMessage):
     """Put a value together from parts of others that are here, and verify it against its key."""
 
     name: str
@@ -82,13 +82,13 @@ class Assemble(Message):
     slices: list[Slice]
 
 
-class Delete(Message):
+class Delete(StoreMessage):
     """Unlink these files, complete or not."""
 
     names: list[str]
 
 
-class Read(Message):
+class Read(StoreMessage):
     """Send a file's bytes from an offset on."""
 
     number: int
@@ -96,7 +96,7 @@ class Read(Message):
     offset: int
 
 
-class CancelRead(Message):
+class CancelRead(StoreMessage):
     """Send no more for the `Read` of this number."""
 
     number: int
@@ -105,7 +105,7 @@ class CancelRead(Message):
 # -- value server → notebook ------------------------------------------------------------------------------------------------
 
 
-class Ready(Message):
+class Ready(StoreMessage):
     """The server has the store, and listens."""
 
     port: int
@@ -114,7 +114,7 @@ class Ready(Message):
     """Bytes that its store may still take."""
 
 
-class QueryReply(Message):
+class QueryReply(StoreMessage):
     """Answer to `Query`. What is neither missing nor present is arriving: `Stored` or `StoreFailed` follows."""
 
     number: int
@@ -123,7 +123,7 @@ class QueryReply(Message):
     room: int
 
 
-class Stored(Message):
+class Stored(StoreMessage):
     """A value is complete and as its key says."""
 
     name: str
@@ -133,7 +133,7 @@ class Stored(Message):
     """What the user should know of it."""
 
 
-class StoreFailed(Message):
+class StoreFailed(StoreMessage):
     """A value could not be stored."""
 
     name: str
@@ -141,14 +141,14 @@ class StoreFailed(Message):
     errno: int = 0
 
 
-class ReadReply(Message):
+class ReadReply(StoreMessage):
     """Answer to `Read`: bytes that will come; -1: there is no such file."""
 
     number: int
     nbytes: int
 
 
-class ReadChunk(Message, WithPayload):
+class ReadChunk(StoreMessage, WithPayload):
     """Bytes of a file that is read."""
 
     number: int
@@ -158,7 +158,7 @@ class ReadChunk(Message, WithPayload):
     """xxh3-64 of the piece as it lies in the file."""
 
 
-class Heartbeat(Message):
+class Heartbeat(StoreMessage):
     """The server lives; sent every 2 s."""
 
 
@@ -184,5 +184,5 @@ def _check(message: Any) -> None:
         raise ValueError(f"not a name of a store: {[*names, *keys]!r}")
 
 
-CODEC: Codec[Message] = Codec(*Message.__subclasses__(), max_line=64 << 20, check=_check)
+CODEC: Codec[StoreMessage] = Codec(*StoreMessage.__subclasses__(), max_line=64 << 20, check=_check)
 encode, decode, decoder = CODEC.encode, CODEC.decode, CODEC.decoder

@@ -1,10 +1,10 @@
 """The protocol of a terminal on a node: one program on a pseudo-terminal there, its keys and what it prints.
 
 notebook                                  node
-Begin                                →    starts the program
+StartProgram                         →    starts the program
 Typed, Resized                       →
                                      ←    Printed
-                                     ←    Ended
+                                     ←    ProgramEnded
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import field
 from skymagic.wire.codec import Codec, FrozenMessage, WithPayload
 
 
-class Message(FrozenMessage):
+class TerminalMessage(FrozenMessage):
     """Base of this protocol's messages."""
 
 
-class Begin(Message):
+class StartProgram(TerminalMessage):
     """Start a shell, or one command in one."""
 
     command: str = ""
@@ -33,31 +33,31 @@ class Begin(Message):
     columns: int = 120
 
 
-class Typed(Message, WithPayload):
+class Typed(TerminalMessage, WithPayload):
     """Keys, as bytes that follow."""
 
     nbytes: int
 
 
-class Resized(Message):
+class Resized(TerminalMessage):
     """The user's window has another size."""
 
     rows: int
     columns: int
 
 
-class Printed(Message, WithPayload):
+class Printed(TerminalMessage, WithPayload):
     """What it prints, as bytes that follow."""
 
     nbytes: int
 
 
-class Ended(Message):
+class ProgramEnded(TerminalMessage):
     """It has ended, and all that it had printed was sent."""
 
     status: int
     """Exit code; negative for a signal."""
 
 
-CODEC: Codec[Message] = Codec(*Message.__subclasses__(), max_line=1 << 20, max_payload=1 << 20)
+CODEC: Codec[TerminalMessage] = Codec(*TerminalMessage.__subclasses__(), max_line=1 << 20, max_payload=1 << 20)
 encode, messages = CODEC.encode, CODEC.messages

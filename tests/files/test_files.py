@@ -23,7 +23,7 @@ from skymagic.files.copy import Files
 from skymagic.files.messages import Copied, files_error, summary
 from skymagic.files.transfer.entries import LINK, Entry, stays_inside, unsafe
 from skymagic.providers.local import ChildTransport
-from skymagic.wire.files import EndOfFiles, FileStart, ListReply, SendReply, encode
+from skymagic.wire.files import EndOfFiles, FileStart, ListReply, SendFilesReply, encode
 from tests.lab.ending import cmdline
 from tests.lab.nodes import node_of, start
 from tests.lab.notebook import opened
@@ -508,7 +508,7 @@ def hostile(entries: list[Entry], *, contents: bool, sent: int | None = None, si
     }  # fmt: skip
     answers = [encode(ListReply(listing)).decode()]
     if sent is not None:
-        messages = encode(FileStart(sent, 0, size, True, 4), b"evil") + encode(EndOfFiles()) + encode(SendReply())
+        messages = encode(FileStart(sent, 0, size, True, 4), b"evil") + encode(EndOfFiles()) + encode(SendFilesReply())
         answers.append(messages.decode())
     return f"import sys\nfor answer in {answers!r}:\n    input(); sys.stdout.write(answer); sys.stdout.flush()\ninput()"
 

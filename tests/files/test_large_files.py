@@ -17,7 +17,7 @@ from skymagic.files.transfer.folders import Place
 from skymagic.files.transfer.pieces import LARGE, PIECE, common, half_mark, numbered
 from skymagic.files.transfer.receiving import Receiver
 from skymagic.files.transfer.sending import encoded_files
-from skymagic.wire.files import FileMessage, FilePiece, messages
+from skymagic.wire.files import FilePart, FilePiece, messages
 from tests.data.test_remote_store import MB, Cluster
 from tests.files.test_multicast import COUNT, Nodes, cluster
 
@@ -93,7 +93,7 @@ def received(receiver: Receiver, path: Path, entry: Entry, stop_at: int = 1 << 6
     (there,) = receiver.pieces([0])
     frames = iter(list(encoded_files([(0, entry, Place.of(str(path)))], there={0: there})))
     for message, payload in messages(lambda: next(frames, b"")):
-        if not isinstance(message, FileMessage):
+        if not isinstance(message, FilePart):
             receiver.end([])
             return receiver.nbytes
         receiver.take(message, payload)
@@ -198,7 +198,7 @@ def test_what_changes_there_meanwhile_is_said(source: Path, tmp_path: Path) -> N
     (folder / "a").write_bytes(os.urandom(LARGE))
     for frame in encoded_files([(0, entry_of(source), Place.of(str(source)))], there={0: there}):
         for message, payload in messages(iter([frame, b""]).__next__):
-            if not isinstance(message, FileMessage):
+            if not isinstance(message, FilePart):
                 break
             receiver.take(message, payload)
             break
@@ -225,7 +225,7 @@ def test_a_piece_that_nobody_has(source: Path, tmp_path: Path) -> None:
     receiver.begin([0])
     frames = encoded_files([(0, entry, Place.of(str(source)))], there={0: "00" * 16})
     first, payload = next(messages(frames.__next__))
-    assert isinstance(first, FileMessage)
+    assert isinstance(first, FilePart)
     receiver.take(first, payload)
     with pytest.raises(ValueError, match="a piece that is not there"):
         receiver.take(FilePiece(7, "00" * 16, False), b"")

@@ -13,7 +13,7 @@ from skymagic.errors import FilesError
 from skymagic.files.copy import Files
 from skymagic.files.transfer import folders, receiving
 from skymagic.files.transfer.entries import FILE, FOLDER, LINK, Entry
-from skymagic.wire.files import EndOfFiles, FileStart, ListReply, SendReply, encode
+from skymagic.wire.files import EndOfFiles, FileStart, ListReply, SendFilesReply, encode
 from tests.files.test_files import Nodes, grow, node, one, tree
 from tests.lab.nodes import start
 
@@ -33,7 +33,7 @@ def hostile(root: Path, *entries: Entry, swap: str = "", contents: bool = False)
         for index, entry in enumerate(entries)
         if entry.kind == FILE
     ]
-    lists, sends = encode(ListReply(listing)), b"".join([*files, encode(EndOfFiles()), encode(SendReply())])
+    lists, sends = encode(ListReply(listing)), b"".join([*files, encode(EndOfFiles()), encode(SendFilesReply())])
     code = f"import os, sys\ninput(); os.write(1, {lists!r})\ninput()\n{swap}\nos.write(1, {sends!r})\nsys.stdin.read()"
     return Files([node(0, root, sys.executable, "-c", code)], start)
 

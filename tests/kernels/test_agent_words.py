@@ -25,7 +25,7 @@ def agent() -> Iterator[ChildTransport]:
     one.close()
 
 
-def messages(agent: ChildTransport) -> Iterator[wire.Message]:
+def messages(agent: ChildTransport) -> Iterator[wire.AgentMessage]:
     """What it says until its end."""
     decoder = wire.decoder()
     while data := agent.read():

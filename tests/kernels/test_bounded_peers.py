@@ -22,7 +22,7 @@ from skymagic.kernels.agent.discovery import MAX_PROBES, Candidates, answering
 from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.store.peers import PeerServer
 from skymagic.wire.authentication import proof
-from skymagic.wire.check import Send
+from skymagic.wire.check import SendBytes
 from skymagic.wire.store import ReadChunk
 
 DEADLINE = 10.0
@@ -172,7 +172,7 @@ def test_strangers_who_only_connect(candidates: Candidates) -> None:
 def test_a_check_takes_bytes_from_its_sender_alone() -> None:
     """The token does not pass; a stranger who has heard a proof, or talks on and on, is refused, and the sender is served."""
     listener = check.Listener("127.0.0.1")
-    send = partial(Send, "127.0.0.1", listener.port, nbytes=1000, seconds=5.0)
+    send = partial(SendBytes, "127.0.0.1", listener.port, nbytes=1000, seconds=5.0)
     with socket.create_connection(("127.0.0.1", listener.port), DEADLINE) as silent:
         assert check.send(send(token="guessed")).problem
         with socket.create_connection(("127.0.0.1", listener.port), DEADLINE) as stranger:

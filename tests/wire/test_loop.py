@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from skymagic.wire.session.channels import BATCH
 from skymagic.wire.session.frames import Frame, Session
-from skymagic.wire.session.loop import Loop
+from skymagic.wire.session.loop import SessionLoop
 
 # What happens next: a write of so many bytes to a stream (0 ends it) at one end, turns of the loops, or a loss.
 WRITES = st.tuples(
@@ -30,7 +30,7 @@ class Ends:
     def __init__(self) -> None:
         self.lost: list[str] = []
         self.heard: list[list[Frame]] = [[], []]
-        self.loops = tuple(Loop(Session(), self.heard[end].append, self.lost.append) for end in range(2))
+        self.loops = tuple(SessionLoop(Session(), self.heard[end].append, self.lost.append) for end in range(2))
         self.programs: list[list[socket.socket]] = [[], []]
         self.written = [[bytearray(), bytearray()], [bytearray(), bytearray()]]
         self.read = [[bytearray(), bytearray()], [bytearray(), bytearray()]]

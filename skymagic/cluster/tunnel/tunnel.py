@@ -15,7 +15,7 @@ from skymagic.cluster.tunnel.connection import Connection
 from skymagic.wire.session import frames
 from skymagic.wire.session.frames import Frame, ProtocolError, Session
 from skymagic.wire.session.handshake import EXIT, OPEN, HandshakeReply, HandshakeRequest, OpenChannel
-from skymagic.wire.session.loop import Loop
+from skymagic.wire.session.loop import SessionLoop
 from skymagic.wire.transport import Transport
 
 HANDSHAKE_TIMEOUT = 30.0
@@ -64,7 +64,7 @@ class Tunnel:
         self._client = secrets.token_hex(8)
         self._takes_over = takes_over
         self._session = Session()
-        self._loop = Loop(self._session, self._on_frame, self._reconnect)
+        self._loop = SessionLoop(self._session, self._on_frame, self._reconnect)
         self.agent = AgentEnd(lambda data: self._post(lambda: self._session.put(frames.DATA, 0, data)), self._finish)
         """The transport to the node agent, for one `link.Link`."""
         self._connection: Connection | None = None

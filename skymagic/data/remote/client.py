@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from skymagic.cluster import Node
 from skymagic.wire import store
-from skymagic.wire.store import Heartbeat, Message, QueryReply, Read, ReadChunk, ReadReply, Ready, Settings
+from skymagic.wire.store import Heartbeat, QueryReply, Read, ReadChunk, ReadReply, Ready, Settings, StoreMessage
 from skymagic.wire.transport import Transport
 
 START_TIMEOUT = 60.0
@@ -90,7 +90,7 @@ class StoreClient:
         node: Node,
         start: Callable[[Node], Transport],
         settings: Settings,
-        on_message: Callable[[int, Message | None], None],
+        on_message: Callable[[int, StoreMessage | None], None],
         silence_timeout: float,
     ) -> None:
         self.node = node
@@ -155,7 +155,7 @@ class StoreClient:
         if not self._wait_for(lambda: self._ready, transport, START_TIMEOUT):
             raise ConnectionLost(f"the value server on {self.node.name} does not start{self._why()}")
 
-    def send(self, message: Message, data: memoryview | None = None) -> None:
+    def send(self, message: StoreMessage, data: memoryview | None = None) -> None:
         """Send a message, and the raw bytes behind it.
 
         Raises:

@@ -44,7 +44,7 @@ class Clients:
         self.all = [StoreClient(node, start, settings(node), self._received, silence_timeout) for node in nodes]
         self.lost: set[int] = set()
         """Nodes that are gone: nothing is sent to them."""
-        self.on_message: Callable[[int, store.Message | None], None] = lambda node, message: None
+        self.on_message: Callable[[int, store.StoreMessage | None], None] = lambda node, message: None
         """Called on the clients' threads with a node's number and what its server says of values; with None when the
         connection is lost."""
         self._notify = notify
@@ -96,7 +96,7 @@ class Clients:
         """Another machine is in the place of one that is gone."""
         self.all[node.index].move(node, self._settings(node))
 
-    def send(self, node: int, message: store.Message, data: memoryview | None = None) -> bool:
+    def send(self, node: int, message: store.StoreMessage, data: memoryview | None = None) -> bool:
         """Whether a message was sent, with the raw bytes behind it; if not, the connection is lost."""
         try:
             self.all[node].send(message, data)
@@ -137,7 +137,7 @@ class Clients:
                 client.send(store.Delete(sorted(names | self._unlink[client.number])))
         client.close()
 
-    def _received(self, node: int, message: store.Message | None) -> None:
+    def _received(self, node: int, message: store.StoreMessage | None) -> None:
         self.on_message(node, message)
 
 

@@ -182,7 +182,7 @@ class Replication:
 
     # -- what the value servers say ----------------------------------------------------------------------------------
 
-    def _received(self, node: int, message: store.Message | None) -> None:
+    def _received(self, node: int, message: store.StoreMessage | None) -> None:
         """A message of a node, None when its connection is lost; called on the clients' threads."""
         with self.changed:
             if message is None:

@@ -18,7 +18,7 @@ from skymagic.files.transfer.folders import BY_DESCRIPTOR, NEW_FILE, WRITTEN_OVE
 from skymagic.files.transfer.listing import digests, error_text
 from skymagic.files.transfer.pieces import LARGE, LEFT, PresentPieces, half_mark, halves, present, remove_left
 from skymagic.wire.boot import boot_id
-from skymagic.wire.files import FileFailed, FileMessage, FilePiece, FileStart
+from skymagic.wire.files import FileFailed, FilePart, FilePiece, FileStart
 from skymagic.wire.transport import write_all
 
 MAX_GROWTH = 64 << 20
@@ -213,7 +213,7 @@ class Receiver:
             return True
         return False
 
-    def take(self, message: FileMessage, view: bytes | memoryview) -> None:
+    def take(self, message: FilePart, view: bytes | memoryview) -> None:
         """Take a message of a file, and its payload; what goes wrong is noted, and the rest of that file ignored.
 
         Raises:
@@ -282,7 +282,7 @@ class Receiver:
             raise ValueError("a piece of a file that has none")
         return self._present.read(message.number, message.digest)
 
-    def _lies_here(self, message: FileMessage, count: int) -> bool:
+    def _lies_here(self, message: FilePart, count: int) -> bool:
         """Whether the file that is written over has this piece at this place; it is passed over then."""
         if not isinstance(message, FilePiece) or self._present is None:
             return False

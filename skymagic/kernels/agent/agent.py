@@ -76,9 +76,9 @@ class Agent:
         self._readers: Readers | None = None
         self._notices: NoticeWatch | None = None
         self._ending: Ending | None = None
-        self._interrupted: dict[int, wire.Interruption] = {}
+        self._interrupted: dict[int, wire.InterruptionNotice] = {}
         """By node: the last that was heard of its end."""
-        self._told: dict[type[wire.Message], wire.Message] = {}
+        self._told: dict[type[wire.AgentMessage], wire.AgentMessage] = {}
         """What each notebook must know of this node, by kind."""
         self._stop_at: float | None = None
         self._linked = True
@@ -176,14 +176,14 @@ class Agent:
             wire.AgentFailed(f"the agent failed: {traceback.format_exception_only(problem)[-1].strip()}\n{log}".strip())
         )
 
-    def _told_readers(self) -> list[wire.Message]:
+    def _told_readers(self) -> list[wire.AgentMessage]:
         return [one for one in self._told.values() if isinstance(one, wire.AgentStarted)]
 
-    def _send(self, message: wire.Message) -> None:
+    def _send(self, message: wire.AgentMessage) -> None:
         """Send to the notebook, and to readers what concerns them."""
         if self._readers is not None and self._readers.send(message):
             return
-        if isinstance(message, wire.AgentStarted | wire.ControllerUp | wire.Interruption):
+        if isinstance(message, wire.AgentStarted | wire.ControllerUp | wire.InterruptionNotice):
             self._told[type(message)] = message
         try:
             write_all(self._link_out, wire.encode(message))
@@ -213,9 +213,9 @@ class Agent:
                 self._on_message(message)
             except Exception as problem:
                 self._survive(problem, type(message).__name__)
-                if isinstance(message, wire.Request):
+                if isinstance(message, wire.RankRequest):
                     for rank in message.ranks:
-                        self._send(wire.Reply(rank, message.number, None))
+                        self._send(wire.RankReply(rank, message.number, None))
 
     def _survive(self, problem: Exception, what: str = "an event") -> None:
         """Log and tell what one message or event has led to; all others are served on."""
@@ -223,7 +223,7 @@ class Agent:
         words = f"{type(problem).__name__}: {problem}"
         self._send(wire.AgentProblem(f"the agent could not carry out {what}: {words}; its log has the traceback"))
 
-    def _on_message(self, message: wire.Message) -> None:
+    def _on_message(self, message: wire.AgentMessage) -> None:
         match message:
             case wire.Spawn():
                 try:
@@ -235,7 +235,7 @@ class Agent:
             case wire.Signal():
                 for rank in message.ranks:
                     self._ranks.signal(rank, message.signum)
-            case wire.Request():
+            case wire.RankRequest():
                 self._ranks.call(message)
             case wire.WidgetInput():
                 self._ranks.pass_on(message)
@@ -243,14 +243,14 @@ class Agent:
                 self._send(self._resources.reply(message, self._ranks.pids()))
             case wire.ReadLog():
                 self._ranks.read_log(message)
-            case wire.Offer():
+            case wire.RendezvousKey():
                 self._ranks.put(message)
             case wire.ProbeAddresses():
                 self._probe(message)
             case wire.StartController():
                 self._candidates.close(but=message.address)
                 self._start_controller(message.address)
-            case wire.Interruption():
+            case wire.InterruptionNotice():
                 self._interrupt(message)
             case wire.RunElsewhere() if message.busy:
                 self._lifetime.begin(f"run {message.run}")
@@ -271,18 +271,18 @@ class Agent:
 
     def _on_notice(self, notice: Notice) -> None:
         """This machine will be taken away, or may be."""
-        message = wire.Interruption(self.spec.node, tuple(sorted(self._ranks.pids())), notice.reason, notice.at)
+        message = wire.InterruptionNotice(self.spec.node, tuple(sorted(self._ranks.pids())), notice.reason, notice.at)
         self._interrupt(message)
         self._send(message)
 
     def _on_signal(self, reason: str, at: float) -> None:
         """This agent is to end."""
         self._stop_at = None
-        message = wire.Interruption(self.spec.node, tuple(sorted(self._ranks.pids())), reason, at)
+        message = wire.InterruptionNotice(self.spec.node, tuple(sorted(self._ranks.pids())), reason, at)
         self._interrupt(message)
         self._send(message)
 
-    def _interrupt(self, message: wire.Interruption) -> None:
+    def _interrupt(self, message: wire.InterruptionNotice) -> None:
         """Have the ranks' hooks called, once: a notebook that takes over tells again what it is told."""
         if message.at is not None and self._interrupted.get(message.node) != message:
             self._interrupted[message.node] = message

@@ -22,7 +22,7 @@ from skymagic.wire import processes
 END_TIMEOUT = 5.0
 """Seconds that the forkserver has to end what ranks have left: a process in the middle of a system call may not end at once."""
 
-Sink = Callable[[wire.Message], None]
+Sink = Callable[[wire.AgentMessage], None]
 """Where messages go."""
 
 

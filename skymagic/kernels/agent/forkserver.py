@@ -22,7 +22,7 @@ from skymagic.kernels.agent.ending import ENDING, PASSED_ON
 from skymagic.kernels.agent.orphans import Orphans, Owner
 from skymagic.kernels.fork import end_with_parent, fork, signal_pipe
 from skymagic.wire import processes
-from skymagic.wire.agent import ChildExited, Message, RankForked, RankSpec, decode, encode
+from skymagic.wire.agent import AgentMessage, ChildExited, RankForked, RankSpec, decode, encode
 
 PIECE = 1 << 16
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -147,7 +147,7 @@ class Forks:
         for pid, status in ranks:
             self._report(ChildExited(pid, os.waitstatus_to_exitcode(status)))
 
-    def _report(self, message: Message) -> None:
+    def _report(self, message: AgentMessage) -> None:
         self._unsent += encode(message)
 
     def _send(self) -> None:

@@ -34,7 +34,7 @@ class Rank:
         self.hook: int | None = None
         """How many times its `on_interruption` hook has ended; None while it has none."""
 
-    def send(self, message: wire.Message) -> None:
+    def send(self, message: wire.AgentMessage) -> None:
         """Send to its control thread; to a rank that is gone nothing is sent."""
         with contextlib.suppress(OSError):
             self.control.sendall(wire.encode(message))

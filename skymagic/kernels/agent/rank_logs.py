@@ -45,7 +45,7 @@ class RankLogs:
             self._followers[message.rank, asker] = message
             self.follow(message.rank)
             return
-        self._send(wire.Reply(message.rank, message.number, found))
+        self._send(wire.RankReply(message.rank, message.number, found))
 
     def follow(self, number: int) -> None:
         """Send what is new in a log to those who follow it, once there is something."""
@@ -54,7 +54,7 @@ class RankLogs:
             found = logs.since(str(self.path(number)), request.start or 0)
             if found["text"]:
                 del self._followers[key]
-                self._send(wire.Reply(number, request.number, found))
+                self._send(wire.RankReply(number, request.number, found))
 
     def forget(self, asker: int) -> None:
         """Who asked is gone; twice is safe."""

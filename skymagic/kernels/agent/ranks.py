@@ -67,7 +67,7 @@ class Ranks:
         self._iopub: Iopub | None = None
         self._connection: dict[str, Any] | None = None
         """Of the controller, for ranks."""
-        self._values: dict[str, wire.Offer] = {}
+        self._values: dict[str, wire.RendezvousKey] = {}
         """By key: what ranks have put, for those that start later."""
         self._spawned = 0
         # an agent that is started in the place of one that was lost must make other identities
@@ -152,7 +152,7 @@ class Ranks:
             if old.pid is not None:
                 self._replaced[old.pid] = old
 
-    def on_forkserver(self, message: wire.Message) -> None:
+    def on_forkserver(self, message: wire.AgentMessage) -> None:
         """A rank was forked, or has ended."""
         match message:
             case wire.RankForked():
@@ -178,7 +178,7 @@ class Ranks:
         else:
             rank.signal(signum)
 
-    def interrupt(self, message: wire.Interruption) -> None:
+    def interrupt(self, message: wire.InterruptionNotice) -> None:
         """Tell the ranks that a machine will be taken away."""
         for rank in self._ranks.values():
             rank.send(message)
@@ -197,14 +197,14 @@ class Ranks:
         if (rank := self._ranks.get(number)) is not None:
             rank.output.note(text)
 
-    def call(self, message: wire.Request) -> None:
+    def call(self, message: wire.RankRequest) -> None:
         """Pass a remote call on to ranks' control threads; ``native`` and ``usage`` are carried out here."""
         for number in message.ranks:
             if message.method == "native":
                 self._dump_stack(number, message.number)
             elif message.method == "usage":
                 rank = self._ranks.get(number)
-                self._send(wire.Reply(number, message.number, rank.usage() if rank is not None else None))
+                self._send(wire.RankReply(number, message.number, rank.usage() if rank is not None else None))
             elif number in self._ranks:
                 self._ranks[number].send(message)
 
@@ -220,7 +220,7 @@ class Ranks:
 
         def answer() -> None:
             text = path.read_bytes()[before:].decode(errors="replace") if path.exists() else ""
-            self._send(wire.Reply(number, call, stacks.parse(text)))
+            self._send(wire.RankReply(number, call, stacks.parse(text)))
 
         self._loop.call_later(STACK_DUMP_TIMEOUT, answer)
 
@@ -266,7 +266,7 @@ class Ranks:
         for message in rank.decoder.feed(data):
             self._on_message(rank, message)
 
-    def _on_message(self, rank: Rank, message: wire.Message) -> None:
+    def _on_message(self, rank: Rank, message: wire.AgentMessage) -> None:
         now = time.monotonic()
         match message:
             case wire.BeginOutput():
@@ -280,7 +280,7 @@ class Ranks:
             case wire.EndOutput():
                 self._lifetime.end(rank.number, now)
                 rank.output.end(now)
-            case wire.Offer():
+            case wire.RendezvousKey():
                 self.put(message)
                 self._send(message)
             case wire.RankReady():
@@ -299,7 +299,7 @@ class Ranks:
             case _:
                 self._send(message)
 
-    def put(self, message: wire.Offer) -> None:
+    def put(self, message: wire.RendezvousKey) -> None:
         """Set a value on all ranks of this node; None deletes it."""
         self._values.pop(message.key, None)
         if message.value is not None:
@@ -344,7 +344,7 @@ class Ranks:
             if "/" not in key:
                 self._send(put)
 
-    def states(self) -> Iterator[wire.Message]:
+    def states(self) -> Iterator[wire.AgentMessage]:
         """What tells how the ranks are."""
         for rank in self._ranks.values():
             if rank.pid is not None:
@@ -360,7 +360,7 @@ class Ranks:
         outputs = self._outputs()
 
         def tell(content: dict[str, Any]) -> None:
-            send(wire.RankOutput(content["rank"], content))
+            send(wire.FollowedOutput(content["rank"], content))
 
         for number, shown in message.shown.items():
             if (output := outputs.get(int(number))) is not None:
@@ -381,7 +381,7 @@ class Ranks:
         outputs = self._outputs()
         for number, shown in message.shown.items():
             if (output := outputs.get(int(number))) is not None:
-                output.follow(shown, lambda content: self._send(wire.RankOutput(content["rank"], content)))
+                output.follow(shown, lambda content: self._send(wire.FollowedOutput(content["rank"], content)))
 
     # -- end ---------------------------------------------------------------------------------------------------------
 
@@ -404,7 +404,7 @@ class Ranks:
         """Let idle ranks run their plugins' teardown."""
         for rank in self._ranks.values():
             rank.expected = True
-            rank.send(wire.Request((rank.number,), "stop"))
+            rank.send(wire.RankRequest((rank.number,), "stop"))
 
     def kill(self) -> None:
         """SIGKILL all of them, and what they started."""

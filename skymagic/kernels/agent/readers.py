@@ -39,7 +39,7 @@ class Reader:
         self._lock = threading.Lock()
         threading.Thread(target=self._write, name=f"skymagic-reader-{number}", daemon=True).start()
 
-    def send(self, message: wire.Message) -> None:
+    def send(self, message: wire.AgentMessage) -> None:
         """Send a message; to one that is gone, or too slow, nothing is sent."""
         data = wire.encode(message)
         with self._lock:
@@ -72,7 +72,7 @@ class Readers:
         told: what each reader must know of the node first.
     """
 
-    def __init__(self, loop: Loop, path: str, ranks: Ranks, told: Callable[[], Iterable[wire.Message]]) -> None:
+    def __init__(self, loop: Loop, path: str, ranks: Ranks, told: Callable[[], Iterable[wire.AgentMessage]]) -> None:
         self._loop, self._ranks, self._told = loop, ranks, told
         self._numbers = itertools.count(1)
         self._readers: dict[int, Reader] = {}
@@ -117,11 +117,11 @@ class Readers:
         reader.shut()
         reader.sock.close()
 
-    def _serve(self, reader: Reader, message: wire.Message) -> None:
+    def _serve(self, reader: Reader, message: wire.AgentMessage) -> None:
         match message:
             case wire.ReadLog():
                 self._ranks.read_log(replace(message, number=self._question(reader, message.number)), reader.number)
-            case wire.Request() if message.method in METHODS:
+            case wire.RankRequest() if message.method in METHODS:
                 self._ranks.call(replace(message, number=self._question(reader, message.number)))
             case wire.Follow():
                 self._ranks.watch(message, reader.number, reader.send)
@@ -133,9 +133,9 @@ class Readers:
             del self._asked[old]
         return own
 
-    def send(self, message: wire.Message) -> bool:
+    def send(self, message: wire.AgentMessage) -> bool:
         """Pass on what concerns readers: answers to them, and what ranks' states are; whether it was for a reader alone."""
-        if isinstance(message, wire.Reply) and message.number < 0:
+        if isinstance(message, wire.RankReply) and message.number < 0:
             who, number = self._asked.get(message.number, (0, 0))
             if (reader := self._readers.get(who)) is not None:
                 reader.send(replace(message, number=number))

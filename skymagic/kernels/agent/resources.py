@@ -37,7 +37,7 @@ class Resources:
     def __init__(self) -> None:
         self._gpus: Gpus | None = None
 
-    def reply(self, message: wire.Measure, pids: Mapping[int, int]) -> wire.Reply:
+    def reply(self, message: wire.Measure, pids: Mapping[int, int]) -> wire.RankReply:
         """The reply of this node: the time, its memory in bytes, and of each rank that has a process processor seconds, bytes in
         memory, then, where they are known, of its GPUs the share of time in use, and bytes in use and there.
 
@@ -51,7 +51,9 @@ class Resources:
             if (found := process(pids[rank]) if rank in pids else None) is not None:
                 ranks[str(rank)] = [*found, *of_devices(devices.get(rank, ()), gpus)]
         memory = min((limit for limit, _ in limits.memory()), default=0)
-        return wire.Reply(message.ranks[0], message.number, {"at": time.monotonic(), "memory": memory, "ranks": ranks})
+        return wire.RankReply(
+            message.ranks[0], message.number, {"at": time.monotonic(), "memory": memory, "ranks": ranks}
+        )
 
     def _asked(self, devices: Iterable[str]) -> dict[str, tuple[float, float, float]]:
         """What is known of GPUs; they are asked again."""

@@ -32,7 +32,7 @@ from skymagic.wire.session.handshake import (
     HandshakeReply,
     HandshakeRequest,
 )
-from skymagic.wire.session.loop import Loop
+from skymagic.wire.session.loop import SessionLoop
 
 ORPHAN_TIMEOUT = 20.0
 """Seconds for which a daemon waits for somebody to attach, when its agent has ended or never got a line."""
@@ -55,7 +55,7 @@ class Daemon:
         self.directory = directory
         self.secret = secret
         self.session = Session()
-        self.loop = Loop(self.session, self._on_frame, lambda _: self._notify_agent(wire.NotebookDetached()))
+        self.loop = SessionLoop(self.session, self._on_frame, lambda _: self._notify_agent(wire.NotebookDetached()))
         self.client = ""
         """The notebook that it serves."""
         self.attempt = 0
@@ -204,7 +204,9 @@ class Daemon:
         if self.exit_data:
             self.session.put(frames.EXIT, 0, self.exit_data)
 
-    def _serve(self, sock: socket.socket, request: HandshakeRequest, rest: bytes, news: wire.Message | None) -> None:
+    def _serve(
+        self, sock: socket.socket, request: HandshakeRequest, rest: bytes, news: wire.AgentMessage | None
+    ) -> None:
         """Go on with this notebook over this connection; `news` is what the agent hears of it."""
         self.client, self.attempt = request.client, request.attempt
         try:
@@ -238,7 +240,7 @@ class Daemon:
         self.configured = True
         self._write()
 
-    def _notify_agent(self, message: wire.Message) -> None:
+    def _notify_agent(self, message: wire.AgentMessage) -> None:
         if self.configured:
             self.pending_lines += wire.encode(message)
             self._write()

@@ -45,7 +45,9 @@ class Driver:
         folder: where its kernel runs.
     """
 
-    def __init__(self, directory: RunDirectory, listener: socket.socket, order: wire.Order, folder: str) -> None:
+    def __init__(
+        self, directory: RunDirectory, listener: socket.socket, order: wire.ExecuteNotebook, folder: str
+    ) -> None:
         self._directory, self._listener, self._order, self._folder = directory, listener, order, folder
         self._journal = Journal(order.job_id)
         self._notebook = order.notebook
@@ -133,7 +135,7 @@ class Driver:
             if kind in ("stream", "display_data", "execute_result"):
                 name, words = plain(kind, content)
                 if name:
-                    self._journal.tell(wire.Shown(number, name, words))
+                    self._journal.tell(wire.CellOutput(number, name, words))
 
         try:
             reply = kernel.execute(source, hear)
@@ -192,7 +194,7 @@ class Driver:
         with contextlib.suppress(OSError):
             (self._journal.folder / "key").unlink(missing_ok=True)
             self._journal.save(self._notebook)
-        self._journal.tell(wire.Ended(status, problem, journal.shown(self._order.job_id)))
+        self._journal.tell(wire.NotebookEnded(status, problem, journal.shown(self._order.job_id)))
         self._listener.close()
         self._directory.remove()
         deadline = time.monotonic() + LAST_WORDS

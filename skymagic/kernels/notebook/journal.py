@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.wire import atomic
-from skymagic.wire.notebook import CODEC, Ended, Executed, Message, Refused, Shown
+from skymagic.wire.notebook import CODEC, CellOutput, Executed, NotebookEnded, NotebookMessage, Refused
 from skymagic.wire.transport import write_all
 
 TOLD_BYTES = 1 << 20
@@ -60,19 +60,19 @@ class Journal:
         self._told: dict[int, int] = {}
         self.over = False
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: NotebookMessage) -> None:
         """Tell everybody, now and later."""
-        if isinstance(message, Shown):
+        if isinstance(message, CellOutput):
             told = self._told[message.cell] = self._told.get(message.cell, 0) + len(message.text)
             if told - len(message.text) > TOLD_BYTES:
                 return
             if told > TOLD_BYTES:
-                message = Shown(message.cell, "note", "[what else this cell shows is in the executed notebook]\n")
+                message = CellOutput(message.cell, "note", "[what else this cell shows is in the executed notebook]\n")
         line = CODEC.encode(message)
         with self._changed:
             write_all(self._file, line)
             self._size += len(line)
-            self.over = isinstance(message, Ended)
+            self.over = isinstance(message, NotebookEnded)
             self._changed.notify_all()
 
     def save(self, notebook: dict[str, Any]) -> None:
@@ -111,8 +111,8 @@ def left(job_id: str) -> Iterator[bytes]:
     except OSError:
         yield CODEC.encode(Refused("nothing is kept here of a notebook that was executed"))
         return
-    if not last.startswith(b'["Ended"'):
-        yield CODEC.encode(Ended("lost", "the process that executed it was killed, or its machine was"))
+    if not last.startswith(b'["NotebookEnded"'):
+        yield CODEC.encode(NotebookEnded("lost", "the process that executed it was killed, or its machine was"))
     yield _executed(place)
 
 

@@ -19,7 +19,7 @@ class Control:
         self.rank = rank
         self.procedures: dict[str, Callable[[], Any]] = {}
         """Remote procedures by name (``release``, ``stacks``, ``stop``, …): called on the control thread, their result is sent back."""
-        self.on_interruption: Callable[[wire.Interruption], None] = lambda message: None
+        self.on_interruption: Callable[[wire.InterruptionNotice], None] = lambda message: None
         """Called on the control thread when a machine of the pool will be taken away."""
         self.on_widget_input: Callable[[wire.WidgetInput], None] = lambda message: None
         """Called on the control thread with what a front end has sent to a widget."""
@@ -34,7 +34,7 @@ class Control:
         self._pid = os.getpid()
         threading.Thread(target=self._receive, name="skymagic-control", daemon=True).start()
 
-    def send(self, message: wire.Message) -> None:
+    def send(self, message: wire.AgentMessage) -> None:
         """Send a message that is not acknowledged."""
         if os.getpid() != self._pid:  # a forked child of the rank has no business here
             return
@@ -64,7 +64,7 @@ class Control:
     def put(self, key: str, value: Any) -> None:
         """Set a value on all ranks; None deletes it."""
         self._set(key, value)
-        self.send(wire.Offer(key, value))
+        self.send(wire.RendezvousKey(key, value))
 
     def get(self, key: str, timeout: float) -> Any:
         """A value, once some rank has put it.
@@ -108,23 +108,23 @@ class Control:
             for message in decoder.feed(data):
                 self._obey(message)
 
-    def _obey(self, message: wire.Message) -> None:
+    def _obey(self, message: wire.AgentMessage) -> None:
         match message:
             case wire.Published():
                 self._acknowledged.release()
-            case wire.Offer():
+            case wire.RendezvousKey():
                 self._set(message.key, message.value)
-            case wire.Interruption():
+            case wire.InterruptionNotice():
                 self.on_interruption(message)
             case wire.WidgetInput():
                 self.on_widget_input(message)
-            case wire.Request():
+            case wire.RankRequest():
                 procedure = self.procedures.get(message.method)
                 try:
                     value = procedure() if procedure is not None else None
                 except Exception:  # a cell has broken what it needs: as good as no answer
                     value = None
-                self.send(wire.Reply(self.rank, message.number, value))
+                self.send(wire.RankReply(self.rank, message.number, value))
 
 
 def end_without_agent() -> None:

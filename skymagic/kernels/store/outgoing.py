@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from skymagic.wire.store import Message, Read, ReadChunk, ReadReply, encode
+from skymagic.wire.store import Read, ReadChunk, ReadReply, StoreMessage, encode
 from skymagic.wire.transport import write_all
 
 PIECE_BYTES = 1 << 19
@@ -47,13 +47,13 @@ class Sender:
         """Whether the queue is full: there is time to make the next piece shorter."""
         return self._pieces >= _MAX_QUEUED_PIECES
 
-    def send(self, message: Message) -> None:
+    def send(self, message: StoreMessage) -> None:
         """Queue a message; does not wait."""
         with self._changed:
             self._items.append((encode(message), None))
             self._changed.notify_all()
 
-    def send_piece(self, message: Message, data: bytes) -> None:
+    def send_piece(self, message: StoreMessage, data: bytes) -> None:
         """Queue a message and raw bytes; waits while the queue is full (back pressure)."""
         with self._changed:
             self._changed.wait_for(lambda: self._pieces < _MAX_QUEUED_PIECES)

@@ -23,7 +23,7 @@ ACK_FRAMES = 32
 """Frames after which it waits no more."""
 
 
-class Loop:
+class SessionLoop:
     """One end. Everything happens on the thread that calls `step`.
 
     Args:
